@@ -39,7 +39,6 @@ USED_WITHOUT_AN_IMPORT = {
 """Distributions that our code never names, and who imports them for us."""
 
 NOT_YET_USED = {
-    "s3": "blobs in a bucket: comes with the workers on several machines",
     "ray": "workers on a Ray cluster: comes with them",
 }
 """Extras whose names are kept for what will use them; `all` and the docs do not name them."""

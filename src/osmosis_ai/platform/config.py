@@ -13,6 +13,7 @@ from pathlib import Path
 
 from osmosis_ai.driving.agent_address import NETWORKS_ENV, allowed_networks
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.s3_address import parse_s3_address
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8733
@@ -26,6 +27,8 @@ class PlatformConfig:
     Args:
         home: the data directory (``OSMOSIS_HOME``).
         database_url: a SQLAlchemy URL (``OSMOSIS_DATABASE_URL``); SQLite under ``home`` when empty.
+        blobs_url: the bucket for datasets and files of runs (``OSMOSIS_BLOBS_URL``, see
+            :func:`~osmosis_ai.platform.s3_address.parse_s3_address`); a directory under ``home`` when empty.
         host: the address to listen on (``OSMOSIS_PLATFORM_HOST``).
         port: the port to listen on (``OSMOSIS_PLATFORM_PORT``); whoever binds port 0 replaces it.
         public_url: how clients reach the platform (``OSMOSIS_PUBLIC_URL``), when that is not
@@ -49,6 +52,7 @@ class PlatformConfig:
     executor_slots: int = 2
     minimum_cli_version: str = "0.2.14"
     recommended_cli_version: str = ""
+    blobs_url: str = ""
 
     def __post_init__(self) -> None:
         if not self.database_url:
@@ -66,6 +70,11 @@ class PlatformConfig:
     def blobs_dir(self) -> Path:
         """Where the local blob store keeps its files."""
         return self.home / "blobs"
+
+    @property
+    def blob_copies_dir(self) -> Path:
+        """Where copies of blobs lie that are in a bucket."""
+        return self.home / "blob-copies"
 
     @property
     def git_dir(self) -> Path:
@@ -137,6 +146,16 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
             problems.append(f"{name}: {error.message}")
             return ""
 
+    def bucket(name: str) -> str:
+        value = text(name)
+        try:
+            return value if not value or parse_s3_address(value) else ""
+        except OsmosisError as error:
+            problems.append(
+                f"{name}: {error.message.rstrip('.')}" + (f" ({error.hint})" if error.hint else "")
+            )
+            return ""
+
     def addresses(name: str) -> tuple[str, ...]:
         found = tuple(filter(None, (part.strip() for part in text(name).split(","))))
         for address in found:
@@ -159,6 +178,7 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
         executor_slots=number("OSMOSIS_EXECUTOR_SLOTS", 2, 0, 1024),
         minimum_cli_version=version("OSMOSIS_MINIMUM_CLI_VERSION", "0.2.14"),
         recommended_cli_version=version("OSMOSIS_RECOMMENDED_CLI_VERSION"),
+        blobs_url=bucket("OSMOSIS_BLOBS_URL"),
     )
     problems += _network_problems(text(NETWORKS_ENV))
     if problems:

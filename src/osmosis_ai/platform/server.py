@@ -26,6 +26,7 @@ from osmosis_ai.api.platform_url import ALLOW_INSECURE_ENV, ensure_secure, is_lo
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.accounts import FirstLogin, bootstrap
 from osmosis_ai.platform.app import create_app
+from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.http.connection_limits import ConnectionLimits, limited_protocol
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
@@ -102,6 +103,7 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         bound = replace(config, port=port)
         services = build_services(bound)
         stack.callback(services.db.dispose)
+        _check_blobs(services)
         process = PlatformProcess(
             os.getpid(),
             services.clock.now().isoformat(timespec="seconds"),
@@ -116,6 +118,14 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         note(process)
         stack.enter_context(_signals_to(ends))
         yield RunningPlatform(bound, process, services, first_login, ends)
+
+
+def _check_blobs(services: PlatformServices) -> None:
+    """Refuse to start where files cannot be kept, unless that may pass."""
+    try:
+        services.blobs.check()
+    except BlobStoreBusy as error:
+        logger.warning("%s", error.message)
 
 
 @contextmanager

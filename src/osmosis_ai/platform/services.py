@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from osmosis_ai.platform.accounts import AccountStore
-from osmosis_ai.platform.blobs.local import open_blob_store
+from osmosis_ai.platform.blobs.opening import open_blob_store
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig

@@ -60,10 +60,11 @@ def create_backup(config: PlatformConfig, target: Path, *, overwrite: bool = Fal
         collection.gather()
         missing = _collect_snapshot(collection, database, stage)
         for _ in range(_MORE_MOMENTS):
-            if not missing:
+            if not missing or config.blobs_url:
                 break
             missing = _collect_snapshot(collection, database, stage)
-        return write(stage, target.absolute(), missing_blobs=missing)
+        # What is in a bucket is no part of the backup.
+        return write(stage, target.absolute(), missing_blobs=0 if config.blobs_url else missing)
 
 
 def _collect_snapshot(collection: Collection, database: Path, stage: Path) -> int:
@@ -103,7 +104,7 @@ def restore_backup(config: PlatformConfig, source: Path) -> BackupReport:
         restored.mkdir(mode=0o700)
         report = extract(source, stage)
         _check_database(restored / DATABASE)
-        missing = _missing_blobs(restored)
+        missing = 0 if config.blobs_url else _missing_blobs(restored)
         if database != home / DATABASE:
             database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             shutil.move(restored / DATABASE, database)

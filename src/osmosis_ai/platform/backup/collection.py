@@ -72,7 +72,7 @@ class Collection:
         """Tell whether a file is of this moment or this machine alone."""
         place, _, name = path.rpartition("/")
         return (
-            path in (LOCK_NAME, STATE_NAME, "platform.db", "blobs/incoming")
+            path in (LOCK_NAME, STATE_NAME, "platform.db", "blobs/incoming", "blob-copies")
             or path.startswith(_STAGE_PREFIX)
             or (name in self._beside_database and self._home / place == self._database.parent)
             or (path.startswith("git/") and name.endswith(".lock"))

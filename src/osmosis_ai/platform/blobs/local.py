@@ -62,6 +62,9 @@ class LocalBlobStore:
         # Two requests may send the same part: the one that comes last replaces the other, not both each other.
         self._replacing = threading.Lock()
 
+    def check(self) -> None:
+        """A directory below the data directory needs no check of its own: the platform writes beside it already."""
+
     def put(self, key: str, stream: BinaryIO) -> BlobInfo:
         """Store everything ``stream`` has; an existing blob is replaced in one step."""
         target = self._path(key)
@@ -232,8 +235,8 @@ class LocalBlobStore:
         return self._uploads / upload_id
 
 
-def open_blob_store(config: PlatformConfig, clock: Clock) -> LocalBlobStore:
-    """Return the store that the platform of ``config`` keeps its blobs in."""
+def open_local_store(config: PlatformConfig, clock: Clock) -> LocalBlobStore:
+    """Return the store in the data directory of the platform of ``config``."""
     signer = UrlSigner(load_signing_key(config.keys_dir / "blob-urls.key"), config.base_url, clock)
     return LocalBlobStore(config.blobs_dir, signer, clock)
 

@@ -12,12 +12,14 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import quote
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import write_atomic
@@ -25,6 +27,8 @@ from osmosis_ai.platform.blobs.store import UrlRefused
 from osmosis_ai.platform.clock import Clock
 
 BLOBS_PATH = "/blobs"
+OCTET_STREAM = "application/octet-stream"
+"""What every blob is served as: no browser makes a page of it."""
 _KEY_BYTES = 32
 # What is signed begins with this, so that the key can never be made to sign anything else.
 _PURPOSE = b"osmosis blob url 1\n"
@@ -144,6 +148,12 @@ def _create_key(path: Path) -> None:
             os.link(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def content_disposition(filename: str) -> str:
+    """Return a `Content-Disposition` (RFC 6266): the exact name, and one that any client can read."""
+    plain = re.sub(r'[^ -~]|["\\\\%]', "_", filename)
+    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"
 
 
 def _altered_url() -> UrlRefused:

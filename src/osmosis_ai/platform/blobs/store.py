@@ -12,7 +12,9 @@ nothing a client sends late can touch a blob. All methods block; none belongs in
     ├── BodyTooLarge      more bytes than announced
     ├── BodyTooSmall      fewer bytes than announced
     ├── DigestMismatch    other bytes than announced
-    └── UrlRefused        a signed URL that was altered, or has expired
+    ├── UrlRefused        a signed URL that was altered, or has expired
+    └── BlobStoreError    the store refuses the platform itself, or is not as it should be
+        └── BlobStoreBusy     it does not answer now; later it may
 """
 
 from __future__ import annotations
@@ -76,6 +78,17 @@ class UrlRefused(BlobError):
         self.expired = expired
 
 
+class BlobStoreError(BlobError):
+    """The store refuses the platform itself, is full, or holds other bytes than were put there."""
+
+    default_code = "PLATFORM_ERROR"
+    is_infrastructure = True
+
+
+class BlobStoreBusy(BlobStoreError):
+    """The store does not answer now."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlobInfo:
     """A stored blob: its size in bytes and its SHA-256 in hexadecimal."""
@@ -101,7 +114,16 @@ class Part:
 
 
 class BlobStore(Protocol):
-    """Bytes by key. Disk failures surface as the ``OSError`` they are, and leave nothing half-written."""
+    """Bytes by key. Disk failures surface as the ``OSError`` they are, those of a store elsewhere as
+    :class:`BlobStoreError`, and leave nothing half-written."""
+
+    def check(self) -> None:
+        """Find out whether blobs can be written, read and removed.
+
+        Raises:
+            BlobStoreError: they cannot.
+        """
+        ...
 
     def put(self, key: str, stream: BinaryIO) -> BlobInfo:
         """Store everything ``stream`` has; an existing blob is replaced in one step."""

@@ -16,7 +16,7 @@ from sqlalchemy import select
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.parted_upload import old_uploads
-from osmosis_ai.platform.blobs.store import BlobInfo, BlobStore, PartsMismatch, UploadNotFound
+from osmosis_ai.platform.blobs.store import BlobInfo, BlobStore, BlobStoreError, PartsMismatch, UploadNotFound
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.datasets.check import Check, CheckCancelled, check_dataset
 from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
@@ -155,6 +155,9 @@ class Ingest:
                 )
         except (UploadNotFound, PartsMismatch):
             info, check = None, Check(errors=["the bytes received are gone; upload the file again"])
+        except BlobStoreError:
+            # The bytes are where they were: checked when the store can be used again.
+            raise
         except (OSError, OsmosisError) as error:
             logger.exception("dataset %s could not be checked", dataset_id)
             reason = error.strerror if isinstance(error, OSError) else error.message

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, BinaryIO
-from urllib.parse import quote
 
 import anyio
 from fastapi import Depends, Request, Response
@@ -22,7 +21,7 @@ from starlette.datastructures import Headers
 
 from osmosis_ai.platform.blobs.incoming import BLOCK_BYTES, IncomingFile
 from osmosis_ai.platform.blobs.local import LocalBlobStore
-from osmosis_ai.platform.blobs.signing import BLOBS_PATH, PartGrant
+from osmosis_ai.platform.blobs.signing import BLOBS_PATH, OCTET_STREAM, PartGrant, content_disposition
 from osmosis_ai.platform.blobs.store import (
     BlobNotFound,
     BodyTooLarge,
@@ -180,7 +179,7 @@ def _serve(handle: BinaryIO, headers: Headers, filename: str) -> Response:
         **_INERT,
         "Accept-Ranges": "bytes",
         "ETag": etag,
-        "Content-Disposition": _disposition(filename),
+        "Content-Disposition": content_disposition(filename),
         "Content-Length": str(size if span is None else len(span)),
     }
     if span is not None:
@@ -189,7 +188,7 @@ def _serve(handle: BinaryIO, headers: Headers, filename: str) -> Response:
         _read(handle, range(size) if span is None else span),
         status_code=200 if span is None else 206,
         headers=answer,
-        media_type="application/octet-stream",
+        media_type=OCTET_STREAM,
     )
 
 
@@ -225,9 +224,3 @@ def _read(handle: BinaryIO, span: range) -> Iterator[bytes]:
         while left and (block := handle.read(min(left, BLOCK_BYTES))):
             left -= len(block)
             yield block
-
-
-def _disposition(filename: str) -> str:
-    """Return a `Content-Disposition` (RFC 6266): the exact name, and one that any client can read."""
-    plain = re.sub(r'[^ -~]|["\\\\%]', "_", filename)
-    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from osmosis_ai.api.redaction import ReplyRedactor
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import is_disk_full
+from osmosis_ai.platform.blobs.store import BlobStoreError
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 
 logger = logging.getLogger("osmosis_ai.platform.http")
@@ -145,6 +146,9 @@ def as_api_error(error: Exception, request: Request) -> ApiError:
     if isinstance(error, StorageFullError):
         logger.error("%s %s", error.message, error.hint)
         return _storage_full()
+    if isinstance(error, BlobStoreError):
+        logger.error("%s", as_sentence(error))
+        return _no_blobs()
     if isinstance(error, OSError) and is_disk_full(error):
         logger.error("%s", error)
         return _storage_full()
@@ -168,6 +172,15 @@ def _details(error: OsmosisError) -> dict[str, Any]:
 
 def _storage_full() -> ApiError:
     return ApiError(507, "STORAGE_FULL", "the platform's disk is full: nothing was saved.")
+
+
+def _no_blobs() -> ApiError:
+    return ApiError(
+        503,
+        "BLOBS_UNAVAILABLE",
+        "the platform cannot get at its stored files now; its log says why. Try again a little later.",
+        headers={"Retry-After": "5"},
+    )
 
 
 def _http_error(error: HTTPException, request: Request) -> ApiError:

@@ -85,8 +85,13 @@ def worker_environment(environ: Mapping[str, str], config: PlatformConfig) -> di
         environ: the platform's own.
         config: where its data is.
     """
+    bucket = {}
+    if config.blobs_url:
+        # What boto3 finds its credentials by; the worker keeps them from everything that it starts.
+        bucket = {"OSMOSIS_BLOBS_URL": config.blobs_url, **chosen(environ, (), ("AWS_",))}
     return {
         **python_environment(environ),
+        **bucket,
         # It builds the rollouts' environments.
         **chosen(environ, (), PACKAGE_PREFIXES),
         # It drives agents that are served elsewhere, as the operator allows.

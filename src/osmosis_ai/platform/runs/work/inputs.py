@@ -17,7 +17,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.rollout_source import ProjectSource, RolloutSource
 from osmosis_ai.evaluation.served_source import ServedSource
 from osmosis_ai.evaluation.spec import DatasetInput
-from osmosis_ai.platform.blobs.local import open_blob_store
+from osmosis_ai.platform.blobs.opening import open_blob_store
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets.lookup import open_dataset
@@ -57,7 +57,7 @@ class RunInputs:
         self._db = db
         self._directory = directory
         self._vault = open_vault(config)
-        self.blobs = open_blob_store(config, SystemClock())
+        self.blobs = open_blob_store(config, SystemClock(), takes_credentials=True)
         with db.session() as session:
             self.run = session.get_one(DbRun, run_id)
             repository_id = self.run.repository_id

@@ -1,0 +1,115 @@
+"""Copies on this disk of blobs that lie elsewhere: as many as there is room for, the least used go first.
+
+Any number of processes share them. A copy is named by what it is a copy of, so it never changes and needs no
+check; one that is in use is locked (shared), and nobody removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO
+
+from osmosis_ai.platform.blobs.incoming import IncomingFile, make_directories, sweep
+
+LIMIT_BYTES = 8 << 30
+"""How much of the disk copies take (8 GiB); one that is larger than all of it stays while it is read."""
+_TRIES = 5
+
+
+class BlobCopies:
+    """The copies in a directory.
+
+    Args:
+        root: the directory; made on first use.
+        limit_bytes: how much all copies may take that nobody reads.
+    """
+
+    def __init__(self, root: Path, *, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._kept = root / "copies"
+        self._incoming = root / "incoming"
+        self._limit = limit_bytes
+
+    @contextmanager
+    def open(self, name: str, fetch: Callable[[IncomingFile], None]) -> Iterator[tuple[Path, BinaryIO]]:
+        """Give the copy ``name``, which stays while the block lasts, and its open file.
+
+        Args:
+            name: tells whose copy it is.
+            fetch: writes the bytes when there is no copy yet.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        path = self._kept / name
+        handle = self._hold(path)
+        for _ in range(_TRIES):
+            if handle is not None:
+                break
+            self._make(path, fetch)
+            handle = self._hold(path)
+        if handle is None:
+            raise OSError(f"the copy {path} is removed as often as it is made")
+        with handle:
+            self.trim()
+            yield path, handle
+        self.trim()
+
+    def trim(self) -> None:
+        """Remove the copies that were not used for longest until the rest is small enough."""
+        found: list[tuple[int, int, Path]] = []
+        with suppress(FileNotFoundError):
+            for path in self._kept.iterdir():
+                with suppress(FileNotFoundError):
+                    status = path.stat()
+                    found.append((status.st_mtime_ns, status.st_size, path))
+        excess = sum(size for _, size, _ in found) - self._limit
+        for _, size, path in sorted(found):
+            if excess <= 0:
+                return
+            if _removed(path):
+                excess -= size
+
+    def sweep(self, now: datetime) -> None:
+        """Remove what killed processes left, and what is too much."""
+        sweep(self._incoming, now=now)
+        self.trim()
+
+    def _hold(self, path: Path) -> BinaryIO | None:
+        """Open a copy so that nobody removes it; None when there is none."""
+        try:
+            handle = path.open("rb")
+        except FileNotFoundError:
+            return None
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        if os.fstat(handle.fileno()).st_nlink == 0:
+            handle.close()
+            return None
+        os.utime(path)
+        return handle
+
+    def _make(self, path: Path, fetch: Callable[[IncomingFile], None]) -> None:
+        make_directories(path.parent)
+        with IncomingFile(self._incoming) as incoming:
+            fetch(incoming)
+            incoming.seal()
+            # Another thread's copy has the same bytes, and may be in use.
+            if not path.exists():
+                incoming.move_to(path)
+
+
+def _removed(path: Path) -> bool:
+    """Remove a copy that nobody uses; whether it is gone."""
+    try:
+        with path.open("rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+    except FileNotFoundError:
+        return True
+    except BlockingIOError:
+        return False
+    return True

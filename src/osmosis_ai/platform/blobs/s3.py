@@ -1,0 +1,419 @@
+"""Blobs in a bucket of an S3-compatible store.
+
+Clients send and fetch by presigned URL, straight to the store. Nothing is asked of it but what every such store
+does: no condition on a write, no checksum of its own, no deletion in bulk. So no key is used twice, a digest is made
+by reading back, and every reply is compared with what is known of the object. A blob is read in ranges; what is
+larger than one goes through a copy on this disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from osmosis_ai.api.platform_url import is_loopback
+from osmosis_ai.platform.blobs.copies import BlobCopies
+from osmosis_ai.platform.blobs.incoming import IncomingFile
+from osmosis_ai.platform.blobs.s3_failures import code_and_status, speaking
+from osmosis_ai.platform.blobs.signing import OCTET_STREAM, content_disposition
+from osmosis_ai.platform.blobs.store import (
+    BlobInfo,
+    BlobNotFound,
+    BlobStoreError,
+    BlobUpload,
+    Part,
+    PartsMismatch,
+    UploadNotFound,
+    check_key,
+)
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.s3_address import S3Address
+
+RANGE_BYTES = 8 << 20
+"""How much is read at a time; a blob of this size is read in one piece and needs no copy."""
+# At most 10,000 parts: 160 GB.
+_PART_BYTES = 16 << 20
+_CONNECT_S, _SILENCE_S = 10, 60
+_ATTEMPTS = 5
+# A body that breaks off is not asked for again by boto3.
+_BODY_ATTEMPTS = 3
+_CONNECTIONS = 32
+_DELETING_THREADS = 8
+_BAD_PARTS = ("InvalidPart", "InvalidPartOrder", "EntityTooSmall")
+
+
+class _Clients(NamedTuple):
+    """Connections to the store, and what makes the URLs of clients."""
+
+    own: Any
+    public: Any
+
+
+class _Object(NamedTuple):
+    """What is known of an object: its ETag, without quotes, and its size in bytes."""
+
+    etag: str
+    size: int
+
+
+class S3BlobStore:
+    """A :class:`~osmosis_ai.platform.blobs.store.BlobStore` in a bucket.
+
+    Args:
+        address: of the bucket.
+        clock: tells what a killed process left long ago.
+        copies: of blobs, on this disk.
+        attempts: how often a request is made that the store does not answer properly.
+    """
+
+    def __init__(
+        self, address: S3Address, clock: Clock, copies: BlobCopies, *, attempts: int = _ATTEMPTS
+    ) -> None:
+        self._address = address
+        self._clock = clock
+        self._copies = copies
+        self._attempts = attempts
+        self._clients: _Clients | None = None
+        self._connecting = threading.Lock()
+
+    def check(self) -> None:
+        """Write, read and remove a small blob."""
+        key = f"checks/{secrets.token_hex(8)}"
+        self.put(key, io.BytesIO(b"osmosis"))
+        with self.open(key) as stored:
+            if stored.read() != b"osmosis":
+                raise BlobStoreError(f"{self._address.shown} does not give back what was put there.")
+        list(self.keys("checks"))
+        self.delete(key)
+
+    def put(self, key: str, stream: BinaryIO) -> BlobInfo:
+        """Store everything ``stream`` has; an existing blob is replaced in one step."""
+        where, source = self._where(key), _Digesting(stream)
+        from boto3.s3.transfer import TransferConfig
+
+        # Without threads no more than one part is in memory.
+        transfer = TransferConfig(
+            multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES, use_threads=False
+        )
+        with speaking(self._address, "write"):
+            self._own.upload_fileobj(
+                source, **where, ExtraArgs={"ContentType": OCTET_STREAM}, Config=transfer
+            )
+        return source.info()
+
+    def open(self, key: str) -> BinaryIO:
+        """Open a blob for reading; what was opened stays readable when the blob is deleted."""
+        found, first = self._read_range(key, 0, RANGE_BYTES)
+        if len(first) == found.size:
+            return io.BytesIO(first)
+
+        def fetch(incoming: IncomingFile) -> None:
+            incoming.write(first)
+            self._fetch(key, found, incoming, RANGE_BYTES)
+
+        with self._copies.open(_copy_name(key, found), fetch) as (_, handle):
+            # The same open file, with its lock.
+            return os.fdopen(os.dup(handle.fileno()), "rb")
+
+    def size(self, key: str) -> int:
+        """Return a blob's size in bytes."""
+        return self._look(key).size
+
+    def delete(self, key: str) -> None:
+        """Remove a blob; one that is not there is no error."""
+        where = self._where(key)
+        with speaking(self._address, "delete"):
+            self._own.delete_object(**where)
+
+    def delete_below(self, prefix: str) -> None:
+        """Remove every blob below ``prefix``."""
+        with ThreadPoolExecutor(_DELETING_THREADS, thread_name_prefix="osmosis-blob-deletion") as pool:
+            for _ in pool.map(self.delete, self.keys(prefix)):
+                pass
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """Yield the keys below ``prefix``."""
+        below = f"{self._address.key_of(check_key(prefix))}/"
+        for found in self._listed("list_objects_v2", "Contents", "list", Prefix=below):
+            if (key := self._own_key(found["Key"])) is not None:
+                yield key
+
+    @contextmanager
+    def local_copy(self, key: str) -> Iterator[Path]:
+        """Give a copy, made now when there is none of these very bytes."""
+        found = self._look(key)
+        name = _copy_name(key, found)
+        with self._copies.open(name, lambda incoming: self._fetch(key, found, incoming, 0)) as (path, _):
+            yield path
+
+    def signed_get_url(self, key: str, *, filename: str, ttl: timedelta) -> str:
+        """Return a URL that serves the blob, as a download named ``filename``, until ``ttl`` has passed."""
+        shape = {
+            "ResponseContentDisposition": content_disposition(filename),
+            "ResponseContentType": OCTET_STREAM,
+        }
+        return self._presigned("get_object", {**self._where(key), **shape}, ttl)
+
+    def begin_upload(self, key: str) -> BlobUpload:
+        """Begin an upload of a new blob."""
+        where = self._where(key)
+        with speaking(self._address, "write"):
+            begun = self._own.create_multipart_upload(**where, ContentType=OCTET_STREAM)
+        return BlobUpload(begun["UploadId"], key)
+
+    def signed_part_url(self, upload: BlobUpload, part_number: int, *, size: int, ttl: timedelta) -> str:
+        """Return a URL that takes exactly ``size`` bytes by PUT as a part, numbered from 1."""
+        part = {"PartNumber": part_number, "UploadId": upload.id, "ContentLength": size}
+        return self._presigned("upload_part", {**self._where(upload.key), **part}, ttl)
+
+    def parts(self, upload: BlobUpload) -> Mapping[int, Part]:
+        """Return the parts received so far, by number."""
+        try:
+            found = self._listed("list_parts", "Parts", "list", Key=self._key(upload.key), UploadId=upload.id)
+            return {part["PartNumber"]: Part(_bare(part["ETag"]), part["Size"]) for part in found}
+        except BlobNotFound:
+            raise UploadNotFound from None
+
+    def complete_upload(self, upload: BlobUpload, etags: Sequence[str]) -> BlobInfo:
+        """Make the blob of parts 1, 2 … with these ETags; may be repeated, also after a crash."""
+        try:
+            received = self.parts(upload)
+            for number, etag in enumerate(etags, 1):
+                if number not in received or received[number].etag != etag:
+                    raise PartsMismatch(f"part {number} was not received with the ETag named.")
+            self._complete(upload, etags)
+        except UploadNotFound:
+            # Done before, by a process that did not live to say so: unless there is no blob.
+            pass
+        try:
+            with self.open(upload.key) as stored:
+                read = _Digesting(stored)
+                while read.read(RANGE_BYTES):
+                    pass
+        except BlobNotFound:
+            raise UploadNotFound from None
+        return read.info()
+
+    def abort_upload(self, upload: BlobUpload) -> None:
+        """Give an upload up and forget its parts; one that has ended is no error."""
+        try:
+            with self._asking("delete"):
+                self._own.abort_multipart_upload(**self._where(upload.key), UploadId=upload.id)
+        except BlobNotFound:
+            pass
+
+    def unfinished_uploads(self) -> Iterator[tuple[BlobUpload, datetime]]:
+        """Yield the uploads that have not ended, each with the moment it began."""
+        prefix = f"{self._address.prefix}/" if self._address.prefix else ""
+        # A bucket that never had an upload is answered by some stores like one that has none of this name.
+        with suppress(BlobNotFound):
+            for found in self._listed("list_multipart_uploads", "Uploads", "list", Prefix=prefix):
+                if (key := self._own_key(found["Key"])) is not None:
+                    yield BlobUpload(found["UploadId"], key), found["Initiated"]
+
+    def sweep(self) -> None:
+        """Remove what processes that were killed have left half-copied; the store keeps nothing half-written."""
+        self._copies.sweep(self._clock.now())
+
+    def take_credentials(self, environ: MutableMapping[str, str]) -> None:
+        """Remember the credentials that ``environ`` holds, and remove them: nothing else in this process has a use
+        for them. Those that are fetched anew from a container's service stay where boto3 looks for them."""
+        self._connected()
+        for name in [name for name in environ if name.startswith("AWS_") and "_CONTAINER_" not in name]:
+            del environ[name]
+
+    def _complete(self, upload: BlobUpload, etags: Sequence[str]) -> None:
+        from botocore.exceptions import ClientError
+
+        parts = [{"PartNumber": number, "ETag": f'"{etag}"'} for number, etag in enumerate(etags, 1)]
+        named = {**self._where(upload.key), "UploadId": upload.id, "MultipartUpload": {"Parts": parts}}
+        try:
+            with self._asking("write"):
+                try:
+                    self._own.complete_multipart_upload(**named)
+                except ClientError as error:
+                    if code_and_status(error)[0] in _BAD_PARTS:
+                        raise PartsMismatch("a part was not received with the ETag named.") from None
+                    raise
+        except BlobNotFound:
+            raise UploadNotFound from None
+
+    def _look(self, key: str) -> _Object:
+        with self._asking("read", key):
+            found = self._own.head_object(**self._where(key))
+        return _Object(_bare(found["ETag"]), found["ContentLength"])
+
+    def _fetch(self, key: str, known: _Object, incoming: IncomingFile, start: int) -> None:
+        for offset in range(start, known.size, RANGE_BYTES):
+            found, block = self._read_range(key, offset, min(RANGE_BYTES, known.size - offset))
+            if found != known:
+                raise self._altered(key)
+            incoming.write(block)
+
+    def _read_range(self, key: str, offset: int, length: int) -> tuple[_Object, bytes]:
+        """Return what the object is, and up to ``length`` of its bytes from ``offset`` on."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        asked = {**self._where(key), "Range": f"bytes={offset}-{offset + length - 1}"}
+        for attempts_left in reversed(range(_BODY_ATTEMPTS)):
+            with self._asking("read", key):
+                try:
+                    reply = self._own.get_object(**asked)
+                except ClientError as error:
+                    # No byte of an empty object can be asked for.
+                    if code_and_status(error)[1] != 416:
+                        raise
+                    return self._nothing_at(key, offset)
+                found = self._described(key, reply, length)
+                try:
+                    data: bytes = reply["Body"].read()
+                except BotoCoreError:
+                    if not attempts_left:
+                        raise
+                    continue
+            if len(data) != min(length, found.size - offset):
+                raise self._altered(key)
+            return found, data
+        raise AssertionError("the last attempt returns or raises")
+
+    def _nothing_at(self, key: str, offset: int) -> tuple[_Object, bytes]:
+        found = self._look(key)
+        if found.size or offset:
+            raise self._altered(key)
+        return found, b""
+
+    def _described(self, key: str, reply: Mapping[str, Any], length: int) -> _Object:
+        """Return what a reply says of the object, before a byte of its body is read."""
+        size: int = reply["ContentLength"]
+        if size > length:
+            raise BlobStoreError(f"{self._address.shown} does not serve parts of an object.")
+        total = str(reply.get("ContentRange", "")).rpartition("/")[2]
+        if total and not (total.isascii() and total.isdigit()):
+            raise self._altered(key)
+        return _Object(_bare(reply["ETag"]), int(total) if total else size)
+
+    def _altered(self, key: str) -> BlobStoreError:
+        return BlobStoreError(
+            f"the stored file {key} was changed or cut off in {self._address.shown}, and not by this platform.",
+            hint="nothing else may write below its prefix",
+        )
+
+    def _listed(self, operation: str, items: str, doing: str, **options: Any) -> Iterator[Any]:
+        with self._asking(doing):
+            pages = self._own.get_paginator(operation).paginate(Bucket=self._address.bucket, **options)
+            yield from (found for page in pages for found in page.get(items, ()))
+
+    def _presigned(self, operation: str, named: Mapping[str, Any], ttl: timedelta) -> str:
+        with speaking(self._address, "sign"):
+            url = self._connected().public.generate_presigned_url(
+                operation, Params=dict(named), ExpiresIn=max(1, int(ttl.total_seconds()))
+            )
+        return cast(str, url)
+
+    @contextmanager
+    def _asking(self, doing: str, key: str = "") -> Iterator[None]:
+        """Say of what is not there that it is not, and of every other failure what it means."""
+        from botocore.exceptions import ClientError
+
+        with speaking(self._address, doing):
+            try:
+                yield
+            except ClientError as error:
+                code, status = code_and_status(error)
+                if status == 404 and code != "NoSuchBucket":
+                    raise BlobNotFound(f"the stored file {key} is gone.") from None
+                raise
+
+    def _own_key(self, name: str) -> str | None:
+        """Return the key of an object, None when it is none of ours."""
+        prefix = self._address.key_of("")
+        try:
+            return check_key(name[len(prefix) :]) if name.startswith(prefix) else None
+        except ValueError:
+            return None
+
+    def _key(self, key: str) -> str:
+        return self._address.key_of(check_key(key))
+
+    def _where(self, key: str) -> dict[str, Any]:
+        return {"Bucket": self._address.bucket, "Key": self._key(key)}
+
+    @property
+    def _own(self) -> Any:
+        return self._connected().own
+
+    def _connected(self) -> _Clients:
+        with self._connecting:
+            if self._clients is None:
+                with speaking(self._address, "connect"):
+                    self._clients = _connect(self._address, self._attempts)
+            return self._clients
+
+
+class _Digesting:
+    """A stream that is read once, and what was read of it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self._digest.update(data)
+        self._size += len(data)
+        return data
+
+    def info(self) -> BlobInfo:
+        return BlobInfo(self._size, self._digest.hexdigest())
+
+
+def _connect(address: S3Address, attempts: int) -> _Clients:
+    import boto3
+    from botocore.config import Config
+
+    # At their most talkative these write down what they sign, and what with.
+    for name in ("boto3", "botocore", "s3transfer", "urllib3"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    session = boto3.session.Session()
+    region = address.region or session.region_name or "us-east-1"
+
+    def client(endpoint: str) -> Any:
+        from urllib.parse import urlsplit
+
+        config = Config(
+            signature_version="s3v4",
+            s3={"addressing_style": "path" if address.path_style else "virtual"},
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            connect_timeout=_CONNECT_S,
+            read_timeout=_SILENCE_S,
+            retries={"mode": "standard", "total_max_attempts": attempts},
+            max_pool_connections=_CONNECTIONS,
+            # A variable may not lead elsewhere than the address, which is checked.
+            ignore_configured_endpoint_urls=True,
+            proxies={} if is_loopback(urlsplit(endpoint).hostname) else None,
+        )
+        return session.client("s3", region_name=region, endpoint_url=endpoint or None, config=config)
+
+    own = client(address.endpoint)
+    return _Clients(own, client(address.public_endpoint) if address.public_endpoint else own)
+
+
+def _copy_name(key: str, found: _Object) -> str:
+    digest = hashlib.sha256(f"{key}\n{found.etag}\n{found.size}".encode()).hexdigest()
+    return digest[:40] + PurePosixPath(key).suffix
+
+
+def _bare(etag: str) -> str:
+    return etag.strip('"')

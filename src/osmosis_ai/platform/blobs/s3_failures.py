@@ -1,0 +1,118 @@
+"""What an S3-compatible store answers when it does not do what is asked, in sentences.
+
+Of an answer only its code and its status are repeated: its text can hold what was signed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobStoreError
+from osmosis_ai.platform.s3_address import S3Address
+
+_CREDENTIALS = frozenset(
+    {
+        *(
+            "InvalidAccessKeyId",
+            "SignatureDoesNotMatch",
+            "ExpiredToken",
+            "InvalidToken",
+            "TokenRefreshRequired",
+        ),
+        *("ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"),
+    }
+)
+_FULL = frozenset(
+    {
+        *("XMinioStorageFull", "InsufficientCapacity", "InsufficientStorage", "QuotaExceeded"),
+        *("XMinioAdminBucketQuotaExceeded", "ServiceQuotaExceeded", "StorageFull", "BucketQuotaExceeded"),
+    }
+)
+_ELSEWHERE = frozenset(
+    {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301"}
+)
+_UNREACHABLE = frozenset(
+    {
+        *("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError"),
+        *("ConnectionError", "HTTPClientError", "IncompleteReadError", "ResponseStreamingError"),
+    }
+)
+_NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"})
+_CODE = re.compile(r"[A-Za-z0-9.]{1,64}")
+
+
+@contextmanager
+def speaking(address: S3Address, doing: str) -> Iterator[None]:
+    """Turn what boto3 raises into what the platform says.
+
+    Args:
+        address: of the store.
+        doing: what is being done, as in "it may not …".
+
+    Raises:
+        BlobStoreError: the store refuses, or is not as it should be.
+        BlobStoreBusy: it may work again a little later.
+    """
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        raise refusal(address, doing, *code_and_status(error)) from None
+    except (BotoCoreError, Boto3Error) as error:
+        # `from None`, here and above: what is behind it repeats URLs and headers.
+        raise _no_answer(address, type(error).__name__) from None
+
+
+def code_and_status(error: Exception) -> tuple[str, int]:
+    """Return the code and the HTTP status of a refusal (``botocore.exceptions.ClientError``)."""
+    response = getattr(error, "response", {})
+    code = str(response.get("Error", {}).get("Code", ""))
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return code if _CODE.fullmatch(code) else "", int(status)
+
+
+def refusal(address: S3Address, doing: str, code: str, status: int) -> BlobStoreError:
+    """Return what to raise for an answer."""
+    answer = f"{address.shown} answered {status} {code}".rstrip()
+    if code == "NoSuchBucket":
+        return BlobStoreError(
+            f"{address.shown} does not exist.", hint="make the bucket, or correct OSMOSIS_BLOBS_URL"
+        )
+    if code in _CREDENTIALS:
+        return BlobStoreError(
+            f"{address.shown} refuses the platform's credentials ({code}).",
+            hint="start the platform with valid ones, as boto3 finds them",
+        )
+    if code in _FULL or status == 507:
+        return BlobStoreError(f"{address.shown} is full: nothing was stored.", hint="make room in it")
+    if code == "RequestTimeTooSkewed":
+        return BlobStoreError(f"{answer}: this machine's clock is wrong.", hint="set the clock")
+    if code in _ELSEWHERE or status == 301:
+        return BlobStoreError(f"{answer}: it is in another region.", hint="add region=… to OSMOSIS_BLOBS_URL")
+    if status in (401, 403, 405):
+        return BlobStoreError(
+            f"the platform's credentials may not {doing} in {address.shown} ({code or status}).",
+            hint="docs/self-hosting.md has the policy that the bucket needs",
+        )
+    if status >= 500 or status == 429 or code in ("SlowDown", "RequestTimeout"):
+        return BlobStoreBusy(f"{answer}; it is asked again later.")
+    return BlobStoreError(f"{answer}, and did not {doing}.")
+
+
+def _no_answer(address: S3Address, kind: str) -> BlobStoreError:
+    if kind in _NO_CREDENTIALS:
+        return BlobStoreError(
+            f"there are no credentials for {address.shown}.",
+            hint="give them as boto3 finds them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role",
+        )
+    if kind == "SSLError":
+        return BlobStoreError(
+            f"the certificate of {address.shown} is not trusted.", hint="name its authority in AWS_CA_BUNDLE"
+        )
+    if kind in _UNREACHABLE or kind.endswith(("TimeoutError", "ConnectionError")):
+        return BlobStoreBusy(f"{address.shown} cannot be reached ({kind}); it is asked again later.")
+    return BlobStoreError(f"{address.shown} cannot be used ({kind}).")

@@ -33,6 +33,7 @@ PROCESS = PlatformProcess(
     version="0.3.77",
     url="https://osmosis.fern.example",
     local_url="https://osmosis.fern.example",
+    blobs="the bucket 'agents' at https://s3.fern.example",
 )
 
 

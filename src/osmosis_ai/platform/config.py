@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +72,11 @@ class PlatformConfig:
         return self.home / "blobs"
 
     @property
+    def blobs_shown(self) -> str:
+        """What people are told of where blobs lie."""
+        return parse_s3_address(self.blobs_url).shown if self.blobs_url else str(self.blobs_dir)
+
+    @property
     def blob_copies_dir(self) -> Path:
         """Where copies of blobs lie that are in a bucket."""
         return self.home / "blob-copies"
@@ -113,77 +118,83 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
     Raises:
         OsmosisError: when a variable holds no usable value; all such variables are named.
     """
-    variables = os.environ if env is None else env
-    problems: list[str] = []
+    read = _Variables(os.environ if env is None else env)
+    config = PlatformConfig(
+        home=Path(read.text("OSMOSIS_HOME", str(_default_home()))).expanduser().absolute(),
+        database_url=read.text("OSMOSIS_DATABASE_URL"),
+        blobs_url=read.bucket("OSMOSIS_BLOBS_URL"),
+        host=read.text("OSMOSIS_PLATFORM_HOST", DEFAULT_HOST),
+        port=read.number("OSMOSIS_PLATFORM_PORT", DEFAULT_PORT, 0, 65535),
+        public_url=read.url("OSMOSIS_PUBLIC_URL"),
+        trusted_proxies=read.addresses("OSMOSIS_TRUSTED_PROXIES"),
+        max_connections=read.number("OSMOSIS_MAX_CONNECTIONS", 4096, 8, 1_000_000),
+        executor_slots=read.number("OSMOSIS_EXECUTOR_SLOTS", 2, 0, 1024),
+        minimum_cli_version=read.version("OSMOSIS_MINIMUM_CLI_VERSION", "0.2.14"),
+        recommended_cli_version=read.version("OSMOSIS_RECOMMENDED_CLI_VERSION"),
+    )
+    if problems := read.problems + _network_problems(read.text(NETWORKS_ENV)):
+        raise OsmosisError("; ".join(problems) + ".", details={"issues": problems})
+    return config
 
-    def text(name: str, default: str = "") -> str:
-        return variables.get(name, "").strip() or default
 
-    def number(name: str, default: int, low: int, high: int) -> int:
-        value = text(name, str(default))
+class _Variables:
+    """Variables of an environment as values; what is none is a problem, and its default is returned."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = variables
+        self.problems: list[str] = []
+
+    def text(self, name: str, default: str = "") -> str:
+        return self._variables.get(name, "").strip() or default
+
+    def number(self, name: str, default: int, low: int, high: int) -> int:
+        value = self.text(name, str(default))
         if value.isascii() and value.isdigit() and low <= int(value) <= high:
             return int(value)
-        problems.append(f"{name} must be a whole number from {low} to {high}, and is '{value}'")
+        self.problems.append(f"{name} must be a whole number from {low} to {high}, and is '{value}'")
         return default
 
-    def version(name: str, default: str = "") -> str:
+    def version(self, name: str, default: str = "") -> str:
         from packaging.version import InvalidVersion, Version
 
-        value = text(name, default)
+        value = self.text(name, default)
         try:
             return str(Version(value)) if value else ""
         except InvalidVersion:
-            problems.append(f"{name} must be a version such as 0.3.0, and is '{value}'")
+            self.problems.append(f"{name} must be a version such as 0.3.0, and is '{value}'")
             return default
 
-    def url(name: str) -> str:
+    def url(self, name: str) -> str:
         from osmosis_ai.api.platform_url import normalize_platform_url
 
-        value = text(name)
-        try:
-            return normalize_platform_url(value) if value else ""
-        except OsmosisError as error:
-            problems.append(f"{name}: {error.message}")
-            return ""
+        return self._accepted(name, normalize_platform_url)
 
-    def bucket(name: str) -> str:
-        value = text(name)
-        try:
-            return value if not value or parse_s3_address(value) else ""
-        except OsmosisError as error:
-            problems.append(
-                f"{name}: {error.message.rstrip('.')}" + (f" ({error.hint})" if error.hint else "")
-            )
-            return ""
+    def bucket(self, name: str) -> str:
+        def checked(url: str) -> str:
+            parse_s3_address(url)
+            return url
 
-    def addresses(name: str) -> tuple[str, ...]:
-        found = tuple(filter(None, (part.strip() for part in text(name).split(","))))
+        return self._accepted(name, checked)
+
+    def addresses(self, name: str) -> tuple[str, ...]:
+        found = tuple(filter(None, (part.strip() for part in self.text(name).split(","))))
         for address in found:
             try:
                 ipaddress.ip_network(address)
             except ValueError:
-                problems.append(
+                self.problems.append(
                     f"{name} must name addresses or networks such as 127.0.0.1 or 10.0.0.0/24, and has '{address}'"
                 )
         return found
 
-    config = PlatformConfig(
-        home=Path(text("OSMOSIS_HOME", str(_default_home()))).expanduser().absolute(),
-        database_url=text("OSMOSIS_DATABASE_URL"),
-        host=text("OSMOSIS_PLATFORM_HOST", DEFAULT_HOST),
-        port=number("OSMOSIS_PLATFORM_PORT", DEFAULT_PORT, 0, 65535),
-        public_url=url("OSMOSIS_PUBLIC_URL"),
-        trusted_proxies=addresses("OSMOSIS_TRUSTED_PROXIES"),
-        max_connections=number("OSMOSIS_MAX_CONNECTIONS", 4096, 8, 1_000_000),
-        executor_slots=number("OSMOSIS_EXECUTOR_SLOTS", 2, 0, 1024),
-        minimum_cli_version=version("OSMOSIS_MINIMUM_CLI_VERSION", "0.2.14"),
-        recommended_cli_version=version("OSMOSIS_RECOMMENDED_CLI_VERSION"),
-        blobs_url=bucket("OSMOSIS_BLOBS_URL"),
-    )
-    problems += _network_problems(text(NETWORKS_ENV))
-    if problems:
-        raise OsmosisError("; ".join(problems) + ".", details={"issues": problems})
-    return config
+    def _accepted(self, name: str, accept: Callable[[str], str]) -> str:
+        value = self.text(name)
+        try:
+            return accept(value) if value else ""
+        except OsmosisError as error:
+            hint = f" ({error.hint})" if error.hint else ""
+            self.problems.append(f"{name}: {error.message.rstrip('.')}{hint}")
+            return ""
 
 
 def _network_problems(networks: str) -> list[str]:

@@ -109,6 +109,7 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
             services.clock.now().isoformat(timespec="seconds"),
             __version__,
             debuggable=is_debuggable(os.environ),
+            blobs=bound.blobs_shown,
         )
         note(process)
         first_login = bootstrap(services.db, services.clock)

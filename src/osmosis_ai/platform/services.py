@@ -7,6 +7,7 @@ from typing import get_args
 
 from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.blobs.opening import open_blob_store
+from osmosis_ai.platform.blobs.signing import UrlSigner, url_signer
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig
@@ -51,6 +52,7 @@ class PlatformServices:
     device_logins: DeviceLoginStore
     logs: LogStore
     blobs: BlobStore
+    url_signer: UrlSigner
     datasets: DatasetStore
     vault: Vault
     secrets: SecretStore
@@ -90,7 +92,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     vault = open_vault(config)
     mirrors = MirrorStore(config.git_dir)
     logs = LogStore(db, used_clock)
-    blobs = open_blob_store(config, used_clock)
+    blobs, signer = open_blob_store(config, used_clock), url_signer(config, used_clock)
     rollouts = RolloutStore(db, mirrors, used_clock)
     counts: dict[RunKind, RunCounts] = {kind: RunCounts(kind, used_clock) for kind in get_args(RunKind)}
     submitter = RunSubmitter(db, used_clock, vault, mirrors, rollouts, counts)
@@ -107,6 +109,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         device_logins=DeviceLoginStore(db, used_clock, accounts),
         logs=logs,
         blobs=blobs,
+        url_signer=signer,
         datasets=datasets,
         vault=vault,
         secrets=SecretStore(db, vault, used_clock),

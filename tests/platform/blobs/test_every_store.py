@@ -92,6 +92,8 @@ def test_what_is_put_can_be_read_measured_listed_and_deleted(store: BlobStore, s
     assert (info.size, info.sha256) == (size, sha256(data).hexdigest())
     assert content_of(store, "runs/run_1/a.json") == data
     assert store.size("runs/run_1/a.json") == size
+    for offset, length in ((0, size), (0, 0), (3, 2), (1, 9000), (size, 1), (size + 7, 5)):
+        assert store.read("runs/run_1/a.json", offset, length) == data[offset : offset + length]
     assert list(store.keys("runs")) == ["runs/run_1/a.json"]
     for _ in range(2):
         with store.local_copy("runs/run_1/a.json") as path:
@@ -99,7 +101,12 @@ def test_what_is_put_can_be_read_measured_listed_and_deleted(store: BlobStore, s
 
     store.delete("runs/run_1/a.json")
     store.delete("runs/run_1/a.json")
-    for read in (store.open, store.size, lambda key: store.local_copy(key).__enter__()):
+    for read in (
+        store.open,
+        store.size,
+        lambda key: store.read(key, 0, 1),
+        lambda key: store.local_copy(key).__enter__(),
+    ):
         with pytest.raises(BlobNotFound):
             read("runs/run_1/a.json")
     assert list(store.keys("runs")) == []

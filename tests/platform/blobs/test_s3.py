@@ -21,7 +21,7 @@ from osmosis_ai.platform.blobs.s3 import S3BlobStore
 from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStoreBusy, BlobStoreError
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import from_environment
-from osmosis_ai.platform.runs.execute.worker_process import worker_environment
+from osmosis_ai.platform.runs.execute.worker_process import bucket_access, worker_environment
 from osmosis_ai.platform.s3_address import S3Address, parse_s3_address
 
 pytestmark = pytest.mark.integration
@@ -219,12 +219,13 @@ def test_a_worker_gets_the_credentials_and_keeps_them_to_itself(store: S3BlobSto
     environ = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "PATH": "/bin", "OTHER": "x"}
     url = "s3://models/osmosis"
     config = from_environment({"OSMOSIS_HOME": str(tmp_path), "OSMOSIS_BLOBS_URL": url})
-    given = worker_environment(environ, config, "token")
+    given = bucket_access(environ, config)
     assert given["AWS_SECRET_ACCESS_KEY"] == SECRET and given["OSMOSIS_BLOBS_URL"] == url
+    assert "OTHER" not in given and not given.keys() & worker_environment(environ, config).keys()
     store.take_credentials(given)
     assert not [name for name in given if name.startswith("AWS_")]
     local = from_environment({"OSMOSIS_HOME": str(tmp_path)})
-    assert not [name for name in worker_environment(environ, local, "t") if name.startswith("AWS_")]
+    assert bucket_access(environ, local) == {}
 
 
 # Addresses

@@ -26,7 +26,7 @@ from typing import BinaryIO
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.files import sync_directory, write_json
 from osmosis_ai.platform.blobs.incoming import BLOCK_BYTES, IncomingFile, make_directories, sweep
-from osmosis_ai.platform.blobs.signing import DownloadGrant, PartGrant, UrlSigner, load_signing_key
+from osmosis_ai.platform.blobs.signing import DownloadGrant, PartGrant, UrlSigner, url_signer
 from osmosis_ai.platform.blobs.store import (
     BlobInfo,
     BlobNotFound,
@@ -82,6 +82,12 @@ class LocalBlobStore:
             return self._path(key).open("rb")
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             raise _not_found(key) from None
+
+    def read(self, key: str, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes from ``offset`` on; fewer where the blob ends before."""
+        with self.open(key) as blob:
+            blob.seek(offset)
+            return blob.read(length)
 
     def size(self, key: str) -> int:
         """Return a blob's size in bytes."""
@@ -237,8 +243,7 @@ class LocalBlobStore:
 
 def open_local_store(config: PlatformConfig, clock: Clock) -> LocalBlobStore:
     """Return the store in the data directory of the platform of ``config``."""
-    signer = UrlSigner(load_signing_key(config.keys_dir / "blob-urls.key"), config.base_url, clock)
-    return LocalBlobStore(config.blobs_dir, signer, clock)
+    return LocalBlobStore(config.blobs_dir, url_signer(config, clock), clock)
 
 
 def _not_found(key: str) -> BlobNotFound:

@@ -125,6 +125,11 @@ class S3BlobStore:
             # The same open file, with its lock.
             return os.fdopen(os.dup(handle.fileno()), "rb")
 
+    def read(self, key: str, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes from ``offset`` on; fewer where the blob ends before."""
+        # No range is empty.
+        return self._read_range(key, offset, max(1, length))[1][:length]
+
     def size(self, key: str) -> int:
         """Return a blob's size in bytes."""
         return self._look(key).size
@@ -270,7 +275,7 @@ class S3BlobStore:
                 try:
                     reply = self._own.get_object(**asked)
                 except ClientError as error:
-                    # No byte of an empty object can be asked for.
+                    # No byte can be asked for of an empty object, nor behind the end of one.
                     if code_and_status(error)[1] != 416:
                         raise
                     return self._nothing_at(key, offset)
@@ -288,7 +293,7 @@ class S3BlobStore:
 
     def _nothing_at(self, key: str, offset: int) -> tuple[_Object, bytes]:
         found = self._look(key)
-        if found.size or offset:
+        if offset < found.size:
             raise self._altered(key)
         return found, b""
 

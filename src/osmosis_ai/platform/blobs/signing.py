@@ -25,6 +25,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import write_atomic
 from osmosis_ai.platform.blobs.store import UrlRefused
 from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.config import PlatformConfig
 
 BLOBS_PATH = "/blobs"
 OCTET_STREAM = "application/octet-stream"
@@ -110,6 +111,15 @@ class UrlSigner:
 
     def _mac(self, payload: str) -> str:
         return _encode(hmac.new(self.key, _PURPOSE + payload.encode("ascii"), hashlib.sha256).digest())
+
+
+def url_signer(config: PlatformConfig, clock: Clock) -> UrlSigner:
+    """Return what makes and checks the URLs of the platform of ``config``.
+
+    Raises:
+        OsmosisError: as of :func:`load_signing_key`.
+    """
+    return UrlSigner(load_signing_key(config.keys_dir / "blob-urls.key"), config.base_url, clock)
 
 
 def load_signing_key(path: Path) -> bytes:

@@ -137,6 +137,14 @@ class BlobStore(Protocol):
         """
         ...
 
+    def read(self, key: str, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes from ``offset`` on; fewer where the blob ends before.
+
+        Raises:
+            BlobNotFound: there is none.
+        """
+        ...
+
     def size(self, key: str) -> int:
         """Return a blob's size in bytes.
 

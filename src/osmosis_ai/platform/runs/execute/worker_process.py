@@ -74,7 +74,11 @@ class WorkerStarter:
             env=worker_environment(os.environ, self._config),
             cwd=directory.path,
             stdout=directory.log,
-            handed={TOKEN_VARIABLE: token, "OSMOSIS_DATABASE_URL": self._config.database_url},
+            handed={
+                TOKEN_VARIABLE: token,
+                "OSMOSIS_DATABASE_URL": self._config.database_url,
+                **bucket_access(os.environ, self._config),
+            },
         )
 
 
@@ -85,13 +89,8 @@ def worker_environment(environ: Mapping[str, str], config: PlatformConfig) -> di
         environ: the platform's own.
         config: where its data is.
     """
-    bucket = {}
-    if config.blobs_url:
-        # What boto3 finds its credentials by; the worker keeps them from everything that it starts.
-        bucket = {"OSMOSIS_BLOBS_URL": config.blobs_url, **chosen(environ, (), ("AWS_",))}
     return {
         **python_environment(environ),
-        **bucket,
         # It builds the rollouts' environments.
         **chosen(environ, (), PACKAGE_PREFIXES),
         # It drives agents that are served elsewhere, as the operator allows.
@@ -100,3 +99,15 @@ def worker_environment(environ: Mapping[str, str], config: PlatformConfig) -> di
         "PYTHONUNBUFFERED": "1",
         "PYTHONSAFEPATH": "1",
     }
+
+
+def bucket_access(environ: Mapping[str, str], config: PlatformConfig) -> dict[str, str]:
+    """Return what a worker needs for a platform's bucket: its address, and all that boto3 finds credentials by.
+
+    Args:
+        environ: the platform's own.
+        config: where its data is.
+    """
+    if not config.blobs_url:
+        return {}
+    return {"OSMOSIS_BLOBS_URL": config.blobs_url, **chosen(environ, (), ("AWS_",))}

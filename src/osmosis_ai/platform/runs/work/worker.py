@@ -38,6 +38,7 @@ from osmosis_ai.platform.runs.work.publisher import Publisher
 from osmosis_ai.platform.runs.work.run_work import Interrupt, PreparedRun, RunWork, WorkResult, one_sentence
 from osmosis_ai.platform.runs.work.training_work import TrainingWork
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.process_environment import chosen
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.supervision import keep_to_itself, lower_priority, take_handed, watch_parent
 
@@ -222,6 +223,8 @@ def main(arguments: list[str] | None = None) -> int:
     handed = take_handed()
     token = handed.pop(TOKEN_VARIABLE)
     config = from_environment({**os.environ, **handed})
+    # Here boto3 finds them, and the store takes them out again.
+    os.environ.update(chosen(handed, (), ("AWS_",)))
     directory = WorkingDirectory(config.runs_dir, run_id)
     # On one machine the lock tells more surely than any clock that the worker before is gone.
     if not directory.lock(timeout_s=_LOCK_WAIT_S):

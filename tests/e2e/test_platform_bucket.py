@@ -1,0 +1,89 @@
+"""A platform whose files lie in a bucket, through real processes and a real store."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.platform.blobs.copies import BlobCopies
+from osmosis_ai.platform.blobs.s3 import S3BlobStore
+from osmosis_ai.platform.clock import SystemClock
+from osmosis_ai.platform.s3_address import parse_s3_address
+from osmosis_ai.services.demo import prepare_scratch
+from tests.e2e.platform_checkout import Outcome, run, running
+from tests.platform.s3_server import CREDENTIALS, new_bucket
+
+pytestmark = pytest.mark.e2e
+CONFIG = "configs/eval/few.toml"
+FEW = """
+[experiment]
+rollout = "multiply"
+entrypoint = "main.py"
+model_path = "osmosis/tiny"
+dataset = "multiply"
+[evaluation]
+limit = 4
+n = 2
+[secrets]
+required = []
+"""
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_datasets_and_runs_are_kept_in_a_bucket_outlive_their_platform_and_go_when_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch, url = prepare_scratch(tmp_path / "demo"), new_bucket()
+    scratch.push()
+    (scratch.workspace / CONFIG).write_text(FEW)
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    bucket = S3BlobStore(parse_s3_address(url), SystemClock(), BlobCopies(tmp_path / "copies"))
+
+    env: dict[str, str] = {}
+
+    def osmosis(*words: str) -> Outcome:
+        done = run(*words, cwd=scratch.workspace, env=env)
+        assert done.status == 0, done.err
+        return done
+
+    with running(scratch, OSMOSIS_BLOBS_URL=url, **CREDENTIALS) as given:
+        env = given
+        assert json.loads(osmosis("platform", "status").out)["data"]["blobs"].startswith("the bucket")
+        osmosis("platform", "connect", str(scratch.origin))
+        osmosis("dataset", "upload", "data/multiply.jsonl", "--wait", "--yes")
+        name = osmosis("eval", "submit", CONFIG, "--yes").resource["name"]
+        assert osmosis("eval", "watch", name).resource["status"] == "finished"
+        backup = scratch.root / "backup.tar.gz"
+        osmosis("platform", "backup", str(backup))
+    assert list(bucket.keys("datasets")) and list(bucket.keys("runs"))
+    assert not [path for path in (scratch.root / "data").rglob("blobs/objects/**/*") if path.is_file()]
+
+    # What is in the bucket is read by whoever has the database, and by nobody's token.
+    restored = {"OSMOSIS_BLOBS_URL": url, "OSMOSIS_HOME": str(tmp_path / "other")}
+    env = {**scratch.environment(os.environ), **restored}
+    osmosis("platform", "restore", str(backup))
+    with running(scratch, **restored, **CREDENTIALS) as given:
+        env = given
+        osmosis("eval", "download", name, "--yes")
+        osmosis("dataset", "download", "multiply", "--output", "fetched.jsonl")
+        assert digest(scratch.workspace / "fetched.jsonl") == digest(
+            scratch.workspace / "data/multiply.jsonl"
+        )
+        osmosis("eval", "delete", name, "--yes")
+        osmosis("dataset", "delete", "multiply", "--yes")
+    results = scratch.workspace / ".osmosis" / "evals" / name
+    assert len(list((results / "trajectories").glob("*.json"))) == 8
+    assert json.loads((results / "metrics.json").read_text())["summary"]["graded"] == 8
+    assert list(bucket.keys("datasets")) == [] and list(bucket.keys("runs")) == []
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert not [
+        path for path in kept for secret in CREDENTIALS.values() if secret.encode() in path.read_bytes()
+    ]

@@ -61,11 +61,10 @@ class KeptLines:
 
     def write(self, lines: Mapping[Path, KeptLine], *, gone: Collection[Path]) -> None:
         """Keep lines, and drop those of runs that are gone, with the indexes of their samples."""
-        written = list(_written(lines))
         try:
             with self._file.connection as connection:
                 connection.execute("BEGIN IMMEDIATE")
-                connection.executemany("INSERT OR REPLACE INTO lines VALUES (?, ?, ?)", written)
+                connection.executemany("INSERT OR REPLACE INTO lines VALUES (?, ?, ?)", _written(lines))
                 connection.executemany(
                     "DELETE FROM lines WHERE path = ?",
                     ((os.fsencode(path).decode("utf-8", "replace"),) for path in gone),

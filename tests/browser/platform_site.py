@@ -101,7 +101,6 @@ class PlatformSite:
             "trainings": "/fern/training",
             "training": "/fern/training/learning",
             "conversation of a validation": "/fern/training/learning/validation/5.0",
-            "rubrics": "/fern/rubrics",
             "datasets": "/fern/datasets",
             "dataset": f"/fern/datasets/{quote(NAME, safe='')}",
             "models": "/fern/models",

@@ -69,7 +69,9 @@ def refused(view: Viewing, error: OsmosisError, *, section: str = "") -> Rendere
             "title": "Not found" if isinstance(error, NotFoundError) else "This can not be shown",
             "problem": error.message[:1].upper() + error.message[1:],
             "hint": error.hint,
-            "nearest": [(name, view.href(section, name)) for name in names] if section else [],
+            "nearest": [
+                (name, view.href(section, name) if section else view.href(*name.split("/"))) for name in names
+            ],
             "back": (section, view.href(section)) if section else None,
         },
         status=404 if isinstance(error, NotFoundError) else 400,

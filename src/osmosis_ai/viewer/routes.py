@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 
 from fastapi import APIRouter, Depends, Request
@@ -34,6 +35,7 @@ from osmosis_ai.viewer.pages import (
 )
 from osmosis_ai.viewer.queries import Words, sample_query, searches_conversations, words_of
 from osmosis_ai.viewer.rendering import refused, render
+from osmosis_ai.viewer.source import Capability
 
 Visitor = Callable[..., Viewing]
 """A dependency of FastAPI that tells who looks, and at what."""
@@ -53,7 +55,7 @@ def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRou
     add_page(router, viewing, home, runs.page)
     add_page(router, viewing, "/evals", runs.evaluations)
     add_page(router, viewing, "/training", runs.trainings)
-    add_page(router, viewing, "/rubrics", runs.rubrics)
+    add_page(router, viewing, "/rubrics", runs.rubrics, needs="rubrics")
     add_page(router, viewing, "/evals/{run}", evaluation.page)
     add_page(router, viewing, "/evals/{run}/samples", samples.page)
     add_page(router, viewing, "/evals/{run}/samples.csv", partial(_export, kind="csv"))
@@ -68,21 +70,28 @@ def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRou
     add_page(router, viewing, "/training/{run}/log", log.of_training)
     add_page(router, viewing, "/training/{run}/validation/{item}", conversation.of_validation)
     add_page(router, viewing, "/training/{run}/validation/{item}/raw", conversation_files.raw_of_validation)
-    add_page(router, viewing, "/rubrics/{run}", rubric.page)
+    add_page(router, viewing, "/rubrics/{run}", rubric.page, needs="rubrics")
     add_page(router, viewing, "/compare", compare.page)
     add_page(router, viewing, "/compare/row", compare.row)
     add_live(router, viewing)
     return router
 
 
-def add_page(router: APIRouter, viewing: Visitor, path: str, page: PageFunction) -> None:
-    """Let ``page`` answer at ``path``, whose parameters are its keywords; refusals become pages."""
+def add_page(
+    router: APIRouter, viewing: Visitor, path: str, page: PageFunction, *, needs: Capability = "runs"
+) -> None:
+    """Let ``page`` answer at ``path``, whose parameters are its keywords; refusals become pages.
+
+    Where the source can not do what the page ``needs``, there is none.
+    """
     section = path.strip("/").split("/")[0]
     kind = next((kind for kind, below in SECTIONS.items() if below == section), None)
     names = [each.partition(":")[0] for each in re.findall(r"{([^}]+)}", path)]
 
     def endpoint(request: Request, view: Viewing = Depends(viewing)) -> Response:  # noqa: B008 - FastAPI's way
         part = request.headers.get("x-live-part")
+        if not view.can(needs):
+            return nothing_here(view, request.url.path)
         try:
             # Below a prefix there are parameters that are not the page's.
             parameters = {name: request.path_params[name] for name in names}
@@ -114,6 +123,13 @@ def refusal(view: Viewing, error: OsmosisError, *, section: str = "") -> Respons
     if not isinstance(error, NotFoundError) and error.code != "VALIDATION":
         raise error
     return answer(view, refused(view, error, section=section))
+
+
+def nothing_here(view: Viewing, path: str) -> Response:
+    """Return the page that says that there is none at ``path``, with the lists that are nearest to it."""
+    lists = [name for item in view.shell.nav if (name := item.href.removeprefix(view.root).strip("/"))]
+    nearest = get_close_matches(path.removeprefix(view.root).strip("/")[:200], lists, n=3, cutoff=0)
+    return refusal(view, NotFoundError(f"there is no page at {path[:200]}.", details={"nearest": nearest}))
 
 
 def _export(view: Viewing, words: Words, *, run: str, kind: str) -> Response:

@@ -27,7 +27,9 @@ ItemT = TypeVar("ItemT")
 _BARS = 20
 
 RunKind = Literal["eval", "training", "rubric"]
-Capability = Literal["runs", "samples", "conversations", "artifacts", "logs", "curves", "changes", "compare"]
+Capability = Literal[
+    "runs", "samples", "conversations", "artifacts", "logs", "curves", "changes", "compare", "rubrics"
+]
 RunSort = Literal["started", "name", "status", "reward", "pass_rate", "cost", "duration"]
 SampleSort = Literal["row", "reward", "duration", "tokens", "cost"]
 GOING_ON = ("pending", "running")

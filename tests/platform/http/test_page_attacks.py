@@ -20,7 +20,7 @@ from tests.platform.http.test_workspace_pages import PASSWORD, csrf_of, sign_in
 from tests.platform.viewer.runs_world import add_run, add_samples
 
 PEOPLE = {"accept": "text/html,application/xhtml+xml"}
-PAGES = ["", "/evals", "/training", "/rubrics", "/datasets", "/models", "/secrets", "/integrations/git"]
+PAGES = ["", "/evals", "/training", "/datasets", "/models", "/secrets", "/integrations/git"]
 PAGES += [
     "/api-keys",
     "/members",

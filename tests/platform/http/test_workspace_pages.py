@@ -144,6 +144,47 @@ def test_programs_that_happen_upon_a_page_find_nothing(client: TestClient, membe
         assert_flat_error(client.get(path), 404, "ROUTE_NOT_FOUND")
 
 
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        ("/fern/dataset", "/fern/datasets"),
+        ("/fern/secrets/", "/fern/secrets"),
+        ("/fern/evals/one/nosuch/deep", "/fern/evals"),
+        ("/fern/integrations/gti", "/fern/integrations/git"),
+        # A platform keeps no rubric results.
+        ("/fern/rubrics", "/fern/members"),
+        ("/fern/rubrics/answers", "/fern/secrets"),
+    ],
+)
+def test_a_page_that_is_not_there_is_told_with_the_three_nearest_and_leads_back(
+    browser: TestClient, member: Member, path: str, nearest: str
+) -> None:
+    assert browser.get(path).headers["location"].startswith("/login")
+    sign_in(browser)
+    reply = browser.get(path)
+    page = reply.text
+    assert reply.status_code == 404 and f"There is no page at {path}." in unescape(page)
+    main = page[page.index("<main") :]
+    assert f'href="{nearest}"' in main and main.count("<li><a href") == 3
+    assert '<a href="/fern">Back to the first page</a>' in main
+    program = browser.get(path, headers={"Accept": "application/json"})
+    if "rubrics" not in path:
+        assert_flat_error(program, 404, "ROUTE_NOT_FOUND")
+    assert "/rubrics" not in browser.get("/fern").text
+
+
+def test_nothing_of_another_workspace_is_told_where_there_is_no_page(
+    browser: TestClient, member: Member, stranger: Member
+) -> None:
+    sign_in(browser)
+    theirs, none = (browser.get(f"/{name}/nosuch") for name in (stranger.workspace.name, "none"))
+    assert theirs.status_code == none.status_code == 404
+    assert "You are in no workspace" in theirs.text and "Datasets" not in theirs.text
+    for path in ("/api/nothing", "/api/cli/nothing", "/fern/nothing"):
+        program = browser.get(path, headers={"Accept": "text/html" if "api" in path else "*/*"})
+        assert_flat_error(program, 404, "ROUTE_NOT_FOUND")
+
+
 # What is shown
 
 

@@ -227,7 +227,7 @@ def test_a_page_takes_at_most_12_statements_and_shows_no_secret(
         ],
     )
     below = f"/fern/evals/{quote(made.name, safe='')}"
-    paths = ["/fern", "/fern/evals", "/fern/training", "/fern/rubrics", below, f"{below}/samples"]
+    paths = ["/fern", "/fern/evals", "/fern/training", below, f"{below}/samples"]
     paths += [f"{below}/samples/3.1", f"{below}/log", f"/fern/evals/{run}", f"{below}/samples.csv"]
     paths += ["/fern/datasets", "/fern/models", "/fern/secrets", "/fern/members", "/fern/api-keys"]
     for path in paths:

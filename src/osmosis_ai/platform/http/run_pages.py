@@ -5,7 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Scope
 
 from osmosis_ai.platform.accounts import TokenRejected
 from osmosis_ai.platform.http.browser_sessions import SESSION_COOKIE
@@ -15,7 +19,7 @@ from osmosis_ai.platform.http.workspace_visits import WorkspaceVisit, workspace_
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.viewer.access import Viewing
-from osmosis_ai.viewer.routes import viewer_router
+from osmosis_ai.viewer.routes import nothing_here, viewer_router
 
 
 def _viewing(visit: Annotated[WorkspaceVisit, Depends(workspace_visit)]) -> Viewing:
@@ -43,9 +47,34 @@ def _may_look(services: PlatformServices, cookie: str, workspace_id: str) -> boo
     return services.workspaces.has_member(principal.user.id, workspace_id)
 
 
+class _AnyPageRoute(PageRoute):
+    """Answers where nothing else does, and people alone: programs are told so by the platform itself."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        is_page = scope["type"] == "http" and scope["method"] == "GET"
+        if not is_page or scope["path"].startswith("/api/"):
+            return Match.NONE, {}
+        return super().matches(scope) if _is_browser(scope) else (Match.NONE, {})
+
+
+def _is_browser(scope: Scope) -> bool:
+    return "text/html" in Headers(scope=scope).get("accept", "")
+
+
+def _nothing(request: Request, view: Annotated[Viewing, Depends(_viewing)]) -> Response:
+    return nothing_here(view, request.url.path)
+
+
 def _router() -> APIRouter:
     router = page_router()
     router.include_router(viewer_router(_viewing, home="", route_class=PageRoute), prefix="/{workspace}")
+    router.add_api_route(
+        "/{workspace}/{path:path}",
+        _nothing,
+        include_in_schema=False,
+        response_model=None,
+        route_class_override=_AnyPageRoute,
+    )
     return router
 
 

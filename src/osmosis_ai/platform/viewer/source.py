@@ -82,7 +82,9 @@ class PlatformSource:
     services: PlatformServices
     workspace_id: str
     counts: SampleCounts
-    capabilities: frozenset[Capability] = field(default=frozenset(get_args(Capability)), init=False)
+    capabilities: frozenset[Capability] = field(
+        default=frozenset(get_args(Capability)) - {"rubrics"}, init=False
+    )
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
         """Return runs; those of rubrics are no runs of a platform."""

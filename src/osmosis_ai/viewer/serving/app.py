@@ -16,13 +16,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import osmosis_ai
-from osmosis_ai.errors import NotFoundError
 from osmosis_ai.ui.assets import assets
 from osmosis_ai.ui.policy import THEME_COOKIE, page_headers, theme_of
 from osmosis_ai.ui.shell import NavItem, ShellView
 from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.rendering import environment, render
-from osmosis_ai.viewer.routes import refusal, viewer_router
+from osmosis_ai.viewer.routes import nothing_here, viewer_router
 from osmosis_ai.viewer.serving.entry import ViewerKeys, proof_of
 from osmosis_ai.viewer.source import RunSource
 
@@ -61,10 +60,8 @@ def viewer_app(
     app.include_router(viewer_router(viewing))
 
     @app.exception_handler(404)
-    def nothing_here(request: Request, _error: HTTPException) -> Response:
-        return refusal(
-            _viewing(request, source), NotFoundError(f"there is no page at {request.url.path[:200]}.")
-        )
+    def not_found(request: Request, _error: HTTPException) -> Response:
+        return nothing_here(_viewing(request, source), request.url.path)
 
     @app.exception_handler(Exception)
     def failed(_request: Request, error: Exception) -> Response:

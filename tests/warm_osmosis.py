@@ -35,6 +35,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+SANDBOX_HOME = "/home/rollout"
 PACKAGES = [
     f"osmosis_ai.{name}"
     for name in ("cli", "services", "api", "evaluation", "driving", "rollout", "platform")
@@ -86,7 +87,9 @@ def _start(python: str, torch: bool) -> tuple[Path, subprocess.Popen[bytes]]:
     (directory / "processes").mkdir()
     client = shutil.copy(Path(__file__).with_name("warm_client.py"), directory)
     start = [sys.executable, "-S", "-E", str(client), str(directory / "socket"), sys.executable]
-    (directory / "python").write_text(f'#!/bin/sh\nexec {shlex.join(start)} "$@"\n')
+    # What is forked would not be in the sandbox that it is asked for from.
+    sandboxed = f'[ "$HOME" = {SANDBOX_HOME} ] && exec {shlex.quote(sys.executable)} "$@"'
+    (directory / "python").write_text(f'#!/bin/sh\n{sandboxed}\nexec {shlex.join(start)} "$@"\n')
     (directory / "python").chmod(0o755)
     for name in ("osmosis", "uv"):  # what is looked for beside the interpreter
         if (beside := Path(sys.executable).with_name(name)).exists():

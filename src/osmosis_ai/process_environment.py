@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 _PROXIES = frozenset(
     name for kind in ("HTTP", "HTTPS", "ALL", "NO") for name in (f"{kind}_PROXY", f"{kind.lower()}_proxy")
 )
-_CERTIFICATES = frozenset(
+CERTIFICATES = frozenset(
     {"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NIX_SSL_CERT_FILE"}
 )
 _PROGRAMS = frozenset(
@@ -23,7 +23,7 @@ _PROGRAMS = frozenset(
         *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
         *("PYTHONUTF8", "PYTHONWARNINGS"),
         *_PROXIES,
-        *_CERTIFICATES,
+        *CERTIFICATES,
     }
 )
 _PROGRAM_PREFIXES = ("LC_", "XDG_")

@@ -17,6 +17,7 @@ from osmosis_ai.driving.sdk_wheel import read_sdk_content
 from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
 from osmosis_ai.driving.uv import Uv
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.sandbox import interpreter_places
 from osmosis_ai.supervision import open_server_session, server_url
 from tests.driving.wheels import make_sdk_dependencies, make_wheel
 
@@ -125,6 +126,7 @@ def test_the_running_interpreter_is_used_where_it_has_everything(world: World) -
         Path(sys.executable),
         "running-interpreter",
         f"the running Python {platform.python_version()}, which has everything `mine/pyproject.toml` asks for",
+        interpreter_places(Path(sys.executable)),
     )
     assert world.notes == []
     assert not world.cache_dir.exists()

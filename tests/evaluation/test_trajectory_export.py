@@ -195,3 +195,18 @@ def test_no_directory_is_made_for_attempts_without_artifacts(world: World) -> No
 )
 def test_a_trajectory_says_whose_it_is_in_one_of_three_places(document: object, identity: str | None) -> None:
     assert trajectory_identity(document) == identity
+
+
+def test_a_link_in_the_place_of_a_rollouts_directory_leads_to_no_other_runs_files(
+    world: World, tmp_path: Path
+) -> None:
+    world.settle(0, "r0")
+    neighbour = tmp_path / "neighbour"
+    (neighbour / "artifacts").mkdir(parents=True)
+    (neighbour / "artifacts" / "a.txt").write_text("private")
+    (neighbour / "trajectory.json").write_text(json.dumps({"session_id": "r0"}))
+    world.directory.trial("r0").symlink_to(neighbour)
+    projector = world.projector()
+    projector.copy_missing()
+    assert not projector.has_trajectory(0, 0)
+    assert list(world.directory.artifacts.iterdir()) == []

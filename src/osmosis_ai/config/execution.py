@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field
 from osmosis_ai.config.checks import table_issues
 from osmosis_ai.config.issues import Issue, as_written, closest
 from osmosis_ai.config.sections import ConfigSection, CountOrZero, Positive
+from osmosis_ai.sandbox.isolation import IsolationSetting
 
 EXECUTION = "execution"
 """The key of ``[advanced]`` that the table stands under."""
@@ -22,7 +23,6 @@ PLACE = f"advanced.{EXECUTION}"
 MOST_SERVERS = 8
 _LONGEST_POOL = 64
 
-Isolation = Literal["auto", "required", "off"]
 Network = Literal["host", "none"]
 
 
@@ -51,7 +51,7 @@ class ExecutionSection(ConfigSection):
         description="what rollouts reach: what their machine does, or the run's model alone; the machine's setting "
         "without it",
     )
-    isolation: Isolation | None = Field(
+    isolation: IsolationSetting | None = Field(
         default=None,
         description="whether rollouts need a sandbox; more than the machine's setting counts, less does not",
     )

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -25,10 +25,11 @@ from packaging.specifiers import SpecifierSet
 from osmosis_ai.driving.environment_cache import EnvironmentCache, python_of
 from osmosis_ai.driving.requirements import RolloutProject, read_project, sdk_notices, unmet_requirements
 from osmosis_ai.driving.sdk_wheel import read_sdk_content
-from osmosis_ai.driving.uv import INSTALL_TIMEOUT_S, QUERY_TIMEOUT_S, Uv, UvError
+from osmosis_ai.driving.uv import INSTALL_TIMEOUT_S, QUERY_TIMEOUT_S, Containment, Uv, UvError
 from osmosis_ai.errors import OsmosisError, install_command
 from osmosis_ai.installation import DISTRIBUTION
 from osmosis_ai.process_environment import program_environment
+from osmosis_ai.sandbox import Sandbox, interpreter_places
 
 Note = Callable[[str], None]
 
@@ -47,11 +48,13 @@ class RolloutEnvironment:
         kind: whether this is the interpreter that runs now or one uv built.
         note: a sentence for the run's plan.
         lock_sha256: of the ``uv.lock`` whose versions it has; None where there is none, or it is not used.
+        places: the directories without which it does not run.
     """
 
     python: Path
     kind: Literal["running-interpreter", "uv"]
     note: str
+    places: tuple[Path, ...] = ()
     lock_sha256: str | None = None
 
     @property
@@ -66,17 +69,24 @@ def running_environment(why: str) -> RolloutEnvironment:
     Args:
         why: ends the sentence for the run's plan.
     """
-    summary = f"the running Python {platform.python_version()}, {why}"
-    return RolloutEnvironment(Path(sys.executable), "running-interpreter", summary)
+    return _running(f"the running Python {platform.python_version()}, {why}")
 
 
-def prepare_environment(rollout_dir: Path, *, cache_dir: Path, note: Note) -> RolloutEnvironment:
+def _running(summary: str) -> RolloutEnvironment:
+    python = Path(sys.executable)
+    return RolloutEnvironment(python, "running-interpreter", summary, interpreter_places(python))
+
+
+def prepare_environment(
+    rollout_dir: Path, *, cache_dir: Path, note: Note, sandbox: Sandbox | None = None
+) -> RolloutEnvironment:
     """Find or build the environment of a rollout; blocking, for minutes where packages are fetched.
 
     Args:
         rollout_dir: the rollout's directory.
         cache_dir: where built environments are kept.
         note: called with sentences about what is ignored and what takes time.
+        sandbox: holds uv and the build back ends that it starts back: building is running code of others.
 
     Raises:
         OsmosisError: when ``pyproject.toml`` cannot be read, uv is needed and missing, no installed
@@ -86,8 +96,7 @@ def prepare_environment(rollout_dir: Path, *, cache_dir: Path, note: Note) -> Ro
     running = f"the running Python {platform.python_version()}"
     project = read_project(rollout_dir)
     if project is None:
-        summary = f"{running} (the rollout has no pyproject.toml)"
-        return RolloutEnvironment(Path(sys.executable), "running-interpreter", summary)
+        return _running(f"{running} (the rollout has no pyproject.toml)")
     for notice in sdk_notices(project):
         note(notice)
     unmet = unmet_requirements(project)
@@ -95,7 +104,7 @@ def prepare_environment(rollout_dir: Path, *, cache_dir: Path, note: Note) -> Ro
         summary = f"{running}, which has everything `{rollout_dir.name}/pyproject.toml` asks for"
         if (rollout_dir / "uv.lock").is_file():
             summary += " (its uv.lock is not used)"
-        return RolloutEnvironment(Path(sys.executable), "running-interpreter", summary)
+        return _running(summary)
     reasons = "; ".join(unmet)
     uv = Uv.find()
     if uv is None:
@@ -105,11 +114,13 @@ def prepare_environment(rollout_dir: Path, *, cache_dir: Path, note: Note) -> Ro
             details={"unmet": unmet},
             hint=f"install it with: {install_command('eval')}",
         )
-    environment = _UvEnvironment(rollout_dir, project, uv, note).get(cache_dir)
+    builder = _UvEnvironment(rollout_dir, project, uv, note, sandbox)
+    environment = builder.get(cache_dir)
     return RolloutEnvironment(
         python_of(environment),
         "uv",
         f"an environment of its own, built by uv ({reasons})",
+        (environment, *interpreter_places(builder.base)),
         lock_sha256=_lock_digest(rollout_dir),
     )
 
@@ -124,22 +135,27 @@ def _lock_digest(rollout_dir: Path) -> str | None:
 class _UvEnvironment:
     """Builds one rollout's environment with uv."""
 
-    def __init__(self, rollout_dir: Path, project: RolloutProject, uv: Uv, note: Note) -> None:
+    def __init__(
+        self, rollout_dir: Path, project: RolloutProject, uv: Uv, note: Note, sandbox: Sandbox | None
+    ) -> None:
         self._rollout_dir = rollout_dir
         self._project = project
         self._uv = uv
         self._note = note
+        self._sandbox = sandbox
         self._sdk = read_sdk_content()
+        # Of the machine, chosen before anything is built: what a build writes names no interpreter.
+        self.base = self._choose_python()
 
     def get(self, cache_dir: Path) -> Path:
-        python = self._choose_python()
+        python = self.base
         key = self._key(python)
         if self._is_built_from_sources:
             # Files beyond the key decide what is in it, so it is built every time.
             key = f"{key}-{secrets.token_hex(4)}"
         return EnvironmentCache(cache_dir / "environments").get(
             key,
-            lambda scratch, target: self._build(python, scratch, target),
+            lambda scratch, target: self._build(python, scratch, target, cache_dir),
             on_wait=lambda: self._note("waiting for another process that builds the same environment"),
         )
 
@@ -164,8 +180,9 @@ class _UvEnvironment:
             digest.update(f"{name}\0{len(content)}\0".encode() + content)
         return digest.hexdigest()[:24]
 
-    def _build(self, python: Path, scratch: Path, target: Path) -> None:
+    def _build(self, python: Path, scratch: Path, target: Path, cache_dir: Path) -> None:
         self._note(f"building an environment for `{self._rollout_dir.name}` with uv")
+        uv = self._contained(python, scratch, cache_dir / "uv")
         project_dir = self._rollout_dir
         if self._is_built_from_sources and self._project.can_be_copied:
             # Build backends write beside the sources they read.
@@ -183,18 +200,18 @@ class _UvEnvironment:
         arguments = ["--override", str(overrides), "-r", str(project_dir / "pyproject.toml"), sdk]
         locked = self._rollout_dir / "uv.lock"
         if locked.is_file():
-            arguments += ["--constraint", str(self._export_lock(python, scratch))]
+            arguments += ["--constraint", str(self._export_lock(uv, python, scratch))]
         for name in sorted(self._project.local_sources):
             # uv takes a directory's earlier build from its cache as long as its metadata is the same.
             arguments += ["--reinstall-package", name]
-        self._uv.run(
+        uv.run(
             ["venv", "--relocatable", "--no-project", "--python", str(python), str(target)],
             cwd=project_dir,
             timeout_s=QUERY_TIMEOUT_S,
             doing="creating a virtual environment",
         )
         try:
-            self._uv.run(
+            uv.run(
                 ["pip", "install", "--python", str(python_of(target)), *arguments],
                 cwd=project_dir,
                 timeout_s=INSTALL_TIMEOUT_S,
@@ -205,14 +222,22 @@ class _UvEnvironment:
                 error.hint = f"if a version in `{locked}` is the reason, run `uv lock --upgrade` there."
             raise
 
-    def _export_lock(self, python: Path, scratch: Path) -> Path:
+    def _contained(self, python: Path, scratch: Path, cache: Path) -> Uv:
+        if self._sandbox is None:
+            return self._uv
+        cache.mkdir(parents=True, exist_ok=True)
+        readable = (*self._sandbox.readable, *interpreter_places(python), *self._uv.places())
+        sandbox = replace(self._sandbox, readable=readable)
+        return Uv(self._uv.path, Containment(sandbox, writable=(scratch, cache), cache=cache))
+
+    def _export_lock(self, uv: Uv, python: Path, scratch: Path) -> Path:
         """Write the locked versions as constraints, without the SDK and what only it brought along.
 
         As constraints, not requirements: what was added to ``pyproject.toml`` since is still installed.
         """
         exported = scratch / "locked.txt"
         omitted = [f"--no-emit-package={name}" for name in sorted(self._project.sources)]
-        self._uv.run(
+        uv.run(
             [
                 *("export", "--frozen", "--quiet", "--no-dev", "--no-header", "--no-annotate"),
                 *("--no-emit-workspace", *omitted, "--prune", DISTRIBUTION),

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from osmosis_ai.errors import OsmosisError
+
 KEPT = 10
 SURELY_UNUSED_AFTER_S = 24 * 3600.0
 _UNFINISHED = ".building-"
@@ -66,6 +68,9 @@ class EnvironmentCache:
         scratch.mkdir()
         try:
             build(scratch, scratch / "environment")
+            if (scratch / "environment").is_symlink():
+                # What a build leaves is let into sandboxes, so it leads nowhere else.
+                raise OsmosisError("the build put a link in the place of its environment.")
             if environment.exists():
                 # Its interpreter is gone from the machine.
                 environment.rename(scratch / "broken")

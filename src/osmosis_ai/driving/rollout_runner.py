@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from osmosis_ai.driving.call_record import RolloutUsage
     from osmosis_ai.driving.callback_registry import TerminalCallbackResult
     from osmosis_ai.redaction import Redactor
+    from osmosis_ai.sandbox import Sandbox
 
 
 async def prepare_server(
@@ -58,6 +60,7 @@ async def prepare_server(
     cache_dir: Path,
     note: Callable[[str], None],
     port: int | None = None,
+    sandbox: Sandbox | None = None,
 ) -> tuple[RolloutEnvironment, RolloutServer]:
     """Build a rollout's environment; return it and the rollout's server in it, not yet started.
 
@@ -74,6 +77,8 @@ async def prepare_server(
         note: told what is ignored, what takes time, and what the environment is.
         port: of the server; None gives it a socket.
 
+        sandbox: holds the server back, and what builds its environment.
+
     Raises:
         OsmosisError: the environment cannot be built or would lack a framework of the code's, or ``environ`` asks for what makes no sense.
     """
@@ -84,7 +89,7 @@ async def prepare_server(
         if doubt is not None:
             note(doubt)
         environment = await asyncio.to_thread(
-            prepare_environment, rollout_dir, cache_dir=cache_dir, note=note
+            prepare_environment, rollout_dir, cache_dir=cache_dir, note=note, sandbox=sandbox
         )
         note(f"environment: {environment.note}")
     spec = ServerSpec(
@@ -96,6 +101,7 @@ async def prepare_server(
         port=port,
         log_path=log_path,
         secret_values=frozenset(secret_values.values()),
+        sandbox=sandbox and replace(sandbox, readable=(*sandbox.readable, *environment.places)),
     )
     return environment, RolloutServer(spec, health_timeout_s=health_timeout(environ), note=note)
 

@@ -20,6 +20,7 @@ from typing import Any
 from osmosis_ai.driving import _server_bootstrap
 from osmosis_ai.driving._server_bootstrap import INSTANCE_ENV, INSTANCE_HEADER, LISTENER_ENV
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.sandbox import Sandbox
 from osmosis_ai.supervision import PrivateSocket, Service, ServiceError, ServiceSpec, free_port, is_free
 
 HEALTH_TIMEOUT_S = 90.0
@@ -47,6 +48,7 @@ class ServerSpec:
         log_path: the file its output is appended to, readable by its owner alone.
         secret_values: values blotted out where the log is quoted in an error.
         number, of: which of how many servers of a run it is; each but the first has a log of its own.
+        sandbox: holds it back; it then writes nowhere for good but into ``artifact_root``.
     """
 
     rollout_dir: Path
@@ -57,6 +59,7 @@ class ServerSpec:
     port: int | None
     log_path: Path
     secret_values: frozenset[str] = field(default=frozenset(), repr=False)
+    sandbox: Sandbox | None = None
     number: int = 1
     of: int = 1
 
@@ -195,7 +198,8 @@ def _service(
     return ServiceSpec(
         name=f"the rollout server `{rollout.entrypoint}`"
         + (f" ({rollout.number} of {rollout.of})" if rollout.of > 1 else ""),
-        command=[str(rollout.python), _server_bootstrap.__file__, rollout.entrypoint],
+        command=_command(rollout),
+        contained=rollout.sandbox is not None,
         env=env,
         cwd=rollout.rollout_dir,
         log_path=rollout.own_log,
@@ -210,6 +214,15 @@ def _service(
         # Those that die together, as when memory is short, have died once.
         restarts=MAX_RESTARTS + rollout.of - 1,
         secret_values=rollout.secret_values,
+    )
+
+
+def _command(rollout: ServerSpec) -> list[str]:
+    command = [str(rollout.python), _server_bootstrap.__file__, rollout.entrypoint]
+    if rollout.sandbox is None:
+        return command
+    return rollout.sandbox.command(
+        command, cwd=rollout.rollout_dir.resolve(), writable=[rollout.artifact_root.resolve()]
     )
 
 

@@ -14,13 +14,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.process_environment import build_environment
+from osmosis_ai.process_environment import PACKAGE_PREFIXES, build_environment
+from osmosis_ai.sandbox import Sandbox
+from osmosis_ai.sandbox.places import reachable_as
 
 QUERY_TIMEOUT_S = 120.0
 INSTALL_TIMEOUT_S = 1800.0
@@ -53,15 +56,43 @@ class UvInterruptedError(UvError):
     is_infrastructure = True
 
 
+@dataclass(frozen=True)
+class Containment:
+    """What holds uv, and the build back ends that it starts, back.
+
+    Attributes:
+        sandbox: with all that uv reads.
+        writable: where it may write.
+        cache: its own cache, one of these.
+    """
+
+    sandbox: Sandbox
+    writable: tuple[Path, ...]
+    cache: Path
+
+
 class Uv:
     """A uv executable.
 
     Args:
         path: the executable.
+        containment: what it is run in, if anything.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, containment: Containment | None = None) -> None:
         self.path = path
+        self._containment = containment
+
+    def places(self) -> tuple[Path, ...]:
+        """Return what uv reads of this machine by the operator's will: itself, its settings, directories of packages."""
+        named = [
+            Path(word.removeprefix("file://"))
+            for name, value in build_environment(os.environ).items()
+            if name.startswith(PACKAGE_PREFIXES)
+            for word in value.split()
+            if word.startswith(("/", "file:///"))
+        ]
+        return reachable_as([self.path, Path("/etc/uv"), *named])
 
     @classmethod
     def find(cls) -> Uv | None:
@@ -86,9 +117,9 @@ class Uv:
         """
         try:
             result = subprocess.run(
-                [str(self.path), *arguments],
+                self._command(arguments, cwd),
                 cwd=cwd,
-                env=_environment(),
+                env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=timeout_s,
@@ -107,6 +138,19 @@ class Uv:
             reason = _reason(result.stderr.decode("utf-8", "replace"))
             raise UvError(f"{doing} failed: {reason}", details={"exit_status": result.returncode})
         return result.stdout.decode("utf-8", "replace")
+
+    def _command(self, arguments: Sequence[str], cwd: Path) -> list[str]:
+        command, held = [str(self.path), *arguments], self._containment
+        if held is None:
+            return command
+        return held.sandbox.command(command, cwd=cwd.resolve(), writable=held.writable)
+
+    def _environment(self) -> dict[str, str]:
+        env = _environment()
+        if self._containment is not None:
+            # Hard links do not lead from one mount into another.
+            env |= {"UV_CACHE_DIR": str(self._containment.cache), "UV_LINK_MODE": "copy"}
+        return env
 
     def find_python(self, versions: SpecifierSet, *, cwd: Path) -> Path:
         """Find an installed interpreter of one of these versions.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from osmosis_ai.driving.environment import RolloutEnvironment
     from osmosis_ai.driving.served_agent import ServedAgent
     from osmosis_ai.driving.server_process import RolloutServer
+    from osmosis_ai.sandbox import Sandbox
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,16 @@ class RolloutSource(ABC):
 
 
 class ProjectSource(RolloutSource):
-    """A directory under `rollouts/`, with an environment of its own."""
+    """A directory under `rollouts/`, with an environment of its own.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the directory.
+        sandbox: holds its server back.
+    """
+
+    def __init__(self, path: Path, sandbox: Sandbox | None = None) -> None:
         self.path = path
+        self._sandbox = sandbox
 
     def source_digest(self, output_root: Path) -> str:
         """Return the digest of the directory's files."""
@@ -121,4 +128,5 @@ class ProjectSource(RolloutSource):
             cache_dir=setting.cache_dir,
             note=setting.note,
             port=setting.port,
+            sandbox=self._sandbox,
         )

@@ -171,17 +171,19 @@ class Projector:
     def _try_copy(self, row_index: int, run_index: int, rollout_id: str, *, last: bool) -> bool:
         """Copy what is there; return whether nothing is left to wait for. A failure is logged, no more."""
         item = row_index * self._ledger.n + run_index
-        trial = self._directory.trial(rollout_id)
         name = item_name(row_index, run_index)
         try:
-            if not self._has_artifacts[item]:
-                copy_artifacts(trial / "artifacts", self._directory.artifacts, name)
-                self._has_artifacts[item] = 1
-            if not self._has_trajectory[item]:
-                if last:
-                    name_pending_trajectory(trial)
-                target = self._directory.trajectories / f"{name}.json"
-                self._has_trajectory[item] = copy_trajectory(trial / TRAJECTORY_FILE, target, rollout_id)
+            with _open_trial(self._directory.trial(rollout_id)) as trial:
+                if not self._has_artifacts[item]:
+                    copy_artifacts("artifacts", self._directory.artifacts, name, dir_fd=trial)
+                    self._has_artifacts[item] = 1
+                if not self._has_trajectory[item]:
+                    if last:
+                        name_pending_trajectory(trial)
+                    target = self._directory.trajectories / f"{name}.json"
+                    self._has_trajectory[item] = copy_trajectory(trial, target, rollout_id)
+        except FileNotFoundError:
+            return False
         except (OSError, ValueError) as error:
             if last:
                 self._log.write(
@@ -191,30 +193,49 @@ class Projector:
         return self._has_trajectory[item] == 1
 
 
-def name_pending_trajectory(trial: Path) -> None:
+@contextlib.contextmanager
+def _open_trial(trial: Path) -> Iterator[int]:
+    """Yield a descriptor of a rollout's directory, which may write there: no link in its place is followed.
+
+    Raises:
+        OSError: there is none, or it is something else.
+    """
+    descriptor = os.open(trial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def name_pending_trajectory(trial: int) -> None:
     """Give the conversation of a rollout whose server was killed over it the name it was to have.
 
     Raises:
         OSError: when the directory cannot be written to.
     """
-    if not os.path.lexists(trial / TRAJECTORY_FILE):
+    try:
+        os.lstat(TRAJECTORY_FILE, dir_fd=trial)
+    except FileNotFoundError:
         with contextlib.suppress(FileNotFoundError):
-            (trial / PENDING_TRAJECTORY_FILE).rename(trial / TRAJECTORY_FILE)
+            os.rename(PENDING_TRAJECTORY_FILE, TRAJECTORY_FILE, src_dir_fd=trial, dst_dir_fd=trial)
 
 
-def copy_trajectory(source: Path, target: Path, rollout_id: str) -> bool:
+def copy_trajectory(trial: int, target: Path, rollout_id: str) -> bool:
     """Copy a trajectory that belongs to ``rollout_id``; False when there is none (yet).
 
     Raises:
+        OSError: it is no regular file.
         ValueError: when it is not whole, or belongs to another rollout.
     """
-    content = read_regular_file(source)
-    if content is None:
+    try:
+        with open_regular(TRAJECTORY_FILE, dir_fd=trial) as source:
+            content = source.read()
+    except FileNotFoundError:
         return False
     document = orjson.loads(content)
     identity = trajectory_identity(document)
     if identity != rollout_id:
-        raise ValueError(f"`{source}` is the trajectory of {identity!r}")
+        raise ValueError(f"what should be the trajectory of {rollout_id!r} is that of {identity!r}")
     temporary = target.with_name(f".{target.name}.tmp")
     temporary.write_bytes(content)
     temporary.chmod(0o600)
@@ -264,12 +285,16 @@ def trajectory_problem(content: bytes, rollout_id: str, row_index: int, run_inde
     return None
 
 
-def copy_artifacts(source: Path, root: Path, name: str) -> bool:
-    """Copy the regular files below ``source`` to ``root/name`` in one step; False when there are none."""
+def copy_artifacts(source: Path | str, root: Path, name: str, *, dir_fd: int | None = None) -> bool:
+    """Copy the regular files below ``source`` to ``root/name`` in one step; False when there are none.
+
+    Args:
+        dir_fd: of the directory that ``source`` is in; without it, it is a path.
+    """
     temporary = root / f".{name}.tmp"
     _remove(temporary)
     copied = False
-    for directory, _, files, descriptor in _walk(source):
+    for directory, _, files, descriptor in _walk(source, dir_fd):
         relative = Path(directory).relative_to(source)
         for file in files:
             if relative == Path() and file == _RESERVED:
@@ -282,10 +307,13 @@ def copy_artifacts(source: Path, root: Path, name: str) -> bool:
     return copied
 
 
-def _walk(source: Path) -> Iterator[tuple[str, list[str], list[str], int]]:
-    if source.is_symlink() or not source.is_dir():
+def _walk(source: Path | str, dir_fd: int | None) -> Iterator[tuple[str, list[str], list[str], int]]:
+    try:
+        os.lstat(source, dir_fd=dir_fd)
+    except FileNotFoundError:
         return
-    yield from os.fwalk(source, follow_symlinks=False)
+    # A link in the place of a directory is no directory.
+    yield from os.fwalk(source, follow_symlinks=False, dir_fd=dir_fd)
 
 
 def _copy_regular_file(name: str, directory: int, target: Path) -> bool:

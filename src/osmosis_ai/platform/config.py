@@ -14,6 +14,7 @@ from pathlib import Path
 from osmosis_ai.driving.agent_address import NETWORKS_ENV, allowed_networks
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.s3_address import parse_s3_address
+from osmosis_ai.sandbox.isolation import IsolationSetting, isolation_setting
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8733
@@ -40,6 +41,7 @@ class PlatformConfig:
         minimum_cli_version: older clients are refused (``OSMOSIS_MINIMUM_CLI_VERSION``).
         recommended_cli_version: older clients are told of an upgrade
             (``OSMOSIS_RECOMMENDED_CLI_VERSION``); empty: nobody is.
+        isolation: whether rollouts run in a sandbox (``OSMOSIS_ISOLATION``): where it works, always, or never.
     """
 
     home: Path
@@ -52,6 +54,7 @@ class PlatformConfig:
     executor_slots: int = 2
     minimum_cli_version: str = "0.2.14"
     recommended_cli_version: str = ""
+    isolation: IsolationSetting = "auto"
     blobs_url: str = ""
 
     def __post_init__(self) -> None:
@@ -131,6 +134,7 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
         executor_slots=read.number("OSMOSIS_EXECUTOR_SLOTS", 2, 0, 1024),
         minimum_cli_version=read.version("OSMOSIS_MINIMUM_CLI_VERSION", "0.2.14"),
         recommended_cli_version=read.version("OSMOSIS_RECOMMENDED_CLI_VERSION"),
+        isolation=read.isolation(),
     )
     if problems := read.problems + _network_problems(read.text(NETWORKS_ENV)):
         raise OsmosisError("; ".join(problems) + ".", details={"issues": problems})
@@ -186,6 +190,13 @@ class _Variables:
                     f"{name} must name addresses or networks such as 127.0.0.1 or 10.0.0.0/24, and has '{address}'"
                 )
         return found
+
+    def isolation(self) -> IsolationSetting:
+        try:
+            return isolation_setting(self._variables)
+        except OsmosisError as error:
+            self.problems.append(error.message.rstrip("."))
+            return "auto"
 
     def _accepted(self, name: str, accept: Callable[[str], str]) -> str:
         value = self.text(name)

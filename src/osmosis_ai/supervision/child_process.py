@@ -24,6 +24,7 @@ from osmosis_ai.supervision.kept_to_itself import HANDED_ENV, pipe_of
 LIFELINE_ENV = "_OSMOSIS_LIFELINE_FD"
 TERMINATION_GRACE_S = 5.0
 _POLL_S = 0.05
+_SHELL_SIGNALS = 128
 
 
 def watch_parent() -> None:
@@ -111,6 +112,8 @@ class ChildProcess:
         pass_fds: descriptors that it inherits under the same numbers.
         handed: what it alone is to know, of some 4 KB at most
             (:func:`~osmosis_ai.supervision.kept_to_itself.take_handed`).
+        contained: whether the command is a sandbox around the program, which a signal would end at once: the program
+            is asked to end by its lifeline.
 
     Raises:
         OSError: the program or the file cannot be opened.
@@ -127,8 +130,10 @@ class ChildProcess:
         outlives: bool = False,
         pass_fds: Sequence[int] = (),
         handed: Mapping[str, str] | None = None,
+        contained: bool = False,
     ) -> None:
         self._lifeline = -1
+        self._contained = contained
         with contextlib.ExitStack() as ours:
             if isinstance(stdout, Path):
                 stdout.parent.mkdir(parents=True, exist_ok=True)
@@ -174,11 +179,14 @@ class ChildProcess:
 
     def poll(self) -> int | None:
         """Return the exit status, or None while the child runs."""
-        return self._process.poll()
+        status = self._process.poll()
+        # A sandbox says as a shell does that a signal ended its program.
+        by_signal = self._contained and status is not None and status > _SHELL_SIGNALS
+        return _SHELL_SIGNALS - status if by_signal and status is not None else status
 
     async def wait(self) -> int:
         """Wait for the child to end and return its exit status."""
-        while (status := self._process.poll()) is None:  # noqa: ASYNC110 - no portable exit event
+        while (status := self.poll()) is None:  # noqa: ASYNC110 - no portable exit event
             await asyncio.sleep(_POLL_S)
         return status
 
@@ -205,7 +213,10 @@ class ChildProcess:
         """
         try:
             if self._process.poll() is None:
-                self._signal(signal.SIGTERM)
+                if self._contained:
+                    self._close_lifeline()
+                else:
+                    self._signal(signal.SIGTERM)
                 try:
                     await asyncio.wait_for(self.wait(), grace_s)
                 except asyncio.TimeoutError:

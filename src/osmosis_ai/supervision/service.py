@@ -69,6 +69,7 @@ class ServiceSpec:
         restarts: how often in a row :meth:`Service.revive` starts it again; more deaths without progress in between
             have a cause that a person must find.
         guarded: whether the program is not ours and has to be watched, so that it ends with this process.
+        contained: whether the command is a sandbox around the program.
         secret_values: blotted out where the log is quoted.
         code: the class of its errors.
     """
@@ -87,6 +88,7 @@ class ServiceSpec:
     stop_grace_s: float = TERMINATION_GRACE_S
     restarts: int = 0
     guarded: bool = False
+    contained: bool = False
     secret_values: frozenset[str] = field(default=frozenset(), repr=False)
     code: ErrorCode = "VALIDATION"
 
@@ -274,6 +276,7 @@ class Service:
                 cwd=spec.cwd,
                 stdout=spec.log_path or subprocess.PIPE,
                 pass_fds=spec.pass_fds,
+                contained=spec.contained,
             )
         except OSError as error:
             said = f"{spec.name} could not be started with `{spec.command[0]}`: {error.strerror or error}."

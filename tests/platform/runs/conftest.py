@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,15 @@ def member(world: World, code: Code, services: PlatformServices, rows: list[dict
 def executor_later(services: PlatformServices) -> Iterator[LocalExecutor]:
     """An executor that the test starts."""
     made = LocalExecutor(services.config, services.db, services.clock, services.logs)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def unsandboxed(services: PlatformServices) -> Iterator[LocalExecutor]:
+    """One whose rollouts write where they like, for tests that have them tell what they see."""
+    config = replace(services.config, isolation="off")
+    made = LocalExecutor(config, services.db, services.clock, services.logs)
     yield made
     made.close()
 

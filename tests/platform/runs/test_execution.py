@@ -399,7 +399,7 @@ def test_an_agent_sees_its_own_secrets_and_nothing_of_the_platforms_environment(
     services: PlatformServices,
     member: Member,
     code: Code,
-    executor_later: LocalExecutor,
+    unsandboxed: LocalExecutor,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -428,7 +428,7 @@ def test_an_agent_sees_its_own_secrets_and_nothing_of_the_platforms_environment(
     code.write("rollouts/multiply/main.py", spying)
     code.commit("look around")
     run = submit(api, secrets={"required": ["AGENT_KEY", *harmless]}, env_config={"LOG_LEVEL": "DEBUG"})
-    executor_later.start()
+    unsandboxed.start()
     detail = ended(api, run["name"])
     assert detail["eval_run"]["status"] == "finished", detail
     seen = told.read_text()

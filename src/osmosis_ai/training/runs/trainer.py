@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from osmosis_ai.driving.served_agent import ServedAgent
     from osmosis_ai.driving.server_process import RolloutServer
     from osmosis_ai.inference.chat_format import ChatFormat
+    from osmosis_ai.sandbox import Sandbox
     from osmosis_ai.training.engines.policy_engine import PolicyEngine
     from osmosis_ai.training.learner.checkpoints import CheckpointStore
     from osmosis_ai.training.learner.learner import Learner
@@ -82,6 +83,7 @@ class Trainer:
         hooks: who is told.
         environ: the variables that the rollout's server inherits.
         rollout_cache: where rollout environments are built.
+        sandbox: holds the rollout's server back.
         provenance: what the manifest shall say of where the run comes from.
         make_learner: makes the learner.
     """
@@ -94,6 +96,7 @@ class Trainer:
         *,
         environ: Mapping[str, str] | None = None,
         rollout_cache: Path | None = None,
+        sandbox: Sandbox | None = None,
         provenance: Mapping[str, Any] | None = None,
         make_learner: MakeLearner = new_learner,
     ) -> None:
@@ -102,6 +105,7 @@ class Trainer:
         self._hooks = hooks or TrainingHooks()
         self._environ = dict(os.environ if environ is None else environ)
         self._rollout_cache = rollout_cache or cache_dir()
+        self._sandbox = sandbox
         self._provenance = provenance or {}
         self._make_learner = make_learner
         self._redact = Redactor(spec.secret_values.values())
@@ -248,6 +252,7 @@ class Trainer:
             log_path=directory.server_log,
             cache_dir=self._rollout_cache,
             note=hooks.note,
+            sandbox=self._sandbox,
         )
         directory.write_environment(self._redact.text(environment.words))
         hooks.environment(environment.words)

@@ -61,7 +61,14 @@ class PretendedTrainer:
     ends: Callable[[PretendedTrainer], Ending]
 
     def __init__(
-        self, spec: TrainingSpec, run_dir: Path, hooks: TrainingHooks, *, environ: Any, provenance: Any
+        self,
+        spec: TrainingSpec,
+        run_dir: Path,
+        hooks: TrainingHooks,
+        *,
+        environ: Any,
+        provenance: Any,
+        **_contained: Any,
     ) -> None:
         self.spec = spec
         self.hooks = hooks

@@ -66,11 +66,11 @@ class EvalWork(RunWork[PreparedEval]):
             stored = frozenset(session.scalars(select(DbRunFile.path).where(DbRunFile.run_id == run.id)))
         request = read_eval_request(run.request)
         secret_values, policy = inputs.secret_values(request.secrets), inputs.policy()
-        common = inputs.common(secret_values)
+        common = inputs.common(secret_values, request)
         return PreparedEval(
             **common,
             request=request,
-            rollout=inputs.rollout(request.experiment.entrypoint, common["redactor"]),
+            rollout=inputs.rollout(request.experiment.entrypoint, common["redactor"], common["containment"]),
             dataset=inputs.dataset(),
             rows=inputs.rows,
             adapter=TrainedAdapter(policy.base_model, policy.adapter) if policy.adapter else None,
@@ -106,6 +106,7 @@ class EvalWork(RunWork[PreparedEval]):
             open_model=lambda env, lost: open_policy(run.model_path, env, lost, adapter=prepared.adapter),
             provenance=_provenance(run, prepared),
             environ=program_environment(os.environ),
+            cache_dir=None if prepared.containment is None else prepared.containment.cache,
             only=None if run.retried is None else [(row, attempt) for row, attempt in run.retried],
         )
         return _result(await runner.run())

@@ -28,7 +28,9 @@ from osmosis_ai.platform.models import copy_adapter
 from osmosis_ai.platform.rollout_servers import server_locator
 from osmosis_ai.platform.runs.submit.model_path import PolicyWeights, find_adapter
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
+from osmosis_ai.platform.runs.submit.run_request import RunRequest
 from osmosis_ai.platform.runs.submit.submitter import secrets_context
+from osmosis_ai.platform.runs.work.containment import RunContainment, contain
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.secrets import resolve_secrets
 from osmosis_ai.platform.vault import open_vault
@@ -88,19 +90,23 @@ class RunInputs:
             mirrors.close()
         return source
 
-    def rollout(self, entrypoint: str, redactor: Redactor) -> RolloutSource:
+    def rollout(
+        self, entrypoint: str, redactor: Redactor, containment: RunContainment | None
+    ) -> RolloutSource:
         """Return the agent: a directory of the commit, or one that is served elsewhere.
 
         Args:
             entrypoint: of the run's config.
             redactor: told of the key of a served agent.
+            containment: what holds an agent of the commit back.
 
         Raises:
             OsmosisError: the repository is not connected any more.
         """
         agent = served_agent(entrypoint)
         if agent is None:
-            return ProjectSource(self.source() / "rollouts" / self.run.rollout_name)
+            sandbox = containment.sandbox if containment is not None else None
+            return ProjectSource(self.source() / "rollouts" / self.run.rollout_name, sandbox)
         return self.served(agent, redactor)
 
     def served(self, agent: str, redactor: Redactor) -> ServedSource:
@@ -162,7 +168,26 @@ class RunInputs:
         stored = resolve_secrets(self._db, self._vault, run.workspace_id, run.creator_id or "", missing)
         return {**{name: secret.value for name, secret in stored.items()}, **given}
 
-    def common(self, secret_values: Mapping[str, str]) -> dict[str, Any]:
-        """Return the fields of a :class:`~osmosis_ai.platform.runs.work.run_work.PreparedRun`."""
-        redactor = Redactor(secret_values.values())
-        return {"run": self.run, "commit_sha": self.commit_sha, "blobs": self.blobs, "redactor": redactor}
+    def containment(self, request: RunRequest) -> RunContainment | None:
+        """Return what holds the run's rollouts back; None for an agent that is served elsewhere.
+
+        Raises:
+            IsolationUnavailableError: a sandbox is required, and this machine can not make one.
+        """
+        if served_agent(request.experiment.entrypoint) is not None:
+            return None
+        return contain(self._config, self._directory, self.run.workspace_id, request.execution)
+
+    def common(self, secret_values: Mapping[str, str], request: RunRequest) -> dict[str, Any]:
+        """Return the fields of a :class:`~osmosis_ai.platform.runs.work.run_work.PreparedRun`.
+
+        Raises:
+            IsolationUnavailableError: as :meth:`containment`.
+        """
+        return {
+            "run": self.run,
+            "commit_sha": self.commit_sha,
+            "blobs": self.blobs,
+            "redactor": Redactor(secret_values.values()),
+            "containment": self.containment(request),
+        }

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from osmosis_ai.platform.db.tables import DbRun
     from osmosis_ai.platform.runs.leases import Lease
     from osmosis_ai.platform.runs.lifecycle import Outcome
+    from osmosis_ai.platform.runs.work.containment import RunContainment
     from osmosis_ai.platform.runs.work.publisher import Publisher
     from osmosis_ai.platform.runs.working_directory import WorkingDirectory
     from osmosis_ai.redaction import Redactor
@@ -70,12 +71,17 @@ class Interrupt:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-    """A run whose code, rows, weights and secrets are at hand."""
+    """A run whose code, rows, weights and secrets are at hand.
+
+    Attributes:
+        containment: what holds its rollouts back; None where they are made elsewhere.
+    """
 
     run: DbRun
     commit_sha: str
     blobs: BlobStore
     redactor: Redactor = field(repr=False)
+    containment: RunContainment | None
 
 
 P = TypeVar("P", bound=PreparedRun)

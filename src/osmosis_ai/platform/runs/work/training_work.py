@@ -72,7 +72,7 @@ class TrainingWork(RunWork[PreparedTraining]):
         inputs = RunInputs(self._config, self._db, self._directory, self._lease.run_id)
         run, request = inputs.run, read_training_request(inputs.run.request)
         policy, secret_values = inputs.policy(), inputs.secret_values(request.secrets)
-        common, agent = inputs.common(secret_values), served_agent(request.experiment.entrypoint)
+        common, agent = inputs.common(secret_values, request), served_agent(request.experiment.entrypoint)
         spec = TrainingSpec(
             settings=request.settings,
             model_path=policy.base_model,
@@ -130,11 +130,14 @@ class TrainingWork(RunWork[PreparedTraining]):
         hub_token = prepared.spec.secret_values.get(HUB_TOKEN)
         if hub_token:
             os.environ[HUB_TOKEN] = hub_token
+        containment = prepared.containment
         trainer = Trainer(
             prepared.spec,
             self._directory.training.path,
             hooks,
             environ=program_environment(os.environ),
+            rollout_cache=None if containment is None else containment.cache,
+            sandbox=None if containment is None else containment.sandbox,
             provenance=_provenance(prepared),
         )
         return await trainer.run()

@@ -78,6 +78,8 @@ class Worker:
                 publisher.log(
                     LogLine(f"attempt {self.lease.attempt} on commit {prepared.commit_sha[:12]}", step="run")
                 )
+                if prepared.containment is not None:
+                    publisher.log(prepared.containment.line)
                 result = event_loop.run(work.execute(prepared, publisher, interrupt))
             except Exception as caught:  # the edge of this process: every end of a run is said on the run
                 error = _DamagedRunError(caught) if isinstance(caught, JournalCorruptionError) else caught

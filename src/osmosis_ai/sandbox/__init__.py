@@ -1,0 +1,35 @@
+"""Where code of others runs: a rollout sees its own run and nothing else of the machine.
+
+``Sandbox`` is the one command line of bubblewrap, ``check_sandbox`` finds out with that very line whether this machine
+can hold anything back, and ``choose_isolation`` decides by it, by the machine's setting and by what a run asks for.
+"""
+
+from osmosis_ai.sandbox.bubblewrap import Sandbox
+from osmosis_ai.sandbox.capability import SandboxCapability
+from osmosis_ai.sandbox.isolation import (
+    ISOLATION_ENV,
+    Isolation,
+    IsolationSetting,
+    IsolationUnavailableError,
+    choose_isolation,
+    isolation_setting,
+    stricter,
+)
+from osmosis_ai.sandbox.limits import RunLimits
+from osmosis_ai.sandbox.places import interpreter_places
+from osmosis_ai.sandbox.self_test import check_sandbox
+
+__all__ = [
+    "ISOLATION_ENV",
+    "Isolation",
+    "IsolationSetting",
+    "IsolationUnavailableError",
+    "RunLimits",
+    "Sandbox",
+    "SandboxCapability",
+    "check_sandbox",
+    "choose_isolation",
+    "interpreter_places",
+    "isolation_setting",
+    "stricter",
+]

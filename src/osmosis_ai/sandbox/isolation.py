@@ -1,0 +1,77 @@
+"""How much a run is held back: the machine's setting, what the run asks for, and what this machine can do.
+
+A run may ask for more than the machine gives by itself, never for less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.sandbox.capability import SandboxCapability
+
+IsolationSetting = Literal["auto", "required", "off"]
+ISOLATION_ENV = "OSMOSIS_ISOLATION"
+_BY_STRICTNESS: tuple[IsolationSetting, ...] = ("off", "auto", "required")
+
+
+class IsolationUnavailableError(OsmosisError):
+    """A sandbox is required, and this machine can not make one."""
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """What a run got.
+
+    Attributes:
+        level: ``bubblewrap``, or ``none``.
+        warning: why it is none although a sandbox was wanted, a sentence.
+    """
+
+    level: Literal["bubblewrap", "none"]
+    warning: str | None = None
+
+    @property
+    def is_sandboxed(self) -> bool:
+        """Whether the run's programs are held back."""
+        return self.level == "bubblewrap"
+
+
+def isolation_setting(environ: Mapping[str, str]) -> IsolationSetting:
+    """Return what ``OSMOSIS_ISOLATION`` says; ``auto`` without it.
+
+    Raises:
+        OsmosisError: it is none of the settings.
+    """
+    written = environ.get(ISOLATION_ENV, "").strip() or "auto"
+    for known in get_args(IsolationSetting):
+        if written == known:
+            return known  # type: ignore[no-any-return]
+    raise OsmosisError(f"{ISOLATION_ENV} must be one of {', '.join(_BY_STRICTNESS)}, and is '{written}'.")
+
+
+def stricter(machine: IsolationSetting, asked: IsolationSetting | None) -> IsolationSetting:
+    """Return what counts: the machine's setting, or what a run asks for where that is more."""
+    return max(machine, asked or machine, key=_BY_STRICTNESS.index)
+
+
+def choose_isolation(wanted: IsolationSetting, capability: SandboxCapability) -> Isolation:
+    """Return what a run gets.
+
+    Raises:
+        IsolationUnavailableError: a sandbox is required, and there is none; says why and what mends it.
+    """
+    if wanted == "off":
+        return Isolation("none")
+    if capability.works:
+        return Isolation("bubblewrap")
+    if wanted == "required":
+        raise IsolationUnavailableError(
+            f"isolation is required, and {capability.said}.", hint=capability.remedy
+        )
+    return Isolation(
+        "none",
+        f"{capability.said}. They can read what the user of this machine can; mend it: {capability.remedy}.",
+    )

@@ -1,0 +1,38 @@
+"""What one run may take of its machine: as limits that the kernel keeps for each of its processes.
+
+A limit of processes counts those of the sandbox's own user namespace (Linux 5.14 and newer), so that runs do not count
+each other's. For a process that is root outside of it the kernel does not keep this limit at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MOST_PROCESSES = 4096
+"""Threads count, too; a server with a thread for each of its rollouts stays far below."""
+TEMPORARY_BYTES = 2 * 1024**3
+"""Of each of the places that are held in memory: /tmp, the home, /dev/shm."""
+_GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """Limits of one run.
+
+    Attributes:
+        memory_gb: of each process's data, in GiB; None for no limit.
+        processes: at a time, threads included.
+        temporary_bytes: of each place for temporary files.
+    """
+
+    memory_gb: float | None = None
+    processes: int = MOST_PROCESSES
+    temporary_bytes: int = TEMPORARY_BYTES
+
+    def shell(self) -> str:
+        """Return the words of a POSIX shell that keep it and its children to the limits."""
+        # `-u` is bash's name for it, `-p` that of dash and busybox.
+        words = ["ulimit -c 0", f"{{ ulimit -u {self.processes} || ulimit -p {self.processes}; }}"]
+        if self.memory_gb is not None:
+            words.append(f"ulimit -d {max(1, int(self.memory_gb * _GIB // 1024))}")
+        return " 2>/dev/null; ".join(words) + " 2>/dev/null"

@@ -1,0 +1,61 @@
+"""Which directories of this machine a program needs to run at all.
+
+Only what the operator installed decides about them. A built environment was filled by code of others, so nothing
+that is written in it names a directory that is let into a sandbox.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
+"""Programs and libraries; links among them are made again."""
+ETC = (
+    *("resolv.conf", "hosts", "host.conf", "nsswitch.conf", "gai.conf", "protocols", "services"),
+    *("ssl/certs", "ssl/openssl.cnf", "ca-certificates", "ca-certificates.conf", "crypto-policies"),
+    *("pki/tls/certs", "pki/tls/cert.pem", "pki/tls/openssl.cnf", "pki/ca-trust/extracted"),
+    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "timezone", "mime.types"),
+)
+"""What of ``/etc`` makes names, certificates, clocks and libraries work; no accounts, no keys."""
+SDK = Path(__file__).parent.parent
+
+
+def interpreter_places(python: Path) -> tuple[Path, ...]:
+    """Return the directories that an interpreter of the operator's needs, each as it is named and as it really is.
+
+    Of the interpreter that runs now, that includes what its site directories add to its path.
+    """
+    prefixes = {
+        place for place in (python.parent.parent, python.resolve().parent.parent) if _is_prefix(place)
+    }
+    if python == Path(sys.executable):
+        prefixes |= {Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
+        prefixes |= set(_added_by_site())
+    if not any(python.is_relative_to(prefix) for prefix in prefixes):
+        prefixes.add(python)
+    return reachable_as([*prefixes, SDK])
+
+
+def _is_prefix(place: Path) -> bool:
+    """Tell whether a directory is an installation of Python, and no more: a program may lie anywhere."""
+    return (place / "pyvenv.cfg").is_file() or any((place / "lib").glob("python3.*"))
+
+
+def reachable_as(paths: list[Path]) -> tuple[Path, ...]:
+    """Return paths as they are named and as they really are, without the root and what is not there."""
+    both = {place for path in paths for place in (Path(os.path.abspath(path)), path.resolve())}  # noqa: PTH100
+    return tuple(sorted(place for place in both if place != Path("/") and place.exists()))
+
+
+def _added_by_site() -> Iterator[Path]:
+    """Yield the directories that ``.pth`` files name: projects that are installed as they lie."""
+    known = set(sys.path)
+    for folder in [entry for entry in sys.path if entry.endswith("-packages")]:
+        for file in Path(folder).glob("*.pth"):
+            for line in file.read_text("utf-8", "replace").splitlines():
+                place = Path(folder, line.strip())
+                if str(place) in known and place.is_dir() and not Path.home().is_relative_to(place):
+                    yield place

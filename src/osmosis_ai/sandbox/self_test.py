@@ -1,0 +1,87 @@
+"""The sandbox, tried with its real command line: a canary in a directory, another in the parent's environment.
+
+Neither may be within reach, the source must not change, and what is to be writable must be; otherwise nothing counts
+as held back here, whatever bubblewrap says.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from osmosis_ai.process_environment import program_environment
+from osmosis_ai.sandbox.bubblewrap import Sandbox
+from osmosis_ai.sandbox.capability import SandboxCapability, explain, find_bwrap, nothing_found
+
+TIMEOUT_S = 60.0
+_PASSED = "nothing was within reach"
+# $1 the canary's file, $2 what is in it and in the parent's environment, $3 a writable directory.
+_PROBE = f"""
+[ -e "$1" ] && echo "a file of the platform is within reach" && exit 1
+cat /proc/[0-9]*/environ 2>/dev/null | grep -q "$2" && echo "the parent's environment is within reach" && exit 1
+echo changed > kept && [ "$(cat kept)" = changed ] || {{ echo "the source can not be written to" && exit 1; }}
+touch /usr/canary 2>/dev/null && echo "/usr can be written to" && exit 1
+[ -w /proc/sys/kernel/core_pattern ] && echo "the kernel's settings can be written to" && exit 1
+touch "$3/canary" || {{ echo "the artifacts' directory can not be written to" && exit 1; }}
+echo "{_PASSED}"
+"""
+# The shell between keeps the canary in its environment, as a platform keeps its keys, and hands it on to nobody.
+_PARENT = 'canary=$CANARY; unset CANARY; export canary; env -u canary "$@"; exit $?'
+
+
+def check_sandbox(data: Path | None = None) -> SandboxCapability:
+    """Find bubblewrap and try it; blocking, for some hundredths of a second.
+
+    Args:
+        data: a directory that nothing sandboxed may reach; a temporary one without it.
+    """
+    bwrap = find_bwrap()
+    if bwrap is None:
+        return nothing_found()
+    for overlays in (True, False):
+        failure = _try(bwrap, overlays, data)
+        if failure is None:
+            return SandboxCapability(bwrap, overlays)
+    return explain(bwrap, failure or "")
+
+
+def _try(bwrap: Path, overlays: bool, data: Path | None) -> str | None:
+    """Return what speaks against the sandbox, or None."""
+    value = secrets.token_hex(16)
+    with tempfile.TemporaryDirectory(prefix=".osmosis-canary-", dir=data) as scratch:
+        place = Path(scratch).resolve()
+        source, writable, canary = place / "source", place / "writable", place / "canary"
+        source.mkdir()
+        writable.mkdir()
+        (source / "kept").write_text("kept")
+        canary.write_text(value)
+        sandbox = SandboxCapability(bwrap, overlays).sandbox(source, hidden=(data,) if data else ())
+        found = _run(sandbox, place, [str(canary), value, str(writable)], value)
+        if found is None and (source / "kept").read_text() != "kept":
+            return "what is written to the source stays there"
+        return found
+
+
+def _run(sandbox: Sandbox, place: Path, arguments: list[str], value: str) -> str | None:
+    command = sandbox.command(
+        ["/bin/sh", "-c", _PROBE, "probe", *arguments], cwd=sandbox.source, writable=[place / "writable"]
+    )
+    try:
+        ended = subprocess.run(
+            ["/bin/sh", "-c", _PARENT, "parent", *command],
+            env={**program_environment(os.environ), "CANARY": value},
+            cwd=place,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{type(error).__name__}: {error}"
+    said = ended.stdout.decode(sys.getfilesystemencoding(), "replace")
+    return None if _PASSED in said.splitlines() else said or f"exit status {ended.returncode}"

@@ -1,0 +1,126 @@
+"""A platform's machine with canaries in it, and a sandbox on it in which commands are run."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.process_environment import program_environment
+from osmosis_ai.sandbox import RunLimits, Sandbox, SandboxCapability, check_sandbox
+from osmosis_ai.sandbox.places import SDK
+
+NOBODY = 65534
+
+
+@dataclass
+class Machine:
+    """What a platform has on its disk, each with a canary of its own in it.
+
+    Attributes:
+        sandbox: of the run whose files these are.
+        artifacts: what the run may write to.
+        canaries: what nothing sandboxed may ever print, by where it is.
+    """
+
+    root: Path
+    sandbox: Sandbox
+    artifacts: Path
+    canaries: dict[str, str] = field(default_factory=dict)
+    user: int | None = None
+
+    def plant(self, place: Path) -> Path:
+        """Write a canary into a file."""
+        place.parent.mkdir(parents=True, exist_ok=True)
+        value = self.canaries[str(place)] = secrets.token_hex(12)
+        place.write_text(value)
+        return place
+
+    def run(
+        self, script: str, *arguments: str | Path, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a shell's script in the sandbox; its parent's environment has a canary."""
+        value = self.canaries.setdefault("the operator's environment", secrets.token_hex(12))
+        command = self.sandbox.command(
+            ["/bin/sh", "-c", script, "sh", *map(str, arguments)],
+            cwd=self.sandbox.source,
+            writable=[self.artifacts],
+        )
+        return subprocess.run(
+            ["/bin/sh", "-c", 'env -u OPERATORS_KEY "$@"; exit $?', "sh", *command],
+            env={**program_environment(os.environ), "OPERATORS_KEY": value, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=120,
+            check=False,
+            user=self.user,
+        )
+
+    def found(self, text: str) -> list[str]:
+        """Return which canaries are in a text."""
+        return [place for place, value in self.canaries.items() if value in text]
+
+
+@pytest.fixture(scope="session")
+def capability() -> SandboxCapability:
+    """What this machine can do; tests of the sandbox are left out where it can not."""
+    found = check_sandbox()
+    if not found.works:
+        pytest.skip(f"{found.said}; {found.remedy}")
+    return found
+
+
+def make_machine(root: Path, capability: SandboxCapability, **limits: int) -> Machine:
+    """Return a platform's machine below ``root``."""
+    data = root / "data"
+    source, artifacts = data / "runs" / "mine" / "source", data / "runs" / "mine" / "evaluation" / "trials"
+    source.mkdir(parents=True)
+    artifacts.mkdir(parents=True)
+    (source / "main.py").write_text("agent")
+    sandbox = capability.sandbox(source, hidden=[data], limits=RunLimits(**limits))
+    machine = Machine(root, sandbox, artifacts.resolve())
+    for name in ("platform.db", "keys/secrets.key", "blobs/ab/cd", "git/mirror/HEAD"):
+        machine.plant(data / name)
+    machine.plant(data / "runs" / "other" / "source" / ".env")
+    machine.plant(data / "runs" / "other" / "evaluation" / "trials" / "r0" / "trajectory.json")
+    machine.plant(data / "runs" / "mine" / "worker.log")
+    machine.plant(root / "somewhere" / "else")
+    return machine
+
+
+@pytest.fixture
+def machine(tmp_path: Path, capability: SandboxCapability) -> Machine:
+    """A machine on which tests run as who they are."""
+    return make_machine(tmp_path, capability)
+
+
+@pytest.fixture
+def nobodys_machine(tmp_path: Path, capability: SandboxCapability) -> Iterator[Machine]:
+    """One on which commands run as an ordinary user: of root, the kernel counts no processes."""
+    if os.geteuid() != 0:
+        yield make_machine(tmp_path, capability, processes=64)
+        return
+    # Where that user can read everything: directories of pytest are private.
+    public = Path("/var/tmp", f"osmosis-test-{secrets.token_hex(4)}")
+    assert capability.bwrap is not None
+    for place in (SDK, capability.bwrap):
+        if not all(parent.stat().st_mode & 0o001 for parent in place.parents):
+            yield pytest.skip(f"an ordinary user can not read {place}")
+    try:
+        public.mkdir()
+        machine = make_machine(public, capability, processes=64)
+        for folder, _, files in os.walk(public):
+            for place in (folder, *(os.path.join(folder, file) for file in files)):
+                os.chown(place, NOBODY, NOBODY)
+        yield replace(machine, user=NOBODY)
+    finally:
+        shutil.rmtree(public, ignore_errors=True)

@@ -1,0 +1,188 @@
+"""What a malicious rollout reaches from its sandbox: nothing that was planted, and nothing that it could spoil."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import osmosis_ai
+from tests.sandbox.conftest import Machine
+
+pytestmark = pytest.mark.integration
+
+# What is asked for by name, then whatever else there is that is no system's file.
+NAMED = """
+for place in "$@" /proc/[0-9]*/environ /proc/[0-9]*/cmdline; do
+  cat "$place" 2>/dev/null
+  [ -d "$place" ] && find "$place" -type f -exec cat {} + 2>/dev/null
+done
+"""
+ELSE = """
+find / -xdev -type f -size -64k -not -path "/usr/*" -not -path "/proc/*" -exec cat {} + 2>/dev/null
+find "$HOME" /root /tmp /var /run /home -type f -size -64k -exec cat {} + 2>/dev/null
+exit 0
+"""
+EVERYTHING = NAMED + ELSE
+
+
+def test_no_canary_is_within_reach(machine: Machine) -> None:
+    places = [place for place in machine.canaries if place.startswith("/")]
+    ended = machine.run(EVERYTHING, machine.root, *places)
+    assert machine.found(ended.stdout) == []
+    assert len(machine.canaries) == 9
+
+
+def test_the_same_reading_finds_every_canary_without_a_sandbox(machine: Machine) -> None:
+    machine.run("true")
+    ended = subprocess.run(
+        [
+            "/bin/sh",
+            "-c",
+            EVERYTHING.partition("find / ")[0],
+            "sh",
+            *[place for place in machine.canaries if place[0] == "/"],
+        ],
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": "/nonexistent",
+            "X": machine.canaries["the operator's environment"],
+        },
+        capture_output=True,
+        check=False,
+    )
+    assert sorted(machine.found(ended.stdout.decode(errors="replace"))) == sorted(machine.canaries)
+
+
+def test_directories_beside_the_runs_own_are_not_even_there(machine: Machine) -> None:
+    data = machine.root / "data"
+    seen = machine.run('find "$1" -maxdepth 3', data).stdout.split()
+    mine = machine.sandbox.source.parent
+    assert set(seen) == {
+        *(str(place) for place in (data, data / "runs", mine, mine / "source", mine / "evaluation")),
+    }
+
+
+@pytest.mark.parametrize(
+    "place", ["/usr/x", "/etc/x", "/x", "/run/x", "/proc/x", "/var/x", "/etc/passwd", "/proc/sysrq-trigger"]
+)
+def test_the_system_can_not_be_written_to(machine: Machine, place: str) -> None:
+    ended = machine.run(': >> "$1" && echo opened', place)
+    assert "opened" not in ended.stdout
+    assert not place.endswith("/x") or not Path(place).exists()
+
+
+def test_no_setting_of_the_kernel_can_be_changed_and_none_of_its_memory_read(machine: Machine) -> None:
+    ended = machine.run(
+        "find /proc -path '/proc/[0-9]*' -prune -o -path /proc/pressure -prune -o -type f -writable -print;"
+        " cat /proc/kcore /proc/kmsg /proc/kpageflags /proc/slabinfo | head -c 10"
+    )
+    assert [line for line in ended.stdout.splitlines() if "No such file" not in line] == []
+
+
+def test_the_sdk_and_the_interpreter_can_not_be_written_to(machine: Machine) -> None:
+    places = [Path(osmosis_ai.__file__).parent / "x.py", Path(sys.prefix) / "x.py"]
+    ended = machine.run('for place in "$@"; do echo x > "$place" && echo written; done', *places)
+    assert "written" not in ended.stdout
+    assert not any(place.exists() for place in places)
+
+
+@pytest.mark.parametrize("overlays", [True, False])
+def test_what_it_changes_in_its_source_ends_with_it(machine: Machine, overlays: bool) -> None:
+    from dataclasses import replace
+
+    machine.sandbox = replace(machine.sandbox, overlays=overlays)
+    ended = machine.run(
+        "cat main.py; rm main.py && echo mine > main.py && cat main.py; mkdir -p a/b && echo x > a/b/c"
+    )
+    assert ended.stdout == "agentmine\n"
+    source = machine.sandbox.source
+    assert [path.name for path in source.iterdir()] == ["main.py"]
+    assert (source / "main.py").read_text() == "agent"
+
+
+def test_what_it_leaves_among_its_artifacts_stays(machine: Machine) -> None:
+    machine.run('echo made > "$1"/made', machine.artifacts)
+    made = machine.artifacts / "made"
+    assert made.read_text() == "made\n"
+    assert made.stat().st_uid == os.geteuid()
+
+
+def test_temporary_places_hold_no_more_than_they_may(tmp_path: Path, machine: Machine) -> None:
+    from dataclasses import replace
+
+    limits = replace(machine.sandbox.limits, temporary_bytes=1 << 20)
+    machine.sandbox = replace(machine.sandbox, limits=limits)
+    ended = machine.run(
+        'for place in /tmp "$HOME" /dev/shm /var/tmp; do head -c 8388608 /dev/zero > "$place/x"; wc -c < "$place/x"; done'
+    )
+    sizes = [int(line) for line in ended.stdout.splitlines() if line.strip().isdigit()]
+    assert len(sizes) == 4
+    assert max(sizes) <= 1 << 20
+
+
+def test_it_is_nobody_of_the_machine_and_has_no_rights(machine: Machine) -> None:
+    ended = machine.run(
+        "id -u; id -g; hostname; grep CapEff /proc/self/status; echo $HOME $USER; unshare -U true"
+    )
+    uid, gid, host, capabilities, home, *refused = ended.stdout.splitlines()
+    assert (uid, gid, host, home) == ("1000", "1000", "rollout", "/home/rollout rollout")
+    assert int(capabilities.split()[1], 16) == 0
+    assert refused, "a user namespace could be made inside"
+
+
+def test_processes_of_the_machine_can_not_be_seen(machine: Machine) -> None:
+    seen = machine.run("ls -d /proc/[0-9]* | wc -l").stdout.strip()
+    assert int(seen) < 8
+
+
+def test_it_gets_its_own_secrets_by_its_environment_alone(machine: Machine) -> None:
+    ended = machine.run('echo "$OWN_SECRET"', env={"OWN_SECRET": "mine"})
+    assert ended.stdout == "mine\n"
+    command = machine.sandbox.command(["/bin/true"], cwd=machine.sandbox.source, writable=[])
+    assert not any(word == "mine" for word in command)
+
+
+def test_one_that_outlives_its_server_in_a_session_of_its_own_ends_with_the_sandbox(machine: Machine) -> None:
+    alive = machine.artifacts / "alive"
+    script = 'setsid sh -c \'while :; do echo x >> "$1"; sleep 0.01; done\' sh "$1" & while [ ! -s "$1" ]; do :; done; echo up; exec sleep 600'
+    command = machine.sandbox.command(
+        ["/bin/sh", "-c", script, "sh", str(alive)], cwd=machine.sandbox.source, writable=[machine.artifacts]
+    )
+    server = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert server.stdout is not None and server.stdout.readline() == b"up\n"
+    server.kill()
+    server.wait()
+    # The pipe's last writer is the one in a session of its own: at its end there is none left.
+    assert server.stdout.read() == b""
+    server.stdout.close()
+    assert alive.read_text()
+
+
+def test_forking_without_end_meets_the_runs_own_limit(nobodys_machine: Machine) -> None:
+    ended = nobodys_machine.run("i=0; while [ $i -lt 200 ]; do sleep 30 & i=$((i+1)); done; echo forked")
+    assert "fork" in ended.stdout, ended.stdout
+    assert "forked" not in ended.stdout
+
+
+def test_what_an_ordinary_users_sandbox_reaches_holds_no_canary_either(nobodys_machine: Machine) -> None:
+    places = [place for place in nobodys_machine.canaries if place.startswith("/")]
+    ended = nobodys_machine.run(f"id -u; {EVERYTHING}", nobodys_machine.root, *places)
+    assert ended.stdout.startswith("1000\n")
+    assert nobodys_machine.found(ended.stdout) == []
+
+
+def test_links_that_it_makes_lead_nowhere_beyond_it(machine: Machine) -> None:
+    secret = machine.root / "somewhere" / "else"
+    ended = machine.run(
+        'ln "$2" "$1/hard"; ln -s "$2" "$1/soft"; mkfifo "$1/pipe"; mknod "$1/disk" b 8 0; ls "$1"',
+        machine.artifacts,
+        secret,
+    )
+    left = {entry.name: entry.stat(follow_symlinks=False).st_mode for entry in os.scandir(machine.artifacts)}
+    assert set(left) == {"soft", "pipe"}, ended.stdout
+    assert stat.S_ISLNK(left["soft"]) and stat.S_ISFIFO(left["pipe"])

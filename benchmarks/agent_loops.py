@@ -184,7 +184,8 @@ class Bench:
 
     def run(self, way: str, *, rows: int, in_flight: int, slow_s: float | None = None) -> Measured:
         """Run one evaluation to its end."""
-        run = ["--fresh", "--name", f"bench-{way}"]
+        # The report is one process's.
+        run = ["--fresh", "--name", f"bench-{way}", "--servers", "1"]
         if way == "classic":
             directory = self._workspace / "rollouts" / "hosted"
             command = ["-m", "agent:agent_loop", "-d", str(self._workspace / "data/bench.jsonl"), "--quiet"]

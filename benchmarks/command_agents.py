@@ -121,7 +121,17 @@ def evaluate(workspace: Path, base_url: str, *, rows: int, in_flight: int) -> di
         "--yes",
         "--json",
     ]
-    command += ["--rows", f"0-{rows - 1}", "--max-in-flight", str(in_flight), "--fresh", "--name", "bench"]
+    command += [
+        "--rows",
+        f"0-{rows - 1}",
+        "--max-in-flight",
+        str(in_flight),
+        "--fresh",
+        "--name",
+        "bench",
+        "--servers",
+        "1",
+    ]
     environment = {**os.environ, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": "not-checked"}
     process = subprocess.Popen(
         command, cwd=workspace, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

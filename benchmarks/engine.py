@@ -188,7 +188,7 @@ class Bench:
     def evaluate(self, *, rows: int, in_flight: int, client: str) -> Measured:
         """Run one evaluation to its end."""
         command = [sys.executable, "-m", "osmosis_ai", "eval", "run", "configs/eval/bench.toml", "--yes"]
-        command += ["--json", "--rows", f"0-{rows - 1}", "--max-in-flight", str(in_flight)]
+        command += ["--json", "--rows", f"0-{rows - 1}", "--max-in-flight", str(in_flight), "--servers", "1"]
         command += ["--fresh", "--name", "bench"]
         process = subprocess.Popen(
             command,

@@ -100,6 +100,8 @@ class LiveHub:
             allowed: asked from a thread now and then whether the visitor may still look.
         """
         reader = await self._reader(watched, source)
+        if not self.may_stream(visitor):
+            return  # of many that came at once; who comes back is told so
         loop = asyncio.get_running_loop()
         asked = loop.time()
         reader.watchers += 1
@@ -123,6 +125,8 @@ class LiveHub:
         finally:
             reader.watchers -= 1
             self._streams[visitor] -= 1
+            if not self._streams[visitor]:
+                del self._streams[visitor]
 
     def reads(self, watched: Watched) -> SharedReads | None:
         """Return what was read of a run since its last change; None where nobody looks. For any thread."""

@@ -174,3 +174,24 @@ def test_twenty_tabs_of_one_browser_all_load(browser: Browser, site: PlatformSit
         tab.goto(f"{site.base}/fern/evals/{site.runs['waiting']}", wait_until="load")
         assert tab.locator("h1").count() == 1
     looking.page.context.close()
+
+
+def test_keys_alone_lead_from_the_list_to_a_conversation(browser: Browser, site: PlatformSite) -> None:
+    looking = visit(browser, site.base, site.session(site.mara), reduced_motion="reduce")
+    page = looking.page
+    looking.open(f"/fern/evals?q={site.runs['done']}")
+    page.keyboard.press("j")
+    assert site.runs["done"] in looking.focused()
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/fern/evals/{site.runs['done']}")
+    looking.open(f"/fern/evals/{site.runs['done']}/samples")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/samples/0.0*")
+    page.keyboard.press("]")
+    page.wait_for_url("**/samples/0.1*")
+    page.keyboard.press("n")
+    page.wait_for_url("**/samples/1.0*")
+    assert page.evaluate("document.getAnimations().length") == 0
+    assert looking.wrong == []
+    page.context.close()

@@ -33,6 +33,7 @@ SHORT = {
     "rollout/http_driver.py",
     "rollout/server/auth.py",
     "rubric_eval.py",
+    "sandbox/inner_listener.py",
     "rubric_types.py",
     "services/runs/finite.py",
 }

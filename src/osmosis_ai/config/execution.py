@@ -8,7 +8,7 @@ never for less.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
@@ -16,14 +16,13 @@ from osmosis_ai.config.checks import table_issues
 from osmosis_ai.config.issues import Issue, as_written, closest
 from osmosis_ai.config.sections import ConfigSection, CountOrZero, Positive
 from osmosis_ai.sandbox.isolation import IsolationSetting
+from osmosis_ai.sandbox.network import Network
 
 EXECUTION = "execution"
 """The key of ``[advanced]`` that the table stands under."""
 PLACE = f"advanced.{EXECUTION}"
 MOST_SERVERS = 8
 _LONGEST_POOL = 64
-
-Network = Literal["host", "none"]
 
 
 def _pool(value: str) -> str:

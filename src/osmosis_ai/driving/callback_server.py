@@ -9,6 +9,7 @@ cannot post results.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hmac
 import json
@@ -200,6 +201,29 @@ class CallbackListener:
         self._runner = runner
         self._port = listening.getsockname()[1]
 
+    @property
+    def port(self) -> int:
+        """Its port.
+
+        Raises:
+            RuntimeError: when it is not listening.
+        """
+        if self._port is None:
+            raise RuntimeError("the callback listener is not running")
+        return self._port
+
+    async def listen_on(self, listening: socket.socket) -> Callable[[], Awaitable[None]]:
+        """Answer on one more socket, such as one on a sandbox's loopback; returns what ends that."""
+        assert self._runner is not None
+        site = web.SockSite(self._runner, listening, backlog=BACKLOG)
+        await site.start()
+
+        async def leave() -> None:
+            with contextlib.suppress(RuntimeError):  # the listener was stopped, and the site with it
+                await site.stop()
+
+        return leave
+
     async def stop(self) -> None:
         """Stop listening; requests under way get a moment to end. Does nothing when stopped."""
         runner, self._runner, self._port = self._runner, None, None
@@ -220,10 +244,8 @@ class CallbackListener:
         Raises:
             RuntimeError: when it is not listening.
         """
-        if self._port is None:
-            raise RuntimeError("the callback listener is not running")
-        host = self._address.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
+        port, host = self.port, self._address.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def completion_url(self, rollout_id: str) -> str:
         """Return the URL of a rollout's completion callback."""

@@ -227,7 +227,8 @@ class _UvEnvironment:
             return self._uv
         cache.mkdir(parents=True, exist_ok=True)
         readable = (*self._sandbox.readable, *interpreter_places(python), *self._uv.places())
-        sandbox = replace(self._sandbox, readable=readable)
+        # Packages come from somewhere; of the run's secrets a build has none.
+        sandbox = replace(self._sandbox, readable=readable, network="host")
         return Uv(self._uv.path, Containment(sandbox, writable=(scratch, cache), cache=cache))
 
     def _export_lock(self, uv: Uv, python: Path, scratch: Path) -> Path:

@@ -159,6 +159,8 @@ class RolloutRunner:
             agents=self._endpoints if self._agent is not None else None,
             address=self._agent.callback_address if self._agent is not None else None,
         )
+        if isinstance(server, RolloutServer):
+            server.let_in(self._callbacks)
         self._servers = ServerPool(
             [server] if isinstance(server, ServedAgent) else several(server, servers),
             connect=self._connect,

@@ -12,15 +12,17 @@ chose a port.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from osmosis_ai.driving import _server_bootstrap
 from osmosis_ai.driving._server_bootstrap import INSTANCE_ENV, INSTANCE_HEADER, LISTENER_ENV
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.sandbox import Sandbox
+from osmosis_ai.llm.transport import ONLY_ADDRESS_ENV
+from osmosis_ai.sandbox import InnerListener, Sandbox
 from osmosis_ai.supervision import PrivateSocket, Service, ServiceError, ServiceSpec, free_port, is_free
 
 HEALTH_TIMEOUT_S = 90.0
@@ -70,6 +72,18 @@ class ServerSpec:
         return path if self.number == 1 else path.with_name(f"{path.stem}-{self.number}{path.suffix}")
 
 
+class CallbackDoor(Protocol):
+    """Where a rollout's server finds the model and leaves its results
+    (:class:`osmosis_ai.driving.callback_server.CallbackListener`)."""
+
+    @property
+    def port(self) -> int:
+        """Its port on loopback."""
+
+    async def listen_on(self, listening: socket.socket) -> Callable[[], Awaitable[None]]:
+        """Be found at one more socket; returns what ends that."""
+
+
 class RolloutServer(Service):
     """One rollout server; an async context manager.
 
@@ -86,16 +100,21 @@ class RolloutServer(Service):
         health_timeout_s: float = HEALTH_TIMEOUT_S,
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
-        super().__init__(_service(spec, spec.port or 0, None, health_timeout_s))
+        super().__init__(_service(spec, spec.port or 0, None, None, health_timeout_s))
         self.rollout = spec
         self._note: Callable[[str], None] | None = note
         self._socket: PrivateSocket | None = None
+        self._door: CallbackDoor | None = None
+        self._inner: InnerListener | None = None
+        self._leave: Callable[[], Awaitable[None]] | None = None
 
     def like(self, spec: ServerSpec) -> RolloutServer:
         """Return another server, which is told apart from this one by ``spec``."""
-        return RolloutServer(
+        another = RolloutServer(
             spec, health_timeout_s=self.spec.start_timeout_s, note=self._note or (lambda _: None)
         )
+        another._door = self._door
+        return another
 
     @property
     def base_url(self) -> str:
@@ -112,6 +131,10 @@ class RolloutServer(Service):
     def capacity(self) -> int | None:
         """How many rollouts it takes at once; None when it does not say, or does not run."""
         return capacity_of(self.answer or {})
+
+    def let_in(self, door: CallbackDoor) -> None:
+        """Have a server that is started from now on in a sandbox without a network find ``door`` on its loopback."""
+        self._door = door
 
     async def start(self) -> None:
         """Start the server and wait until it is healthy.
@@ -139,8 +162,14 @@ class RolloutServer(Service):
             await super().stop()
         finally:
             listener, self._socket = self._socket, None
+            inner, self._inner = self._inner, None
+            leave, self._leave = self._leave, None
             if listener is not None:
                 listener.remove()
+            if inner is not None:
+                inner.close()
+            if leave is not None:
+                await leave()
 
     async def _start_once(self) -> None:
         port = self.rollout.port or free_port()
@@ -151,10 +180,26 @@ class RolloutServer(Service):
                 hint="choose another port, or leave it out: the server then needs none.",
             )
         listener = self._socket = None if self.rollout.port else _private_socket()
-        self.spec = _service(self.rollout, port, listener, self.spec.start_timeout_s)
+        without_network = self.rollout.sandbox is not None and self.rollout.sandbox.network == "none"
+        if without_network and self._door is not None:
+            self._inner = InnerListener(self._door.port)
+        self.spec = _service(self.rollout, port, listener, self._inner, self.spec.start_timeout_s)
         await super().start()
         if listener is not None:
             listener.let_go()
+        await self._open_door()
+
+    async def _open_door(self) -> None:
+        if self._inner is None or self._door is None:
+            return
+        try:
+            self._leave = await self._door.listen_on(self._inner.take())
+        except OSError as error:
+            await self.stop()
+            raise ServiceError(
+                f"{self.spec.name} can not be reached in its sandbox: {error.strerror or error}.",
+                "not started",
+            ) from error
 
     def _say_where(self) -> None:
         if self._socket is None or self.address == self._socket.address or self._note is None:
@@ -178,7 +223,11 @@ def _private_socket() -> PrivateSocket:
 
 
 def _service(
-    rollout: ServerSpec, port: int, listener: PrivateSocket | None, health_timeout_s: float
+    rollout: ServerSpec,
+    port: int,
+    listener: PrivateSocket | None,
+    inner: InnerListener | None,
+    health_timeout_s: float,
 ) -> ServiceSpec:
     env = {name: value for name, value in rollout.env.items() if name not in _NOT_INHERITED}
     # Callbacks and model calls go to this machine; a proxy must not get to see them.
@@ -195,21 +244,27 @@ def _service(
     }
     if listener is not None:
         env[LISTENER_ENV] = str(listener.fileno())
+    if inner is not None:
+        env[ONLY_ADDRESS_ENV] = inner.authority
+    by_port = (
+        [] if listener is not None and rollout.sandbox is not None else [f"http://{_LOOPBACK[0]}:{port}"]
+    )
     return ServiceSpec(
         name=f"the rollout server `{rollout.entrypoint}`"
         + (f" ({rollout.number} of {rollout.of})" if rollout.of > 1 else ""),
-        command=_command(rollout),
+        command=_command(rollout, inner),
         contained=rollout.sandbox is not None,
         env=env,
         cwd=rollout.rollout_dir,
         log_path=rollout.own_log,
-        addresses=[*([listener.address] if listener else []), f"http://{_LOOPBACK[0]}:{port}"],
-        pass_fds=[listener.fileno()] if listener else [],
+        addresses=[*([listener.address] if listener else []), *by_port],
+        pass_fds=[each.fileno() for each in (listener, inner) if each is not None],
         is_ours=lambda headers, body: (
             (headers.get(INSTANCE_HEADER) or body.get("instance_id")) in (None, identity)
         ),
         start_timeout_s=health_timeout_s,
-        late_hint="the entrypoint must serve on the port in `_OSMOSIS_ROLLOUT_PORT` and keep running; "
+        late_hint=f"the entrypoint must serve {'' if by_port else 'with uvicorn '}on the port in "
+        "`_OSMOSIS_ROLLOUT_PORT` and keep running; "
         f"if it only needs longer, set {HEALTH_TIMEOUT_ENV} (seconds)",
         # Those that die together, as when memory is short, have died once.
         restarts=MAX_RESTARTS + rollout.of - 1,
@@ -217,10 +272,12 @@ def _service(
     )
 
 
-def _command(rollout: ServerSpec) -> list[str]:
+def _command(rollout: ServerSpec, inner: InnerListener | None) -> list[str]:
     command = [str(rollout.python), _server_bootstrap.__file__, rollout.entrypoint]
     if rollout.sandbox is None:
         return command
+    if inner is not None:
+        command = inner.command(rollout.python, command)
     return rollout.sandbox.command(
         command, cwd=rollout.rollout_dir.resolve(), writable=[rollout.artifact_root.resolve()]
     )

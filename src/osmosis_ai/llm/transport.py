@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 USER_AGENT = f"osmosis/{__version__}"
 CONNECT_TIMEOUT_S = 15.0
+ONLY_ADDRESS_ENV = "_OSMOSIS_ONLY_ADDRESS"
+"""The host and port of the run's model, in a process that reaches nothing else: a rollout without a network."""
 # uvicorn closes an idle connection after 5 s; reusing one at that very moment fails the request.
 KEEP_ALIVE_S = 4.0
 

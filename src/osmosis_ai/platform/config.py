@@ -10,12 +10,15 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from osmosis_ai.driving.agent_address import NETWORKS_ENV, allowed_networks
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.s3_address import parse_s3_address
 from osmosis_ai.sandbox.isolation import IsolationSetting, isolation_setting
+from osmosis_ai.sandbox.network import Network, network_setting
 
+SettingT = TypeVar("SettingT")
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8733
 _EVERY_INTERFACE = ("0.0.0.0", "::", "")
@@ -42,6 +45,7 @@ class PlatformConfig:
         recommended_cli_version: older clients are told of an upgrade
             (``OSMOSIS_RECOMMENDED_CLI_VERSION``); empty: nobody is.
         isolation: whether rollouts run in a sandbox (``OSMOSIS_ISOLATION``): where it works, always, or never.
+        network: what rollouts reach (``OSMOSIS_NETWORK``); ``none`` holds for every run, None leaves it to each.
     """
 
     home: Path
@@ -55,6 +59,7 @@ class PlatformConfig:
     minimum_cli_version: str = "0.2.14"
     recommended_cli_version: str = ""
     isolation: IsolationSetting = "auto"
+    network: Network | None = None
     blobs_url: str = ""
 
     def __post_init__(self) -> None:
@@ -134,7 +139,8 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
         executor_slots=read.number("OSMOSIS_EXECUTOR_SLOTS", 2, 0, 1024),
         minimum_cli_version=read.version("OSMOSIS_MINIMUM_CLI_VERSION", "0.2.14"),
         recommended_cli_version=read.version("OSMOSIS_RECOMMENDED_CLI_VERSION"),
-        isolation=read.isolation(),
+        isolation=read.setting(isolation_setting, "auto"),
+        network=read.setting(network_setting, None),
     )
     if problems := read.problems + _network_problems(read.text(NETWORKS_ENV)):
         raise OsmosisError("; ".join(problems) + ".", details={"issues": problems})
@@ -191,12 +197,12 @@ class _Variables:
                 )
         return found
 
-    def isolation(self) -> IsolationSetting:
+    def setting(self, read: Callable[[Mapping[str, str]], SettingT], otherwise: SettingT) -> SettingT:
         try:
-            return isolation_setting(self._variables)
+            return read(self._variables)
         except OsmosisError as error:
             self.problems.append(error.message.rstrip("."))
-            return "auto"
+            return otherwise
 
     def _accepted(self, name: str, accept: Callable[[str], str]) -> str:
         value = self.text(name)

@@ -25,6 +25,7 @@ from osmosis_ai.llm.providers import (
     key_variables,
     split_model_path,
 )
+from osmosis_ai.llm.transport import ONLY_ADDRESS_ENV
 from osmosis_ai.rubric.errors import (
     JudgeArgumentError,
     JudgeValueError,
@@ -138,6 +139,7 @@ def resolve_judge(
     base = _base_of(provider, model, info, env)
     if _text(info, "api_base") is None:
         refuse_redirect(address_variables_of(provider), env, key)
+    _require_reachable(f"{provider}/{model}", base, env)
     known = OPENAI_COMPATIBLE.get(provider)
     if known and known.model_prefix and "/" not in model and base == known.base_url:
         model = known.model_prefix + model
@@ -149,6 +151,18 @@ def resolve_judge(
         api_key=key,
         timeout_s=_timeout(provider, model, info, timeout_s),
         reasoning_effort=_text(info, "reasoning_effort"),
+    )
+
+
+def _require_reachable(name: str, base: str | None, env: Mapping[str, str]) -> None:
+    only = env.get(ONLY_ADDRESS_ENV)
+    if only is None or (base is not None and urlsplit(base).netloc == only):
+        return
+    raise JudgeArgumentError(
+        f'The judge `{name}` can not be asked: rollouts of this run have `network = "none"` and reach the run\'s own '
+        "model alone.",
+        hint="judge with that model (`api_base=` and `api_key=` of the rollout's context), or give the run "
+        '`network = "host"`',
     )
 
 

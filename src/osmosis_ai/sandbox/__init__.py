@@ -16,14 +16,18 @@ from osmosis_ai.sandbox.isolation import (
     stricter,
 )
 from osmosis_ai.sandbox.limits import RunLimits
+from osmosis_ai.sandbox.network import NETWORK_ENV, InnerListener, Network, narrower, network_setting
 from osmosis_ai.sandbox.places import interpreter_places
 from osmosis_ai.sandbox.self_test import check_sandbox
 
 __all__ = [
     "ISOLATION_ENV",
+    "NETWORK_ENV",
+    "InnerListener",
     "Isolation",
     "IsolationSetting",
     "IsolationUnavailableError",
+    "Network",
     "RunLimits",
     "Sandbox",
     "SandboxCapability",
@@ -31,5 +35,7 @@ __all__ = [
     "choose_isolation",
     "interpreter_places",
     "isolation_setting",
+    "narrower",
+    "network_setting",
     "stricter",
 ]

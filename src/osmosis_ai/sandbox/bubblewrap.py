@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from osmosis_ai.sandbox.limits import RunLimits
+from osmosis_ai.sandbox.network import Network
 from osmosis_ai.sandbox.places import ETC, SDK, SYSTEM, reachable_as
 
 HOME = "/home/rollout"
@@ -56,6 +57,7 @@ class Sandbox:
         readable: what it may read beside programs and libraries of the system.
         hidden: what it never sees, even where that lies within something it may read.
         limits: what it may take.
+        network: what it reaches; with ``none`` a loopback of its own alone.
     """
 
     bwrap: Path
@@ -64,6 +66,7 @@ class Sandbox:
     readable: tuple[Path, ...] = ()
     hidden: tuple[Path, ...] = ()
     limits: RunLimits = field(default_factory=RunLimits)
+    network: Network = "host"
 
     def command(self, program: Sequence[str], *, cwd: Path, writable: Sequence[Path]) -> list[str]:
         """Return the command that runs ``program`` in the sandbox.
@@ -79,6 +82,7 @@ class Sandbox:
         return [
             str(self.bwrap),
             *_ISOLATED,
+            *(["--unshare-net"] if self.network == "none" else []),
             *_system(),
             *("--proc", "/proc", "--dev", "/dev"),
             *_covered_proc(),

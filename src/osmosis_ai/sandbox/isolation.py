@@ -11,9 +11,11 @@ from typing import Literal, get_args
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.sandbox.capability import SandboxCapability
+from osmosis_ai.sandbox.network import Network
 
 IsolationSetting = Literal["auto", "required", "off"]
 ISOLATION_ENV = "OSMOSIS_ISOLATION"
+_NO_NETWORK = '`network = "none"` needs a sandbox'
 _BY_STRICTNESS: tuple[IsolationSetting, ...] = ("off", "auto", "required")
 
 
@@ -57,7 +59,9 @@ def stricter(machine: IsolationSetting, asked: IsolationSetting | None) -> Isola
     return max(machine, asked or machine, key=_BY_STRICTNESS.index)
 
 
-def choose_isolation(wanted: IsolationSetting, capability: SandboxCapability) -> Isolation:
+def choose_isolation(
+    wanted: IsolationSetting, capability: SandboxCapability, network: Network = "host"
+) -> Isolation:
     """Return what a run gets.
 
     Raises:
@@ -69,7 +73,8 @@ def choose_isolation(wanted: IsolationSetting, capability: SandboxCapability) ->
         return Isolation("bubblewrap")
     if wanted == "required":
         raise IsolationUnavailableError(
-            f"isolation is required, and {capability.said}.", hint=capability.remedy
+            f"{'isolation is required' if network == 'host' else _NO_NETWORK}, and {capability.said}.",
+            hint=capability.remedy,
         )
     return Isolation(
         "none",

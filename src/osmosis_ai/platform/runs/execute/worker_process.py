@@ -20,7 +20,7 @@ from osmosis_ai.process_environment import (
     chosen,
     python_environment,
 )
-from osmosis_ai.sandbox import ISOLATION_ENV
+from osmosis_ai.sandbox import ISOLATION_ENV, NETWORK_ENV
 from osmosis_ai.supervision import ChildProcess
 from osmosis_ai.supervision.kept_to_itself import DEBUGGABLE_ENV
 
@@ -98,6 +98,7 @@ def worker_environment(environ: Mapping[str, str], config: PlatformConfig) -> di
         **chosen(environ, ("OSMOSIS_AGENT_NETWORKS", DEBUGGABLE_ENV), ("OSMOSIS_BRIDGE_",)),
         "OSMOSIS_HOME": str(config.home),
         ISOLATION_ENV: config.isolation,
+        NETWORK_ENV: config.network or "",
         "PYTHONUNBUFFERED": "1",
         "PYTHONSAFEPATH": "1",
     }

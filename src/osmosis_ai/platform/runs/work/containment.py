@@ -5,7 +5,7 @@ A sandboxed run builds in a cache of its workspace's own: what a build leaves th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from osmosis_ai.config.execution import ExecutionSection
@@ -19,6 +19,7 @@ from osmosis_ai.sandbox import (
     Sandbox,
     check_sandbox,
     choose_isolation,
+    narrower,
     stricter,
 )
 
@@ -43,7 +44,8 @@ class RunContainment:
         if self.isolation.warning is not None:
             return LogLine(self.isolation.warning, level="warning", step="isolation")
         how = "in a sandbox (bubblewrap)" if self.sandbox else "without a sandbox (OSMOSIS_ISOLATION=off)"
-        return LogLine(f"rollouts run {how}", step="isolation")
+        reach = ", and reach the run's model alone" if self.sandbox and self.sandbox.network == "none" else ""
+        return LogLine(f"rollouts run {how}{reach}", step="isolation")
 
 
 def contain(
@@ -54,14 +56,16 @@ def contain(
     Raises:
         IsolationUnavailableError: a sandbox is required, and this machine can not make one.
     """
-    wanted = stricter(config.isolation, asked.isolation)
+    network = narrower(config.network, asked.network)
+    wanted = stricter(config.isolation, "required" if network == "none" else asked.isolation)
     if wanted == "off":
         return RunContainment(Isolation("none"), None, cache_dir())
     capability = check_sandbox(config.home)
-    isolation = choose_isolation(wanted, capability)
+    isolation = choose_isolation(wanted, capability, network)
     if not isolation.is_sandboxed:
         return RunContainment(isolation, None, cache_dir())
     sandbox = capability.sandbox(
         directory.source, hidden=[config.home], limits=RunLimits(memory_gb=asked.memory_gb)
     )
+    sandbox = replace(sandbox, network=network)
     return RunContainment(isolation, sandbox, cache_dir() / "workspaces" / workspace_id)

@@ -1,0 +1,98 @@
+"""What sandboxed programs reach: what their machine does, or the run's model and callbacks alone.
+
+Without a network of its machine's, a program still has a loopback of its own. One socket listens there, at the very
+address that the model and the callbacks have outside; this process answers on it, so that the address means the same
+inside. The socket is made by the sandbox's first program (:mod:`.inner_listener`), which sends it out and is gone
+before the code of others is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.sandbox import inner_listener
+
+Network = Literal["host", "none"]
+NETWORK_ENV = "OSMOSIS_NETWORK"
+_NOT_MEANT = "what came out of the sandbox is no socket that listens where it should"
+
+
+def network_setting(environ: Mapping[str, str]) -> Network | None:
+    """Return what ``OSMOSIS_NETWORK`` says; None without it.
+
+    Raises:
+        OsmosisError: it is none of the settings.
+    """
+    written = environ.get(NETWORK_ENV, "").strip()
+    for known in get_args(Network):
+        if written == known:
+            return known  # type: ignore[no-any-return]
+    if written:
+        raise OsmosisError(
+            f"{NETWORK_ENV} must be one of {', '.join(get_args(Network))}, and is '{written}'."
+        )
+    return None
+
+
+def narrower(machine: Network | None, asked: Network | None) -> Network:
+    """Return what counts: the machine's setting, or what a run asks for where that is less of a network."""
+    return "none" if "none" in (machine, asked) else "host"
+
+
+class InnerListener:
+    """A socket that listens on a sandbox's loopback, on its way out of it.
+
+    Args:
+        port: where it is to listen.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._here, self._there = socket.socketpair()
+
+    @property
+    def authority(self) -> str:
+        """Return ``host:port``, the only one that is reached inside."""
+        return f"{inner_listener.LOOPBACK}:{self._port}"
+
+    def fileno(self) -> int:
+        """Return the descriptor that the sandbox's program is passed."""
+        return self._there.fileno()
+
+    def command(self, python: Path, program: Sequence[str]) -> list[str]:
+        """Return the command that makes the socket, and then is ``program``."""
+        script = str(inner_listener.__file__)
+        return [str(python), "-I", "-S", script, str(self.fileno()), str(self._port), *program]
+
+    def take(self) -> socket.socket:
+        """Return the socket, once the program runs.
+
+        Raises:
+            OSError: none has come out, or it is not what it should be.
+        """
+        self._there.close()
+        self._here.setblocking(False)
+        _, descriptors, *_ = socket.recv_fds(self._here, 1, 1)
+        if not descriptors:
+            raise OSError("no socket came out of the sandbox")
+        # Whatever ran inside, this process answers only where it meant to.
+        try:
+            listening = socket.socket(fileno=descriptors[0])
+        except OSError:
+            os.close(descriptors[0])
+            raise OSError(_NOT_MEANT) from None
+        is_listening = listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+        if not is_listening or listening.getsockname() != (inner_listener.LOOPBACK, self._port):
+            listening.close()
+            raise OSError(_NOT_MEANT)
+        return listening
+
+    def close(self) -> None:
+        """Be done with it."""
+        self._there.close()
+        self._here.close()

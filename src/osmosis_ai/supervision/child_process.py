@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import os
 import signal
@@ -141,7 +142,7 @@ class ChildProcess:
                 ours.callback(os.close, stdout)
             ends: dict[str, int] = {}
             if handed is not None:
-                ends[HANDED_ENV] = pipe_of(handed)
+                ends[HANDED_ENV] = pipe_of(json.dumps(dict(handed)).encode())
                 ours.callback(os.close, ends[HANDED_ENV])
             if not outlives:
                 ends[LIFELINE_ENV], self._lifeline = os.pipe()

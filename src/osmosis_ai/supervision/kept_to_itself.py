@@ -32,13 +32,12 @@ def keep_to_itself(environ: Mapping[str, str]) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def pipe_of(handed: Mapping[str, str]) -> int:
-    """Return the read end of a pipe that holds ``handed``, for a child that calls :func:`take_handed`.
+def pipe_of(content: bytes) -> int:
+    """Return the read end of a pipe that holds ``content``, for a child that inherits it.
 
     Raises:
         ValueError: it is more than a pipe holds.
     """
-    content = json.dumps(dict(handed)).encode()
     if len(content) > MAX_HANDED_BYTES:
         raise ValueError(f"{len(content)} bytes are more than a process can be handed")
     read_end, write_end = os.pipe()

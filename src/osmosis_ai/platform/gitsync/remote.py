@@ -1,26 +1,28 @@
 """The side of a repository that is elsewhere: what it has, fetched into a mirror.
 
-Credentials reach Git in its environment, for the one host they belong to; no command line, no file and no
+Credentials reach Git by a pipe, for the one host they belong to; no command line, no environment, no file and no
 message has them.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from osmosis_ai.platform.gitsync.clone_url import CloneUrl
 from osmosis_ai.platform.gitsync.git import Git, GitError, GitResult
+from osmosis_ai.supervision.kept_to_itself import pipe_of
 
 QUERY_TIMEOUT_S = 30.0
 
 _BRANCHES = "refs/heads/"
 _REFSPECS = ("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
-_CREDENTIAL_HELPER = (
-    '!f() { printf \'username=%s\\npassword=%s\\n\' "$_OSMOSIS_GIT_USERNAME" "$_OSMOSIS_GIT_PASSWORD"; }; f'
-)
+# Git asks once (`get`), and then says whether it was right (`store`, `erase`).
+_CREDENTIAL_HELPER = '!f() { test "$1" != get || cat "/dev/fd/$_OSMOSIS_GIT_FD"; }; f'
 _HINTS = (
     (
         re.compile(r"host key", re.IGNORECASE),
@@ -116,9 +118,13 @@ class Remote:
     def _run(self, arguments: list[str], timeout_s: float, *keep_open: int) -> GitResult:
         shown = f"{self._identity} cannot be fetched from {self.url.address}"
         try:
-            result = self._git.run(
-                arguments, timeout_s=timeout_s, environment=self._environment(), keep_open=keep_open
-            )
+            with self._credentials() as (variables, descriptors):
+                result = self._git.run(
+                    arguments,
+                    timeout_s=timeout_s,
+                    environment={**self._environment(), **variables},
+                    keep_open=(*keep_open, *descriptors),
+                )
         except GitError as error:
             raise SyncError(f"{shown}: {error.message}") from None
         if result.exit_status != 0:
@@ -132,16 +138,28 @@ class Remote:
     def _environment(self) -> dict[str, str]:
         # A server may send a client on from http to https, never the other way.
         transports = "http:https" if self.url.transport == "http" else self.url.transport
-        environment = {"GIT_ALLOW_PROTOCOL": transports}
-        if self.url.username is not None:
-            environment |= {
-                "GIT_CONFIG_COUNT": "1",
-                "GIT_CONFIG_KEY_0": f"credential.{self.url.origin}.helper",
-                "GIT_CONFIG_VALUE_0": _CREDENTIAL_HELPER,
-                "_OSMOSIS_GIT_USERNAME": self.url.username,
-                "_OSMOSIS_GIT_PASSWORD": self.url.password,
-            }
-        return environment
+        return {"GIT_ALLOW_PROTOCOL": transports}
+
+    @contextmanager
+    def _credentials(self) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+        """Yield the variables and descriptors by which Git has the credentials of one command."""
+        if self.url.username is None:
+            yield {}, ()
+            return
+        said = f"username={self.url.username}\npassword={self.url.password}\n"
+        pipe = pipe_of(said.encode("utf-8", "surrogateescape"))
+        try:
+            yield (
+                {
+                    "GIT_CONFIG_COUNT": "1",
+                    "GIT_CONFIG_KEY_0": f"credential.{self.url.origin}.helper",
+                    "GIT_CONFIG_VALUE_0": _CREDENTIAL_HELPER,
+                    "_OSMOSIS_GIT_FD": str(pipe),
+                },
+                (pipe,),
+            )
+        finally:
+            os.close(pipe)
 
 
 def _likely_default(commits: Mapping[str, str], head_commit: str) -> str | None:

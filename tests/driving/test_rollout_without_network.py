@@ -210,7 +210,7 @@ async def test_an_entrypoint_that_serves_by_other_means_is_told_to_serve_with_uv
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
     (sandbox.source / "main.py").write_text("import threading; threading.Event().wait()")
-    server = RolloutServer(server_of(sandbox, tmp_path)._rollout, health_timeout_s=0.5)
+    server = RolloutServer(server_of(sandbox, tmp_path).rollout, health_timeout_s=0.5)
     with pytest.raises(ServiceError) as late:
         await server.start()
     assert "must serve with uvicorn" in (late.value.hint or "")

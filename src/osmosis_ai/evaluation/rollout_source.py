@@ -16,6 +16,7 @@ from osmosis_ai.evaluation.grader_digest import grader_digest
 from osmosis_ai.evaluation.manifest import source_digest
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.spec import EvalRunSpec
+from osmosis_ai.process_environment import program_environment
 
 if TYPE_CHECKING:
     from osmosis_ai.driving.environment import RolloutEnvironment
@@ -52,9 +53,11 @@ class RolloutSource(ABC):
 
     Attributes:
         is_elsewhere: whether its server is, which is then the only one.
+        sandbox: holds it back; None where nothing does.
     """
 
     is_elsewhere: ClassVar[bool] = False
+    sandbox: Sandbox | None = None
 
     @abstractmethod
     def source_digest(self, output_root: Path) -> str:
@@ -91,12 +94,12 @@ class ProjectSource(RolloutSource):
 
     Args:
         path: the directory.
-        sandbox: holds its server back.
+        sandbox: holds its server back, and what builds its environment.
     """
 
     def __init__(self, path: Path, sandbox: Sandbox | None = None) -> None:
         self.path = path
-        self._sandbox = sandbox
+        self.sandbox = sandbox
 
     def source_digest(self, output_root: Path) -> str:
         """Return the digest of the directory's files."""
@@ -120,7 +123,8 @@ class ProjectSource(RolloutSource):
         return await prepare_server(
             self.path,
             setting.spec.experiment.entrypoint,
-            environ=setting.environ,
+            # What is held back gets nothing of the user's shell but what makes programs run.
+            environ=program_environment(setting.environ) if self.sandbox else setting.environ,
             variables=setting.spec.env,
             secret_values=setting.secret_values,
             artifact_root=setting.directory.trials,
@@ -128,5 +132,5 @@ class ProjectSource(RolloutSource):
             cache_dir=setting.cache_dir,
             note=setting.note,
             port=setting.port,
-            sandbox=self._sandbox,
+            sandbox=self.sandbox,
         )

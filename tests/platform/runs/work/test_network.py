@@ -57,7 +57,9 @@ def test_a_run_without_a_network_does_not_run_where_nothing_can_be_held_back(
     absent = SandboxCapability(problem="bubblewrap is not installed", remedy="install it")
     monkeypatch.setattr(containment, "check_sandbox", lambda home: absent)
     asks = ExecutionSection(network="none")
-    with pytest.raises(IsolationUnavailableError, match=r'`network = "none"` needs a sandbox, and') as refused:
+    with pytest.raises(
+        IsolationUnavailableError, match=r'`network = "none"` needs a sandbox, and'
+    ) as refused:
         contain(config_of(tmp_path), WorkingDirectory(tmp_path / "runs", "r"), "w", asks)
     assert refused.value.hint == "install it"
 

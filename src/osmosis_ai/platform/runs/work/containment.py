@@ -5,7 +5,7 @@ A sandboxed run builds in a cache of its workspace's own: what a build leaves th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from osmosis_ai.config.execution import ExecutionSection
@@ -65,7 +65,6 @@ def contain(
     if not isolation.is_sandboxed:
         return RunContainment(isolation, None, cache_dir())
     sandbox = capability.sandbox(
-        directory.source, hidden=[config.home], limits=RunLimits(memory_gb=asked.memory_gb)
+        directory.source, hidden=[config.home], limits=RunLimits(memory_gb=asked.memory_gb), network=network
     )
-    sandbox = replace(sandbox, network=network)
     return RunContainment(isolation, sandbox, cache_dir() / "workspaces" / workspace_id)

@@ -16,6 +16,7 @@ from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.viewer.cursors import SamplePosition, sample_cursor
 from osmosis_ai.viewer.routes import viewer_router
 from tests.platform.conftest import Member, World
+from tests.platform.evaluations import add_dataset
 from tests.platform.http.test_workspace_pages import PASSWORD, csrf_of, sign_in
 from tests.platform.viewer.runs_world import add_run, add_samples
 
@@ -226,3 +227,13 @@ def test_a_platform_of_this_machine_has_no_page_under_another_s_name(
         assert browser.post("/login", data={"email": "x"}, headers={"host": host}).status_code == 403
     for host in ("127.0.0.1:8733", "localhost:9000", "[::1]:8733"):
         assert browser.get("/login", headers={"host": host}).status_code == 200, host
+
+
+def test_a_dataset_of_very_many_columns_with_very_long_names_is_a_page_all_the_same(
+    browser: TestClient, services: PlatformServices, member: Member
+) -> None:
+    row = {f"{number} {'x' * 1000}": "y" * 1000 for number in range(2000)}
+    add_dataset(services, member, "wide", rows=[row] * 30)
+    page = browser.get("/fern/datasets/wide")
+    assert page.status_code == 200 and len(page.text) < 500_000
+    assert "1,950 more columns" in page.text and "0 xxx" in page.text

@@ -37,6 +37,7 @@ _LAST_PAGE = 10**9
 _ROWS_PER_PAGE = 25
 _MOST_ROWS = 5_000
 """A row further behind is in the download: to show it, all before it are read."""
+_MOST_COLUMNS = 50
 _CELL_CHARACTERS = 200
 
 RIGHTS: Sequence[tuple[str, Role]] = (
@@ -84,14 +85,16 @@ def dataset_page(
     record = page.services.datasets.get(page.workspace.id, name)
     dataset = record.row
     records, unread = _rows(page, dataset, rows)
-    columns = list(dict.fromkeys(str(key) for each in records for key in each))
+    found = list(dict.fromkeys(key for each in records for key in each))
+    columns = found[:_MOST_COLUMNS]
     last = min(dataset.row_count or 0, _MOST_ROWS)
     return page.page(
         "dataset.html",
         ("datasets",),
         crumbs=[NavItem("Datasets", page.href("datasets"))],
         record=record,
-        columns=columns,
+        columns=[_cell(key) for key in columns],
+        more_columns=len(found) - len(columns),
         records=[
             (rows + place, [_cell(each.get(key)) for key in columns]) for place, each in enumerate(records)
         ],

@@ -231,6 +231,30 @@ class SourceContract:
         for entry in whole:
             assert entry.flaky == ({True, False} <= by_row[entry.row]), entry
 
+    def test_copies_of_a_row_are_one_row_that_passes_now_and_then(self, place: PlaceOfRuns) -> None:
+        """As in the estimates: row 1 is a copy of row 0, so is row 4, which has no score."""
+        name = f"copies-{next(_numbers)}"
+        place.start(name, rows=6, n=2)
+        rewards = [(1.0, 1.0), (0.0, 0.0), (0.0, 1.0), (1.0, 1.0), (None, None), (0.0, 0.0)]
+        copied = {"row_digest": "ab" * 32}
+        place.add(
+            name,
+            [
+                sample_record(row, attempt, reward, **(copied if row in (0, 1, 4) else {}))
+                for row, attempts in enumerate(rewards)
+                for attempt, reward in enumerate(attempts)
+            ],
+        )
+        whole = place.source.samples(name, SampleQuery(), limit=100)
+        found = listed(place.source, name, SampleQuery(outcome="flaky"), limit=3)
+        flaky = [(row, attempt) for row in (0, 1, 2, 4) for attempt in (0, 1)]
+        assert places_of(found) == flaky == places_of([each for each in whole.items if each.flaky])
+        assert whole.counts["flaky"] == len(flaky)
+        # Also where a page, or a filter, has but one of the copies.
+        alone = place.source.samples(name, SampleQuery(row=1), limit=1).items
+        assert [each.flaky for each in alone] == [True]
+        assert all(each.flaky for each in place.source.sample(name, 0, 0, SampleQuery()).attempts)
+
     def test_filters_leave_out_what_does_not_fit(self, place: PlaceOfRuns, run: str) -> None:
         def found(**wanted: Any) -> set[int]:
             return {entry.row for entry in listed(place.source, run, SampleQuery(**wanted))}

@@ -32,6 +32,13 @@ def test_every_kind_has_a_list_and_the_first_page_has_all() -> None:
     assert "/rubrics/three" in page_text(pages.get("/rubrics"))
 
 
+def test_a_list_says_whose_runs_they_are_where_anybody_is_known() -> None:
+    named = FakeSource([a_run("one", person="Mara <b>"), a_run("two")])
+    text = page_text(visitor(named).get("/evals"))
+    assert ">By</th>" in text and "Mara &lt;b&gt;" in text
+    assert ">By</th>" not in page_text(visitor(FakeSource([a_run("one")])).get("/evals"))
+
+
 def test_links_stand_below_the_root_of_the_source() -> None:
     text = page_text(visitor(FakeSource([a_run("one")]), root="/fern").get("/fern/evals"))
     assert 'href="/fern/evals/one"' in text

@@ -13,7 +13,7 @@ from osmosis_ai.errors import ConflictError
 from osmosis_ai.evaluation.comparison.run_samples import SAMPLE_FIELDS, ComparedInputs, RunSamples
 from osmosis_ai.evaluation.comparison.told_samples import with_told_samples
 from osmosis_ai.platform.db.tables import DbRun, DbSample
-from osmosis_ai.platform.runs.read.merging import RunFamily
+from osmosis_ai.platform.runs.read.merging import RunFamily, newest_results
 
 _BATCH = 5000
 _NAMES = (
@@ -50,12 +50,8 @@ def compared_run(session: Session, family: RunFamily) -> RunSamples:
 
 def _newest(session: Session, family: RunFamily) -> list[Any]:
     """Return of each attempt its newest result."""
-    found: dict[tuple[int, int], Any] = {}
-    for run in family.runs:
-        of_run = select(*_COLUMNS).where(DbSample.run_id == run.id)
-        for sample in session.execute(of_run.execution_options(yield_per=_BATCH)):
-            found[sample.row, sample.attempt] = sample
-    return list(found.values())
+    asked = select(*_COLUMNS).where(newest_results(family))
+    return list(session.execute(asked.execution_options(yield_per=_BATCH)))
 
 
 def _without_samples(family: RunFamily) -> RunSamples:

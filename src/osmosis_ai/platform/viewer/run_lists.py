@@ -81,16 +81,19 @@ class WorkspaceRuns:
 
     def entries(self, ids: Sequence[str]) -> dict[str, RunEntry]:
         """Return the lines of some runs, each with how its config's last runs went, by their ids."""
-        rows = self.session.execute(_SUMMARIES.where(DbRun.id.in_(ids))).all() if ids else []
-        trends = self._trends([row[0] for row in rows])
-        return {row[0].id: run_entry(*row, now=self.now, trend=trends[row[0].id]) for row in rows}
+        return self._entries(DbRun.id.in_(ids)) if ids else {}
 
     def with_previous(self, run: DbRun) -> tuple[RunEntry, RunEntry | None]:
         """Return a run's line, and that of the run before it on its config."""
-        earlier = self._of_config(select(DbRun.id), run).where(DbRun.id != run.id)
-        before: str | None = self.session.scalar(earlier.limit(1))
-        found = self.entries([run.id] if before is None else [run.id, before])
-        return found[run.id], found.get(before) if before is not None else None
+        earlier = self._of_config(select(DbRun.id), run).where(DbRun.id != run.id).limit(1)
+        found = self._entries(or_(DbRun.id == run.id, DbRun.id == earlier.scalar_subquery()))
+        entry = found.pop(run.id)
+        return entry, next(iter(found.values()), None)
+
+    def _entries(self, which: ColumnElement[bool]) -> dict[str, RunEntry]:
+        rows = self.session.execute(_SUMMARIES.where(which)).all()
+        trends = self._trends([row[0] for row in rows])
+        return {row[0].id: run_entry(*row, now=self.now, trend=trends[row[0].id]) for row in rows}
 
     def _of_kind(self, statement: Select[Any], kind: str) -> Select[Any]:
         return statement.where(DbRun.workspace_id == self.workspace_id, DbRun.kind == kind)

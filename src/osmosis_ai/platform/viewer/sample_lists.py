@@ -6,7 +6,7 @@ has no new ones (:class:`SampleCounts`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -15,19 +15,20 @@ from sqlalchemy import (
     ColumnElement,
     Float,
     Select,
+    String,
     and_,
     case,
-    exists,
+    cast,
     func,
     literal,
     or_,
     select,
 )
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import Session
 
 from osmosis_ai.platform.db.tables import DbSample
 from osmosis_ai.platform.logs import storable
-from osmosis_ai.platform.runs.read.merging import RunFamily
+from osmosis_ai.platform.runs.read.merging import RunFamily, newest_results, not_made_again
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.viewer.keyset import (
     KeysetOrder,
@@ -90,7 +91,7 @@ class FamilySamples:
         if position is not None:
             place = KeysetPlace(position.value, (position.row, position.attempt), position.backward)
         found = read_page(self.session, self._ranges(query), _order(query), place, limit=limit + 1)
-        flaky = self._flaky_among({row.row_index for row in found[:limit]})
+        flaky = self._flaky_among(found[:limit])
         page = item_page(
             found,
             place,
@@ -107,7 +108,7 @@ class FamilySamples:
         found = read_page(
             self.session, self._ranges(SampleQuery(row=row)), _order(SampleQuery()), None, limit=self.family.n
         )
-        flaky = self._flaky_among({row}) if found else set()
+        flaky = self._flaky_among(found)
         return [self._entry(each, flaky) for each in found]
 
     def neighbours(
@@ -147,17 +148,13 @@ class FamilySamples:
         conditions = self._conditions(query)
         ids = [run.id for run in self.family.runs]
         return [
-            select(*_COLUMNS).where(DbSample.run_id == id, *_not_made_again(ids[age + 1 :]), *conditions)
+            select(*_COLUMNS).where(DbSample.run_id == id, *not_made_again(ids[age + 1 :]), *conditions)
             for age, id in enumerate(ids)
         ]
 
     def _all(self, statement: Select[Any]) -> Select[Any]:
         """Return a statement over all samples that count."""
-        ids = [run.id for run in self.family.runs]
-        of_runs = [
-            and_(DbSample.run_id == id, *_not_made_again(ids[age + 1 :])) for age, id in enumerate(ids)
-        ]
-        return statement.where(or_(*of_runs))
+        return statement.where(newest_results(self.family))
 
     def _conditions(self, query: SampleQuery) -> list[ColumnElement[bool]]:
         passes = DbSample.reward >= self.family.pass_threshold
@@ -166,7 +163,7 @@ class FamilySamples:
             "passed": [_SCORED, passes],
             "failed": [_SCORED, ~passes],
             "unscored": [~_SCORED],
-            "flaky": [DbSample.row_index.in_(self._flaky_rows().scalar_subquery())],
+            "flaky": [DbSample.row_index.in_(self._flaky_rows())],
         }
         found = by_outcome[query.outcome]
         if query.row is not None:
@@ -185,20 +182,38 @@ class FamilySamples:
             found.append(or_(*(column.icontains(text, autoescape=True) for column in _TEXTS)))
         return found
 
-    def _flaky_rows(self) -> Select[Any]:
-        """Return the rows that pass now and then."""
-        passed = case((DbSample.reward >= self.family.pass_threshold, 1), else_=0)
-        return (
-            self._all(select(DbSample.row_index))
-            .where(_SCORED)
-            .group_by(DbSample.row_index)
-            .having(func.min(passed) < func.max(passed))
-        )
+    def _flaky_rows(self, *among: ColumnElement[bool]) -> Select[Any]:
+        """Return the rows that pass now and then; as ``evaluation/row_behaviour.py``, copies of a row are one.
 
-    def _flaky_among(self, rows: set[int]) -> set[int]:
-        if self.family.n < 2 or not rows:
+        Args:
+            among: conditions that keep a row with all its copies, or leave all of them out.
+        """
+        passed = case((_SCORED, case((DbSample.reward >= self.family.pass_threshold, 1), else_=0)))
+        of_row: tuple[Any, ...] = (
+            DbSample.row_index,
+            func.coalesce(func.max(DbSample.row_digest), cast(DbSample.row_index, String)).label("cluster"),
+            func.min(passed).label("least"),
+            func.max(passed).label("most"),
+        )
+        rows = self._all(select(*of_row)).where(*among).group_by(DbSample.row_index).cte()
+        mixed = (
+            select(rows.c.cluster)
+            .group_by(rows.c.cluster)
+            .having(func.min(rows.c.least) < func.max(rows.c.most))
+        )
+        return select(rows.c.row_index).where(rows.c.cluster.in_(mixed))
+
+    def _flaky_among(self, found: Sequence[Any]) -> set[int]:
+        """Return which rows of some samples pass now and then, looking at them and their copies alone."""
+        if self.family.n < 2 or not found:
             return set()
-        return set(self.session.scalars(self._flaky_rows().where(DbSample.row_index.in_(rows))))
+        digests = {sample.row_digest for sample in found if sample.row_digest is not None}
+        without = {sample.row_index for sample in found if sample.row_digest is None}
+        ids = [run.id for run in self.family.runs]
+        copies = select(DbSample.row_index).where(DbSample.run_id.in_(ids), DbSample.row_digest.in_(digests))
+        asked = [DbSample.row_index.in_(copies)] if digests else []
+        asked += [DbSample.row_index.in_(without)] if without else []
+        return {row for each in asked for row in self.session.scalars(self._flaky_rows(each))}
 
     def _count_outcomes(self) -> dict[str, int]:
         passed = and_(_SCORED, DbSample.reward >= self.family.pass_threshold)
@@ -288,12 +303,3 @@ def _position(query: SampleQuery, row: Any, backward: bool) -> SamplePosition:
     column = _VALUES[query.sort]
     value = getattr(row, column.key) if column is not None else None
     return SamplePosition(value, row.row_index, row.run_index, backward=backward)
-
-
-def _not_made_again(later: list[str]) -> list[ColumnElement[bool]]:
-    """Return the condition that none of the ``later`` runs has a result of the same attempt."""
-    if not later:
-        return []
-    newer = aliased(DbSample)
-    same = (newer.row_index == DbSample.row_index, newer.run_index == DbSample.run_index)
-    return [~exists().where(newer.run_id.in_(later), *same)]

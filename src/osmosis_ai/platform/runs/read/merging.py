@@ -8,12 +8,12 @@ another. What is still without one after all of them is unscored in the merged n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, and_, exists, or_, select
+from sqlalchemy.orm import Session, aliased
 
 from osmosis_ai.config.sections import EvaluationSettings
 from osmosis_ai.errors import ConflictError
@@ -215,10 +215,24 @@ def _is_number(reward: float | None) -> bool:
     return reward is not None and math.isfinite(reward)
 
 
+def newest_results(family: RunFamily) -> ColumnElement[bool]:
+    """Return the condition that a sample is the newest result of its work item in a family."""
+    ids = [run.id for run in family.runs]
+    return or_(*(and_(DbSample.run_id == id, *not_made_again(ids[age + 1 :])) for age, id in enumerate(ids)))
+
+
+def not_made_again(later: Sequence[str]) -> list[ColumnElement[bool]]:
+    """Return the condition that none of the ``later`` runs has a result of the same work item."""
+    if not later:
+        return []
+    newer = aliased(DbSample)
+    same = (newer.row_index == DbSample.row_index, newer.run_index == DbSample.run_index)
+    return [~exists().where(newer.run_id.in_(later), *same)]
+
+
 def _samples(db: Database, family: RunFamily) -> Iterator[tuple[str, Any]]:
-    """Yield every sample with the id of its run, those of the oldest run first."""
+    """Yield of every work item the newest result with the id of its run, in one statement however many runs there are."""
+    asked = select(DbSample.run_id, *_COLUMNS).where(newest_results(family))
     with db.session() as session:
-        for run in family.runs:
-            of_run = select(*_COLUMNS).where(DbSample.run_id == run.id)
-            for sample in session.execute(of_run.execution_options(yield_per=_BATCH)):
-                yield run.id, sample
+        for sample in session.execute(asked.execution_options(yield_per=_BATCH)):
+            yield sample.run_id, sample

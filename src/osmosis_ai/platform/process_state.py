@@ -38,6 +38,7 @@ class PlatformProcess:
         version: its release.
         url: how clients reach it; None while it starts.
         local_url: how this machine reaches it, past any proxy; None while it starts.
+        isolation: what holds rollouts back, in a few words.
         debuggable: whether programs of its user may read its memory and that of its workers.
         blobs: where it keeps datasets and files of runs: a directory, or a bucket.
     """
@@ -47,6 +48,7 @@ class PlatformProcess:
     version: str
     url: str | None = None
     local_url: str | None = None
+    isolation: str | None = None
     debuggable: bool = False
     blobs: str | None = None
 

@@ -29,6 +29,7 @@ from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.http.connection_limits import ConnectionLimits, limited_protocol
+from osmosis_ai.platform.isolation import look_at_isolation
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.services import PlatformServices, build_services
@@ -104,17 +105,21 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         services = build_services(bound)
         stack.callback(services.db.dispose)
         _check_blobs(services)
+        isolation, executes = look_at_isolation(bound)
         process = PlatformProcess(
             os.getpid(),
             services.clock.now().isoformat(timespec="seconds"),
             __version__,
+            isolation=isolation,
             debuggable=is_debuggable(os.environ),
             blobs=bound.blobs_shown,
         )
         note(process)
         first_login = bootstrap(services.db, services.clock)
         stack.enter_context(_serving_api(create_app(services), bound, listener, ends))
-        stack.enter_context(_running_executor(services))
+        stack.enter_context(
+            _running_executor(services, bound if executes else replace(bound, executor_slots=0))
+        )
         process = replace(process, url=bound.base_url, local_url=_local_url(host, port))
         note(process)
         stack.enter_context(_signals_to(ends))
@@ -234,8 +239,8 @@ def _serving_api(
 
 
 @contextmanager
-def _running_executor(services: PlatformServices) -> Iterator[None]:
-    executor = LocalExecutor(services.config, services.db, services.clock, services.logs)
+def _running_executor(services: PlatformServices, config: PlatformConfig) -> Iterator[None]:
+    executor = LocalExecutor(config, services.db, services.clock, services.logs)
     executor.start()
     try:
         yield

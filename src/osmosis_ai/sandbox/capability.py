@@ -107,7 +107,7 @@ def explain(bwrap: Path, said: str, *, root: Path = Path("/")) -> SandboxCapabil
         root: of the file system, for tests.
     """
     complaint = (said.strip().splitlines() or ["it ended without a word"])[-1].removeprefix("bwrap: ")
-    for problem, remedy in _reasons(root):
+    for problem, remedy in _reasons(root, complaint):
         return SandboxCapability(bwrap, problem=f"{problem} (bubblewrap: {complaint})", remedy=remedy)
     return SandboxCapability(
         bwrap,
@@ -116,8 +116,8 @@ def explain(bwrap: Path, said: str, *, root: Path = Path("/")) -> SandboxCapabil
     )
 
 
-def _reasons(root: Path) -> Iterator[tuple[str, str]]:
-    if _setting(root, "user/max_user_namespaces") in (0, 1):
+def _reasons(root: Path, complaint: str) -> Iterator[tuple[str, str]]:
+    if _setting(root, "user/max_user_namespaces") == 0 or "_namespaces exceeded" in complaint:
         yield (
             "the kernel allows no user namespaces (user.max_user_namespaces)",
             "sysctl -w user.max_user_namespaces=15000",

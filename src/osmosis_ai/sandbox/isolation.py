@@ -20,7 +20,15 @@ _BY_STRICTNESS: tuple[IsolationSetting, ...] = ("off", "auto", "required")
 
 
 class IsolationUnavailableError(OsmosisError):
-    """A sandbox is required, and this machine can not make one."""
+    """A sandbox is required, and this machine can not make one.
+
+    Attributes:
+        problem: why not.
+    """
+
+    def __init__(self, why: str, problem: str, remedy: str | None) -> None:
+        super().__init__(f"{why}, and rollouts can not be sandboxed here: {problem}.", hint=remedy)
+        self.problem = problem
 
 
 @dataclass(frozen=True)
@@ -29,16 +37,30 @@ class Isolation:
 
     Attributes:
         level: ``bubblewrap``, or ``none``.
-        warning: why it is none although a sandbox was wanted, a sentence.
+        reason: why it is none.
+        remedy: what mends that, where a sandbox was wanted.
     """
 
     level: Literal["bubblewrap", "none"]
-    warning: str | None = None
+    reason: str = f"{ISOLATION_ENV}=off"
+    remedy: str | None = None
 
     @property
     def is_sandboxed(self) -> bool:
         """Whether the run's programs are held back."""
         return self.level == "bubblewrap"
+
+    @property
+    def words(self) -> str:
+        """What a run's record says of it."""
+        return self.level if self.is_sandboxed else f"none: {self.reason}"
+
+    @property
+    def warning(self) -> str | None:
+        """Why there is none although one was wanted, in sentences."""
+        if self.is_sandboxed or self.remedy is None:
+            return None
+        return f"rollouts can not be sandboxed here: {self.reason}. They can read what the user of this machine can; mend it: {self.remedy}."
 
 
 def isolation_setting(environ: Mapping[str, str]) -> IsolationSetting:
@@ -72,11 +94,6 @@ def choose_isolation(
     if capability.works:
         return Isolation("bubblewrap")
     if wanted == "required":
-        raise IsolationUnavailableError(
-            f"{'isolation is required' if network == 'host' else _NO_NETWORK}, and {capability.said}.",
-            hint=capability.remedy,
-        )
-    return Isolation(
-        "none",
-        f"{capability.said}. They can read what the user of this machine can; mend it: {capability.remedy}.",
-    )
+        why = "isolation is required" if network == "host" else _NO_NETWORK
+        raise IsolationUnavailableError(why, capability.problem or "", capability.remedy)
+    return Isolation("none", capability.problem or "", capability.remedy or "")

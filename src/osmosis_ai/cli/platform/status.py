@@ -38,6 +38,7 @@ def status() -> DetailResult:
             "started_at": process.started_at,
             "runs_to_fill": runs_to_fill,
             "debuggable": process.debuggable,
+            "isolation": process.isolation,
         },
         rows=[
             ("Status", Status(state)),
@@ -46,6 +47,7 @@ def status() -> DetailResult:
             ("Started", Timestamp(process.started_at)),
             ("Version", process.version),
             ("Data", str(home)),
+            *([("Isolation", process.isolation)] if process.isolation else []),
             *([("Files", process.blobs)] if process.blobs else []),
             *([("Earlier runs", filling)] if filling else []),
             *([("Debuggable", _DEBUGGABLE)] if process.debuggable else []),

@@ -23,7 +23,10 @@ def add(
     from osmosis_ai.cli.platform.local_platform import local_platform
 
     with local_platform() as platform:
+        from osmosis_ai.platform.isolation import require_one_workspace
+
         user = platform.user(owner)
+        require_one_workspace(platform.config, len(platform.workspaces.all()))
         workspace = platform.workspaces.create(name)
         platform.workspaces.add_member(workspace.id, user.id, "owner")
     return OperationResult(

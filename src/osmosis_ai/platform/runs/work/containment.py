@@ -39,6 +39,12 @@ class RunContainment:
     cache: Path
 
     @property
+    def words(self) -> str:
+        """What the run's row says of it."""
+        words = self.isolation.words
+        return f"{words}, network {self.sandbox.network}" if self.sandbox else words
+
+    @property
     def line(self) -> LogLine:
         """What the run's log says of it."""
         if self.isolation.warning is not None:

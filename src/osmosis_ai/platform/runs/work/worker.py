@@ -45,6 +45,8 @@ from osmosis_ai.supervision import keep_to_itself, lower_priority, take_handed, 
 # The worker before this one is being ended together with its platform.
 _LOCK_WAIT_S = 10.0
 _LISTEN_S = 0.5
+# Of a column of a run's row.
+_LONGEST_WORDS = 255
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Worker:
                 )
                 if prepared.containment is not None:
                     publisher.log(prepared.containment.line)
+                    publisher.know(isolation=prepared.containment.words[:_LONGEST_WORDS])
                 result = event_loop.run(work.execute(prepared, publisher, interrupt))
             except Exception as caught:  # the edge of this process: every end of a run is said on the run
                 error = _DamagedRunError(caught) if isinstance(caught, JournalCorruptionError) else caught

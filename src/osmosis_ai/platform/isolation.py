@@ -1,0 +1,81 @@
+"""What a platform does about holding rollouts back: looked at once when it starts, and said wherever it is asked about.
+
+Where a sandbox is required and there is none, nothing is executed. Where it is only wished for, a platform may serve the
+people of one workspace, who trust each other; a second one needs the operator's word.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from osmosis_ai.errors import ConflictError
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.sandbox import (
+    ISOLATION_ENV,
+    Isolation,
+    IsolationUnavailableError,
+    SandboxCapability,
+    check_sandbox,
+    choose_isolation,
+    stricter,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def isolation_of(config: PlatformConfig, capability: SandboxCapability | None = None) -> Isolation:
+    """Return what runs get that ask for nothing; blocking, for the sandbox is tried.
+
+    Args:
+        config: of the platform.
+        capability: what this machine can do, where that is known.
+
+    Raises:
+        IsolationUnavailableError: a sandbox is required, and this machine can not make one.
+    """
+    wanted = stricter(config.isolation, "required" if config.network == "none" else None)
+    if wanted == "off":
+        return Isolation("none")
+    return choose_isolation(wanted, capability or check_sandbox(config.home), config.network or "host")
+
+
+def look_at_isolation(config: PlatformConfig) -> tuple[str, bool]:
+    """Return in a few words what holds rollouts back, and whether runs may be executed; what is amiss is logged."""
+    if os.geteuid() == 0:
+        logger.warning(
+            "the platform runs as root, and so do its rollouts, as far as files are in their reach: "
+            "run it as a user of its own"
+        )
+    try:
+        found = isolation_of(config)
+    except IsolationUnavailableError as error:
+        logger.error("no run is executed: %s Mend it: %s", error.message, error.hint)
+        return f"required, and not possible, so no run is executed: {error.problem}; {error.hint}", False
+    if found.warning is not None:
+        logger.warning("%s", found.warning)
+    return f"{found.words}, network {config.network or 'host'}" if found.is_sandboxed else found.words, True
+
+
+def require_one_workspace(
+    config: PlatformConfig, workspaces: int, capability: SandboxCapability | None = None
+) -> None:
+    """Refuse a further workspace where rollouts of one could read what the other's have.
+
+    Args:
+        config, capability: as of :func:`isolation_of`.
+        workspaces: that are there.
+
+    Raises:
+        ConflictError: there is one, and the machine only wishes for a sandbox that it can not make.
+    """
+    if not workspaces or config.isolation != "auto":
+        return
+    found = isolation_of(config, capability)
+    if found.is_sandboxed:
+        return
+    raise ConflictError(
+        f"a second workspace is not added: rollouts can not be sandboxed here ({found.reason}), so runs of one workspace could read the secrets and files of "
+        "the other.",
+        hint=f"{found.remedy}; or, if all of them trust each other, say so with {ISOLATION_ENV}=off",
+    )

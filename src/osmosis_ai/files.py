@@ -109,6 +109,14 @@ def open_regular(path: Path | str, *, dir_fd: int | None = None) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def size_of(path: Path) -> int:
+    """Return a file's bytes; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def sync_directory(directory: Path) -> None:
     """Make renames and new names in ``directory`` survive a power cut."""
     descriptor = os.open(directory, os.O_RDONLY)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -18,6 +18,7 @@ _LONGEST_WHOLE_NUMBER = 300
 MOST_ITEMS = 100_000
 """Of a list that is read item by item; who reads a whole one takes no more of it."""
 _LARGEST_EXACT = 2**53 - 1
+_LARGEST_DRAWN = 1e300
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[dD][89a-fA-F][0-9a-fA-F]{2}|.)"
 )
@@ -39,6 +40,22 @@ class ReadObject:
 
     members: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+
+
+def as_text(value: Any) -> str | None:
+    """Return a text that says something; None for everything else."""
+    return value if isinstance(value, str) and value else None
+
+
+def as_table(value: Any) -> Mapping[str, Any]:
+    """Return an object; an empty one for everything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_number(value: Any) -> float | None:
+    """Return a number that can be counted with and drawn (sums and squares of larger ones are infinite); else None."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < _LARGEST_DRAWN else None
 
 
 def read_object(content: bytes, *, listed: str) -> ReadObject:

@@ -24,6 +24,7 @@ from osmosis_ai.evaluation.comparison.run_samples import (
 )
 from osmosis_ai.evaluation.journal import parsed_lines
 from osmosis_ai.evaluation.journal_chain import Chain
+from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.local_results import pass_threshold_of, unfinished_words
 from osmosis_ai.evaluation.manifest import Manifest, inputs_digest
 from osmosis_ai.evaluation.record import check_field
@@ -195,43 +196,35 @@ def read_inputs(directory: Path) -> ComparedInputs:
 
 def recorded_dataset(directory: Path) -> Path | None:
     """Return the dataset's file as the run recorded it, whether or not it is there still."""
-    written = _text(Manifest.load(RunDirectory(directory).manifest).provenance.get("dataset_path"))
+    written = as_text(Manifest.load(RunDirectory(directory).manifest).provenance.get("dataset_path"))
     return Path(written) if written is not None else None
 
 
 def _inputs(manifest: Manifest, found: RunDirectory, judges: Collection[str] = ()) -> ComparedInputs:
     inputs, provenance = manifest.inputs, manifest.provenance
-    rollout, dataset = _table(inputs.get("rollout")), _table(inputs.get("dataset"))
-    functions = _table(inputs.get("agent_loop")).get("eval_fns")
-    facts = _table((found.read_metrics() or {}).get("eval_run"))
+    rollout, dataset = as_table(inputs.get("rollout")), as_table(inputs.get("dataset"))
+    functions = as_table(inputs.get("agent_loop")).get("eval_fns")
+    facts = as_table((found.read_metrics() or {}).get("eval_run"))
     n, seed, dirty = inputs.get("n"), inputs.get("seed"), provenance.get("git_dirty")
     return ComparedInputs(
-        model=_text(inputs.get("model_path")),
-        dataset_name=_text(provenance.get("dataset_name")) or _text(facts.get("dataset_name")),
-        dataset_sha256=_text(dataset.get("sha256")),
-        rollout=_text(rollout.get("name")),
-        entrypoint=_text(rollout.get("entrypoint")),
-        source_digest=_text(rollout.get("source_digest")),
+        model=as_text(inputs.get("model_path")),
+        dataset_name=as_text(provenance.get("dataset_name")) or as_text(facts.get("dataset_name")),
+        dataset_sha256=as_text(dataset.get("sha256")),
+        rollout=as_text(rollout.get("name")),
+        entrypoint=as_text(rollout.get("entrypoint")),
+        source_digest=as_text(rollout.get("source_digest")),
         grader_digest=manifest.grader_digest,
         judges=tuple(sorted(judges)),
-        commit=_text(provenance.get("git_head")),
+        commit=as_text(provenance.get("git_head")),
         dirty=dirty if isinstance(dirty, bool) else None,
-        config=_text(provenance.get("config")),
+        config=as_text(provenance.get("config")),
         n=n if type(n) is int else None,
         seed=seed if type(seed) is int else None,
         pass_threshold=pass_threshold_of(found),
-        selected_rows=_text(dataset.get("selected_source_rows")),
+        selected_rows=as_text(dataset.get("selected_source_rows")),
         eval_functions=tuple(map(str, functions)) if isinstance(functions, list) else (),
         settings_digest=inputs_digest(
             {name: value for name, value in inputs.items() if name not in _OF_THE_ROWS}
         ),
-        env={str(name): str(value) for name, value in _table(inputs.get("env")).items()},
+        env={str(name): str(value) for name, value in as_table(inputs.get("env")).items()},
     )
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _table(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

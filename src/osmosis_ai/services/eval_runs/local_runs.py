@@ -99,11 +99,12 @@ def follow_local_log(
         pause: waits between two looks.
     """
     from osmosis_ai.evaluation.run_lock import is_running
+    from osmosis_ai.files import size_of
     from osmosis_ai.services.log_following import at_level
-    from osmosis_ai.viewer.local.log_file import cursor_at, log_size, read_log
+    from osmosis_ai.viewer.local.log_file import cursor_at, read_log
 
     log = directory / "logs.txt"
-    cursor = cursor_at(log_size(log))
+    cursor = cursor_at(size_of(log))
     begun = local_log(directory, limit=first, cursor=cursor, level=level)
     yield from begun.logs
     while True:

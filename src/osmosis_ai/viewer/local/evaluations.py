@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.headline import Headline
+from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.local_results import JournalNumbers
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_lock import is_running
+from osmosis_ai.files import size_of
 from osmosis_ai.viewer.local.conversation_files import read_environment
+from osmosis_ai.viewer.local.recorded import commit_of, moment, recorded_entry, shown_facts
 from osmosis_ai.viewer.source import RunEntry
 
 if TYPE_CHECKING:
@@ -71,27 +73,14 @@ def read_evaluation(
     running = is_running(directory.parent, directory.name)
     written = found.read_metrics() or {}
     estimates, numbers, problems = _numbers(found, written, follow)
-    facts = written.get("eval_run")
-    facts = facts if isinstance(facts, dict) else {}
+    facts = as_table(written.get("eval_run"))
     headline = Headline.of(estimates, rows_drawn(facts)) if estimates is not None else None
     pending = headline is None or headline.pending > 0
     reward = estimates.reward if estimates is not None else None
-    inputs, provenance = manifest.inputs, manifest.provenance
-    dataset = _text(provenance.get("dataset_name")) or _text(facts.get("dataset_name"))
-    rollout, dirty = _text(_table(inputs.get("rollout")).get("name")), provenance.get("git_dirty")
-    entry = RunEntry(
-        kind="eval",
-        name=name,
-        id=manifest.local_run_id,
+    entry = replace(
+        recorded_entry("eval", name, manifest, dataset=as_text(facts.get("dataset_name"))),
         status="running" if running else "incomplete" if pending else "finished",
-        started_at=moment(manifest.created_at),
         ended_at=moment(facts.get("completed_at")),
-        model=_text(inputs.get("model_path")),
-        dataset=dataset,
-        rollout=rollout,
-        commit=_text(provenance.get("git_head")),
-        dirty=dirty if isinstance(dirty, bool) else None,
-        config=_text(provenance.get("config")) or series_of(rollout, dataset),
         headline=headline,
         reward=reward.value if reward is not None else None,
         reward_low=reward.low if reward is not None else None,
@@ -110,7 +99,7 @@ def _numbers(
     estimates, summary = Estimates.read(written.get("estimates")), written.get("summary")
     if estimates is not None and isinstance(summary, dict) and _is_current(found, written):
         return estimates, summary, ()
-    if follow is None and journal_size(found) > _READ_FOR_A_LIST_BYTES:
+    if follow is None and size_of(found.events) > _READ_FOR_A_LIST_BYTES:
         return estimates, summary, ()
     try:
         followed = follow() if follow is not None else JournalNumbers(found.path)
@@ -130,21 +119,13 @@ def _is_current(found: RunDirectory, written: Mapping[str, Any]) -> bool:
     """Tell whether the numbers are of the whole journal; of those that do not say, whether they were written last."""
     counted = written.get("journal_bytes")
     if counted is not None:
-        return bool(counted == journal_size(found))
-    if _table(written.get("eval_run")).get("status") == "running":
+        return bool(counted == size_of(found.events))
+    if as_table(written.get("eval_run")).get("status") == "running":
         return False  # whoever wrote them was killed since, or goes on
     try:
         return found.metrics.stat().st_mtime_ns >= found.events.stat().st_mtime_ns
     except OSError:
         return not found.events.exists()
-
-
-def journal_size(found: RunDirectory) -> int:
-    """Return the journal's bytes; 0 where there is none."""
-    try:
-        return found.events.stat().st_size
-    except OSError:
-        return 0
 
 
 def rows_drawn(facts: Mapping[str, Any]) -> RowsDrawn | None:
@@ -185,8 +166,7 @@ def facts_of(known: KnownEvaluation, directory: Path) -> list[tuple[str, str]]:
     if manifest is None:
         return [("Directory", str(directory))]
     inputs, provenance = manifest.inputs, manifest.provenance
-    dataset, rollout, timeouts = (_table(inputs.get(name)) for name in ("dataset", "rollout", "timeouts"))
-    commit = entry.commit and f"{entry.commit}{' (dirty)' if entry.dirty else ''}"
+    dataset, rollout, timeouts = (as_table(inputs.get(name)) for name in ("dataset", "rollout", "timeouts"))
     facts = {
         "Model": entry.model,
         "Dataset": entry.dataset,
@@ -199,7 +179,7 @@ def facts_of(known: KnownEvaluation, directory: Path) -> list[tuple[str, str]]:
         "Digest of its source": rollout.get("source_digest"),
         "Grader": manifest.grader_digest,
         "Config": provenance.get("config"),
-        "Commit": commit,
+        "Commit": commit_of(entry),
         "Branch": provenance.get("git_branch"),
         "Environment": read_environment(directory),
         "Isolation": provenance.get("isolation"),
@@ -209,35 +189,19 @@ def facts_of(known: KnownEvaluation, directory: Path) -> list[tuple[str, str]]:
         "Run id": manifest.local_run_id,
         "Directory": str(directory),
     }
-    return [(label, str(value)) for label, value in facts.items() if value is not None]
+    return shown_facts(facts)
 
 
 def commands_of(known: KnownEvaluation) -> list[str]:
     """Return what to type to go on with a run, or to do again what failed."""
     manifest, entry = known.manifest, known.entry
-    config = _table(manifest.provenance).get("config") if manifest is not None else None
-    if not isinstance(config, str) or entry.status == "running":
+    config = manifest.provenance.get("config") if manifest is not None else None
+    if manifest is None or not isinstance(config, str) or entry.status == "running":
         return []
-    again = (
-        f"osmosis eval run {shlex.quote(config)} --name {shlex.quote(manifest.run_name)}" if manifest else ""
-    )
+    again = f"osmosis eval run {shlex.quote(config)} --name {shlex.quote(manifest.run_name)}"
     failed = entry.headline is not None and (entry.headline.failed or entry.headline.skipped)
     found = [again] if entry.status == "incomplete" else []
     return [*found, *([f"{again} --retry-failed"] if failed else [])]
-
-
-def moment(written: Any) -> datetime | None:
-    """Return a moment as files have it; None where it is none."""
-    try:
-        found = datetime.fromisoformat(str(written).replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    return found if found.tzinfo is not None else None
-
-
-def series_of(rollout: str | None, dataset: str | None) -> str | None:
-    """Return what runs have in common of which no config is known."""
-    return " on ".join(name for name in (rollout, dataset) if name) or None
 
 
 def _seconds(milliseconds: Any) -> float | None:
@@ -248,11 +212,3 @@ def _sentence(error: Exception) -> str:
     hint = getattr(error, "hint", None)
     said = str(getattr(error, "message", error))
     return f"{said} ({hint})" if hint else said
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _table(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.evaluation.lenient_json import loads
-from osmosis_ai.viewer.local.evaluations import moment
+from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text, loads
+from osmosis_ai.viewer.local.recorded import moment, shown_facts
 from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 HEAD = b'"generated_at"'
@@ -40,8 +40,8 @@ def read_session(path: Path, name: str) -> tuple[RunEntry, Mapping[str, Any], st
     except (OSError, ValueError, RecursionError) as error:
         problem = f"`{path}` is no result of a judging session that can be read ({error})."
         return RunEntry("rubric", name, id=str(path), status="incomplete", error=problem), {}, problem
-    usage, statistics = _table(document.get("usage")), _table(document.get("overall_statistics"))
-    scored = _table(document.get("counts")).get("scored") or statistics.get("success_count")
+    usage, statistics = as_table(document.get("usage")), as_table(document.get("overall_statistics"))
+    scored = as_table(document.get("counts")).get("scored") or statistics.get("success_count")
     made = moment(document.get("generated_at"))
     entry = RunEntry(
         kind="rubric",
@@ -50,12 +50,12 @@ def read_session(path: Path, name: str) -> tuple[RunEntry, Mapping[str, Any], st
         status="finished" if document.get("complete", True) else "incomplete",
         started_at=made,
         ended_at=made,
-        model=_text(document.get("model")),
-        dataset=_text(document.get("data_path")) and Path(str(document["data_path"])).name,
-        config=_text(document.get("rubric_id")),
-        reward=_number(statistics.get("average")) if scored else None,
-        cost_usd=_number(usage.get("cost_usd")),
-        duration_s=_number(usage.get("elapsed_s")),
+        model=as_text(document.get("model")),
+        dataset=as_text(document.get("data_path")) and Path(str(document["data_path"])).name,
+        config=as_text(document.get("rubric_id")),
+        reward=as_number(statistics.get("average")) if scored else None,
+        cost_usd=as_number(usage.get("cost_usd")),
+        duration_s=as_number(usage.get("elapsed_s")),
     )
     return entry, document, None
 
@@ -64,7 +64,7 @@ def session_detail(path: Path, name: str) -> RunDetail:
     """Return a session's page: ``summary_numbers`` is its document."""
     entry, document, problem = read_session(path, name)
     records = document.get("records")
-    inputs = _table(document.get("inputs"))
+    inputs = as_table(document.get("inputs"))
     facts = {
         "Rubric": document.get("rubric_id"),
         "Rubric from": document.get("rubric_source"),
@@ -80,19 +80,7 @@ def session_detail(path: Path, name: str) -> RunDetail:
     return RunDetail(
         entry,
         summary_numbers=document,
-        config_written=_text(document.get("rubric")) or _text(inputs.get("rubric")),
-        facts=[(label, str(value)) for label, value in facts.items() if value is not None],
+        config_written=as_text(document.get("rubric")) or as_text(inputs.get("rubric")),
+        facts=shown_facts(facts),
         problems=[problem] if problem is not None else [],
     )
-
-
-def _table(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

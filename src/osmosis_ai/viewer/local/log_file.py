@@ -42,14 +42,6 @@ def read_log(
         return LogPage(logs=[], next_cursor=None)
 
 
-def log_size(path: Path) -> int:
-    """Return the log's bytes; 0 where there is none."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
 def cursor_at(place: int) -> str:
     """Return the cursor of a byte where a line begins."""
     return encode("log", [place])

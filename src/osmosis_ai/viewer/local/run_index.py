@@ -29,6 +29,7 @@ from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import check_field
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import not_part_of_run
+from osmosis_ai.files import size_of
 from osmosis_ai.viewer.local.cache_file import CacheFile
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class RunIndex:
         return rows, n, threshold, f"{manifest.local_run_id} {rows} {n} {threshold!r}"
 
     def _refresh(self, deadline: float) -> float | None:
-        size = _size(self.directory.events)
+        size = size_of(self.directory.events)
         self._read, last = self._begin(size)
         self.damage = None
         if self._read == size and self._is_indexed:
@@ -334,13 +335,6 @@ def planned_items(manifest: Manifest, path: Path) -> tuple[int, int]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise OsmosisError(f"`{path}` does not tell which rows its run has ({error}).") from None
     return rows, n
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _number(value: float | None) -> float | None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, TypeVar, get_args
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.local_results import JournalNumbers
 from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.files import size_of
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.viewer.local.conversation_files import (
     list_artifacts,
@@ -34,7 +35,7 @@ from osmosis_ai.viewer.local.evaluations import (
     read_evaluation,
 )
 from osmosis_ai.viewer.local.judging_sessions import session_detail
-from osmosis_ai.viewer.local.log_file import cursor_at, log_size, read_log
+from osmosis_ai.viewer.local.log_file import cursor_at, read_log
 from osmosis_ai.viewer.local.places import RunPlace, RunPlaces, namesakes
 from osmosis_ai.viewer.local.run_index import RunIndex
 from osmosis_ai.viewer.local.run_list import RunList
@@ -208,7 +209,7 @@ class LocalSource:
     def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
         """Return how a run stands."""
         place = self._place(kind, run)
-        log = log_size(RunDirectory(place.path).log) if kind != "rubric" else 0
+        log = size_of(RunDirectory(place.path).log) if kind != "rubric" else 0
         if kind != "eval":
             entry = self._list.entry(place)
             return Changes(

@@ -6,7 +6,7 @@ and is said.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.config.written import config_text
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.files import open_regular
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
@@ -31,15 +32,13 @@ from osmosis_ai.training.runs.metrics import (
 )
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.viewer.local.conversation_files import read_environment
-from osmosis_ai.viewer.local.evaluations import moment, series_of
 from osmosis_ai.viewer.local.log_file import parse_line
+from osmosis_ai.viewer.local.recorded import commit_of, recorded_entry, shown_facts
 from osmosis_ai.viewer.source import CurveMark, RunDetail, RunEntry, SavedAdapter, TrainingCurves
 from osmosis_ai.viewer.training_curves import viewed_curves
 
 _MOST_LOG_BYTES = 32 << 20
 _LARGEST_STEP = 2**53 - 1
-_LARGEST_VALUE = 1e300
-"""What is larger can not be drawn: sums and squares of it are infinite."""
 
 
 @dataclass(frozen=True)
@@ -69,33 +68,21 @@ def read_training(path: Path, name: str) -> KnownTraining:
     running = directory.is_running()
     records, problems = _records(directory.metrics)
     sessions = tuple(_sessions(directory.log))
-    inputs, provenance = manifest.inputs, manifest.provenance
-    rollout = inputs.get("rollout")
-    rollout = rollout.get("name") if isinstance(rollout, dict) else None
     last = records[-1] if records else None
     reward = _newest(records, VALIDATION_REWARD)
     of_validation = reward is not None
     total = sessions[-1].get("total_steps") if sessions else None
     finished = last is not None and (not isinstance(total, int) or last.step >= total)
-    dataset, started = _text(provenance.get("dataset_name")), moment(manifest.created_at)
     ended = None if running or last is None else _moment_of(last)
-    entry = RunEntry(
-        kind="training",
-        name=name,
-        id=manifest.local_run_id,
+    entry = recorded_entry("training", name, manifest)
+    entry = replace(
+        entry,
         status="running" if running else "finished" if finished else "incomplete",
-        started_at=started,
         ended_at=ended,
-        model=_text(inputs.get("model_path")),
-        dataset=dataset,
-        rollout=_text(rollout),
-        commit=_text(provenance.get("git_head")),
-        dirty=provenance.get("git_dirty") if isinstance(provenance.get("git_dirty"), bool) else None,
-        config=_text(provenance.get("config")) or series_of(_text(rollout), dataset),
         reward=reward if of_validation else _newest(records, TRAINING_REWARD),
         reward_low=_newest(records, VALIDATION_REWARD_LOW) if of_validation else None,
         reward_high=_newest(records, VALIDATION_REWARD_HIGH) if of_validation else None,
-        duration_s=(ended - started).total_seconds() if ended is not None and started is not None else None,
+        duration_s=(ended - entry.started_at).total_seconds() if ended and entry.started_at else None,
         error=problems[0] if problems else None,
     )
     return KnownTraining(entry, manifest, records, sessions, problems)
@@ -114,10 +101,10 @@ def training_detail(known: KnownTraining, path: Path) -> RunDetail:
         "Model": entry.model,
         "Dataset": entry.dataset,
         "Rollout": entry.rollout,
-        "Config": _text(written),
-        "Commit": entry.commit and f"{entry.commit}{' (dirty)' if entry.dirty else ''}",
+        "Config": as_text(written),
+        "Commit": commit_of(entry),
         "Environment": read_environment(path),
-        "Isolation": _text(known.manifest.provenance.get("isolation")),
+        "Isolation": as_text(known.manifest.provenance.get("isolation")),
         "Device": known.sessions[-1].get("device") if known.sessions else None,
         "Run id": known.manifest.local_run_id,
         "Directory": str(path),
@@ -126,7 +113,7 @@ def training_detail(known: KnownTraining, path: Path) -> RunDetail:
         entry,
         config_written=config_text(written) if isinstance(written, dict) else None,
         config_effective=inputs,
-        facts=[(label, str(value)) for label, value in facts.items() if value is not None],
+        facts=shown_facts(facts),
         secret_names=[str(each) for each in names] if isinstance(names, list) else (),
         problems=known.problems,
     )
@@ -176,22 +163,19 @@ def _records(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:
 
 def _as_written(record: StepRecord) -> StepRecord:
     """Return a step with what can be of one: no metric but finite numbers, no warning but texts."""
-    of_rows = record.validation_rewards
     return replace(
         record,
         step=max(0, min(record.step, _LARGEST_STEP)),
-        metrics={key: float(value) for key, value in record.metrics.items() if _is_number(value)},
+        metrics=_numbers(record.metrics),
         warnings=[each for each in record.warnings if isinstance(each, str)]
         if isinstance(record.warnings, list)
         else [],
-        validation_rewards={key: value for key, value in of_rows.items() if _is_number(value)}
-        if isinstance(of_rows, dict)
-        else {},
+        validation_rewards=_numbers(as_table(record.validation_rewards)),
     )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST_VALUE
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {key: number for key, value in values.items() if (number := as_number(value)) is not None}
 
 
 def _sessions(log: Path) -> Iterator[dict[str, Any]]:
@@ -227,7 +211,3 @@ def _moment_of(record: StepRecord) -> datetime | None:
         return datetime.fromtimestamp(record.timestamp_ms / 1000, timezone.utc)
     except (ValueError, OverflowError, OSError, TypeError):
         return None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None

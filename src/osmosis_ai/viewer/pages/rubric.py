@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.lenient_json import as_number, as_text
 from osmosis_ai.ui import numbers
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.queries import Words, cursor_of, query_string
@@ -111,8 +112,8 @@ def _start(cursor: str | None, records: int) -> int:
 
 def _sentence(document: Mapping[str, Any], records: int) -> str:
     statistics = document.get("overall_statistics")
-    average = _number(statistics.get("average")) if isinstance(statistics, dict) else None
-    low, high = (_number(document.get(end)) for end in ("score_min", "score_max"))
+    average = as_number(statistics.get("average")) if isinstance(statistics, dict) else None
+    low, high = (as_number(document.get(end)) for end in ("score_min", "score_max"))
     scale = "" if low is None or high is None else f" on a scale from {low:g} to {high:g}"
     many = f"{records:,} {'record' if records == 1 else 'records'}"
     if average is None:
@@ -154,7 +155,7 @@ def _table(trust: TrustReport, records: Sequence[Mapping[str, Any]]) -> ScoreTab
     for row, record in enumerate(records):
         for model, run, call in _calls(record):
             place = models.index(model) if model in models else 0
-            if run <= shape[2] and (score := _number(call.get("score"))) is not None:
+            if run <= shape[2] and (score := as_number(call.get("score"))) is not None:
                 scores[row, place, run - 1] = score
     nothing = np.full(len(records), np.nan)
     try:
@@ -177,35 +178,23 @@ def _line(number: int, record: Mapping[str, Any]) -> JudgedLine:
     calls = [
         JudgementLine(
             f"{model}, run {run}" if model else f"Run {run}",
-            _number(call.get("score")),
-            _text(call.get("explanation")),
-            _text(call.get("error")) or _text(call.get("reason")),
+            as_number(call.get("score")),
+            as_text(call.get("explanation")),
+            as_text(call.get("error")) or as_text(call.get("reason")),
         )
         for model, run, call in _calls(record)
     ]
     statistics = record.get("statistics")
-    mean = _number(statistics.get("average")) if isinstance(statistics, dict) else None
-    consensus = _number(record.get("consensus"))
+    mean = as_number(statistics.get("average")) if isinstance(statistics, dict) else None
+    consensus = as_number(record.get("consensus"))
     return JudgedLine(
         number,
         str(record.get("label", record.get("conversation_id")) or number),
         mean if consensus is None else consensus,
-        _number(record.get("human_score")),
+        as_number(record.get("human_score")),
         calls,
     )
 
 
 def _list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list) else ()
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _number(value: Any) -> float | None:
-    from math import isfinite
-
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if abs(value) < 1e300 and isfinite(value) else None

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 DEBUGGABLE_ENV = "OSMOSIS_DEBUGGABLE"
 HANDED_ENV = "_OSMOSIS_HANDED_FD"
 _PR_SET_DUMPABLE = 4
-# What a pipe takes before anybody reads it; a page is what POSIX and Linux promise at the least (pipe(7)).
-MAX_HANDED_BYTES = 4096
+# What a pipe takes before anybody reads it: 64 KiB on Linux, 16 on macOS (pipe(7), and its kernel's `sys/pipe.h`).
+MAX_HANDED_BYTES = 16 * 1024
 
 
 def is_debuggable(environ: Mapping[str, str]) -> bool:

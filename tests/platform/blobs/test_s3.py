@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -286,3 +288,46 @@ def test_copies_take_no_more_room_than_they_may_and_those_in_use_stay(tmp_path: 
         assert used.exists()
         kept = {path.name for path in (tmp_path / "copies").iterdir()}
     assert kept == {"a", "d"}
+
+
+class _Metadata(BaseHTTPRequestHandler):
+    """A cloud's metadata address, as far as boto3 asks it for a role's credentials."""
+
+    def do_PUT(self) -> None:
+        self._say(b"token")
+
+    def do_GET(self) -> None:
+        role = {"Code": "Success", "AccessKeyId": KEY, "SecretAccessKey": SECRET, "Token": "t"}
+        role["Expiration"] = "2099-01-01T00:00:00Z"
+        self._say(b"role" if self.path.endswith("/security-credentials/") else json.dumps(role).encode())
+
+    def _say(self, content: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("given", ["by the operator", "by the machine"])
+def test_credentials_that_the_machine_gives_to_everybody_are_told_from_the_operators(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Metadata) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        if given == "by the operator":
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        address = parse_s3_address("s3://bucket?endpoint=http://127.0.0.1:9&path_style=true")
+        store = S3BlobStore(address, SystemClock(), BlobCopies(tmp_path / "copies"))
+        assert store.has_credentials_of_machine() == (given == "by the machine")
+        server.shutdown()
+        thread.join()

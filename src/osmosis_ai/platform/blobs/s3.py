@@ -49,14 +49,17 @@ _ATTEMPTS = 5
 _BODY_ATTEMPTS = 3
 _CONNECTIONS = 32
 _DELETING_THREADS = 8
+# What boto3 calls an instance's metadata and a container's.
+_BY_MACHINE = ("iam-role", "container-role")
 _BAD_PARTS = ("InvalidPart", "InvalidPartOrder", "EntityTooSmall")
 
 
 class _Clients(NamedTuple):
-    """Connections to the store, and what makes the URLs of clients."""
+    """Connections to the store, what makes the URLs of clients, and whether the machine gave the credentials."""
 
     own: Any
     public: Any
+    by_machine: bool
 
 
 class _Object(NamedTuple):
@@ -237,6 +240,11 @@ class S3BlobStore:
         for name in [name for name in environ if name.startswith("AWS_") and "_CONTAINER_" not in name]:
             del environ[name]
 
+    def has_credentials_of_machine(self) -> bool:
+        """Tell whether the store's credentials are those that every program on this machine is given that asks for
+        them: a cloud's, at its metadata address."""
+        return self._connected().by_machine
+
     def _complete(self, upload: BlobUpload, etags: Sequence[str]) -> None:
         from botocore.exceptions import ClientError
 
@@ -412,7 +420,9 @@ def _connect(address: S3Address, attempts: int) -> _Clients:
         return session.client("s3", region_name=region, endpoint_url=endpoint or None, config=config)
 
     own = client(address.endpoint)
-    return _Clients(own, client(address.public_endpoint) if address.public_endpoint else own)
+    public = client(address.public_endpoint) if address.public_endpoint else own
+    credentials = session.get_credentials()
+    return _Clients(own, public, credentials is not None and credentials.method in _BY_MACHINE)
 
 
 def _copy_name(key: str, found: _Object) -> str:

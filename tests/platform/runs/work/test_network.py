@@ -64,6 +64,30 @@ def test_a_run_without_a_network_does_not_run_where_nothing_can_be_held_back(
     assert refused.value.hint == "install it"
 
 
+@pytest.mark.parametrize(
+    ("said", "asked", "network"), [(None, None, "none"), (None, "host", "none"), ("host", None, "host")]
+)
+def test_where_the_machine_hands_out_keys_rollouts_reach_its_metadata_only_if_the_operator_says_so(
+    said: str | None,
+    asked: Network | None,
+    network: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(containment, "check_sandbox", lambda home: SandboxCapability(Path("/bin/bwrap")))
+    config = config_of(tmp_path, **({"OSMOSIS_NETWORK": said} if said else {}))
+    directory, asks = WorkingDirectory(tmp_path / "runs", "r"), ExecutionSection(network=asked)
+    held = contain(config, directory, "w", asks, hands_out_keys=True)
+    assert held.sandbox is not None and held.sandbox.network == network
+    assert ("OSMOSIS_NETWORK=host" in held.line.message) == (network == "none")
+    absent = SandboxCapability(problem="bubblewrap is not installed", remedy="install it")
+    monkeypatch.setattr(containment, "check_sandbox", lambda home: absent)
+    if network == "none":
+        with pytest.raises(IsolationUnavailableError) as refused:
+            contain(config, directory, "w", asks, hands_out_keys=True)
+        assert "OSMOSIS_NETWORK=host says that rollouts may reach it" in (refused.value.hint or "")
+
+
 def test_a_network_that_there_is_not_is_refused_at_the_platforms_start(tmp_path: Path) -> None:
     with pytest.raises(OsmosisError, match="OSMOSIS_NETWORK must be one of host, none, and is 'off'"):
         config_of(tmp_path, OSMOSIS_NETWORK="off")

@@ -18,6 +18,7 @@ from osmosis_ai.evaluation.rollout_source import ProjectSource, RolloutSource
 from osmosis_ai.evaluation.served_source import ServedSource
 from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.platform.blobs.opening import open_blob_store
+from osmosis_ai.platform.blobs.s3 import S3BlobStore
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets.lookup import open_dataset
@@ -176,7 +177,10 @@ class RunInputs:
         """
         if served_agent(request.experiment.entrypoint) is not None:
             return None
-        return contain(self._config, self._directory, self.run.workspace_id, request.execution)
+        by_machine = isinstance(self.blobs, S3BlobStore) and self.blobs.has_credentials_of_machine()
+        return contain(
+            self._config, self._directory, self.run.workspace_id, request.execution, hands_out_keys=by_machine
+        )
 
     def common(self, secret_values: Mapping[str, str], request: RunRequest) -> dict[str, Any]:
         """Return the fields of a :class:`~osmosis_ai.platform.runs.work.run_work.PreparedRun`.

@@ -117,14 +117,24 @@ class Projector:
 
     def copy_missing(self) -> None:
         """Make every copy that can be made and is not there; blocking. Call it after :meth:`stop`."""
+        trials = {entry.name for entry in _entries(self._directory.trials)}
+        lacking = [
+            (offset, row_index, run_index)
+            for row_index, run_index, offset in self._ledger.recorded()
+            if not self._is_copied(row_index * self._ledger.n + run_index)
+        ]
         with JournalReader(self._directory.events) as journal:
-            for row_index, run_index, offset in self._ledger.recorded():
-                item = row_index * self._ledger.n + run_index
-                if self._has_trajectory[item] and self._has_artifacts[item]:
-                    continue
+            # The newest first: where attempts are taken away once they are stored elsewhere, few are left.
+            for offset, row_index, run_index in sorted(lacking, reverse=True):
+                if not trials:
+                    break
                 record = journal.record(offset)
-                if record is not None:
+                if record is not None and record.rollout_id in trials:
+                    trials.discard(record.rollout_id)
                     self._try_copy(row_index, run_index, record.rollout_id, last=True)
+
+    def _is_copied(self, item: int) -> bool:
+        return bool(self._has_trajectory[item] and self._has_artifacts[item])
 
     def _find_copies(self) -> None:
         """Learn which copies earlier sessions made, and clear away unfinished ones."""

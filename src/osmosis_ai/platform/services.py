@@ -125,7 +125,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         resumption=TrainingResumption(db, used_clock, logs, training_runs, config.runs_dir),
         run_deletion=RunDeletion(db, used_clock, blobs, config.runs_dir, counts),
         lora_models=LoraModelStore(db, blobs, used_clock),
-        downloads=Downloads(db, blobs),
+        downloads=Downloads(db, blobs, signer),
         sample_filling=SampleFilling(db, blobs, used_clock),
         maintenance=Maintenance(
             {"blobs": blobs.sweep, "datasets": datasets.ingest.recover, "uploads of runs": eval_imports.tidy}

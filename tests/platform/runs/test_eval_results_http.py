@@ -9,8 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
-from osmosis_ai.platform.db.tables import DbRunFile, DbSample, new_id
+from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample, new_id
+from osmosis_ai.platform.logs import LogLine
 from osmosis_ai.platform.runs.leases import Leases
+from osmosis_ai.platform.runs.read.derived_files import DerivedFiles
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import assert_flat_error
 from tests.platform.evaluations import Submits, submit_body
@@ -170,3 +172,29 @@ def test_nothing_was_written_that_nobody_asked_for(api: TestClient, services: Pl
     submitted(api)
     with services.db.session() as session:
         assert session.scalar(select(func.count()).select_from(DbRunFile)) == 0
+
+
+def test_the_manifest_of_a_run_that_has_ended_is_written_once_but_for_its_log(
+    api: TestClient, services: PlatformServices, finished: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, asked = f"{RUNS}/{finished['name']}/samples/manifest", {"types": "metrics,trajectories,logs"}
+    first = api.get(where, params=asked).json()
+    made: list[str] = []
+    make = DerivedFiles.make
+
+    def counted(self: DerivedFiles, run: DbRun, path: str) -> tuple[str, int]:
+        made.append(path)
+        return make(self, run, path)
+
+    monkeypatch.setattr(DerivedFiles, "make", counted)
+    services.logs.append(finished["id"], [LogLine("resubmitted by somebody", step="run")])
+    again = api.get(where, params=asked).json()
+    assert made == ["logs.txt"]
+    log, same = ({file["path"]: file for file in found["files"]} for found in (first, again))
+    assert log.pop("logs.txt") != same.pop("logs.txt") and log == same
+    # What a sample was found to have cost changes the summary.
+    with services.db.transaction() as session:
+        session.get_one(DbRun, finished["id"]).samples_filled_at = services.clock.now()
+    made.clear()
+    api.get(where, params=asked)
+    assert set(made) == {"metrics.json", "summary.jsonl", "logs.txt"}

@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import write_atomic
+from osmosis_ai.platform.blobs.shards import ShardPiece
 from osmosis_ai.platform.blobs.store import UrlRefused
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.config import PlatformConfig
@@ -38,10 +39,11 @@ _MAX_TOKEN_CHARS = 4096
 
 @dataclass(frozen=True, slots=True)
 class DownloadGrant:
-    """May fetch the blob ``key``, which is to be saved as ``filename``."""
+    """May fetch the blob ``key``, or a file in it, which is to be saved as ``filename``."""
 
     key: str
     filename: str
+    piece: ShardPiece | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class UrlSigner:
         """Return the URL that grants ``grant`` until ``ttl`` has passed."""
         expires_at = int((self.clock.now() + ttl).timestamp())
         if isinstance(grant, DownloadGrant):
-            claims: list[Any] = ["GET", expires_at, grant.key, grant.filename]
+            claims: list[Any] = ["GET", expires_at, grant.key, grant.filename, *(grant.piece or ())]
         else:
             claims = ["PUT", expires_at, grant.upload_id, grant.part_number, grant.size]
         payload = _encode(json.dumps(claims, ensure_ascii=False, separators=(",", ":")).encode())
@@ -83,8 +85,8 @@ class UrlSigner:
         Raises:
             UrlRefused: it was altered, has expired, or allows something else.
         """
-        key, filename = self._claims(token, "GET")
-        return DownloadGrant(key, filename)
+        key, filename, *piece = self._claims(token, "GET")
+        return DownloadGrant(key, filename, ShardPiece(*piece) if piece else None)
 
     def part(self, token: str) -> PartGrant:
         """Return what the last segment of a URL allows to send.

@@ -349,7 +349,10 @@ class DbSample(Base):
 
 
 class DbRunFile(Base):
-    """A file of a run that can be downloaded; ``path`` as in the download layout, ``size`` in bytes."""
+    """A file of a run that can be downloaded; ``path`` as in the download layout, ``size`` in bytes.
+
+    With ``shard_offset`` and ``shard_length`` it is a piece of the blob, a shard; without them all of it.
+    """
 
     __tablename__ = "run_files"
 
@@ -359,6 +362,8 @@ class DbRunFile(Base):
     source_row_index: Mapped[int | None] = mapped_column(Integer)
     size: Mapped[int] = mapped_column(BigInteger)
     blob_key: Mapped[str] = mapped_column(String(255))
+    shard_offset: Mapped[int | None] = mapped_column(BigInteger)
+    shard_length: Mapped[int | None] = mapped_column(Integer)
 
 
 class DbMetricPoint(Base):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import os
 import re
 from collections.abc import AsyncIterator, Iterator
+from io import BytesIO
 from typing import Annotated, BinaryIO
 
 import anyio
@@ -21,9 +23,18 @@ from starlette.datastructures import Headers
 
 from osmosis_ai.platform.blobs.incoming import BLOCK_BYTES, IncomingFile
 from osmosis_ai.platform.blobs.local import LocalBlobStore
-from osmosis_ai.platform.blobs.signing import BLOBS_PATH, OCTET_STREAM, PartGrant, content_disposition
+from osmosis_ai.platform.blobs.shards import read_piece
+from osmosis_ai.platform.blobs.signing import (
+    BLOBS_PATH,
+    OCTET_STREAM,
+    DownloadGrant,
+    PartGrant,
+    content_disposition,
+)
 from osmosis_ai.platform.blobs.store import (
+    BlobError,
     BlobNotFound,
+    BlobStore,
     BodyTooLarge,
     BodyTooSmall,
     DigestMismatch,
@@ -53,7 +64,11 @@ _INERT = {
 async def _local_store(services: Services) -> LocalBlobStore:
     if isinstance(services.blobs, LocalBlobStore):
         return services.blobs
-    raise ApiError(404, "BLOB_NOT_FOUND", "this platform keeps its files in another store.")
+    raise _elsewhere()
+
+
+def _elsewhere() -> ApiError:
+    return ApiError(404, "BLOB_NOT_FOUND", "this platform keeps its files in another store.")
 
 
 LocalStore = Annotated[LocalBlobStore, Depends(_local_store)]
@@ -83,22 +98,38 @@ async def send_part(request: Request, token: str, store: LocalStore) -> Response
 
 
 @router.get("/{token}", response_class=StreamingResponse)
-def fetch(request: Request, token: str, store: LocalStore) -> Response:
-    """Serve a blob, or the part of it that `Range` asks for."""
+def fetch(request: Request, token: str, services: Services) -> Response:
+    """Serve a blob or a file of a shard, or the part of it that `Range` asks for."""
     try:
-        grant = store.signer.download(token)
-        handle = store.open(grant.key)
+        grant = services.url_signer.download(token)
+        handle, size, etag = _granted(services.blobs, grant)
     except UrlRefused as error:
         raise _refused(error) from None
     except BlobNotFound:
         raise ApiError(
             404, "BLOB_NOT_FOUND", "this file was replaced or removed; ask for a new URL."
         ) from None
+    except BlobError as error:
+        raise ApiError(500, "BLOB_DAMAGED", error.message) from None
     try:
-        return _serve(handle, request.headers, grant.filename)
+        return _serve(handle, size, etag, request.headers, grant.filename)
     except BaseException:
         handle.close()
         raise
+
+
+def _granted(blobs: BlobStore, grant: DownloadGrant) -> tuple[BinaryIO, int, str]:
+    """Return a file, its size and what tells its content from another's."""
+    if grant.piece is not None:
+        # A shard never changes under its key.
+        piece = grant.piece
+        name = hashlib.sha256(f"{grant.key} {piece.offset}".encode()).hexdigest()[:32]
+        return BytesIO(read_piece(blobs, grant.key, piece)), piece.size, f'"{name}"'
+    if not isinstance(blobs, LocalBlobStore):
+        raise _elsewhere()
+    handle = blobs.open(grant.key)
+    found = os.fstat(handle.fileno())
+    return handle, found.st_size, f'"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"'
 
 
 # A client that is refused early is still sending; nobody reads the rest.
@@ -170,10 +201,7 @@ def _announced_digest(header: str | None) -> str | None:
         ) from None
 
 
-def _serve(handle: BinaryIO, headers: Headers, filename: str) -> Response:
-    found = os.fstat(handle.fileno())
-    size = found.st_size
-    etag = f'"{found.st_ino:x}-{found.st_mtime_ns:x}-{size:x}"'
+def _serve(handle: BinaryIO, size: int, etag: str, headers: Headers, filename: str) -> Response:
     span = _asked_for(headers, size, etag)
     answer = {
         **_INERT,

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Annotated, Any
 
 from fastapi import Query
+from fastapi.responses import StreamingResponse
 
 from osmosis_ai.api.wire import eval_runs as wire
 from osmosis_ai.config.checks import EVAL
@@ -19,7 +20,7 @@ from osmosis_ai.platform.http.page_links import runs_url
 from osmosis_ai.platform.http.paging import Paging, SamplePaging
 from osmosis_ai.platform.http.routing import quick_read
 from osmosis_ai.platform.runs.eval_results import headline_of, rows_of
-from osmosis_ai.platform.runs.read.downloads import LINK_TTL, WantedFile, parse_types, totals
+from osmosis_ai.platform.runs.read.downloads import LINK_TTL, WantedFile, parse_types
 from osmosis_ai.platform.runs.read.merging import RunFamily, family_of
 from osmosis_ai.platform.runs.read.run_store import ListedRun
 from osmosis_ai.platform.runs.read.sample_pages import sample_page
@@ -92,24 +93,22 @@ def eval_run_samples(
     return sample_page(services.db, family, limit=page.limit, cursor=page.cursor, details=details)
 
 
-@router.get("/{name_or_id}/samples/manifest")
+@router.get(
+    "/{name_or_id}/samples/manifest",
+    response_class=StreamingResponse,
+    responses={200: {"model": wire.SampleManifest}},
+)
 def sample_manifest(
     services: Services,
     scope: WorkspaceScope,
     name_or_id: str,
     types: Annotated[str | None, Query(description="Out of `metrics,trajectories,artifacts,logs`.")] = None,
     rows: Annotated[str | None, Query(description="Rows of the dataset, such as `3,7,10-20`.")] = None,
-) -> wire.SampleManifest:
+) -> StreamingResponse:
     """List the files of a run, of the asked types and rows."""
     run = services.eval_runs.get(scope.workspace_id, name_or_id).run
-    files = services.downloads.manifest(run, parse_types(types), rows or None)
-    return wire.SampleManifest(
-        files=[
-            wire.ManifestFile(path=file.path, size=file.size, **({"token": file.token} if file.token else {}))
-            for file in files
-        ],
-        totals=totals(files),
-    )
+    pieces = services.downloads.manifest(run, parse_types(types), rows or None)
+    return StreamingResponse(pieces, media_type="application/json")
 
 
 @router.post("/{name_or_id}/samples/download-urls")

@@ -26,12 +26,13 @@ from osmosis_ai.evaluation.conversation import (
 from osmosis_ai.evaluation.previews import previews_of
 from osmosis_ai.evaluation.spec import keeps_previews
 from osmosis_ai.evaluation.trajectory_export import item_name
-from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
+from osmosis_ai.platform.blobs.store import BlobError, BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.logs import storable
 from osmosis_ai.platform.runs.lifecycle import OPEN
+from osmosis_ai.platform.runs.run_files import PLACE, StoredPlace, open_run_file
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.grader_notes import read_grader_notes
 
@@ -156,14 +157,12 @@ class SampleFilling:
 
     def _fill_batch(self, run_id: str, batch: Sequence[Any], *, previews: bool) -> None:
         paths = {f"trajectories/{item_name(each.row_index, each.run_index)}.json": each for each in batch}
-        asked = select(DbRunFile.path, DbRunFile.blob_key).where(
-            DbRunFile.run_id == run_id, DbRunFile.path.in_(paths)
-        )
+        asked = select(DbRunFile.path, *PLACE).where(DbRunFile.run_id == run_id, DbRunFile.path.in_(paths))
         with self._db.session() as session:
             stored = session.execute(asked).all()
         changes = []
-        for path, key in stored:
-            sample, told = paths[path], _told(self._conversation(key), previews=previews)
+        for file in stored:
+            sample, told = paths[file.path], _told(self._conversation(file), previews=previews)
             known = {name: told[name] for name in _FILLED if getattr(sample, name) is None and name in told}
             if known:
                 changes.append((sample.row_index, sample.run_index, known))
@@ -176,11 +175,11 @@ class SampleFilling:
                 )
                 session.execute(update(DbSample).where(*of_sample).values(**known))
 
-    def _conversation(self, key: str) -> Conversation:
+    def _conversation(self, file: StoredPlace) -> Conversation:
         try:
-            with self._blobs.open(key) as stream:
+            with open_run_file(self._blobs, file) as stream:
                 return read_conversation(stream.read(LARGEST_CONVERSATION_BYTES + 1))
-        except BlobNotFound:
+        except BlobError:
             return Conversation()
 
 

@@ -18,12 +18,13 @@ from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.trajectory_export import item_name
-from osmosis_ai.platform.blobs.store import BlobNotFound
+from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.logs import storable
 from osmosis_ai.platform.runs.read.merging import RunFamily, merge
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.read.training_curves import read_curves
+from osmosis_ai.platform.runs.run_files import open_run_file
 from osmosis_ai.platform.runs.work.validation_files import SAMPLES_PATH, conversation_path
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.changes import read_changes
@@ -145,7 +146,7 @@ class PlatformSource:
             raise NotFoundError(
                 f"row {row}, attempt {attempt} of the run '{run[:200]}' has left no such file."
             )
-        return self.services.blobs.open(file.blob_key)
+        return open_run_file(self.services.blobs, file)
 
     def elsewhere(self, row_digest: str, *, limit: int) -> Sequence[tuple[RunEntry, SampleEntry]]:
         """Return samples of the same row in other runs, the newest run first."""
@@ -235,10 +236,12 @@ class PlatformSource:
         if file.size > max_bytes:
             return StoredConversation(None, file.size, open=partial(self.services.blobs.open, file.blob_key))
         try:
-            with self.services.blobs.open(file.blob_key) as content:
+            with open_run_file(self.services.blobs, file) as content:
                 return StoredConversation(content.read(max_bytes + 1), file.size)
         except BlobNotFound:
             return StoredConversation(None, missing=_TRAJECTORY_MISSING)
+        except BlobError as error:
+            return StoredConversation(None, file.size, missing=error.message)
 
     def _newest(self, session: Session, family: RunFamily, row: int, attempt: int, asked: Any) -> Any:
         """Return what is asked of the newest result of an attempt; None where there is none."""

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES
+from osmosis_ai.platform.runs.run_files import open_run_file
 from osmosis_ai.platform.runs.work.sample_files import SampleFiles
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.redaction import Redactor
@@ -31,12 +36,165 @@ def test_no_value_of_a_secret_makes_an_artifact_of_json_unreadable(
     artifact = directory.artifacts / "row_0_run_0" / name
     artifact.parent.mkdir(parents=True)
     artifact.write_bytes(content)
-    files = SampleFiles("run_1", directory, services.blobs, Redactor(["123456", "true"]), frozenset())
+    files = SampleFiles("run_1", directory, services.blobs, Redactor(["123456", "true"]))
     files.expect([record()])
-    ((row,),) = files.store_rest()
+    (row,) = files.rest()
     with services.blobs.open(row["blob_key"]) as blob:
         kept = blob.read()
     assert kept == stored
     assert row["size"] == len(stored)
     if name.endswith(".json"):
         assert json.loads(kept)
+
+
+class Worker:
+    """What a worker of a run has on its disk, and what it has told the database so far."""
+
+    def __init__(self, services: PlatformServices, path: Path) -> None:
+        self.services = services
+        self.directory = RunDirectory(path)
+        self.directory.create()
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.now = 0.0
+        self.files = self.begin()
+
+    def begin(self) -> SampleFiles:
+        """Begin as a worker that follows another."""
+        self.files = SampleFiles(
+            "run_1",
+            self.directory,
+            self.services.blobs,
+            Redactor(["s3cret-value"]),
+            lambda paths: [path for path in paths if path in self.rows],
+            clock=lambda: self.now,
+        )
+        return self.files
+
+    def finish(self, row: int, content: bytes | None = b'{"n": 1}', **artifacts: bytes) -> TerminalRecord:
+        """Have an attempt end, with what the engine and the rollout's server write of it."""
+        done = record(row)
+        name, trial = f"row_{row}_run_0", self.directory.trial(done.rollout_id)
+        trial.mkdir()
+        if content is not None:
+            (trial / "trajectory.json").write_bytes(content)
+            (self.directory.trajectories / f"{name}.json").write_bytes(content)
+        for file, data in artifacts.items():
+            (self.directory.artifacts / name).mkdir(exist_ok=True)
+            (self.directory.artifacts / name / file).write_bytes(data)
+        return done
+
+    def tell(self, rows: list[dict[str, Any]]) -> None:
+        self.rows |= {row["path"]: row for row in rows}
+        if rows:
+            self.files.written()
+
+    def tell_rest(self) -> None:
+        while rows := self.files.rest():
+            self.tell(rows)
+
+    def read(self, path: str) -> bytes:
+        with open_run_file(self.services.blobs, SimpleNamespace(**self.rows[path])) as file:
+            return file.read()
+
+    def left(self) -> list[str]:
+        return sorted(p.name for p in self.directory.path.rglob("row_*")) + [
+            p.name for p in self.directory.trials.iterdir()
+        ]
+
+
+@pytest.fixture
+def worker(services: PlatformServices, tmp_path: Path) -> Worker:
+    return Worker(services, tmp_path / "run")
+
+
+def test_conversations_of_many_attempts_share_a_blob_and_are_read_one_by_one(worker: Worker) -> None:
+    contents = {row: json.dumps({"row": row, "key": "s3cret-value"}).encode() for row in range(50)}
+    worker.files.expect(worker.finish(row, content) for row, content in contents.items())
+    worker.tell_rest()
+    assert len(worker.rows) == 50 and len({row["blob_key"] for row in worker.rows.values()}) == 1
+    for row in contents:
+        path = f"trajectories/row_{row}_run_0.json"
+        assert json.loads(worker.read(path)) == {"row": row, "key": "[REDACTED]"}
+        assert worker.rows[path]["size"] == len(worker.read(path))
+    assert worker.left() == []
+
+
+def test_a_shard_is_stored_when_it_is_old_enough_for_somebody_to_look(worker: Worker) -> None:
+    worker.now = 100.0
+    worker.files.expect([worker.finish(0)])
+    worker.tell(worker.files.ready())
+    assert len(worker.rows) == 1
+    worker.now = 100.5
+    worker.files.expect([worker.finish(1)])
+    assert worker.files.ready() == []
+    worker.now = 101.1
+    worker.tell(worker.files.ready())
+    assert len(worker.rows) == 2
+
+
+def test_rows_that_the_database_did_not_take_are_given_again_and_nothing_is_deleted_before(
+    worker: Worker,
+) -> None:
+    worker.files.expect([worker.finish(0)])
+    worker.now = 1.0
+    first = worker.files.ready()
+    worker.files.expect([worker.finish(1)])
+    assert worker.files.ready() == first and len(first) == 1
+    assert "row_0_run_0.json" in worker.left()
+    worker.tell(first)
+    worker.tell_rest()
+    assert len(worker.rows) == 2 and worker.left() == []
+
+
+def test_a_worker_that_follows_a_killed_one_stores_only_what_is_not_known(worker: Worker) -> None:
+    worker.files.expect([worker.finish(0)])
+    worker.tell_rest()
+    done = worker.finish(1)
+    worker.files.expect([done])
+    worker.files.rest()  # stored, and killed before the database knew
+    worker.begin().expect([record(0), done], resumed=True)
+    before = dict(worker.rows)
+    worker.tell_rest()
+    assert worker.rows["trajectories/row_0_run_0.json"] == before["trajectories/row_0_run_0.json"]
+    assert worker.read("trajectories/row_1_run_0.json") == b'{"n": 1}'
+
+
+def test_attempts_without_files_are_many_and_hold_up_nobody(worker: Worker) -> None:
+    worker.files.expect(worker.finish(row, None) for row in range(1500))
+    worker.files.expect([worker.finish(1500, a=b"1")])
+    worker.now = 61.0  # more than the engine waits for a trajectory
+    for _ in range(20):
+        worker.tell(worker.files.ready())
+        worker.now += 10.0
+    assert set(worker.rows) == {"trajectories/row_1500_run_0.json", "artifacts/row_1500_run_0/a"}
+    assert worker.left() == []
+
+
+def test_at_the_end_attempts_without_files_hide_none_that_have_some(worker: Worker) -> None:
+    worker.files.expect(worker.finish(row, None) for row in range(1100))
+    worker.files.expect([worker.finish(1100)])
+    worker.tell_rest()
+    assert list(worker.rows) == ["trajectories/row_1100_run_0.json"]
+
+
+def test_a_large_conversation_is_a_blob_of_its_own(worker: Worker) -> None:
+    large = json.dumps({"text": "x" * LARGEST_FILE_BYTES}).encode()
+    worker.files.expect([worker.finish(0, large), worker.finish(1)])
+    worker.tell_rest()
+    assert worker.read("trajectories/row_0_run_0.json") == large
+    assert worker.rows["trajectories/row_0_run_0.json"]["shard_offset"] is None
+    assert worker.read("trajectories/row_1_run_0.json") == b'{"n": 1}'
+
+
+def test_a_store_that_refuses_a_shard_gets_it_again(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker.files.expect([worker.finish(0)])
+
+    def full(key: str, stream: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worker.services.blobs, "put", full)
+        with pytest.raises(OSError, match="No space"):
+            worker.files.rest()
+    worker.tell_rest()
+    assert worker.read("trajectories/row_0_run_0.json") == b'{"n": 1}'

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import bisect
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 from sqlalchemy import select
 
-from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.blobs.signing import UrlSigner
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile
 from osmosis_ai.platform.runs.read.derived_files import KINDS, DerivedFiles
+from osmosis_ai.platform.runs.read.manifests import RunManifests
+from osmosis_ai.platform.runs.run_files import PLACE, run_file_url
 
 TYPES = ("metrics", "trajectories", "artifacts", "logs")
 LINK_TTL = timedelta(minutes=15)
-
-_BATCH = 5000
-
-
-@dataclass(frozen=True, slots=True)
-class DownloadableFile:
-    """A file of the download layout; ``token`` pins the content of one that changes."""
-
-    path: str
-    size: int
-    kind: str
-    token: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,65 +34,42 @@ class Downloads:
 
     Args:
         db, blobs: where the files are known and kept.
+        signer: makes the URLs of files that the platform serves itself.
     """
 
-    def __init__(self, db: Database, blobs: BlobStore) -> None:
+    def __init__(self, db: Database, blobs: BlobStore, signer: UrlSigner) -> None:
         self._db = db
         self._blobs = blobs
+        self._signer = signer
         self._derived = DerivedFiles(db, blobs)
+        self._manifests = RunManifests(db, blobs, self._derived)
 
-    def manifest(self, run: DbRun, types: Sequence[str], rows: str | None) -> list[DownloadableFile]:
-        """Return the files of the asked types, by path; samples' own only of the asked rows of the dataset.
+    def manifest(self, run: DbRun, types: Sequence[str], rows: str | None) -> Iterator[bytes]:
+        """Return the wire's manifest in pieces: files of the asked types, samples' own only of the asked rows.
 
         Raises:
             ConflictError: the run has not begun.
-            OsmosisError: a type or a row that makes no sense.
+            OsmosisError: a row that makes no sense.
         """
-        if run.status == "pending":
-            raise ConflictError(
-                f"the evaluation run {run.name} has not begun; there is nothing to download yet."
-            )
-        ranges = parse_rows(rows) if rows is not None else None
-        derived = [path for path, kind in KINDS.items() if kind in types]
-        files = [self._made(run, path) for path in derived]
-        stored = [kind for kind in ("trajectories", "artifacts") if kind in types]
-        if stored:
-            files += self._stored(run, stored, ranges)
-        return sorted(files, key=lambda file: file.path)
+        return self._manifests.read(run, types, parse_rows(rows) if rows is not None else None)
 
     def urls(self, run: DbRun, wanted: Sequence[WantedFile]) -> list[tuple[WantedFile, str]]:
         """Return a URL for each wanted file that there is; the others are left out."""
         paths = {file.path for file in wanted if file.path not in KINDS}
         named = (DbRunFile.run_id == run.id, DbRunFile.path.in_(paths))
         with self._db.session() as session:
-            rows = session.execute(select(DbRunFile.path, DbRunFile.blob_key).where(*named))
-            keys = {row.path: row.blob_key for row in rows}
+            places = {row.path: row for row in session.execute(select(DbRunFile.path, *PLACE).where(*named))}
         found = []
         for file in wanted:
-            made = self._derived.key(run, file.path, file.token) if file.path in KINDS else None
-            key = made or keys.get(file.path)
-            if key is not None:
-                name = file.path.rpartition("/")[2]
-                found.append((file, self._blobs.signed_get_url(key, filename=name, ttl=LINK_TTL)))
+            name = file.path.rpartition("/")[2]
+            if file.path in KINDS:
+                key = self._derived.key(run, file.path, file.token)
+                if key is not None:
+                    found.append((file, self._blobs.signed_get_url(key, filename=name, ttl=LINK_TTL)))
+            elif (place := places.get(file.path)) is not None:
+                url = run_file_url(self._blobs, self._signer, place, filename=name, ttl=LINK_TTL)
+                found.append((file, url))
         return found
-
-    def _made(self, run: DbRun, path: str) -> DownloadableFile:
-        token, size = self._derived.make(run, path)
-        return DownloadableFile(path, size, KINDS[path], token)
-
-    def _stored(
-        self, run: DbRun, kinds: Sequence[str], ranges: Sequence[tuple[int, int]] | None
-    ) -> Iterable[DownloadableFile]:
-        query = select(DbRunFile.path, DbRunFile.size, DbRunFile.kind, DbRunFile.source_row_index).where(
-            DbRunFile.run_id == run.id, DbRunFile.kind.in_(kinds)
-        )
-        with self._db.session() as session:
-            rows = session.execute(query.execution_options(yield_per=_BATCH))
-            return [
-                DownloadableFile(path, size, kind)
-                for path, size, kind, source_row in rows
-                if ranges is None or _is_in(ranges, source_row)
-            ]
 
 
 def parse_types(text: str | None) -> tuple[str, ...]:
@@ -147,23 +112,6 @@ def parse_rows(text: str) -> list[tuple[int, int]]:
             low, high = merged[-1][0], max(high, merged.pop()[1])
         merged.append((low, high))
     return merged
-
-
-def totals(files: Sequence[DownloadableFile]) -> dict[str, Any]:
-    """Return how much a manifest is, altogether and by type."""
-    by_type: dict[str, dict[str, int]] = {}
-    for file in files:
-        sums = by_type.setdefault(file.kind, {"files": 0, "bytes": 0})
-        sums["files"] += 1
-        sums["bytes"] += file.size
-    return {"files": len(files), "bytes": sum(file.size for file in files), "by_type": by_type}
-
-
-def _is_in(ranges: Sequence[tuple[int, int]], row: int | None) -> bool:
-    if row is None:
-        return False
-    place = bisect.bisect_right(ranges, (row, sys.maxsize)) - 1
-    return place >= 0 and row <= ranges[place][1]
 
 
 def _unreadable(text: str) -> OsmosisError:

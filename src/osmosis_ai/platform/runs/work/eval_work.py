@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,6 @@ class PreparedEval(PreparedRun):
     dataset: DatasetInput
     rows: RowSelection
     adapter: TrainedAdapter | None
-    stored: frozenset[str]
     secret_values: Mapping[str, str] = field(repr=False)
 
 
@@ -62,8 +61,6 @@ class EvalWork(RunWork[PreparedEval]):
         """
         inputs = RunInputs(self._config, self._db, self._directory, self._lease.run_id)
         run = inputs.run
-        with self._db.session() as session:
-            stored = frozenset(session.scalars(select(DbRunFile.path).where(DbRunFile.run_id == run.id)))
         request = read_eval_request(run.request)
         secret_values, policy = inputs.secret_values(request.secrets), inputs.policy()
         common = inputs.common(secret_values, request)
@@ -74,7 +71,6 @@ class EvalWork(RunWork[PreparedEval]):
             dataset=inputs.dataset(),
             rows=inputs.rows,
             adapter=TrainedAdapter(policy.base_model, policy.adapter) if policy.adapter else None,
-            stored=stored,
             secret_values=secret_values,
         )
 
@@ -87,7 +83,7 @@ class EvalWork(RunWork[PreparedEval]):
         run, directory = prepared.run, self._directory.evaluation(prepared.run.name)
         if interrupt and not directory.events.exists():
             return WorkResult(None)
-        files = SampleFiles(run.id, directory, prepared.blobs, prepared.redactor, prepared.stored)
+        files = SampleFiles(run.id, directory, prepared.blobs, prepared.redactor, self._stored_paths)
         publisher.follow(directory, files)
         runner = EvalRunner(
             spec=prepared.request.spec(commit_sha=prepared.commit_sha),
@@ -110,6 +106,12 @@ class EvalWork(RunWork[PreparedEval]):
             only=None if run.retried is None else [(row, attempt) for row, attempt in run.retried],
         )
         return _result(await runner.run())
+
+    def _stored_paths(self, paths: Collection[str]) -> Collection[str]:
+        """Return which of these files of the run the platform has."""
+        of_run = (DbRunFile.run_id == self._lease.run_id, DbRunFile.path.in_(paths))
+        with self._db.session() as session:
+            return session.scalars(select(DbRunFile.path).where(*of_run)).all()
 
     def keep(self, prepared: PreparedEval) -> None:
         """Store the journal; blocking.

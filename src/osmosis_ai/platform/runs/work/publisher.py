@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -122,10 +122,10 @@ class Publisher:
             raise self.failure
         while self._round():
             pass
-        if self._files is not None:
-            for rows in self._files.store_rest():
-                with self._leases.writing(self._lease) as (session, _):
-                    upsert(session, DbRunFile, rows)
+        while self._files is not None and (rows := self._files.rest()):
+            with self._leases.writing(self._lease) as (session, _):
+                upsert(session, DbRunFile, rows)
+            self._files.written()
 
     def _work(self) -> None:
         while not self._closing:
@@ -148,15 +148,15 @@ class Publisher:
         records = list(islice(self._new_records(), _RECORDS_PER_ROUND))
         lines = list(islice(self._lines, _LINES_PER_ROUND))
         progress = self._progress
-        files = self._files.store_ready() if self._files is not None else []
+        files = self._files.ready() if self._files is not None else []
         if not (records or lines or files or progress):
             return bool(self._writes)
         with self._leases.writing(self._lease) as (session, run):
             self._write(session, run, records, lines, files, progress)
+        if self._files is not None:
+            self._expect_files(self._files, records, files)
         if records:
             self._read_bytes = records[-1][1]
-            if self._files is not None:
-                self._files.expect(record for _, _, record in records)
         for _ in lines:
             self._lines.popleft()
         if self._progress is progress:
@@ -166,6 +166,20 @@ class Publisher:
             or len(lines) == _LINES_PER_ROUND
             or bool(files or self._writes)
         )
+
+    def _expect_files(
+        self,
+        sample_files: SampleFiles,
+        records: Sequence[tuple[int, int, TerminalRecord]],
+        rows: list[dict[str, Any]],
+    ) -> None:
+        if rows:
+            sample_files.written()
+        for resumed in (True, False):
+            # Those of earlier workers come first.
+            found = [each for offset, _, each in records if (offset < self._resumed_bytes) is resumed]
+            if found:
+                sample_files.expect(found, resumed=resumed)
 
     def _new_records(self) -> Iterator[tuple[int, int, TerminalRecord]]:
         if self._directory is None or self.damage or not self._directory.events.exists():

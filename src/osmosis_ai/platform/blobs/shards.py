@@ -1,0 +1,84 @@
+"""Many small files in one blob: each compressed by itself, one after another.
+
+A run of a million samples is a thousand blobs that way, and any one file is still read alone: the database says where
+its piece begins and how long it is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import zlib
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+from osmosis_ai.platform.blobs.store import BlobError, BlobStore
+
+LARGEST_FILE_BYTES = 4 * 1024 * 1024
+"""A larger file is better a blob of its own: a piece is read at once."""
+MOST_BYTES = 64 * 1024 * 1024
+_LEVEL = 6
+
+
+class ShardPiece(NamedTuple):
+    """Where a file lies in a shard: ``length`` bytes from ``offset`` on, which become ``size`` bytes."""
+
+    offset: int
+    length: int
+    size: int
+
+
+class ShardWriter:
+    """A shard that is not stored yet, in a file of its own that nobody else sees.
+
+    Args:
+        directory: where the file is kept meanwhile.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._file = cast(BinaryIO, tempfile.TemporaryFile(dir=directory))  # noqa: SIM115 - `close` closes it
+        self.size = 0
+
+    def add(self, content: bytes) -> ShardPiece:
+        """Add a file.
+
+        Raises:
+            OSError: the disk did not take it; the shard is as it was.
+        """
+        packed = zlib.compress(content, _LEVEL)
+        self._file.seek(self.size)
+        self._file.write(packed)
+        piece = ShardPiece(self.size, len(packed), len(content))
+        self.size += len(packed)
+        return piece
+
+    def store(self, blobs: BlobStore, key: str) -> None:
+        """Make it the blob ``key``; it may be stored again, and added to no more.
+
+        Raises:
+            OSError, OsmosisError: the store did not take it.
+        """
+        self._file.truncate(self.size)
+        self._file.seek(0)
+        blobs.put(key, self._file)
+
+    def close(self) -> None:
+        """Forget it."""
+        self._file.close()
+
+
+def read_piece(blobs: BlobStore, key: str, piece: ShardPiece) -> bytes:
+    """Return a file of a shard.
+
+    Raises:
+        BlobNotFound: the shard is gone.
+        BlobError: it holds something else there.
+    """
+    packed = blobs.read(key, piece.offset, piece.length)
+    unpacking = zlib.decompressobj()
+    try:
+        content = unpacking.decompress(packed, piece.size + 1)
+    except zlib.error:
+        content = None
+    if content is None or len(content) != piece.size or not unpacking.eof:
+        raise BlobError(f"the stored bytes of {key} are damaged.")
+    return content

@@ -1,0 +1,154 @@
+"""Which files of a run can be downloaded: written once when the run has ended, cut to what is asked for as it is read.
+
+A manifest is kept as lines: a file's type, its row of the dataset, its size, and the entry as the wire has it, with
+tabs between. Cutting it takes no parsing, and no more memory than a block.
+"""
+
+from __future__ import annotations
+
+import bisect
+import gzip
+import hashlib
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from io import BufferedReader, RawIOBase
+from itertools import chain
+from typing import Any, BinaryIO, cast
+
+import orjson
+from sqlalchemy import select
+
+from osmosis_ai.errors import ConflictError
+from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRun, DbRunFile
+from osmosis_ai.platform.runs.lifecycle import OPEN
+from osmosis_ai.platform.runs.read.derived_files import KINDS, LOGS, DerivedFiles
+
+Ranges = Sequence[tuple[int, int]]
+"""Rows of a dataset as first and last row, ascending and apart from one another."""
+
+_BATCH = 5000
+_IN_MEMORY_BYTES = 8 * 1024 * 1024
+_BLOCK_BYTES = 64 * 1024
+_LEVEL = 1
+_SAMPLES_OWN = ("artifacts", "trajectories")
+_EVERY_ROW = b"*"
+"""In the place of a row: of the whole run."""
+
+
+class RunManifests:
+    """The manifests of all runs.
+
+    Args:
+        db, blobs: where files are known, and manifests kept.
+        derived: the files that are made when somebody asks.
+    """
+
+    def __init__(self, db: Database, blobs: BlobStore, derived: DerivedFiles) -> None:
+        self._db = db
+        self._blobs = blobs
+        self._derived = derived
+
+    def read(self, run: DbRun, types: Sequence[str], ranges: Ranges | None) -> Iterator[bytes]:
+        """Return the wire's document in pieces: files of these types; samples' own only of these rows, where given.
+
+        Raises:
+            ConflictError: the run has not begun.
+        """
+        if run.status == "pending":
+            raise ConflictError(
+                f"the evaluation run {run.name} has not begun; there is nothing to download yet."
+            )
+        # Lines are written in a log after its run has ended, too.
+        newest = [self._made(run, LOGS)] if KINDS[LOGS] in types else []
+        return _document(self._lines(run), newest, types, ranges)
+
+    def _lines(self, run: DbRun) -> BinaryIO:
+        """Open the run's whole manifest but for its log."""
+        if run.status in OPEN:
+            return self._written(run)
+        version = f"{run.status} {run.completed_at} {run.samples_filled_at}"
+        key = f"runs/{run.id}/derived/{hashlib.sha256(version.encode()).hexdigest()}/manifest.gz"
+        try:
+            kept = self._blobs.open(key)
+        except BlobNotFound:
+            with closing(self._written(run)) as lines, _spool() as packed:
+                with gzip.GzipFile("", "wb", _LEVEL, packed, mtime=0) as out:
+                    while block := lines.read(_BLOCK_BYTES):
+                        out.write(block)
+                packed.seek(0)
+                self._blobs.put(key, packed)
+            kept = self._blobs.open(key)
+        # A reader of its own: lines of `gzip` cost three times as much.
+        return BufferedReader(cast(RawIOBase, gzip.open(kept, "rb")), _BLOCK_BYTES)
+
+    def _written(self, run: DbRun) -> BinaryIO:
+        lines = _spool()
+        for path in KINDS:
+            if path != LOGS:
+                lines.write(self._made(run, path))
+        asked = (
+            select(DbRunFile.path, DbRunFile.size, DbRunFile.kind, DbRunFile.source_row_index)
+            .where(DbRunFile.run_id == run.id, DbRunFile.kind.in_(_SAMPLES_OWN))
+            .order_by(DbRunFile.path)
+        )
+        with self._db.session() as session:
+            for path, size, kind, row in session.execute(asked.execution_options(yield_per=_BATCH)):
+                lines.write(_line(kind, row, {"path": path, "size": size}))
+        lines.seek(0)
+        return lines
+
+    def _made(self, run: DbRun, path: str) -> bytes:
+        token, size = self._derived.make(run, path)
+        return _line(KINDS[path], _EVERY_ROW.decode(), {"path": path, "size": size, "token": token})
+
+
+def _document(
+    lines: BinaryIO, newest: Sequence[bytes], types: Sequence[str], ranges: Ranges | None
+) -> Iterator[bytes]:
+    """Yield the document; closes ``lines``."""
+    sums: dict[bytes, list[int]] = {kind.encode(): [0, 0] for kind in types}
+    block, comma = bytearray(b'{"files":['), b""
+    with closing(lines):
+        for line in chain(newest, lines):
+            kind, row, size, entry = line.split(b"\t", 3)
+            counts = sums.get(kind)
+            if counts is None or (ranges is not None and not _is_in(ranges, row)):
+                continue
+            counts[0] += 1
+            counts[1] += int(size)
+            block += comma
+            block += entry
+            comma = b","
+            if len(block) >= _BLOCK_BYTES:
+                yield bytes(block)
+                block.clear()
+    yield bytes(block) + b'],"totals":' + orjson.dumps(_totals(sums)) + b"}"
+
+
+def _totals(sums: Mapping[bytes, Sequence[int]]) -> dict[str, Any]:
+    by_type = {
+        kind.decode(): {"files": files, "bytes": size} for kind, (files, size) in sums.items() if files
+    }
+    whole = {name: sum(each[name] for each in by_type.values()) for name in ("files", "bytes")}
+    return {**whole, "by_type": by_type}
+
+
+def _line(kind: str, row: int | str | None, entry: dict[str, Any]) -> bytes:
+    place = b"" if row is None else str(row).encode()
+    return b"%s\t%s\t%d\t%s\n" % (kind.encode(), place, entry["size"], orjson.dumps(entry))
+
+
+def _is_in(ranges: Ranges, row: bytes) -> bool:
+    if not row.isdigit():
+        return row == _EVERY_ROW
+    place = bisect.bisect_right(ranges, (int(row), sys.maxsize)) - 1
+    return place >= 0 and int(row) <= ranges[place][1]
+
+
+def _spool() -> BinaryIO:
+    # The caller closes it.
+    return cast(BinaryIO, tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES))

@@ -215,6 +215,7 @@ def test_each_server_has_its_own_log_and_name_and_all_one_budget(tmp_path: Path)
     assert [server.spec.log_path for server in servers] == [
         tmp_path / f"rollout-server{ending}.log" for ending in ("", "-2", "-3")
     ]
+    assert servers[0].spec.name == alone[0].spec.name, "when none starts, the first one's words are shown"
     assert servers[1].spec.name == "the rollout server `main.py` (2 of 3)"
     assert {server.spec.start_timeout_s for server in servers} == {7.0}
     assert len({id(server.deaths) for server in servers}) == 1

@@ -49,7 +49,8 @@ class ServerSpec:
         port: a port to listen on, or None for a socket.
         log_path: the file its output is appended to, readable by its owner alone.
         secret_values: values blotted out where the log is quoted in an error.
-        number, of: which of how many servers of a run it is; each but the first has a log of its own.
+        number, of: which of how many servers of a run it is; each but the first is told apart, and has
+            a log of its own.
         sandbox: holds it back; it then writes nowhere for good but into ``artifact_root``.
     """
 
@@ -251,7 +252,7 @@ def _service(
     )
     return ServiceSpec(
         name=f"the rollout server `{rollout.entrypoint}`"
-        + (f" ({rollout.number} of {rollout.of})" if rollout.of > 1 else ""),
+        + (f" ({rollout.number} of {rollout.of})" if rollout.number > 1 else ""),
         command=_command(rollout, inner),
         contained=rollout.sandbox is not None,
         env=env,

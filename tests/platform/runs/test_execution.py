@@ -185,7 +185,7 @@ def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
     for stage in (
         "checking the model",
         "preparing the rollout's environment",
-        "starting the rollout's server",
+        "starting the rollout's",
     ):
         assert stage in steps
 

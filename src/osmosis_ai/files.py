@@ -100,13 +100,27 @@ def open_regular(path: Path | str, *, dir_fd: int | None = None) -> BinaryIO:
     Raises:
         OSError: there is none, or it is no regular file.
     """
+    return os.fdopen(regular_descriptor(path, dir_fd=dir_fd), "rb")
+
+
+def regular_descriptor(path: Path | str, *, dir_fd: int | None = None) -> int:
+    """Open as :func:`open_regular` does, and return the descriptor, which the caller closes.
+
+    Raises:
+        OSError: there is none, or it is no regular file.
+    """
     import errno
 
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file")
-    return os.fdopen(descriptor, "rb")
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return opened
 
 
 def size_of(path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -524,3 +525,42 @@ def test_a_list_of_runs_does_not_wrap_in_a_terminal_of_120_columns(
     maze.get("/eval-runs").respond(json={"eval_runs": [ROW], "total_count": 1})
     lines = maze.osmosis("eval", "list").out.splitlines()
     assert len(lines) == 5 and "50.0 % pass, 8 of 10 scored, 1 failed" in lines[3]
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "events.jsonl", "metrics.json", "logs.txt"])
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_a_run_whose_file_is_none_is_refused_by_its_path_and_nothing_waits_for_it(
+    maze: Maze, file: str, kind: str
+) -> None:
+    write_run(maze.workspace.evals_dir / "good", [[1.0]])
+    path = write_run(maze.workspace.evals_dir / "odd", [[1.0]]) / file
+    path.unlink(missing_ok=True)
+    {"pipe": os.mkfifo, "folder": Path.mkdir, "link": lambda path: path.symlink_to("/dev/zero")}[kind](path)
+    for command in ("info", "show", "logs", "watch", "export", "compare good"):
+        outcome = maze.osmosis("eval", *command.split(), "odd")
+        assert outcome.status == 1
+        assert f"the run `odd` can not be read: `{path}` is no regular file" in outcome.err, command
+    maze.get("/eval-runs").respond(json={"eval_runs": [], "total_count": 0})
+    assert [run["name"] for run in maze.osmosis("eval", "list", "--json").json["local_runs"]] == ["good"]
+
+
+def test_what_is_not_seen_in_the_names_of_a_run_is_shown_as_marks(maze: Maze) -> None:
+    directory = write_run(maze.workspace.evals_dir / "good", [[1.0]])
+    manifest = json.loads((directory / "manifest.json").read_text())
+    manifest["inputs"]["rollout"] = {"name": "\u202egood\u200b\x1b[31m\x9b"}
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    maze.get("/eval-runs").respond(json={"eval_runs": [], "total_count": 0})
+    maze.patch.setenv("COLUMNS", "200")
+    for command in (("list",), ("info", "good", "--plain"), ("info", "good")):
+        shown = maze.osmosis("eval", *command).out
+        assert "‹U+202E›good‹U+200B›\\x1b[31m\\x9b" in shown
+
+
+def test_conversations_of_a_damaged_run_are_shown_with_what_is_wrong_with_it(maze: Maze) -> None:
+    directory = write_run(maze.workspace.evals_dir / "good", [[1.0], [0.0]])
+    with (directory / "events.jsonl").open("ab") as journal:
+        journal.write(b"\0\xff\n")
+    shown = maze.osmosis("eval", "show", "good", "--plain")
+    assert shown.status == 0 and "is damaged at line" in shown.out and "row 1, attempt 0:" in shown.out
+    assert "is damaged at line" in maze.osmosis("eval", "show", "good", "--row", "7").err
+    assert "is damaged at line" in maze.osmosis("eval", "show", "good", "--json").json["data"]["problems"][0]

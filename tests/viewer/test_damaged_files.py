@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from osmosis_ai.viewer.cursors import encode
-from osmosis_ai.viewer.local.log_file import parse_line
+from osmosis_ai.viewer.local.log_file import cursor_at, parse_line, read_log
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import RunQuery
 from tests.viewer.browsing import visitor
@@ -155,7 +155,7 @@ def test_a_journal_that_goes_while_it_is_read_is_said_to_be_gone(
 
     look(place, "/evals/run/samples")
     size = (place.evals / "run" / "events.jsonl").stat().st_size
-    monkeypatch.setattr(run_index, "size_of", lambda _: size)
+    monkeypatch.setattr(run_index, "_state", lambda _: (size, 0))
     (place.evals / "run" / "events.jsonl").unlink()
     page, _ = look(place, "/evals/run", "/evals/run/samples/0.0")
     assert "events.jsonl` can not be read (No such file or directory)" in page
@@ -176,3 +176,59 @@ def test_a_line_of_a_log_is_tried_for_details_at_a_few_places_alone(monkeypatch:
     tried.clear()
     assert parse_line(head + b'{"a":' * 10_000 + b"}").details is None
     assert len(tried) < 100
+
+
+def test_what_can_not_be_read_of_a_journal_is_read_once_and_again_when_it_may_be_another(
+    place: LocalPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from osmosis_ai.viewer.local import run_index
+
+    journal, asked = place.evals / "run" / "events.jsonl", []
+    with journal.open("ab") as file:
+        file.write(b"no record\n")
+    parsed = run_index.parsed_lines
+    monkeypatch.setattr(
+        run_index, "parsed_lines", lambda *words, **more: asked.append(1) or parsed(*words, **more)
+    )
+    index = run_index.RunIndex(place.evals / "run", cache_dir=place.root / "cache")
+    for _ in range(3):
+        index.refresh()
+        assert "is damaged" in str(index.damage)
+    assert len(asked) == 1
+    with journal.open("ab") as file:
+        file.write(b"nor this\n")
+    index.refresh()
+    assert len(asked) == 2
+    index.close()
+
+
+@pytest.mark.parametrize("direction", ["older", "newer"])
+def test_a_line_of_a_log_without_end_is_begun_and_counted_and_hides_no_other(
+    tmp_path: Path, direction: str
+) -> None:
+    log = tmp_path / "logs.txt"
+    log.write_bytes(b"first\n" + b"x" * 3_000_000 + b"\nlast\nunfinished")
+    if direction == "newer":
+        page = read_log(log, limit=9, cursor=cursor_at(0), direction="newer")
+        messages = [entry.message or "" for entry in page.logs]
+        assert page.next_cursor == cursor_at(3_000_012)
+    else:
+        messages, cursor = [], None
+        while not messages or cursor is not None:
+            page = read_log(log, limit=1, cursor=cursor)
+            messages, cursor = [page.logs[0].message or "", *messages], page.next_cursor
+    assert (messages[0], messages[2]) == ("first", "last")
+    assert messages[1].startswith("xxx") and messages[1].endswith(
+        "… (2,934,465 more bytes, which the file has)"
+    )
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_log_that_is_no_file_is_empty(tmp_path: Path, kind: str) -> None:
+    log = tmp_path / "logs.txt"
+    if kind == "pipe":
+        os.mkfifo(log)
+    else:
+        (tmp_path / "secret").write_text("secret\n")
+        log.symlink_to(tmp_path / "secret")
+    assert read_log(log, limit=9).logs == []

@@ -27,7 +27,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal_chain import Chain, opened, sealed
 from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.files import sync_directory
+from osmosis_ai.files import open_regular, regular_descriptor, sync_directory
 
 # Appending changes the file's size, which fdatasync flushes too; it spares the inode's times.
 _flush_to_disk = getattr(os, "fdatasync", os.fsync)
@@ -244,7 +244,7 @@ def salvage_hint(path: Path) -> str:
 def committed_lines(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yield (offset, line with its newline) of every terminated line from byte ``start`` on."""
     offset = start
-    with path.open("rb") as handle:
+    with open_regular(path) as handle:
         handle.seek(start)
         for line in handle:
             if not line.endswith(b"\n"):
@@ -260,7 +260,7 @@ class JournalReader:
     """
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY)
+        self._descriptor = regular_descriptor(path)
         self._size = os.fstat(self._descriptor).st_size
         self._start, self._block = 0, b""
 

@@ -22,7 +22,7 @@ from osmosis_ai.errors import OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation.input_changes import describe_changes
 from osmosis_ai.evaluation.run_name import check_run_name
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
-from osmosis_ai.files import write_json
+from osmosis_ai.files import open_regular, write_json
 
 SCHEMA_VERSION = 1
 VERSIONS = {"rollout_protocol": "0.3", "dataset_normalization": 1, "state_schema": 1}
@@ -82,7 +82,8 @@ class Manifest:
             OsmosisError: when the file is not one, or is of a later release.
         """
         try:
-            raw = json.loads(path.read_bytes())
+            with open_regular(path) as file:
+                raw = json.loads(file.read())
             version = raw["schema_version"]
             known = ("local_run_id", "run_name", "created_at", "inputs", "provenance")
             manifest = cls(*(raw[key] for key in known))

@@ -19,7 +19,7 @@ from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.lenient_json import has_usual_numbers
 from osmosis_ai.evaluation.metrics import RunMetrics
 from osmosis_ai.evaluation.run_name import archive_name
-from osmosis_ai.files import replacing, sync_directory, write_atomic, write_json
+from osmosis_ai.files import open_regular, replacing, sync_directory, write_atomic, write_json
 
 TRAJECTORY_FILE = "trajectory.json"
 MOST_OF_A_CONFIG = 256 * 1024
@@ -155,7 +155,8 @@ class RunDirectory:
 
 def _read_object(path: Path) -> dict[str, Any] | None:
     try:
-        value = json.loads(path.read_bytes())
+        with open_regular(path) as file:
+            value = json.loads(file.read())
     except (OSError, ValueError, RecursionError):
         return None
     # Nothing of ours writes others: such a file is as good as none, and is made again.

@@ -26,10 +26,9 @@ _RANGES = (
     (0xE0000, 0xE007F),
 )
 _CONTROLS = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"}
-_MARKS = {
-    **_CONTROLS,
-    **{code: f"‹U+{code:04X}›" for first, last in _RANGES for code in range(first, last + 1)},
-}
+UNSEEN = {code: f"‹U+{code:04X}›" for first, last in _RANGES for code in range(first, last + 1)}
+"""The marks of characters that are not seen, or that turn others around, but for C0 controls; as ``str.translate`` wants."""
+_MARKS = {**_CONTROLS, **UNSEEN}
 
 
 def visible(text: str) -> str:

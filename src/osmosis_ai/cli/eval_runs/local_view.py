@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.cli.output import formats
@@ -191,7 +192,7 @@ def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> D
         blocks=blocks,
         hints=[
             *(f"To go on: {command}" for command in detail.commands),
-            f"Look at it: osmosis view {formats.shown_path(directory)}",
+            f"Look at it: osmosis view {quote(formats.shown_path(directory))}",
         ],
     )
 

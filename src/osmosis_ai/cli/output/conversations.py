@@ -113,6 +113,7 @@ def _closing(shown: ShownConversation) -> Styled:
 
 
 def _hints(found: ShownRun, wanted: WantedSamples) -> Iterator[str]:
+    yield from map(plain, found.problems)
     if not found.conversations:
         yield f"No sample of {plain(found.name)} is like that."
     if found.unsearched:

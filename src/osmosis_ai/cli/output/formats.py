@@ -20,6 +20,7 @@ from osmosis_ai.ui.numbers import (
     percent_range,
     size,
 )
+from osmosis_ai.ui.text import UNSEEN
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,14 +48,18 @@ __all__ = [
 ]
 
 _TO_SPACES = {ord("\t"): " ", ord("\n"): " ", ord("\r"): " "}
-# Terminals act on control characters, and data must not drive the terminal it is shown on.
-_CONTROLS = {code: f"\\x{code:02x}" for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\t\n"}
+# Terminals act on control characters, and data must not drive the terminal it is shown on. Halves of surrogate pairs
+# are bytes of file names, which streams write as they are to be typed.
+_CONTROLS = {
+    **{code: mark for code, mark in UNSEEN.items() if not 0xD800 <= code <= 0xDFFF},
+    **{code: f"\\x{code:02x}" for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\t\n"},
+}
 # https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands: `::error::` and `##[error]`
 _COMMAND = re.compile(r"^\s*::|##\[", re.MULTILINE)
 
 
 def literal(text: str) -> str:
-    """Return ``text`` with control characters (but tabs and newlines) spelled out, safe to show.
+    """Return ``text`` safe to show: controls (but tabs and newlines) spelled out, marks for what is not seen.
 
     In a job of GitHub's, none of its lines is one that the job's runner obeys.
     """
@@ -63,7 +68,7 @@ def literal(text: str) -> str:
 
 
 def spelled_out(text: str) -> str:
-    """Return ``text`` with control characters (but tabs and newlines) spelled out: the text of a command, too."""
+    """Return ``text`` with what does not show, or turns text around, spelled out: the text of a command, too."""
     return text.replace("\r\n", "\n").translate(_CONTROLS)
 
 

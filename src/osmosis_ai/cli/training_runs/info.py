@@ -68,6 +68,8 @@ def _local_info(
     directory: Path, output: str | None, also: Callable[[LocalTraining], dict[str, Any]]
 ) -> DetailResult:
     """Return a training directory in full."""
+    from shlex import quote
+
     from osmosis_ai.cli.output import formats
     from osmosis_ai.cli.output.context import current
     from osmosis_ai.cli.output.results import Section, Status, Styled, Table, Text, Timestamp
@@ -115,5 +117,5 @@ def _local_info(
         rows=rows,
         sections=[Section("Facts", list(found.detail.facts))],
         blocks=blocks,
-        hints=[f"Look at it: osmosis view {formats.shown_path(directory)}"],
+        hints=[f"Look at it: osmosis view {quote(formats.shown_path(directory))}"],
     )

@@ -21,6 +21,7 @@ from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord, check_field
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.trajectory_export import item_name, read_regular_file
+from osmosis_ai.files import open_regular
 from osmosis_ai.rollout.grader_notes import read_grader_notes
 
 _FIELDS = frozenset(each.name for each in fields(TerminalRecord))
@@ -103,7 +104,7 @@ class ExportedRun:
     def _listed_samples(self) -> Iterator[ExportedSample]:
         listing = RunDirectory(self.directory).summary
         seen: set[tuple[int, int]] = set()
-        with listing.open("rb") as lines:
+        with open_regular(listing) as lines:
             for number, line in enumerate(lines, 1):
                 try:
                     entry = _listed(line)

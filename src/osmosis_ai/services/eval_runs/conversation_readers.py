@@ -56,6 +56,10 @@ class RunConversations(Protocol):
         """Return the conversation of each of ``samples``."""
         ...
 
+    def problems(self) -> Sequence[str]:
+        """Return sentences about what of the run could not be read, once its samples have been."""
+        ...
+
     def same_row(self, sample: SampleEntry) -> SampleEntry | None:
         """Return the sample of this run on the row of another run's sample, the attempt of that number if there is one."""
         ...
@@ -95,6 +99,10 @@ class LocalConversations(AbstractContextManager["LocalConversations"]):
             self._source.conversation(self.name, each.row, each.attempt, max_bytes=LARGEST_CONVERSATION_BYTES)
             for each in samples
         ]
+
+    def problems(self) -> Sequence[str]:
+        """Return why not all of the journal is there, or whatever else is wrong with the run's files."""
+        return self._source.run("eval", self.name).problems
 
     def same_row(self, sample: SampleEntry) -> SampleEntry | None:
         """Return the sample on the row of another run's sample."""
@@ -165,6 +173,10 @@ class PlatformConversations:
                 found[file.path] = StoredConversation(content, len(content))
         none = StoredConversation(None, missing="the platform has no conversation of it")
         return [found.get(path, none) for path in paths]
+
+    def problems(self) -> Sequence[str]:
+        """Return nothing: what a platform tells of a run, it has read."""
+        return ()
 
     def same_row(self, sample: SampleEntry) -> SampleEntry | None:
         """Return the sample on the row of another run's sample."""

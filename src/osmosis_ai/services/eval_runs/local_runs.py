@@ -42,7 +42,8 @@ def list_local_runs(*, limit: int, everything: bool, start: Path | None = None) 
     Raises:
         OsmosisError: ``everything`` and a limit are asked for.
     """
-    from osmosis_ai.services.eval_runs.resolver import archived_names, evals_directory
+    from osmosis_ai.services.eval_runs.resolver import evals_directory
+    from osmosis_ai.services.eval_runs.run_directories import archived_names
     from osmosis_ai.services.listing import require_one_size
     from osmosis_ai.viewer.source import RunQuery
 

@@ -12,12 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, WorkspaceRequiredError
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.services.eval_runs.run_directories import (
+    archived_names,
+    newest_runs,
+    readable,
+    workspace_of_runs,
+)
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
-    from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 Client = Callable[[], "PlatformClient"]
 """Returns a connection to the platform, which is opened, and needs a login, only then."""
@@ -98,12 +103,12 @@ def resolve_run(
     """Find out which run is meant; arguments and errors as :func:`find_run_samples`."""
     place, word = _forced(reference)
     if place is None and (directory := _at_path(word)) is not None:
-        return ResolvedRun("file", directory.name, directory)
+        return ResolvedRun("file", directory.name, readable(directory))
     if place == "platform":
         return ResolvedRun("platform", _name_there(word, client(), start, like))
     here = _find_here(word, start, like)
     if here is not None:
-        return ResolvedRun("local", here.name, here)
+        return ResolvedRun("local", here.name, readable(here))
     missing = _missing(reference, word, start)
     if place == "local" or _is_path(word):
         raise missing
@@ -127,7 +132,7 @@ def find_local_run(reference: str, *, start: Path | None = None) -> Path:
     here = directory or (_find_here(word, start, None) if place != "platform" else None)
     if here is None:
         raise _missing(reference, word, start)
-    return here
+    return readable(here)
 
 
 def names_commit(reference: str) -> bool:
@@ -141,7 +146,7 @@ def evals_directory(start: Path | None = None) -> Path:
     Raises:
         WorkspaceRequiredError: there is no workspace, nor are there runs in the current directory.
     """
-    return _workspace(start).evals_dir
+    return workspace_of_runs(start).evals_dir
 
 
 def named_on_platform(reference: str) -> str | None:
@@ -152,7 +157,7 @@ def named_on_platform(reference: str) -> str | None:
 
 def local_names(start: Path | None = None) -> list[str]:
     """Return the names of the workspace's runs on this machine, the newest first."""
-    return [directory.name for directory in _newest(evals_directory(start))]
+    return [directory.name for directory in newest_runs(evals_directory(start))]
 
 
 def name_elsewhere(reference: str, missing: NotFoundError) -> str:
@@ -236,35 +241,18 @@ def _find_here(word: str, start: Path | None, like: ComparedInputs | None) -> Pa
 
     if not word:
         return None
-    workspace = _workspace(start)
+    workspace = workspace_of_runs(start)
     root = workspace.evals_dir
     if word.startswith(GIT):
         return _of_commit_here(root, _commit(word, workspace.root), like)
     if word == LAST:
-        return next(iter(_newest(root)), None)
+        return next(iter(newest_runs(root)), None)
     given = Path(word)
     if given.name == word and (root / word / "manifest.json").is_file():
         return root / word
-    known = archived_names(root) if is_archive(word) else [path.name for path in _newest(root)]
+    known = archived_names(root) if is_archive(word) else [path.name for path in newest_runs(root)]
     name = _only(word, [each for each in known if each.startswith(word)])
     return root / name if name is not None else None
-
-
-def _workspace(start: Path | None) -> WorkspaceDirectory:
-    """Return the workspace, or the current directory where a classic evaluation has left runs without one.
-
-    Raises:
-        WorkspaceRequiredError: there is neither.
-    """
-    from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
-
-    try:
-        return find_workspace(start, require_scaffold=False)
-    except WorkspaceRequiredError:
-        here = WorkspaceDirectory(start or Path.cwd())
-        if not here.evals_dir.is_dir():
-            raise
-        return here
 
 
 def _only(word: str, names: list[str]) -> str | None:
@@ -281,30 +269,6 @@ def _only(word: str, names: list[str]) -> str | None:
             hint="write more of the name",
         )
     return names[0] if names else None
-
-
-def _newest(root: Path) -> list[Path]:
-    """Return the run directories of the workspace, the newest first; none that were put aside."""
-    from osmosis_ai.evaluation.run_name import is_archive
-
-    return [directory for directory in _dated(root) if not is_archive(directory.name)]
-
-
-def archived_names(root: Path) -> list[str]:
-    """Return the names of the runs that `--fresh` has put aside, the newest first; each is a run's name like any other."""
-    from osmosis_ai.evaluation.run_name import is_archive
-
-    return [directory.name for directory in _dated(root) if is_archive(directory.name)]
-
-
-def _dated(root: Path) -> list[Path]:
-    dated = []
-    for path in root.glob("*/manifest.json"):
-        try:
-            dated.append((path.stat().st_mtime_ns, path.parent))
-        except OSError:
-            continue  # it is being removed
-    return [directory for _, directory in sorted(dated, reverse=True)]
 
 
 def _commit(word: str, root: Path) -> str:
@@ -349,7 +313,7 @@ def _clean_runs(root: Path, commit: str) -> Iterator[tuple[Path, ComparedInputs]
     """Yield the runs of a commit without changes, the newest first; what cannot be read is none of them."""
     from osmosis_ai.evaluation.local_samples import read_inputs
 
-    for directory in _newest(root):
+    for directory in newest_runs(root):
         try:
             inputs = read_inputs(directory)
         except OsmosisError:
@@ -371,7 +335,7 @@ def _missing(reference: str, word: str, start: Path | None) -> NotFoundError:
     """Return what to say of a run that is not on this machine."""
     from difflib import get_close_matches
 
-    root = _workspace(start).evals_dir
+    root = workspace_of_runs(start).evals_dir
     names = local_names(start)
     given = Path(word).expanduser()
     if word.startswith(GIT):

@@ -88,6 +88,7 @@ class ShownRun:
         more: whether there are others like them.
         searched: how many conversations were read for a text; None where none was asked for.
         unsearched: whether some were not, for their number.
+        problems: sentences about what of the run could not be read.
     """
 
     name: str
@@ -97,6 +98,7 @@ class ShownRun:
     beside: str | None = None
     searched: int | None = None
     unsearched: bool = False
+    problems: Sequence[str] = ()
 
     def data(self) -> dict[str, Any]:
         """Return it as scripts see it."""
@@ -106,6 +108,8 @@ class ShownRun:
             "samples": [each.data() for each in self.conversations],
             "has_more": self.more,
         }
+        if self.problems:
+            known["problems"] = list(self.problems)
         if self.beside is not None:
             known["beside"] = self.beside
         if self.searched is not None:
@@ -154,7 +158,7 @@ def shown_samples(
         attempt = f", attempt {wanted.attempt}" if wanted.attempt is not None else ""
         raise NotFoundError(
             f"{run.subject} has no result of row {wanted.row}{attempt}.",
-            hint="rows and attempts are numbered from 0, as in `osmosis view`",
+            hint=" ".join(run.problems()) or "rows and attempts are numbered from 0, as in `osmosis view`",
         )
     shown = [_shown(run, sample, stored, other) for sample, stored in found[: wanted.limit]]
     return ShownRun(
@@ -165,6 +169,7 @@ def shown_samples(
         beside=other.name if other is not None else None,
         searched=scan.searched if wanted.text else None,
         unsearched=scan.gave_up,
+        problems=run.problems(),
     )
 
 

@@ -79,6 +79,9 @@ class _Validation:
     def conversations(self, samples: Sequence[SampleEntry]) -> Sequence[StoredConversation]:
         return [self.fetch(each.row, each.attempt) for each in samples]
 
+    def problems(self) -> Sequence[str]:
+        return ()
+
     def same_row(self, sample: SampleEntry) -> SampleEntry | None:
         return (
             self.details[place].summary if (place := (sample.row, sample.attempt)) in self.details else None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.files import sync_directory, write_atomic
+from osmosis_ai.files import open_regular, sync_directory, write_atomic
 
 if TYPE_CHECKING:
     from osmosis_ai.training.learner.step_metrics import StepMetrics
@@ -181,7 +181,7 @@ def read_history(path: Path) -> Iterator[StepRecord]:
     """
     if not path.exists():
         return
-    with path.open("rb") as lines:
+    with open_regular(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
                 return

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from osmosis_ai.api.wire.base import LogEntry, LogPage
 from osmosis_ai.files import open_regular
@@ -16,6 +17,8 @@ from osmosis_ai.viewer.cursors import decode, encode, refused
 
 _BLOCK_BYTES = 1 << 18
 _LONGEST_MESSAGE = 64 * 1024
+_MOST_SCANNED = 1 << 30
+"""Bytes in which one page looks for the beginnings of its lines."""
 _MOST_TRIED = 20
 """Braces of a line at which its details may begin: each is read to the end of the line."""
 _LINE = re.compile(r"(\S{10,40}) (DEBUG|INFO|WARNING|ERROR) \[([^\]\n]{0,80})\] (.*)", re.DOTALL)
@@ -54,32 +57,61 @@ def _place(cursor: str) -> int:
     return place
 
 
-def _older(file: Any, end: int, limit: int, *, newer: bool) -> LogPage:
-    start, block = end, b""
-    while start > 0 and block.count(b"\n") <= limit and len(block) < limit * _LONGEST_MESSAGE:
-        step = min(_BLOCK_BYTES, start)
-        start -= step
-        file.seek(start)
-        block = file.read(step) + block
-    whole = block[: block.rfind(b"\n") + 1]
-    lines = [line + b"\n" for line in whole.split(b"\n")[:-1]][0 if start == 0 else 1 :]
-    behind = start + len(whole)
-    lines = lines[-limit:]
-    begin = behind - sum(map(len, lines))
-    following = cursor_at(behind) if newer else cursor_at(begin) if begin > 0 and lines else None
-    return LogPage(logs=[parse_line(line) for line in lines], next_cursor=following)
+def _older(file: BinaryIO, end: int, limit: int, *, newer: bool) -> LogPage:
+    places = _line_places(file, end, limit + 1)
+    behind, begin = places[0], places[-1]
+    following = cursor_at(behind) if newer else cursor_at(begin) if 0 < begin < behind else None
+    lines = [_line_between(file, start, stop) for stop, start in pairwise(places)]
+    return LogPage(logs=lines[::-1], next_cursor=following)
 
 
-def _newer(file: Any, at: int, limit: int) -> LogPage:
+def _line_places(file: BinaryIO, end: int, most: int) -> list[int]:
+    """Return where lines begin before ``end``, the last first: at most so many, the end of the last whole line among them.
+
+    Where a line is so long that its beginning is not looked for, the place is in it.
+    """
+    places: list[int] = []
+    at = end
+    while at > 0 and len(places) < most and end - at < _MOST_SCANNED:
+        step = min(_BLOCK_BYTES, at)
+        at -= step
+        file.seek(at)
+        block = file.read(step)
+        found = len(block)
+        while len(places) < most and (found := block.rfind(b"\n", 0, found)) >= 0:
+            places.append(at + found + 1)
+    if len(places) < most and (at == 0 or places):
+        places.append(at)
+    return places or [end]
+
+
+def _line_between(file: BinaryIO, start: int, stop: int) -> LogEntry:
+    """Return the line between two bytes, of a long one the beginning."""
+    file.seek(start)
+    line = file.read(min(stop - start, _LONGEST_MESSAGE))
+    entry = parse_line(line)
+    left = stop - start - len(line)
+    if left > 0:
+        entry.message = f"{entry.message}… ({left:,} more bytes, which the file has)"
+    return entry
+
+
+def _newer(file: BinaryIO, at: int, limit: int) -> LogPage:
     file.seek(at)
     entries: list[LogEntry] = []
-    while len(entries) < limit:
-        line = file.readline(_BLOCK_BYTES)
-        if not line.endswith(b"\n") and len(line) < _BLOCK_BYTES:
-            break
-        at += len(line)
-        entries.append(parse_line(line))
+    while len(entries) < limit and (stop := _end_of_line(file)) is not None:
+        entries.append(_line_between(file, at, stop))
+        at = stop
+        file.seek(at)
     return LogPage(logs=entries, next_cursor=cursor_at(at))
+
+
+def _end_of_line(file: BinaryIO) -> int | None:
+    """Return where the line ends that begins at the file's place; None while it has no end."""
+    while line := file.readline(_BLOCK_BYTES):
+        if line.endswith(b"\n"):
+            return file.tell()
+    return None
 
 
 def parse_line(line: bytes) -> LogEntry:

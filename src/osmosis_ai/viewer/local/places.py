@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -26,7 +26,7 @@ _LOOK_AGAIN_S = 1.0
 # Of the time between two walks, one spends at most a part in so many.
 _SHARE = 20
 _NO_PLACE = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", "site-packages", ".tox"})
-_READ = ("events.jsonl", "metrics.json", "metrics.jsonl", "logs.txt")
+_READ = ("manifest.json", "events.jsonl", "metrics.json", "metrics.jsonl", "logs.txt")
 _OWN = ".osmosis"
 
 
@@ -144,17 +144,26 @@ class _Folder:
 def kind_of(directory: Path) -> RunKind | None:
     """Return what kind of run a directory is of; None where it is none's.
 
-    What holds a pipe or a device in place of a file was left by no run, and to read it would have no end.
+    What holds a link, a pipe or a device in place of a file was left by no run, and to read it would have no end.
     """
     if not os.path.isfile(f"{directory}/manifest.json"):  # noqa: PTH113 - there may be ten thousand
         return None
     there = {entry.name: entry for entry in _entries(directory)}
-    files = [there[name] for name in _READ if name in there]
-    if any(not file.is_file() and Path(file).exists() for file in files):
+    if _foreign(there) is not None:
         return None
     if (metrics := there.get("metrics.jsonl")) is not None and metrics.is_file():
         return "training"
     return "training" if (saved := there.get("checkpoints")) is not None and saved.is_dir() else "eval"
+
+
+def foreign_file(directory: Path) -> str | None:
+    """Return which of a run's files is none: a link, a folder, a pipe, a device; None where all are, or are not there."""
+    return _foreign({entry.name: entry for entry in _entries(directory)})
+
+
+def _foreign(there: Mapping[str, os.DirEntry[str]]) -> str | None:
+    files = [there[name] for name in _READ if name in there]
+    return next((file.name for file in files if not file.is_file(follow_symlinks=False)), None)
 
 
 def namesakes(place: RunPlace, places: Sequence[RunPlace]) -> list[str]:

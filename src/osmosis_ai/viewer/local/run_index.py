@@ -29,7 +29,7 @@ from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import check_field
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import not_part_of_run
-from osmosis_ai.files import size_of
+from osmosis_ai.files import open_regular
 from osmosis_ai.viewer.local.cache_file import CacheFile
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ class RunIndex:
         self.rows, self.n, self.threshold, self._identity = self._read_identity()
         self._file = CacheFile(cache_dir, "run", directory, SCHEMA)
         self._read, self._is_indexed = 0, False
+        self._unreadable: tuple[int, int] | None = None
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -192,7 +193,10 @@ class RunIndex:
         return rows, n, threshold, f"{manifest.local_run_id} {rows} {n} {threshold!r}"
 
     def _refresh(self, deadline: float) -> float | None:
-        size = size_of(self.directory.events)
+        size, changed = _state(self.directory.events)
+        if (size, changed) == self._unreadable:
+            return None  # what could not be read is read again only when it may be another
+        self._unreadable = None
         self._read, last = self._begin(size)
         self.damage = None
         if self._read == size and self._is_indexed:
@@ -208,6 +212,7 @@ class RunIndex:
         for name, columns in INDEXES.items():
             self.connection.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {columns}")
         self._is_indexed = True
+        self._unreadable = (size, changed) if self._read < size else None
         return None
 
     def _batches(self, start: int, last: bytes) -> Iterator[tuple[list[_Line], int, bytes]]:
@@ -298,7 +303,7 @@ class RunIndex:
         """Return the last bytes of the journal before ``end``: with its digest in them, they tell journals apart."""
         if end == 0:
             return b""
-        with self.directory.events.open("rb") as journal:
+        with open_regular(self.directory.events) as journal:
             journal.seek(max(0, end - _TAIL_BYTES))
             return journal.read(min(end, _TAIL_BYTES))
 
@@ -335,6 +340,15 @@ def planned_items(manifest: Manifest, path: Path) -> tuple[int, int]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise OsmosisError(f"`{path}` does not tell which rows its run has ({error}).") from None
     return rows, n
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """Return a file's bytes, and when it was written, in nanoseconds since 1970; zeros where there is none."""
+    try:
+        known = path.stat()
+    except OSError:
+        return 0, 0
+    return known.st_size, known.st_mtime_ns
 
 
 def _number(value: float | None) -> float | None:

@@ -1,0 +1,66 @@
+"""The directories of this machine's runs: those of a workspace, the newest first, and those that `--fresh` has put aside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from osmosis_ai.errors import OsmosisError, WorkspaceRequiredError
+from osmosis_ai.evaluation.run_name import is_archive
+
+if TYPE_CHECKING:
+    from osmosis_ai.workspace.layout import WorkspaceDirectory
+
+
+def workspace_of_runs(start: Path | None) -> WorkspaceDirectory:
+    """Return the workspace, or the current directory where a classic evaluation has left runs without one.
+
+    Raises:
+        WorkspaceRequiredError: there is neither.
+    """
+    from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
+
+    try:
+        return find_workspace(start, require_scaffold=False)
+    except WorkspaceRequiredError:
+        here = WorkspaceDirectory(start or Path.cwd())
+        if not here.evals_dir.is_dir():
+            raise
+        return here
+
+
+def newest_runs(root: Path) -> list[Path]:
+    """Return the run directories of the workspace, the newest first; none that were put aside."""
+    return [directory for directory in _dated(root) if not is_archive(directory.name)]
+
+
+def archived_names(root: Path) -> list[str]:
+    """Return the names of the runs that `--fresh` has put aside, the newest first; each is a run's name like any other."""
+    return [directory.name for directory in _dated(root) if is_archive(directory.name)]
+
+
+def _dated(root: Path) -> list[Path]:
+    dated = []
+    for path in root.glob("*/manifest.json"):
+        try:
+            dated.append((path.stat().st_mtime_ns, path.parent))
+        except OSError:
+            continue  # it is being removed
+    return [directory for _, directory in sorted(dated, reverse=True)]
+
+
+def readable(directory: Path) -> Path:
+    """Return a run's directory whose files are files.
+
+    Raises:
+        OsmosisError: to read one of them would have no end.
+    """
+    from osmosis_ai.viewer.local.places import foreign_file
+
+    name = foreign_file(directory)
+    if name is None:
+        return directory
+    raise OsmosisError(
+        f"the run `{directory.name}` can not be read: `{directory / name}` is no regular file.",
+        hint="no run leaves such a thing there; move it away, or the run",
+    )

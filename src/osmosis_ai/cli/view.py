@@ -28,6 +28,7 @@ _TEXT = "its settings, and what dataset, models, tools, graders and judges said"
 
 
 def view(
+    context: typer.Context,
     run: Annotated[
         str | None,
         typer.Argument(
@@ -73,7 +74,10 @@ def view(
         from osmosis_ai.viewer.report import RunReportOptions
 
         return _written(run, file, RunReportOptions(int(max_mb * 2**20), everything, text=not no_text))
-    given = {"--max-mb": max_mb != MOST_MB, "--all": everything, "--no-text": no_text, "--force": force}
+    # Ten that somebody wrote are not the ten that nobody did.
+    source = context.get_parameter_source("max_mb")
+    sized = source is not None and source.name != "DEFAULT"
+    given = {"--max-mb": sized, "--all": everything, "--no-text": no_text, "--force": force}
     if alone := [name for name, is_given in given.items() if is_given]:
         raise typer.BadParameter(f"{', '.join(alone)} needs --report FILE.html, and there is none.")
     from osmosis_ai.services.viewing import open_viewer

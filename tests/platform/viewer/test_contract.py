@@ -12,8 +12,8 @@ from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
+from osmosis_ai.platform.runs.journalled import sample_row
 from osmosis_ai.platform.runs.leases import Leases
-from osmosis_ai.platform.runs.work.publisher import sample_row
 from osmosis_ai.platform.runs.work.validation_files import ValidationFiles
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices, build_services

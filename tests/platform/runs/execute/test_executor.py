@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.db.base import upsert
+from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.runs.execute.executor import FRUITLESS_DEATHS, SETBACKS
 from osmosis_ai.platform.runs.execute.worker_process import ENDED, NOT_MINE, SET_BACK, worker_environment
+from osmosis_ai.platform.runs.journalled import sample_row
+from osmosis_ai.platform.runs.stored_journal import stored_records
 from osmosis_ai.platform.runs.work.run_work import MAX_SENTENCE_CHARS, one_sentence
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.process_environment import program_environment
+from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.runs.pretended_workers import Bench, messages
 
@@ -82,6 +89,54 @@ def test_deaths_with_progress_in_between_are_forgiven_and_others_are_not(
     assert error is not None and error.startswith(
         f"the worker ended unexpectedly {FRUITLESS_DEATHS[kind]} times in a row (exit status 1)"
     )
+
+
+def test_what_a_given_up_evaluation_has_journalled_is_published_and_kept_with_it(
+    bench: Bench, member: Member, clock: ManualClock
+) -> None:
+    run_id = bench.add("a", member)
+    events = bench.directory(run_id).evaluation("a").events
+    events.parent.mkdir(parents=True)
+    records = [record(row, input=f"what is {row}?") for row in range(3)]
+    lines, previous = [], BEFORE_THE_FIRST
+    for each in records:
+        line, previous = sealed(each.to_line(), previous)
+        lines.append(line)
+    # The first of them was published by a worker; the last line is torn.
+    events.write_bytes(b"".join(lines) + lines[0][:20])
+    with bench.services.db.transaction() as session:
+        row = {**sample_row(run_id, records[0]), "resumed": False, "position": len(lines[0])}
+        upsert(session, DbSample, [row])
+    while bench.run(run_id).status in ("pending", "running"):
+        bench.executor.round()
+        bench.claim(bench.started[-1])
+        bench.started[-1].status = -9
+        bench.executor.round()
+        clock.advance(300)
+    given_up = bench.run(run_id)
+    assert given_up.status == "failed" and given_up.journal_blob is not None
+    assert list(stored_records(bench.services.blobs, given_up.journal_blob)) == records
+    shutil.rmtree(bench.directory(run_id).path)
+    with bench.services.db.session() as session:
+        samples = session.scalars(select(DbSample).order_by(DbSample.row_index)).all()
+        assert [(each.row_index, each.input) for each in samples] == [
+            (row, f"what is {row}?") for row in range(3)
+        ]
+
+
+def test_a_run_whose_journal_cannot_be_kept_is_given_up_all_the_same_and_says_so(
+    bench: Bench, member: Member, clock: ManualClock
+) -> None:
+    run_id = bench.add("a", member, request={"secrets": {"required": ["GONE_KEY"]}})
+    bench.record(run_id)
+    while bench.run(run_id).status in ("pending", "running"):
+        bench.executor.round()
+        bench.claim(bench.started[-1])
+        bench.started[-1].status = -9
+        bench.executor.round()
+        clock.advance(300)
+    assert (bench.run(run_id).status, bench.run(run_id).journal_blob) == ("failed", None)
+    assert any("could not all be kept: " in line and "GONE_KEY" in line for line in messages(bench, run_id))
 
 
 def test_a_training_run_that_is_given_up_says_how_it_goes_on(

@@ -30,6 +30,7 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.logs import LogLine, LogStore
+from osmosis_ai.platform.runs.execute.last_records import gather_last_records
 from osmosis_ai.platform.runs.execute.worker_process import (
     ENDED,
     LEARNER_LOST,
@@ -65,6 +66,7 @@ _OPEN_RUN_IDS = select(DbRun.id).where(DbRun.status.in_(OPEN))
 class _Worker:
     run_id: str
     run_name: str
+    kind: str
     workspace_id: str
     token: str
     process: WorkerProcess
@@ -190,13 +192,17 @@ class LocalExecutor:
             trouble.deaths += 1
         trouble.not_before = self._clock.monotonic() + trouble.pause_s()
         reason = directory.take_setback() if status == SET_BACK else ""
+        given_up = trouble.setbacks >= SETBACKS or trouble.deaths >= FRUITLESS_DEATHS[worker.kind]
+        lost = gather_last_records(self._config, self._db, self._clock, worker.run_id) if given_up else None
         with self._db.transaction() as session:
             run = session.get(DbRun, worker.run_id, with_for_update=True)
             if run is None or run.status not in OPEN or run.lease_token not in (None, worker.token):
                 self._trouble.pop(worker.run_id, None)
                 return
             run.lease_token = run.lease_expires_at = None
-            if trouble.setbacks < SETBACKS and trouble.deaths < FRUITLESS_DEATHS[run.kind]:
+            if lost is not None:
+                self._logs.add(session, run.id, [LogLine(lost, level="warning", step="executor")])
+            if not given_up:
                 line = LogLine(
                     _retry_sentence(worker, status, trouble, reason), level="warning", step="executor"
                 )
@@ -263,7 +269,9 @@ class LocalExecutor:
         token = secrets.token_urlsafe(24)
         recorded = directory.recorded(run.name)
         process = self._start_worker(run.id, token)
-        self._workers[run.id] = _Worker(run.id, run.name, run.workspace_id, token, process, recorded)
+        self._workers[run.id] = _Worker(
+            run.id, run.name, run.kind, run.workspace_id, token, process, recorded
+        )
 
     def _to_be_stopped(self) -> list[DbRun]:
         with self._db.session() as session:

@@ -10,7 +10,7 @@ import difflib
 import json
 import posixpath
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.run_names import draw_name
 from osmosis_ai.platform.runs.submit.run_request import RunRequest
 from osmosis_ai.platform.runs.submit.training_request import parse_training_request
-from osmosis_ai.platform.secrets import resolve_scopes
+from osmosis_ai.platform.secrets import resolve_scopes, resolve_secrets
 
 if TYPE_CHECKING:
     from osmosis_ai.platform.clock import Clock
@@ -384,3 +384,17 @@ def _not_fetched(reason: str) -> SubmitRejectedError:
     return SubmitRejectedError(
         502, "REPOSITORY_NOT_FETCHED", f"the platform could not fetch the code of this run: {reason}"
     )
+
+
+def secret_values_of(db: Database, vault: Vault, run: DbRun, names: Sequence[str]) -> dict[str, str]:
+    """Return the value of every secret of a run: those given with the submit, and those stored by now.
+
+    Raises:
+        OsmosisError: one is not stored any more.
+    """
+    given: dict[str, str] = {}
+    if run.sealed_secrets is not None:
+        given = json.loads(vault.open(run.sealed_secrets, context=secrets_context(run.id)))
+    missing = [name for name in names if name not in given]
+    stored = resolve_secrets(db, vault, run.workspace_id, run.creator_id or "", missing)
+    return {**{name: secret.value for name, secret in stored.items()}, **given}

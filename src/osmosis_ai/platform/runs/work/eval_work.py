@@ -23,11 +23,12 @@ from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, keeps_previ
 from osmosis_ai.evaluation.summary import RunSummary
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile
 from osmosis_ai.platform.logs import Level, LogLine
+from osmosis_ai.platform.runs.journalled import record_eval_metrics
 from osmosis_ai.platform.runs.stored_journal import store_journal
 from osmosis_ai.platform.runs.submit.eval_request import EvalRequest, read_eval_request
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.work.inputs import RunInputs
-from osmosis_ai.platform.runs.work.publisher import Publisher, record_eval_metrics
+from osmosis_ai.platform.runs.work.publisher import Publisher
 from osmosis_ai.platform.runs.work.run_work import Interrupt, PreparedRun, RunWork, WorkResult, one_sentence
 from osmosis_ai.platform.runs.work.sample_files import SampleFiles
 from osmosis_ai.process_environment import program_environment

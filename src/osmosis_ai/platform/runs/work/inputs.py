@@ -6,7 +6,6 @@ run later meets the same bytes, whatever happened to the repository or the datas
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,10 +29,9 @@ from osmosis_ai.platform.rollout_servers import server_locator
 from osmosis_ai.platform.runs.submit.model_path import PolicyWeights, find_adapter
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.run_request import RunRequest
-from osmosis_ai.platform.runs.submit.submitter import secrets_context
+from osmosis_ai.platform.runs.submit.submitter import secret_values_of
 from osmosis_ai.platform.runs.work.containment import RunContainment, contain
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
-from osmosis_ai.platform.secrets import resolve_secrets
 from osmosis_ai.platform.vault import open_vault
 from osmosis_ai.redaction import Redactor
 
@@ -161,13 +159,7 @@ class RunInputs:
 
     def secret_values(self, names: Sequence[str]) -> dict[str, str]:
         """Return the value of every secret: those given with the submit, and those stored by now."""
-        run, given = self.run, dict[str, str]()
-        if run.sealed_secrets is not None:
-            opened = self._vault.open(run.sealed_secrets, context=secrets_context(run.id))
-            given = json.loads(opened)
-        missing = [name for name in names if name not in given]
-        stored = resolve_secrets(self._db, self._vault, run.workspace_id, run.creator_id or "", missing)
-        return {**{name: secret.value for name, secret in stored.items()}, **given}
+        return secret_values_of(self._db, self._vault, self.run, names)
 
     def containment(self, request: RunRequest) -> RunContainment | None:
         """Return what holds the run's rollouts back; None for an agent that is served elsewhere.

@@ -18,7 +18,6 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import JournalCorruptionError, replay
-from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
@@ -26,7 +25,8 @@ from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.logs import LogLine, LogStore, storable
-from osmosis_ai.platform.runs.eval_results import live_results, summarised_results
+from osmosis_ai.platform.runs.eval_results import live_results
+from osmosis_ai.platform.runs.journalled import engine_metrics, grader_digest_of, sample_row
 from osmosis_ai.platform.runs.leases import Lease, LeaseLostError, Leases
 from osmosis_ai.platform.runs.work.sample_files import SampleFiles
 from osmosis_ai.redaction import Redactor
@@ -209,63 +209,10 @@ class Publisher:
         )
         upsert(session, DbRunFile, files)
         if progress is not None:
-            written = _metrics(self._directory) if self._directory is not None else None
+            written = engine_metrics(self._directory) if self._directory is not None else None
             run.metrics = written or run.metrics
             run.results = live_results(run.results or {}, progress, run.metrics)
             run.progress = {"completed": progress.completed, "total": progress.total}
             if self._directory is not None:
-                run.grader_digest = run.grader_digest or _grader_digest(self._directory)
+                run.grader_digest = run.grader_digest or grader_digest_of(self._directory)
         self._logs.add(session, run.id, lines, redactor=self._redactor)
-
-
-def record_eval_metrics(run: DbRun, directory: RunDirectory) -> None:
-    """Give ``run`` the numbers that the engine last wrote, if it wrote any."""
-    metrics = _metrics(directory)
-    if metrics is not None:
-        run.grader_digest = run.grader_digest or _grader_digest(directory)
-        run.metrics = metrics
-        run.results = summarised_results(run.results or {}, metrics)
-
-
-def _metrics(directory: RunDirectory) -> dict[str, Any] | None:
-    written = directory.read_metrics()
-    if written is None:
-        return None
-    duration_ms = written["eval_run"]["duration_ms"]
-    return {"duration_ms": duration_ms, "summary": written["summary"], "estimates": written["estimates"]}
-
-
-def _grader_digest(directory: RunDirectory) -> str | None:
-    # The engine writes the manifest before anything else, and never again.
-    return Manifest.load(directory.manifest).grader_digest if directory.manifest.exists() else None
-
-
-def sample_row(run_id: str, record: TerminalRecord) -> dict[str, Any]:
-    """Return the columns that a journal's record fills."""
-    return {
-        "run_id": run_id,
-        "row_index": record.row_index,
-        "run_index": record.run_index,
-        "source_row_index": record.source_row_index if record.source_row_index is not None else 0,
-        "rollout_id": record.rollout_id,
-        "status": record.status,
-        "reward": record.reward,
-        "tokens": record.tokens,
-        "duration_ms": record.duration_ms,
-        "error_type": record.error_type,
-        "boundary": record.boundary,
-        "category": record.category,
-        **{name: storable(text) if text is not None else None for name, text in _texts(record)},
-        "prompt_tokens": record.prompt_tokens,
-        "completion_tokens": record.completion_tokens,
-        "cost_usd": record.cost_usd,
-        "model_calls": record.model_calls,
-        "model_latency_ms": record.model_latency_ms,
-        "lost_attempts": record.lost_attempts,
-        "row_digest": record.row_digest,
-        "parts": record.parts,
-    }
-
-
-def _texts(record: TerminalRecord) -> Iterator[tuple[str, str | None]]:
-    return ((name, getattr(record, name)) for name in ("error", "input", "output", "notes"))

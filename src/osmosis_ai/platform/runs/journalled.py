@@ -1,0 +1,68 @@
+"""What the engine has journalled and counted of an evaluation, as rows of the platform."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.logs import storable
+from osmosis_ai.platform.runs.eval_results import summarised_results
+
+
+def record_eval_metrics(run: DbRun, directory: RunDirectory) -> None:
+    """Give ``run`` the numbers that the engine last wrote, if it wrote any."""
+    metrics = engine_metrics(directory)
+    if metrics is not None:
+        run.grader_digest = run.grader_digest or grader_digest_of(directory)
+        run.metrics = metrics
+        run.results = summarised_results(run.results or {}, metrics)
+
+
+def engine_metrics(directory: RunDirectory) -> dict[str, Any] | None:
+    """Return the numbers that the engine last wrote, as a run's row keeps them; None before there are any."""
+    written = directory.read_metrics()
+    if written is None:
+        return None
+    duration_ms = written["eval_run"]["duration_ms"]
+    return {"duration_ms": duration_ms, "summary": written["summary"], "estimates": written["estimates"]}
+
+
+def grader_digest_of(directory: RunDirectory) -> str | None:
+    """Return the digest of what grades a run, where that is known."""
+    # The engine writes the manifest before anything else, and never again.
+    return Manifest.load(directory.manifest).grader_digest if directory.manifest.exists() else None
+
+
+def sample_row(run_id: str, record: TerminalRecord) -> dict[str, Any]:
+    """Return the columns that a journal's record fills."""
+    return {
+        "run_id": run_id,
+        "row_index": record.row_index,
+        "run_index": record.run_index,
+        "source_row_index": record.source_row_index if record.source_row_index is not None else 0,
+        "rollout_id": record.rollout_id,
+        "status": record.status,
+        "reward": record.reward,
+        "tokens": record.tokens,
+        "duration_ms": record.duration_ms,
+        "error_type": record.error_type,
+        "boundary": record.boundary,
+        "category": record.category,
+        **{name: storable(text) if text is not None else None for name, text in _texts(record)},
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+        "cost_usd": record.cost_usd,
+        "model_calls": record.model_calls,
+        "model_latency_ms": record.model_latency_ms,
+        "lost_attempts": record.lost_attempts,
+        "row_digest": record.row_digest,
+        "parts": record.parts,
+    }
+
+
+def _texts(record: TerminalRecord) -> Iterator[tuple[str, str | None]]:
+    return ((name, getattr(record, name)) for name in ("error", "input", "output", "notes"))

@@ -6,7 +6,7 @@ import pytest
 
 from osmosis_ai.evaluation.headline import Headline
 from tests.viewer.browsing import gzipped, page_text, visitor
-from tests.viewer.fake_source import FakeSource, a_run
+from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.page_content import text_by_class
 
 HEADLINE = Headline(pass_rate=0.418, low=0.372, high=0.463, scored=380, planned=400, failed=20)
@@ -91,3 +91,20 @@ def test_a_full_list_of_long_names_is_small_over_the_wire() -> None:
         [a_run(f"{number} {'ü' * 290}", headline=HEADLINE, error="x" * 5000) for number in range(60)]
     )
     assert gzipped(page_text(visitor(source).get("/evals"))) < 100_000
+
+
+def test_of_a_preview_that_is_lost_a_table_says_so_and_of_none_it_shows_a_dash() -> None:
+    source = FakeSource(
+        [a_run("one")],
+        listed={
+            "one": [
+                a_sample(0),
+                a_sample(1, input="what?", output=""),
+                a_sample(2, status="failed", passed=None, reward=None, error="no such model"),
+            ]
+        },
+    )
+    text = page_text(visitor(source).get("/evals/one/samples"))
+    cells = [" ".join(each.split()) for each in text_by_class(text, "text")]
+    assert cells[0:4] == ["not recorded", "not recorded", "what?", "–"]
+    assert cells[4] == "–" and "no such model" in cells[5]

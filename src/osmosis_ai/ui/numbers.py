@@ -10,6 +10,8 @@ from datetime import datetime, timezone, tzinfo
 from typing import Protocol
 
 MISSING = "–"
+NOT_RECORDED = "not recorded"
+"""Of what there was, and is lost; :data:`MISSING` is of what there is not."""
 _SIZE_UNITS = ("B", "KB", "MB", "GB", "TB")
 
 

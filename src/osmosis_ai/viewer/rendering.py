@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.ui.markdown import markdown
+from osmosis_ai.ui.numbers import MISSING, NOT_RECORDED
 from osmosis_ai.ui.pages import templates
 from osmosis_ai.ui.terminal_text import ansi
 from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.viewer.source import SampleEntry
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -29,8 +31,13 @@ def environment() -> Environment:
 def environment_of(*folders: Path) -> Environment:
     """Return what renders templates of ``folders``, the first that has one, and of the kit, with the viewer's filters."""
     made = templates(*folders)
-    made.filters |= {"markdown": markdown, "ansi": ansi}
+    made.filters |= {"markdown": markdown, "ansi": ansi, "preview": _preview}
     return made
+
+
+def _preview(text: str | None, sample: SampleEntry) -> str:
+    """Return what was said; where nothing was and the sample did not end before, it is lost, or was not to be kept."""
+    return text or (MISSING if text is not None or sample.status != "success" else NOT_RECORDED)
 
 
 def render(view: Viewing, page: RenderedPage, *, part: str | None = None) -> str:

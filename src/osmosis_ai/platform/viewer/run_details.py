@@ -7,20 +7,22 @@ from dataclasses import replace
 from typing import Any
 
 from osmosis_ai.api.wire.eval_runs import RunOrigin
+from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.config.written import config_text
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.metrics_models import Estimates
-from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
 from osmosis_ai.platform.runs.eval_results import rows_of
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS
 from osmosis_ai.platform.runs.read.merging import RunFamily
-from osmosis_ai.platform.runs.read.training_curves import MetricCurve, validation_of
+from osmosis_ai.platform.runs.read.training_curves import VALIDATION, MetricCurve, validation_of
 from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.training_request import effective_training_config, read_training_request
 from osmosis_ai.platform.viewer.sample_lists import FamilySamples
 from osmosis_ai.ui.numbers import date
-from osmosis_ai.viewer.source import RunDetail, RunEntry
+from osmosis_ai.viewer.source import CurveMark, RunDetail, RunEntry, SavedAdapter, TrainingCurves
+from osmosis_ai.viewer.training_curves import viewed_curves
 
 
 def eval_detail(
@@ -75,6 +77,19 @@ def training_detail(
         secret_names=_secret_names(run),
         previous=previous,
         commands=commands,
+    )
+
+
+def viewed_training(
+    run: DbRun, curves: Sequence[MetricCurve], models: Sequence[DbLoraModel]
+) -> TrainingCurves:
+    """Return the curves of a run, its checkpoints and its newest validation."""
+    metrics = {curve.key: [(point.step, point.value) for point in curve.points] for curve in curves}
+    return TrainingCurves(
+        viewed_curves(metrics, {curve.key: curve.title for curve in curves}),
+        [CurveMark(model.step, "checkpoint", model.name) for model in models],
+        [_saved(model) for model in models],
+        ValidatedRows(**run.metrics[VALIDATION]) if run.metrics and VALIDATION in run.metrics else None,
     )
 
 
@@ -157,3 +172,8 @@ def _commands(run: DbRun) -> list[str]:
     group = COMMAND_GROUPS[run.kind]
     commands = [f"{group} info {run.name}", f"{group} logs {run.name}"]
     return [*commands, f"{group} download {run.name}"] if run.kind == "eval" else commands
+
+
+def _saved(model: DbLoraModel) -> SavedAdapter:
+    size = sum(int(file["size"]) for file in model.files.values())
+    return SavedAdapter(model.name, model.step, model.reward, size, model.deployment_status)

@@ -29,10 +29,9 @@ from osmosis_ai.platform.runs.work.validation_files import SAMPLES_PATH, convers
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.changes import read_changes
 from osmosis_ai.platform.viewer.found_runs import find_family, of_family
-from osmosis_ai.platform.viewer.run_details import eval_detail, training_detail
+from osmosis_ai.platform.viewer.run_details import eval_detail, training_detail, viewed_training
 from osmosis_ai.platform.viewer.run_lists import WorkspaceRuns
 from osmosis_ai.platform.viewer.sample_lists import SAMPLE_COLUMNS, FamilySamples, sample_entry
-from osmosis_ai.platform.viewer.training_views import viewed_training
 from osmosis_ai.training.runs.validation_samples import LARGEST_BYTES, ValidationSamples
 from osmosis_ai.viewer.source import (
     Capability,

@@ -76,7 +76,7 @@ def waterfall(spans: Sequence[TimeSpan], *, label: str) -> SvgChart:
 
 
 def _written(ms: float | None) -> str:
-    return "not recorded" if ms is None else numbers.duration(ms / 1000)
+    return numbers.NOT_RECORDED if ms is None else numbers.duration(ms / 1000)
 
 
 def _colour(kinds: Sequence[str], kind: str) -> int:

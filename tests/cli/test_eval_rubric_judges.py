@@ -155,10 +155,11 @@ def test_a_key_on_the_command_line_works_with_a_warning_and_is_never_repeated(
 
 def test_a_report_is_written_beside_the_results(cli: Cli, judge: JudgeServer) -> None:
     texts("one [noise 0.2]", "two [score 0.8]", "[garbage]")
-    outcome = score(cli, "-n", "2", "-o", "out.json", "--report", "deep/report.html")
+    outcome = score(cli, "-n", "2", "-o", str(Path("out.json").absolute()), "--report", "deep/report.html")
     assert outcome.status == 1
     page = Path("deep/report.html").read_text()
     assert "Be good and clear." in page and KEY not in page
+    assert "data.jsonl, SHA-256 " in page and str(Path.cwd()) not in page
     assert "What goes into the report: scores" in outcome.err
     score(cli, "-n", "2", "-o", "out.json", "--report", "deep/report.html", "--no-text")
     bare = Path("deep/report.html").read_text()

@@ -92,6 +92,13 @@ def test_a_training_run_has_its_curves_and_nothing_of_the_machine_it_was_on() ->
     assert "/home/fern" not in page and "train resume" not in page and "12 of 12" in page
 
 
+def test_of_files_that_a_run_was_made_of_a_file_tells_the_names() -> None:
+    from osmosis_ai.viewer.one_file import facts_to_send
+
+    facts = [("Data", "/home/fern/d.jsonl"), ("Data, SHA-256", "ab" * 32), ("File", "/home/fern/out.json")]
+    assert facts_to_send(facts) == [("Data", "d.jsonl"), ("Data, SHA-256", "ab" * 32)]
+
+
 def test_without_text_there_are_numbers_and_nothing_that_anybody_said() -> None:
     bare = [training(text=False), judging(text=False)]
     for page in bare:

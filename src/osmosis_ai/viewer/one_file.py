@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import PurePath
 from typing import IO, TYPE_CHECKING, Any
 
 from osmosis_ai.ui.assets import style_files
@@ -26,6 +27,8 @@ MOST_RECORDS = 2_000
 """Records of a judging session, without ``everything``."""
 _OF_THIS_MACHINE = ("Directory", "File")
 """Facts that mean nothing where the file is read, and tell of where it was made."""
+_PATHS = ("Data", "Rubric from")
+"""Facts of which the file's name is enough."""
 _ONLY_READ = {"actions": None}
 
 
@@ -36,8 +39,12 @@ def shell_values() -> dict[str, Any]:
 
 
 def facts_to_send(facts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return facts of a run without those that are of this machine alone."""
-    return [fact for fact in facts if fact[0] not in _OF_THIS_MACHINE]
+    """Return facts of a run without what is of this machine alone."""
+    return [
+        (label, PurePath(value).name if label in _PATHS else value)
+        for label, value in facts
+        if label not in _OF_THIS_MACHINE
+    ]
 
 
 def detail_to_send(detail: RunDetail, *, text: bool) -> RunDetail:

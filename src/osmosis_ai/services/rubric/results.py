@@ -82,16 +82,16 @@ def _inputs(result: SessionResult) -> dict[str, Any]:
 
 
 def _facts(prepared: PreparedRubric, result: SessionResult, results: Path) -> dict[str, str]:
-    """Return what a reader of the report should know of the session."""
+    """Return what a reader of the report should know of the session: of files their names, which tell of no machine."""
     low, high = result.spec.bounds
     counted = counts(result)
     facts = {
         "title": f"Judges on {prepared.request.data.name}: {result.spec.rubric_id}",
-        "results": str(results),
+        "results": results.name,
         **({"Rubric": result.spec.rubric} if prepared.request.report_text else {}),
-        "Rubric from": prepared.chosen.source,
+        "Rubric from": Path(prepared.chosen.source).name,
         "Judges": ", ".join(result.spec.model_names),
-        "Data": str(prepared.request.data),
+        "Data": f"{prepared.request.data.name}, SHA-256 {result.index.digest[:12]}…",
         "Scale": f"{low:g} to {high:g}",
         "Calls": " x ".join(
             f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -72,6 +72,7 @@ def session_detail(path: Path, name: str) -> RunDetail:
         if isinstance(document.get("models"), list)
         else entry.model,
         "Data": document.get("data_path"),
+        "Data, SHA-256": inputs.get("data"),
         "Records": len(records) if isinstance(records, list) else None,
         "Calls a record and judge": document.get("number"),
         "Seed": document.get("seed"),

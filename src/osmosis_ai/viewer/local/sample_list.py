@@ -34,9 +34,10 @@ _SELECT = (
     f"SELECT {', '.join(COLUMNS)}, (SELECT flaky FROM selected_rows WHERE place = item / :n) FROM samples"
 )
 _FAILURES = """
-SELECT boundary, category, count(*), min(item) FROM samples WHERE status = 'failed'
+SELECT boundary, category, count(*), min(item), error FROM samples WHERE status = 'failed'
 GROUP BY boundary, category ORDER BY count(*) DESC, min(item)
 """
+"""``error`` is of the row that has the least item (https://sqlite.org/lang_select.html#bareagg)."""
 
 
 class SampleList:
@@ -152,17 +153,11 @@ class SampleList:
         return self._number(f"SELECT count(*) FROM samples{where}", self._values(query))
 
     def _count_failures(self) -> list[FailureCount]:
-        found = self.index.connection.execute(_FAILURES).fetchall()
-        kinds = []
-        for boundary, category, count, item in found:
-            first = self.entry(item)
-            row, attempt = divmod(item, self.index.n)
-            kinds.append(
-                FailureCount(
-                    boundary, category, count, (row, attempt), first.error if first is not None else None
-                )
-            )
-        return kinds
+        found = self.index.connection.execute(_FAILURES)
+        return [
+            FailureCount(boundary, category, count, divmod(item, self.index.n), error)
+            for boundary, category, count, item, error in found
+        ]
 
     def _count_rewards(self) -> Histogram | None:
         import numpy as np

@@ -48,7 +48,7 @@ def gather_last_records(config: PlatformConfig, db: Database, clock: Clock, run_
         _publish(db, run_id, directory)
         required = (run.request.get("secrets") or {}).get("required") or ()
         secrets = secret_values_of(db, open_vault(config), run, required)
-        blobs = open_blob_store(config, clock, takes_credentials=True)
+        blobs = open_blob_store(config, clock)
         key = store_journal(directory.events, run_id, blobs, Redactor(secrets.values()))
         with db.transaction() as session:
             row = session.get_one(DbRun, run_id, with_for_update=True)

@@ -158,3 +158,18 @@ def test_nothing_runs_where_nothing_was_started(cli: Cli, tmp_path: Path) -> Non
     assert json.loads(done.err)["error"]["code"] == "NOT_FOUND"
     assert not (tmp_path / "platform").exists()
     assert cli("platform", "stop").status == 0
+
+
+@pytest.mark.e2e
+def test_a_log_of_objects_has_nothing_else_in_it_and_no_password(starting: Any) -> None:
+    platform = starting("--log-format", "json")
+    password = platform.resource["first_login"]["password"]
+    reply = httpx.get(f"{platform.resource['url']}/nothing-here")
+    platform.process.send_signal(signal.SIGTERM)
+    code, _, err = platform.end()
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert code == 0 and password not in err
+    assert all(line.keys() >= {"time", "level", "logger", "message"} for line in lines)
+    (asked,) = [line for line in lines if "/nothing-here" in line["message"]]
+    assert asked["request_id"] == reply.headers["x-request-id"]
+    assert "-> 404" in asked["message"]

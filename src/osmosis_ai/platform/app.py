@@ -1,6 +1,6 @@
 """The application that answers: the routers of ``http``, and around them what holds for every request.
 
-From the outside in: nothing escapes as an exception, old clients are told, large bodies are refused, paths
+From the outside in: requests are counted, nothing escapes as an exception, old clients are told, large bodies are refused, paths
 are routed as they were sent. Nothing is redirected and nothing is compressed; clients do not expect it.
 """
 
@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from sqlalchemy import text
 
 from osmosis_ai._version import __version__
 from osmosis_ai.platform.http import (
@@ -23,6 +22,7 @@ from osmosis_ai.platform.http import (
     hosted_only,
     inference,
     models,
+    operations,
     rollout_servers,
     rollouts,
     run_actions,
@@ -34,10 +34,10 @@ from osmosis_ai.platform.http import (
     workspace_pages,
     workspaces,
 )
-from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.http.body_limits import BodyLimit
 from osmosis_ai.platform.http.errors import ErrorEdge, install_error_handlers
-from osmosis_ai.platform.http.routing import RawPath, api_router
+from osmosis_ai.platform.http.request_metering import RequestMeter
+from osmosis_ai.platform.http.routing import RawPath
 from osmosis_ai.platform.http.versioning import ClientVersions
 from osmosis_ai.platform.services import PlatformServices, build_services
 from osmosis_ai.viewer.live import LiveHub
@@ -69,19 +69,6 @@ _IN_ORDER = (
     *(sign_in_pages, workspace_pages, access_pages, run_actions, run_pages),
 )
 
-_health = api_router()
-
-
-@_health.get("/health")
-def health(services: Services) -> dict[str, str | int]:
-    """Answer when the database can be read: for `osmosis platform status`, proxies and supervisors.
-
-    ``runs_to_fill``: runs whose conversations are still to be read for what an earlier release did not record.
-    """
-    with services.db.session() as session:
-        session.execute(text("SELECT 1"))
-    return {"status": "ok", "version": __version__, "runs_to_fill": services.sample_filling.left}
-
 
 def create_app(services: PlatformServices) -> FastAPI:
     """Return the ASGI application of one platform."""
@@ -105,8 +92,8 @@ def create_app(services: PlatformServices) -> FastAPI:
         recommended=services.config.recommended_cli_version,
     )
     app.add_middleware(ErrorEdge)
-    app.include_router(_health)
-    for resource in _IN_ORDER:
+    app.add_middleware(RequestMeter)
+    for resource in (operations, *_IN_ORDER):
         app.include_router(resource.router)
     return app
 

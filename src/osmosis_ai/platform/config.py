@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -46,6 +47,7 @@ class PlatformConfig:
             (``OSMOSIS_RECOMMENDED_CLI_VERSION``); empty: nobody is.
         isolation: whether rollouts run in a sandbox (``OSMOSIS_ISOLATION``): where it works, always, or never.
         network: what rollouts reach (``OSMOSIS_NETWORK``); ``none`` holds for every run, None leaves it to each.
+        metrics_token: what `/metrics` is read with (``OSMOSIS_METRICS_TOKEN``); empty: nobody reads it.
     """
 
     home: Path
@@ -61,6 +63,7 @@ class PlatformConfig:
     isolation: IsolationSetting = "auto"
     network: Network | None = None
     blobs_url: str = ""
+    metrics_token: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         if not self.database_url:
@@ -130,6 +133,7 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
     config = PlatformConfig(
         home=Path(read.text("OSMOSIS_HOME", str(_default_home()))).expanduser().absolute(),
         database_url=read.text("OSMOSIS_DATABASE_URL"),
+        metrics_token=read.token("OSMOSIS_METRICS_TOKEN"),
         blobs_url=read.bucket("OSMOSIS_BLOBS_URL"),
         host=read.text("OSMOSIS_PLATFORM_HOST", DEFAULT_HOST),
         port=read.number("OSMOSIS_PLATFORM_PORT", DEFAULT_PORT, 0, 65535),
@@ -185,6 +189,13 @@ class _Variables:
             return url
 
         return self._accepted(name, checked)
+
+    def token(self, name: str) -> str:
+        value = self.text(name)
+        if value and not re.fullmatch(r"[!-~]{16,256}", value):
+            self.problems.append(f"{name} must be 16 to 256 letters, digits and signs without a space")
+            return ""
+        return value
 
     def addresses(self, name: str) -> tuple[str, ...]:
         found = tuple(filter(None, (part.strip() for part in self.text(name).split(","))))

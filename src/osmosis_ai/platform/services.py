@@ -20,6 +20,8 @@ from osmosis_ai.platform.maintenance import Maintenance
 from osmosis_ai.platform.model_servers import ModelServerFactory
 from osmosis_ai.platform.model_serving import ModelServerPool
 from osmosis_ai.platform.models import LoraModelStore
+from osmosis_ai.platform.readiness import Readiness
+from osmosis_ai.platform.request_counts import RequestCounts
 from osmosis_ai.platform.rollout_servers import RolloutServerStore
 from osmosis_ai.platform.rollouts import RolloutStore
 from osmosis_ai.platform.runs.deleting import RunDeletion
@@ -72,6 +74,8 @@ class PlatformServices:
     sample_filling: SampleFilling
     maintenance: Maintenance
     sample_counts: SampleCounts
+    readiness: Readiness
+    request_counts: RequestCounts
 
     def runs_of(self, kind: RunKind) -> RunStore:
         """Return the runs of one kind."""
@@ -131,4 +135,6 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
             {"blobs": blobs.sweep, "datasets": datasets.ingest.recover, "uploads of runs": eval_imports.tidy}
         ),
         sample_counts=SampleCounts(),
+        readiness=Readiness(db, blobs, used_clock),
+        request_counts=RequestCounts(),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +16,9 @@ from osmosis_ai.errors import OsmosisError
 if TYPE_CHECKING:
     from osmosis_ai.platform.config import PlatformConfig
     from osmosis_ai.platform.server import RunningPlatform
+
+
+_STEPS, _REQUESTS = "steps", "http.request_metering"
 
 
 def start(
@@ -37,6 +40,12 @@ def start(
     login: Annotated[
         bool, typer.Option("--login", help="Also log this user in to it, as its administrator.")
     ] = False,
+    log_format: Annotated[
+        Literal["text", "json"],
+        typer.Option(
+            help="How to write the log to stderr; json: an object a line, with a line for each request."
+        ),
+    ] = "text",
 ) -> StreamResult:
     """Run the platform until Ctrl-C or `osmosis platform stop`; one line says when it is ready.
 
@@ -46,6 +55,7 @@ def start(
     Examples:
         osmosis platform start --login
         osmosis platform start --host 0.0.0.0 --public-url https://osmosis.example.org
+        osmosis platform start --log-format json
     """
     from osmosis_ai.cli.platform.local_platform import platform_extra
 
@@ -63,30 +73,36 @@ def start(
     if port is not None:
         config = replace(config, port=port)
     message = Column("", value=lambda item: str(item["message"]))
-    return StreamResult(items=_serve(config, login=login), columns=[message])
+    return StreamResult(items=_serve(config, login, log_format == "json"), columns=[message])
 
 
-def _serve(config: PlatformConfig, *, login: bool) -> Iterator[dict[str, Any]]:
+def _serve(config: PlatformConfig, login: bool, logs_json: bool) -> Iterator[dict[str, Any]]:
     """Yield the one line that says it is ready, and end when the platform has."""
     from osmosis_ai.cli.output.envelopes import result_envelope
     from osmosis_ai.platform.server import run_platform
 
-    logging.getLogger().addHandler(_ToStderr(level=logging.WARNING))
+    handler: type[logging.Handler] = _JsonToStderr if logs_json else _ToStderr
+    logging.getLogger().addHandler(handler(level=logging.WARNING))
     # An update of a large database takes a while, which is worth a word before the platform answers, and what runs
     # of an earlier release are read for goes on for long after it.
-    for told in ("db.migrations", "runs.sample_filling"):
+    for told in ("db.migrations", "runs.sample_filling", *([_STEPS, _REQUESTS] if logs_json else [])):
         logger = logging.getLogger(f"osmosis_ai.platform.{told}")
         logger.setLevel(logging.INFO)
         logger.propagate = False
-        logger.addHandler(_ToStderr())
+        logger.addHandler(handler())
+    # In a log of objects nothing stands that is none.
+    note = logging.getLogger(f"osmosis_ai.platform.{_STEPS}").info if logs_json else current().note
     with run_platform(config) as platform:
         saved_in = _log_in(platform) if login else None
         ready = _ready(platform, saved_in)
         yield result_envelope(ready)
-        for line in ready.next_steps:
-            current().note(line)
+        # A log is kept and read by others: it gets no password.
+        for line in (
+            [f"The platform is ready at {platform.config.base_url}"] if logs_json else ready.next_steps
+        ):
+            note(line)
         platform.wait()
-        current().note("Stopping; runs under way go on at the next start.")
+        note("Stopping; runs under way go on at the next start.")
 
 
 def _ready(platform: RunningPlatform, saved_in: str | None) -> OperationResult:
@@ -153,6 +169,28 @@ def _log_in(platform: RunningPlatform) -> str:
     for warning in store.warnings:
         current().warn(warning.message, code=warning.code)
     return kept_in
+
+
+class _JsonToStderr(logging.Handler):
+    """What the platform logs, an object a line, secret values taken out of its texts."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from datetime import datetime, timezone
+
+        from osmosis_ai.platform.http.request_metering import REQUEST_ID
+
+        moment = datetime.fromtimestamp(record.created, timezone.utc)
+        line = {
+            "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request_id := REQUEST_ID.get():
+            line["request_id"] = request_id
+        if record.exc_info:
+            line["exception"] = logging.Formatter().formatException(record.exc_info)
+        current().say_json(line)
 
 
 class _ToStderr(logging.Handler):

@@ -63,7 +63,10 @@ class LocalBlobStore:
         self._replacing = threading.Lock()
 
     def check(self) -> None:
-        """A directory below the data directory needs no check of its own: the platform writes beside it already."""
+        """Write a byte, and throw it away."""
+        with IncomingFile(self._incoming) as incoming:
+            incoming.write(b"\0")
+            incoming.seal()
 
     def put(self, key: str, stream: BinaryIO) -> BlobInfo:
         """Store everything ``stream`` has; an existing blob is replaced in one step."""

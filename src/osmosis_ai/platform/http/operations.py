@@ -1,0 +1,63 @@
+"""What supervisors, proxies and monitoring ask: whether it lives, whether it can work, and how much it does."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Annotated
+
+from fastapi import Header, Response
+from sqlalchemy import text
+from starlette.responses import JSONResponse
+
+from osmosis_ai._version import __version__
+from osmosis_ai.platform.http.authentication import Services
+from osmosis_ai.platform.http.errors import ApiError
+from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.metrics import CONTENT_TYPE, metrics_text
+
+router = api_router()
+
+
+@router.get("/health")
+def health(services: Services) -> dict[str, str | int]:
+    """Answer when the database can be read: for `osmosis platform status`, proxies and supervisors.
+
+    ``runs_to_fill``: runs whose conversations are still to be read for what an earlier release did not record.
+    """
+    with services.db.session() as session:
+        session.execute(text("SELECT 1"))
+    return {"status": "ok", "version": __version__, "runs_to_fill": services.sample_filling.left}
+
+
+@router.get("/ready", response_class=JSONResponse)
+def ready(services: Services) -> Response:
+    """Answer 200 when database, schema and stored files can be used, else 503 with the reason of each that can not."""
+    problems = services.readiness.problems()
+    is_ready = not any(problems.values())
+    return JSONResponse(
+        {
+            "status": "ready" if is_ready else "not ready",
+            "checks": {name: problem or "ok" for name, problem in problems.items()},
+        },
+        status_code=200 if is_ready else 503,
+        headers={"Cache-Control": "no-store"},
+    )
+
+
+@router.get("/metrics", response_class=Response)
+def metrics(services: Services, authorization: Annotated[str, Header()] = "") -> Response:
+    """Return what is measured, for Prometheus; whoever has `OSMOSIS_METRICS_TOKEN` may read it."""
+    wanted = services.config.metrics_token
+    if not wanted:
+        raise ApiError(
+            404, "METRICS_OFF", "this platform measures for nobody: its operator sets OSMOSIS_METRICS_TOKEN."
+        )
+    given = authorization.partition(" ")[2].strip()
+    if not hmac.compare_digest(given.encode(), wanted.encode()):
+        raise ApiError(
+            401,
+            "METRICS_TOKEN_REQUIRED",
+            "this needs the operator's OSMOSIS_METRICS_TOKEN as a bearer token.",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+    return Response(metrics_text(services), media_type=CONTENT_TYPE)

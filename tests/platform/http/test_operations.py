@@ -1,0 +1,194 @@
+"""What supervisors and monitoring are told: readiness with its reason, and numbers without a name in them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from anyio.from_thread import BlockingPortal
+from sqlalchemy import text
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform import readiness
+from osmosis_ai.platform.blobs.store import BlobStoreBusy
+from osmosis_ai.platform.config import from_environment
+from osmosis_ai.platform.services import PlatformServices
+from tests.platform.conftest import ManualClock, Member, application
+from tests.platform.one_hop_client import OneHopClient, running
+from tests.platform.viewer.runs_world import add_run
+
+TOKEN = "metrics-token-of-the-operator"
+GOOD = {"database": "ok", "migrations": "ok", "blobs": "ok"}
+
+
+@pytest.fixture
+def monitored(services: PlatformServices, portal: BlockingPortal) -> Iterator[OneHopClient]:
+    """A platform whose operator lets its numbers be read."""
+    told = replace(services, config=replace(services.config, metrics_token=TOKEN))
+    with running(application(told), portal, told.config.base_url) as client:
+        yield client
+
+
+def read(client: OneHopClient, **headers: str) -> dict[str, list[Any]]:
+    parser = pytest.importorskip("prometheus_client.parser")
+    reply = client.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}", **headers})
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = list(parser.text_string_to_metric_families(reply.text))
+    assert all(family.documentation for family in families)
+    return {family.name: family.samples for family in families}
+
+
+def test_a_platform_that_can_work_is_ready(client: OneHopClient) -> None:
+    reply = client.get("/ready")
+    assert (reply.status_code, reply.json()) == (200, {"status": "ready", "checks": GOOD})
+    assert client.get("/health").json()["status"] == "ok"
+
+
+def test_it_is_not_ready_while_files_can_not_be_kept_and_says_nothing_of_the_place(
+    client: OneHopClient,
+    services: PlatformServices,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def busy() -> None:
+        raise BlobStoreBusy("the bucket 'planted' answered 503.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(services.blobs, "check", busy)
+        reply = client.get("/ready")
+        assert reply.status_code == 503
+        assert reply.json()["checks"] == {**GOOD, "blobs": "they can not be kept"}
+        assert "planted" not in reply.text and "'planted' answered 503" in caplog.text
+    # What was found is told for a while, and then looked at anew.
+    assert client.get("/ready").status_code == 503
+    clock.advance(readiness.FRESH_S)
+    assert client.get("/ready").status_code == 200
+    assert "ready again: blobs" in caplog.text
+
+
+def test_a_disk_that_is_full_is_a_reason(
+    client: OneHopClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("osmosis_ai.platform.blobs.incoming.IncomingFile.write", full)
+    assert client.get("/ready").json()["checks"]["blobs"] == "they can not be kept"
+
+
+def test_a_schema_of_another_release_is_a_reason(client: OneHopClient, services: PlatformServices) -> None:
+    with services.db.transaction() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    reply = client.get("/ready")
+    assert reply.status_code == 503
+    assert "its schema is 9999" in reply.json()["checks"]["migrations"]
+
+
+def test_a_database_that_is_gone_is_a_reason(
+    client: OneHopClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone() -> None:
+        raise OSError("connection refused by planted-host")
+
+    monkeypatch.setattr(services.db, "session", gone)
+    reply = client.get("/ready")
+    assert reply.status_code == 503 and "planted" not in reply.text
+    assert reply.json()["checks"] == {
+        **GOOD,
+        "database": "it can not be read",
+        "migrations": "it can not be read",
+    }
+
+
+def test_a_store_that_gives_no_answer_holds_up_nobody_and_is_asked_once(
+    services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, asked = threading.Event(), []
+
+    def silent() -> None:
+        asked.append(1)
+        answers.wait(60)
+
+    monkeypatch.setattr(services.blobs, "check", silent)
+    looking = services.readiness
+    assert looking.problems(within_s=0)["blobs"] == "it does not answer"
+    assert looking.problems(within_s=0)["blobs"] == "it does not answer"
+    answers.set()
+    assert set(looking.problems(within_s=60).values()) == {""}
+    assert len(asked) == 1
+
+
+def test_numbers_are_for_whoever_has_the_operators_token(
+    client: OneHopClient, services: PlatformServices, portal: BlockingPortal, member: Member
+) -> None:
+    off = client.get("/metrics", headers=member.headers)
+    assert (off.status_code, off.json()["code"]) == (404, "METRICS_OFF")
+    told = replace(services, config=replace(services.config, metrics_token=TOKEN))
+    with running(application(told), portal, told.config.base_url) as monitored:
+        for headers in ({}, member.headers, {"Authorization": f"Bearer {TOKEN}x"}):
+            refused = monitored.get("/metrics", headers=headers)
+            assert (refused.status_code, refused.json()["code"]) == (401, "METRICS_TOKEN_REQUIRED")
+            assert TOKEN not in refused.text
+    assert TOKEN not in repr(told.config)
+
+
+def test_numbers_tell_of_runs_requests_and_the_machine(
+    monitored: OneHopClient, services: PlatformServices, member: Member
+) -> None:
+    add_run(services, member, "planted-run")
+    services.request_counts.replied("GET", 200, 0.01)
+    services.request_counts.replied("PLANTED", 503, 99.0)
+    found = read(monitored)
+    runs = {(s.labels["kind"], s.labels["status"]): s.value for s in found["osmosis_runs"]}
+    assert sum(runs.values()) == 1
+    assert {s.labels["check"]: s.value for s in found["osmosis_ready"]} == dict.fromkeys(GOOD, 1)
+    replies = {
+        (s.labels["method"], s.labels["status"]): s.value
+        for s in found["osmosis_http_requests"]
+        if s.name.endswith("_total")
+    }
+    assert replies["other", "5xx"] == 1 and replies["GET", "2xx"] >= 1
+    seconds = {s.name: s.value for s in found["osmosis_http_reply_seconds"]}
+    assert seconds["osmosis_http_reply_seconds_count"] == sum(replies.values())
+    buckets = [s.value for s in found["osmosis_http_reply_seconds"] if "le" in s.labels]
+    assert buckets == sorted(buckets) and buckets[-1] == buckets[-2] + 1
+    assert found["osmosis_http_requests_under_way"][0].value == 1
+    assert found["osmosis_disk_free_bytes"][0].value > 0 and found["process_resident_memory_bytes"]
+
+
+def test_numbers_hold_no_name_and_no_label_grows(
+    monitored: OneHopClient, services: PlatformServices, member: Member
+) -> None:
+    add_run(services, member, "planted-run")
+    before = read(monitored)
+    for n in range(20):
+        monitored.request("GET", f"/planted-{n}", headers={"X-Osmosis-Git": f"planted/{n}"})
+    after = read(monitored)
+    labels = {f"{s.name}{s.labels}" for samples in after.values() for s in samples}
+    assert not [each for each in labels if "planted" in each or "mara" in each or "fern" in each]
+    assert len(labels) <= len({f"{s.name}{s.labels}" for samples in before.values() for s in samples}) + 4
+
+
+def test_every_reply_has_an_id_that_its_log_lines_have_and_no_signed_url_is_logged(
+    client: OneHopClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="osmosis_ai"):
+        first, second = client.get("/health"), client.get("/blobs/planted.permission")
+    ids = {reply.headers["x-request-id"] for reply in (first, second)}
+    assert len(ids) == 2 and all(len(each) == 16 for each in ids)
+    assert "GET /health -> 200" in caplog.text and "GET /blobs/… -> 403" in caplog.text
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("osmosis_ai")]
+    assert not [line for line in ours if "planted" in line]
+
+
+@pytest.mark.parametrize("value", ["short", "with a space in the midst", "x" * 257, "ünïcödé-of-16-chars"])
+def test_a_token_that_is_none_is_refused_at_the_start(value: str) -> None:
+    with pytest.raises(OsmosisError, match="OSMOSIS_METRICS_TOKEN must be 16 to 256") as refused:
+        from_environment({"OSMOSIS_METRICS_TOKEN": value})
+    assert value not in refused.value.message

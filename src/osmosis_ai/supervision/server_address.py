@@ -7,6 +7,9 @@ it is plain HTTP either way.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import shutil
 import socket
 import tempfile
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 _SCHEME = "http+unix://"
+_PREFIX = "osmosis-socket-"
 _SOCKET_NAME = "server.sock"
 # `sun_path` holds 108 bytes on Linux and 104 on macOS, the closing zero included (unix(7), unix(4)).
 _MAX_PATH_BYTES = 103
@@ -62,7 +66,8 @@ def open_server_session(address: str, *, timeout_s: float) -> aiohttp.ClientSess
 class PrivateSocket:
     """A Unix socket to listen on, in a new directory that only this user may enter.
 
-    The directory is new every time, so nothing that an earlier process left behind is ever in the way.
+    The directory is new every time, so nothing that an earlier process left behind is ever in the way. It is locked for
+    as long as it is in use: one that is not belongs to a process that was killed, and the next one removes it.
 
     Attributes:
         address: where it is found.
@@ -72,7 +77,7 @@ class PrivateSocket:
     """
 
     def __init__(self) -> None:
-        self._directory = _short_directory()
+        self._directory, self._lock = _locked_directory()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path = self._directory / _SOCKET_NAME
         try:
@@ -95,12 +100,40 @@ class PrivateSocket:
         """Be done with it."""
         self._socket.close()
         shutil.rmtree(self._directory, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _locked_directory() -> tuple[Path, int]:
+    """Return a new directory and the descriptor that locks it."""
+    while True:
+        made = _short_directory()
+        descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # Who swept before it was locked has taken it for a killed process's.
+        if made.is_dir():
+            _sweep(made.parent)
+            return made, descriptor
+        os.close(descriptor)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what processes of this user have left that were killed."""
+    for left in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # in use, another user's, or gone already
+            descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def _short_directory() -> Path:
     """Return a new directory, of mode 0700, whose path leaves room for the socket's name."""
-    made = Path(tempfile.mkdtemp(prefix="osmosis-server-"))
+    made = Path(tempfile.mkdtemp(prefix=_PREFIX))
     if len(bytes(made / _SOCKET_NAME)) <= _MAX_PATH_BYTES:
         return made
     made.rmdir()
-    return Path(tempfile.mkdtemp(prefix="osmosis-server-", dir="/tmp"))
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))

@@ -132,6 +132,10 @@ def eval_classic(
     Examples:
         osmosis eval -m server:agent_loop -d test_data.jsonl --eval-fn rewards:compute_reward --model openai/gpt-5-mini
     """
+    from osmosis_ai.supervision import keep_to_itself
+
+    # First of all: its keys are not the agent's, which is another program of this user.
+    keep_to_itself(os.environ)
     from osmosis_ai import event_loop
     from osmosis_ai.cli.agent_loops.classic_run import ClassicRun
     from osmosis_ai.services.agent_loops.classic_eval import (
@@ -139,9 +143,7 @@ def eval_classic(
         prepare_classic_eval,
         run_classic_eval,
     )
-    from osmosis_ai.supervision import keep_to_itself
 
-    keep_to_itself(os.environ)
     if context.args:
         context.fail(f"'{context.args[0]}' is too much for '{context.command_path}'. {TWO_FORMS}")
     request = ClassicEvalRequest(

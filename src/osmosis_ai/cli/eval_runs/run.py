@@ -120,12 +120,15 @@ def run(
         osmosis eval run configs/eval/multiply.toml
         osmosis eval run configs/eval/multiply.toml --rows 0-4 --max-time 10m --yes
     """
+    from osmosis_ai.supervision import keep_to_itself
+
+    # First of all: its keys are not the agent's, which is another program of this user.
+    keep_to_itself(os.environ)
     from osmosis_ai import event_loop
     from osmosis_ai.cli.eval_runs.live import LiveRun
     from osmosis_ai.cli.eval_runs.upload import and_uploaded, require_uploads_shown
     from osmosis_ai.evaluation.budget import Budget
     from osmosis_ai.services.eval_runs.run import EvalRunRequest, prepare_eval_run, run_eval
-    from osmosis_ai.supervision import keep_to_itself
     from osmosis_ai.workspace.secrets_file import read_secrets_file
 
     request = EvalRunRequest(
@@ -149,8 +152,6 @@ def run(
         isolate=isolate,
         network=network.value,
     )
-    # Its keys are not the agent's: the agent is another program of this user.
-    keep_to_itself(os.environ)
     prepared = prepare_eval_run(request, fetching=_fetching)
     if upload:
         require_uploads_shown()

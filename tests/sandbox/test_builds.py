@@ -1,0 +1,147 @@
+"""Building an environment is running code of others: it happens in the sandbox, and what it makes runs there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.driving.environment import RolloutEnvironment, prepare_environment
+from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.sandbox import Sandbox, SandboxCapability
+from osmosis_ai.supervision import open_server_session, server_url
+from tests.driving.test_environment import World, offline, wheelhouse
+
+__all__ = ["offline", "wheelhouse"]
+pytestmark = pytest.mark.e2e
+
+SERVER = """
+import os, sys
+from pathlib import Path
+import tinydep, uvicorn
+from fastapi import FastAPI
+
+app = FastAPI()
+
+def read(path):
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        return type(error).__name__
+
+@app.get("/health")
+def health():
+    Path("left.txt").write_text("x")
+    return {"tinydep": tinydep.VERSION, "canary": read(os.environ["CANARY"]), "home": str(Path.home()), "user": os.getuid()}
+
+if __name__ == "__main__":
+    uvicorn.run(app, port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]))
+"""
+# A build back end that looks around, and says what it found by failing.
+BACK_END = """
+import os
+from pathlib import Path
+
+def get_requires_for_build_wheel(config_settings=None):
+    return []
+
+def look():
+    found = []
+    for place in CANARIES:
+        try:
+            found.append(Path(place).read_text())
+        except OSError as error:
+            found.append(type(error).__name__)
+    found += ["RUNS_SECRET" if "RUNS_SECRET" in os.environ else "no secret", os.environ["HOME"]]
+    raise SystemExit("looked: " + " ".join(found))
+
+def prepare_metadata_for_build_wheel(*arguments, **named):
+    look()
+
+def build_wheel(*arguments, **named):
+    look()
+"""
+
+
+def prepare(world: World, sandbox: Sandbox) -> RolloutEnvironment:
+    return prepare_environment(
+        world.rollout_dir, cache_dir=world.cache_dir, note=world.notes.append, sandbox=sandbox
+    )
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+async def test_a_server_runs_in_an_environment_that_was_built_in_the_sandbox(
+    world: World, tmp_path: Path, capability: SandboxCapability
+) -> None:
+    world.write(["osmosis-ai[server]", "tinydep==1.0"])
+    world.write_file("main.py", SERVER)
+    before = world.fingerprint()
+    canary = tmp_path / "canary"
+    canary.write_text(secrets.token_hex(8))
+    sandbox = capability.sandbox(world.rollout_dir, hidden=[tmp_path])
+    environment = prepare(world, sandbox)
+    assert environment.kind == "uv"
+    spec = ServerSpec(
+        rollout_dir=world.rollout_dir,
+        entrypoint="main.py",
+        python=environment.python,
+        env={"PATH": os.environ["PATH"], "CANARY": str(canary)},
+        artifact_root=tmp_path / "trials",
+        port=None,
+        log_path=tmp_path / "server.log",
+        sandbox=capability.sandbox(world.rollout_dir, hidden=[tmp_path], readable=environment.places),
+    )
+    async with (
+        RolloutServer(spec) as server,
+        open_server_session(server.base_url, timeout_s=60) as session,
+        session.get(server_url(server.base_url, "/health")) as reply,
+    ):
+        told = await reply.json()
+    assert told == {"tinydep": "1.0", "canary": "FileNotFoundError", "home": "/home/rollout", "user": 1000}
+    assert world.fingerprint() == before
+
+
+def test_a_build_back_end_reaches_no_canary_and_no_secret_of_the_run(
+    world: World, tmp_path: Path, capability: SandboxCapability, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNS_SECRET", "canary-of-the-run")
+    canary = tmp_path / "data" / "platform.db"
+    canary.parent.mkdir()
+    canary.write_text("canary-of-the-data")
+    world.write_file(
+        "hostile/pyproject.toml",
+        '[build-system]\nrequires = []\nbuild-backend = "back"\nbackend-path = ["."]\n'
+        '[project]\nname = "hostile"\nversion = "1"\n',
+    )
+    world.write_file(
+        "hostile/back.py", BACK_END.replace("CANARIES", repr([str(canary), "/proc/1/root/etc/shadow"]))
+    )
+    world.write(
+        ["osmosis-ai[server]", "hostile"],
+        more='[tool.uv.sources]\nhostile = { path = "hostile" }\n',
+    )
+    with pytest.raises(OsmosisError) as caught:
+        prepare(world, capability.sandbox(world.rollout_dir, hidden=[canary.parent]))
+    assert "looked: FileNotFoundError" in caught.value.message
+    assert "no secret /home/rollout" in caught.value.message
+    assert "canary" not in caught.value.message.replace(str(canary), "")
+
+
+def test_a_build_that_leaves_a_link_in_the_place_of_its_environment_is_refused(tmp_path: Path) -> None:
+    from osmosis_ai.driving.environment_cache import EnvironmentCache
+
+    (tmp_path / "secrets" / "bin").mkdir(parents=True)
+
+    def build(_scratch: Path, target: Path) -> None:
+        target.symlink_to(tmp_path / "secrets")
+
+    with pytest.raises(OsmosisError, match="a link in the place"):
+        EnvironmentCache(tmp_path / "cache").get("key", build, on_wait=lambda: None)
+    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [".locks"]

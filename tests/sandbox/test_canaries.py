@@ -186,3 +186,12 @@ def test_links_that_it_makes_lead_nowhere_beyond_it(machine: Machine) -> None:
     left = {entry.name: entry.stat(follow_symlinks=False).st_mode for entry in os.scandir(machine.artifacts)}
     assert set(left) == {"soft", "pipe"}, ended.stdout
     assert stat.S_ISLNK(left["soft"]) and stat.S_ISFIFO(left["pipe"])
+
+
+def test_a_process_that_takes_more_memory_than_the_run_may_gets_none(machine: Machine) -> None:
+    from dataclasses import replace
+
+    machine.sandbox = replace(machine.sandbox, limits=replace(machine.sandbox.limits, memory_gb=0.1))
+    ended = machine.run("head -c 300000000 /dev/zero | tail -c 300000000 | wc -c")
+    assert "300000000" not in ended.stdout
+    assert "memory" in ended.stdout

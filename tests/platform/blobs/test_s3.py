@@ -15,14 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import MissingExtraError, OsmosisError
 from osmosis_ai.platform.blobs import s3
 from osmosis_ai.platform.blobs.copies import BlobCopies
 from osmosis_ai.platform.blobs.incoming import IncomingFile
+from osmosis_ai.platform.blobs.local import LocalBlobStore
+from osmosis_ai.platform.blobs.opening import open_blob_store
 from osmosis_ai.platform.blobs.s3 import S3BlobStore
 from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStoreBusy, BlobStoreError
 from osmosis_ai.platform.clock import SystemClock
-from osmosis_ai.platform.config import from_environment
+from osmosis_ai.platform.config import PlatformConfig, from_environment
 from osmosis_ai.platform.runs.execute.worker_process import bucket_access, worker_environment
 from osmosis_ai.platform.s3_address import S3Address, parse_s3_address
 
@@ -202,6 +204,15 @@ def test_nobody_there_and_no_credentials_are_sentences(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     with pytest.raises(BlobStoreBusy, match="cannot be reached"):
         S3BlobStore(address, SystemClock(), copies, attempts=1).size("a")
+
+
+def test_a_bucket_without_its_extra_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    config = PlatformConfig(home=tmp_path, blobs_url="s3://models/osmosis")
+    with pytest.raises(MissingExtraError, match="boto3") as missing:
+        open_blob_store(config, SystemClock())
+    assert "s3" in str(missing.value.hint)
+    assert isinstance(open_blob_store(PlatformConfig(home=tmp_path), SystemClock()), LocalBlobStore)
 
 
 def test_urls_of_clients_name_the_address_that_clients_reach(

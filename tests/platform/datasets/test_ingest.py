@@ -17,7 +17,7 @@ import pytest
 from osmosis_ai.api.wire.datasets import CompletedPart
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.blobs.parted_upload import UPLOAD_TTL
-from osmosis_ai.platform.blobs.store import BlobUpload, Part, UploadNotFound
+from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobUpload, Part, UploadNotFound
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets import DatasetLimits, find_dataset, open_dataset
 from osmosis_ai.platform.datasets import check as checking
@@ -101,6 +101,22 @@ def shop(services: PlatformServices, member: Member) -> Iterator[Shop]:
 
 
 # A platform that ends at the wrong moment
+
+
+@pytest.mark.parametrize("step", ["complete_upload", "local_copy"])
+def test_what_a_store_that_is_away_interrupts_is_checked_when_it_is_back(
+    shop: Shop, services: PlatformServices, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def away(*_: object) -> None:
+        raise BlobStoreBusy("the bucket 'models' answered 503; it is asked again later.")
+
+    row = shop.received("multiply", rows())
+    with monkeypatch.context() as patch:
+        patch.setattr(services.blobs, step, away)
+        shop.work()
+    assert shop.get(row.id).status == "processing"
+    shop.work()
+    assert shop.get(row.id).status == "uploaded"
 
 
 def test_what_was_received_before_a_kill_is_checked_after_the_restart(shop: Shop) -> None:

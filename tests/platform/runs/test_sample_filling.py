@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from osmosis_ai.platform.app import health
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample, new_id
+from osmosis_ai.platform.http.operations import health
 from osmosis_ai.platform.runs import sample_filling
 from osmosis_ai.platform.runs.sample_filling import SampleFilling
 from osmosis_ai.platform.services import PlatformServices

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.maintenance import Maintenance
 
 
@@ -19,12 +20,18 @@ def test_a_chore_that_fails_keeps_no_other_from_its_turn(caplog: pytest.LogCaptu
     def broken() -> None:
         raise ValueError("a bug")
 
-    maintenance = Maintenance({"blobs": full, "datasets": broken, "uploads": done.set})
+    def away() -> None:
+        raise BlobStoreBusy("the bucket 'models' answered 503; it is asked again later.")
+
+    maintenance = Maintenance({"blobs": full, "runs": away, "datasets": broken, "uploads": done.set})
     with caplog.at_level(logging.ERROR, "osmosis_ai.platform.maintenance"):
         maintenance.start()
         assert done.wait(60)
         maintenance.close()
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "blobs could not be tidied up now",
+        "runs could not be tidied up now",
         "datasets could not be tidied up now",
     ]
+    # What passes is a line; only a bug has a traceback.
+    assert [bool(record.exc_info) for record in caplog.records] == [False, False, True]

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
+from osmosis_ai.platform.blobs.store import BlobStoreError
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 
 logger = logging.getLogger("osmosis_ai.platform.maintenance")
@@ -49,7 +50,7 @@ class Maintenance:
 def _do(name: str, chore: Callable[[], None]) -> None:
     try:
         chore()
-    except (DatabaseBusyError, StorageFullError, OSError) as error:
+    except (BlobStoreError, DatabaseBusyError, StorageFullError, OSError) as error:
         logger.error("%s could not be tidied up now: %s", name, error)
     except Exception:
         # The edge of this thread, which the next round needs.

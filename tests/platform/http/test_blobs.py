@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.blobs.store import BlobStore, BlobUpload
+from osmosis_ai.platform.blobs.store import BlobStore, BlobStoreBusy, BlobUpload
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, assert_flat_error
@@ -57,6 +57,18 @@ def test_a_body_is_kept_and_its_etag_completes_the_upload(
     assert reply.headers["ETag"] == f'"{sha256(DATA).hexdigest()}"'
     blobs.complete_upload(upload, [reply.headers["ETag"].strip('"')])
     assert blobs.open("datasets/x.csv").read() == DATA
+
+
+def test_a_store_that_is_away_is_no_damaged_file(
+    client: TestClient, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise BlobStoreBusy("the bucket 'planted' answered 503; it is asked again later.")
+
+    monkeypatch.setattr(blobs, "open", away)
+    reply = client.get(blobs.signed_get_url("runs/a", filename="a", ttl=HOUR))
+    assert_flat_error(reply, 503, "BLOBS_UNAVAILABLE")
+    assert "planted" not in reply.text
 
 
 def test_a_body_without_a_length_is_counted_as_it_comes(client: TestClient, url: str) -> None:

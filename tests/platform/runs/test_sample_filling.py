@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.blobs.store import BlobStore, BlobStoreBusy
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample, new_id
 from osmosis_ai.platform.http.operations import health
 from osmosis_ai.platform.runs import sample_filling
@@ -129,6 +129,22 @@ def test_a_run_is_read_once_it_has_ended_and_then_never_again(
         session.get_one(DbRun, running.id).status = "stopped"
     services.sample_filling.fill()
     assert [each.input is None for run in (done, running) for each in samples(services, run)] == [True, False]
+
+
+def test_a_store_that_is_away_leaves_nothing_for_not_recorded(
+    services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise BlobStoreBusy("the bucket 'models' answered 503; it is asked again later.")
+
+    run = add_run(services, member, [conversation()])
+    with monkeypatch.context() as patch:
+        patch.setattr(services.blobs, "open", away)
+        with pytest.raises(BlobStoreBusy):
+            services.sample_filling.fill()
+    assert not is_filled(services, run)
+    services.sample_filling.fill()
+    assert is_filled(services, run) and samples(services, run)[0].output == "four"
 
 
 class Ended(BaseException):

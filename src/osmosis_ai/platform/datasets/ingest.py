@@ -126,6 +126,8 @@ class Ingest:
             self._work_on(dataset_id)
         except CheckCancelled:
             pass
+        except BlobStoreError as error:
+            logger.error("dataset %s could not be checked now: %s", dataset_id, error)
         except Exception:
             # The edge of this thread. The row stays `processing` and is tried again.
             logger.exception("dataset %s could not be checked now", dataset_id)

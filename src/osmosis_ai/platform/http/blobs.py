@@ -35,6 +35,7 @@ from osmosis_ai.platform.blobs.store import (
     BlobError,
     BlobNotFound,
     BlobStore,
+    BlobStoreError,
     BodyTooLarge,
     BodyTooSmall,
     DigestMismatch,
@@ -109,6 +110,8 @@ def fetch(request: Request, token: str, services: Services) -> Response:
         raise ApiError(
             404, "BLOB_NOT_FOUND", "this file was replaced or removed; ask for a new URL."
         ) from None
+    except BlobStoreError:
+        raise
     except BlobError as error:
         raise ApiError(500, "BLOB_DAMAGED", error.message) from None
     try:

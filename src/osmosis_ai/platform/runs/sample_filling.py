@@ -26,7 +26,7 @@ from osmosis_ai.evaluation.conversation import (
 from osmosis_ai.evaluation.previews import previews_of
 from osmosis_ai.evaluation.spec import keeps_previews
 from osmosis_ai.evaluation.trajectory_export import item_name
-from osmosis_ai.platform.blobs.store import BlobError, BlobStore
+from osmosis_ai.platform.blobs.store import BlobError, BlobStore, BlobStoreError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
@@ -179,6 +179,9 @@ class SampleFilling:
         try:
             with open_run_file(self._blobs, file) as stream:
                 return read_conversation(stream.read(LARGEST_CONVERSATION_BYTES + 1))
+        except BlobStoreError:
+            # Read when the store can be used again.
+            raise
         except BlobError:
             return Conversation()
 

@@ -18,7 +18,7 @@ from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.trajectory_export import item_name
-from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound
+from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.logs import storable
 from osmosis_ai.platform.runs.read.merging import RunFamily, merge
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 _LARGEST = 2**31 - 1
 """Row or attempt: what the columns hold."""
+_STORE_AWAY = "The platform can not get at its stored files now; try again a little later."
 _TRAJECTORY_MISSING = "The platform has no trajectory of this sample."
 _RECORDED = (
     *(
@@ -239,6 +240,8 @@ class PlatformSource:
                 return StoredConversation(content.read(max_bytes + 1), file.size)
         except BlobNotFound:
             return StoredConversation(None, missing=_TRAJECTORY_MISSING)
+        except BlobStoreError:
+            return StoredConversation(None, file.size, missing=_STORE_AWAY)
         except BlobError as error:
             return StoredConversation(None, file.size, missing=error.message)
 

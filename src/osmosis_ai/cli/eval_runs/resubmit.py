@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from osmosis_ai.cli.options import RunArgument, YesOption
 from osmosis_ai.cli.output.results import OperationResult
-from osmosis_ai.cli.runs.submit import SecretsFileOption
+from osmosis_ai.cli.runs.submit import SecretsFileOption, WatchOption
 
 
 def resubmit(
     run: RunArgument,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Follow the new run to its end and show how it went.")
-    ] = False,
+    watch: WatchOption = False,
     secrets_file: SecretsFileOption = None,
     yes: YesOption = False,
 ) -> OperationResult:

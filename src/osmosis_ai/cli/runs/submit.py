@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from osmosis_ai.services.runs.secrets import RunSecret
     from osmosis_ai.services.runs.submit import PreparedSubmit
 
+WatchOption = Annotated[bool, typer.Option("--watch", help="Follow the run to its end and show how it went.")]
 CheckOption = Annotated[
     bool,
     typer.Option("--check", help="Do everything but submit; for CI. Exits 1 when something is wrong."),

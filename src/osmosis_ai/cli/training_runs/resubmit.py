@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from osmosis_ai.cli.options import RunArgument, YesOption
 from osmosis_ai.cli.output.results import OperationResult
-from osmosis_ai.cli.runs.submit import SecretsFileOption
+from osmosis_ai.cli.runs.submit import SecretsFileOption, WatchOption
 
 
 def resubmit(
     run: RunArgument,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Follow the new run to its end and show how it went.")
-    ] = False,
+    watch: WatchOption = False,
     secrets_file: SecretsFileOption = None,
     yes: YesOption = False,
 ) -> OperationResult:
@@ -25,8 +19,8 @@ def resubmit(
     to be given again.
 
     Examples:
-        osmosis train resubmit amber-otter-42
-        osmosis train resubmit amber-otter-42 --secrets-file secrets.env --watch --yes
+        osmosis train resubmit keen-owl-2
+        osmosis train resubmit keen-owl-2 --secrets-file secrets.env --watch --yes
     """
     from osmosis_ai.cli.runs.resubmit import resubmit_run
     from osmosis_ai.cli.training_runs.view import VIEW

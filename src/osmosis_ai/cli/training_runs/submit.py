@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from osmosis_ai.cli.options import TrainingConfigArgument, YesOption
 from osmosis_ai.cli.output.results import OperationResult
-from osmosis_ai.cli.runs.submit import CheckOption, SecretsFileOption, submit_run
+from osmosis_ai.cli.runs.submit import CheckOption, SecretsFileOption, WatchOption, submit_run
 
 
 def submit(
     config: TrainingConfigArgument,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Follow the run to its end and show how it went.")
-    ] = False,
+    watch: WatchOption = False,
     check: CheckOption = False,
     secrets_file: SecretsFileOption = None,
     yes: YesOption = False,

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from osmosis_ai.driving import server_process
 from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
 from osmosis_ai.supervision import PrivateSocket, open_server_session, server_url
 from osmosis_ai.supervision.server_address import socket_path
@@ -106,6 +107,19 @@ async def test_a_server_that_was_killed_refuses_connections_and_comes_back_with_
         assert server.base_url != before
         assert not Path(socket_path(before) or "").parent.exists()
         assert await ask(server.base_url)
+
+
+async def test_a_server_whose_socket_was_removed_counts_as_dead_and_comes_back_with_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_process, "SOCKET_LOOK_S", 0.01)
+    async with RolloutServer(spec_of(tmp_path, APP, SERVE)) as server:
+        pid = server.pid
+        Path(socket_path(server.base_url) or "").unlink()
+        error = await asyncio.wait_for(server.death(), 60)
+        assert error.message.startswith("the rollout server `main.py` was cut off: its socket was removed")
+        assert await server.revive()
+        assert server.pid != pid and await ask(server.base_url)
 
 
 async def test_several_workers_of_one_entrypoint_share_the_socket(tmp_path: Path) -> None:

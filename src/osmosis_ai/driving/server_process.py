@@ -11,6 +11,7 @@ chose a port.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,6 +31,8 @@ HEALTH_TIMEOUT_ENV = "OSMOSIS_ROLLOUT_START_TIMEOUT_S"
 PORT_ATTEMPTS = 2
 KILLED_ATTEMPTS = 3
 MAX_RESTARTS = 3
+SOCKET_LOOK_S = 2.0
+"""How often a running server's socket is looked for, in seconds."""
 _LOOPBACK = ("127.0.0.1", "localhost")
 # The first two name the Python of whoever started this, not the rollout's; the token is the user's
 # own key to the platform, and no business of an agent.
@@ -157,6 +160,23 @@ class RolloutServer(Service):
                 if not attempts[error.cause]:
                     raise
 
+    async def death(self) -> ServiceError:
+        """Wait until it ends, or nobody can reach it any more, and explain that as an end that nobody asked for.
+
+        Raises:
+            RuntimeError: it was not started.
+        """
+        ended = asyncio.ensure_future(super().death())
+        try:
+            while not (await asyncio.wait({ended}, timeout=SOCKET_LOOK_S))[0]:
+                if self._is_cut_off():
+                    self._failure = self._failed("ended", "was cut off: its socket was removed")
+                    return self._failure
+            return ended.result()
+        finally:
+            ended.cancel()
+            await asyncio.gather(ended, return_exceptions=True)
+
     async def stop(self) -> None:
         """End it and everything it started; harmless when it does not run. Cancelling it ends them at once."""
         try:
@@ -171,6 +191,10 @@ class RolloutServer(Service):
                 inner.close()
             if leave is not None:
                 await leave()
+
+    def _is_cut_off(self) -> bool:
+        listener = self._socket
+        return listener is not None and self.address == listener.address and not listener.is_there()
 
     async def _start_once(self) -> None:
         port = self.rollout.port or free_port()

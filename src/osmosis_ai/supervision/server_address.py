@@ -96,6 +96,10 @@ class PrivateSocket:
         """Listen no longer here: when the child that was handed the socket is gone, connections are refused."""
         self._socket.close()
 
+    def is_there(self) -> bool:
+        """Tell whether it can still be found; what clears temporary files may have removed it."""
+        return (self._directory / _SOCKET_NAME).is_socket()
+
     def remove(self) -> None:
         """Be done with it."""
         self._socket.close()

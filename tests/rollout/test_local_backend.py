@@ -95,6 +95,33 @@ class TestWorkflow:
         assert result.sample is not None
         assert (result.sample.label, result.sample.metrics) == (None, {"from": "source"})
 
+    async def test_where_an_error_came_from_is_kept_for_the_archive_and_bounded(self) -> None:
+        async def run(ctx: AgentWorkflowContext) -> Any:
+            raise LookupError("x" * 50_000)
+
+        result = await LocalBackend(workflow=workflow(run)).run_workflow(request())
+
+        told = (result.extra_fields or {})["traceback"]
+        assert told.startswith("…") and told.endswith("xxx\n") and len(told) < 11_000
+
+        async def fail(ctx: AgentWorkflowContext) -> Any:
+            raise LookupError("no such page")
+
+        result = await LocalBackend(workflow=workflow(fail)).run_workflow(request())
+        told = (result.extra_fields or {})["traceback"]
+        assert "in fail" in told and told.endswith("LookupError: no such page\n")
+
+    async def test_an_error_whose_text_cannot_be_had_fails_its_rollout_alone(self) -> None:
+        class Odd(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError
+
+        async def run(ctx: AgentWorkflowContext) -> Any:
+            raise Odd
+
+        result = await LocalBackend(workflow=workflow(run)).run_workflow(request())
+        assert result.status is RolloutStatus.FAILURE and "Odd" in (result.extra_fields or {})["traceback"]
+
     async def test_an_explicit_output_wins_over_a_source_even_without_messages(self) -> None:
         class Session(SampleSource):
             async def get_sample(self) -> RolloutSample:

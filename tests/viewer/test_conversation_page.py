@@ -60,7 +60,9 @@ class RecordedSource(FakeSource):
     def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
         from dataclasses import replace
 
-        return replace(super().sample(run, row, attempt, query), record=self.record or {})
+        found = super().sample(run, row, attempt, query)
+        trace = "in main.py\n<script>\x1b[31mred" if found.summary.error else None
+        return replace(found, record=self.record or {}, traceback=trace)
 
 
 def a_source(content: bytes = trajectory(*STEPS, label="6"), **more: Any) -> RecordedSource:
@@ -111,6 +113,12 @@ def test_messages_stand_in_order_each_with_its_permalink_tokens_and_cost() -> No
     assert "10 tokens read, 5 written · $0.25 · 200 ms" in text
     assert "1.5s, of it 250 ms in the model" in text
     assert "agent and tools" in text and "<svg" in text
+
+
+def test_an_error_says_where_it_came_from() -> None:
+    text = page_text(visitor(a_source()).get("/evals/one/samples/2.0"))
+    assert "<summary>Traceback</summary>" in text and "in main.py\n&lt;script&gt;" in text
+    assert "Traceback</summary>" not in page_text(visitor(a_source()).get(HERE))
 
 
 def test_messages_are_read_as_markdown_when_one_asks_for_it() -> None:

@@ -221,6 +221,32 @@ def test_a_journal_is_read_piece_by_piece_where_somebody_waits(local: LocalPlace
     source.close()
 
 
+def test_where_an_error_came_from_is_read_as_what_anybody_may_have_put_there(local: LocalPlace) -> None:
+    local.start("run", rows=1, n=1)
+    record = sample_record(0, 0, error="it broke")
+    local.add("run", [record])
+    trial = local.evals / "run" / "rollout_trials" / record.rollout_id
+    trial.mkdir(parents=True)
+    told = trial / "diagnostics.json"
+
+    def traceback() -> str | None:
+        return local.source.sample("run", 0, 0, SampleQuery()).traceback
+
+    assert traceback() is None
+    told.write_text('{"traceback": "in main.py, line 3"}')
+    assert traceback() == "in main.py, line 3"
+    for damaged in ("", "[1]", '{"traceback": 3}', "[" * 70_000, '{"traceback": "cut'):
+        told.write_text(damaged)
+        assert traceback() is None
+    (local.root / "secret").write_text('{"traceback": "canary"}')
+    told.unlink()
+    told.symlink_to(local.root / "secret")
+    assert traceback() is None
+    told.unlink()
+    os.mkfifo(told)
+    assert traceback() is None
+
+
 def test_only_regular_files_below_the_run_are_artifacts_and_conversations(local: LocalPlace) -> None:
     local.start("run", rows=2, n=1)
     record = sample_record(0, 0, 1.0)

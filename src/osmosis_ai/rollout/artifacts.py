@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 ARTIFACT_ROOT_ENV = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT"
 HEALTH_MARKER = ".osmosis-health-check"
+DIAGNOSTICS_FILE = "diagnostics.json"
 PENDING_TRAJECTORY_FILE = ".trajectory.json.pending"
 """A conversation until its rollout is over; what a killed server leaves of one that was acknowledged."""
 CREATE_ATTEMPTS = 3

@@ -238,6 +238,7 @@ class SampleDetail:
     Attributes:
         record: the journal's record (``evaluation/record.py``), or of it what the platform keeps.
         ground_truth: of its row, where the dataset can still be read and is the same.
+        traceback: where an error of the agent or the grader came from; None where that was not kept.
         next, previous: (row, attempt) of the neighbours inside the query it was asked with.
         attempts: those of its row that there are.
     """
@@ -245,6 +246,7 @@ class SampleDetail:
     summary: SampleEntry
     record: Mapping[str, Any] = field(default_factory=dict)
     ground_truth: Any = None
+    traceback: str | None = None
     next: tuple[int, int] | None = None
     previous: tuple[int, int] | None = None
     attempts: Sequence[SampleEntry] = ()

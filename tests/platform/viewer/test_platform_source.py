@@ -244,6 +244,15 @@ def test_what_another_workspace_has_is_not_there_and_the_nearest_names_are(
     assert caught.value.details["nearest"] == ["first"]
 
 
+def test_a_sample_says_where_its_error_came_from(
+    source: PlatformSource, services: PlatformServices, run: DbRun
+) -> None:
+    add_file(services, run, "diagnostics/row_0_run_0.json", b'{"traceback": "in main.py"}')
+    assert source.sample(run.name, 0, 0, SampleQuery()).traceback == "in main.py"
+    assert source.sample(run.name, 0, 1, SampleQuery()).traceback is None
+    assert source.artifacts(run.name, 0, 0) == []
+
+
 def test_files_of_a_sample_are_those_of_its_newest_result_and_no_path_leads_elsewhere(
     source: PlatformSource, services: PlatformServices, run: DbRun
 ) -> None:

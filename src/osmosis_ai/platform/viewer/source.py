@@ -25,6 +25,7 @@ from osmosis_ai.platform.runs.read.merging import RunFamily, merge
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.read.training_curves import read_curves
 from osmosis_ai.platform.runs.run_files import open_run_file
+from osmosis_ai.platform.runs.work.sample_files import diagnostics_path
 from osmosis_ai.platform.runs.work.validation_files import SAMPLES_PATH, conversation_path
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.changes import read_changes
@@ -33,6 +34,7 @@ from osmosis_ai.platform.viewer.run_details import eval_detail, training_detail,
 from osmosis_ai.platform.viewer.run_lists import WorkspaceRuns
 from osmosis_ai.platform.viewer.sample_lists import SAMPLE_COLUMNS, FamilySamples, sample_entry
 from osmosis_ai.training.runs.validation_samples import LARGEST_BYTES, ValidationSamples
+from osmosis_ai.viewer.read_sample import MOST_OF_DIAGNOSTICS, traceback_in
 from osmosis_ai.viewer.source import (
     Capability,
     Changes,
@@ -124,7 +126,16 @@ class PlatformSource:
                 raise _no_sample(run, row, attempt)
             following, preceding = samples.neighbours(query, entry)
             newest = self._newest(session, samples.family, row, attempt, select(DbSample))
-            return SampleDetail(entry, _record(newest), next=following, previous=preceding, attempts=attempts)
+            told = session.get(DbRunFile, (newest.run_id, diagnostics_path(row, attempt)))
+        kept = self._content(told, max_bytes=MOST_OF_DIAGNOSTICS).content
+        return SampleDetail(
+            entry,
+            _record(newest),
+            traceback=traceback_in(kept or b""),
+            next=following,
+            previous=preceding,
+            attempts=attempts,
+        )
 
     def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
         """Return the trajectory of a sample."""

@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from ..artifacts import PENDING_TRAJECTORY_FILE
+from ..artifacts import DIAGNOSTICS_FILE, PENDING_TRAJECTORY_FILE
 from ..artifacts import artifact_root as default_artifact_root
 from ..types.execution import ExecutionResult
 from .atif import Trajectory
@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 _SPREAD_NUMBERS = re.compile(rb"\[\n *-?\d")
 
 TRAJECTORY_FILE = "trajectory.json"
-DIAGNOSTICS_FILE = "diagnostics.json"
 
 
 class RolloutArchive:

@@ -22,7 +22,8 @@ from osmosis_ai.evaluation.run_directory import (
 from osmosis_ai.evaluation.run_files import ARTIFACTS, RESERVED_ARTIFACT, name_problem
 from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.files import open_regular
-from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
+from osmosis_ai.rollout.artifacts import DIAGNOSTICS_FILE, PENDING_TRAJECTORY_FILE
+from osmosis_ai.viewer.read_sample import MOST_OF_DIAGNOSTICS
 from osmosis_ai.viewer.source import StoredArtifact, StoredConversation
 
 _MOST_FILES = 2_000
@@ -73,6 +74,15 @@ def read_conversation(
             return StoredConversation(None, max(size, len(content)), open=opened)
         return StoredConversation(content, len(content))
     return StoredConversation(None, missing=missing)
+
+
+def read_diagnostics(directory: RunDirectory, rollout_id: str) -> bytes:
+    """Return what the rollout's server keeps of an attempt beside its trajectory; nothing where there is none."""
+    try:
+        with _opened(directory.path, f"{directory.trials.name}/{rollout_id}/{DIAGNOSTICS_FILE}") as file:
+            return file.read(MOST_OF_DIAGNOSTICS)
+    except OSError:
+        return b""
 
 
 def list_artifacts(directory: RunDirectory, rollout_id: str, row: int, attempt: int) -> list[StoredArtifact]:

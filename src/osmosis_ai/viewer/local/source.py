@@ -26,6 +26,7 @@ from osmosis_ai.viewer.local.conversation_files import (
     open_artifact,
     read_config,
     read_conversation,
+    read_diagnostics,
 )
 from osmosis_ai.viewer.local.evaluations import (
     KnownEvaluation,
@@ -41,6 +42,7 @@ from osmosis_ai.viewer.local.run_index import RunIndex
 from osmosis_ai.viewer.local.run_list import RunList
 from osmosis_ai.viewer.local.sample_list import SampleList, position_of
 from osmosis_ai.viewer.local.training_runs import read_training, training_curves, training_detail
+from osmosis_ai.viewer.read_sample import traceback_in
 from osmosis_ai.viewer.source import (
     Capability,
     Changes,
@@ -144,6 +146,9 @@ class LocalSource:
             summary=entry,
             record=known_of(record) if record is not None else {},
             ground_truth=_ground_truth(samples.index.directory, entry),
+            traceback=traceback_in(read_diagnostics(samples.index.directory, record.rollout_id))
+            if record
+            else None,
             next=(following.row, following.attempt) if following is not None else None,
             previous=(previous.row, previous.attempt) if previous is not None else None,
             attempts=samples.attempts(row),

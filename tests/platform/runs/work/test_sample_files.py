@@ -186,6 +186,19 @@ def test_a_large_conversation_is_a_blob_of_its_own(worker: Worker) -> None:
     assert worker.read("trajectories/row_1_run_0.json") == b'{"n": 1}'
 
 
+def test_why_an_attempt_failed_is_kept_without_secrets(worker: Worker) -> None:
+    failed = worker.finish(0, None)
+    (worker.directory.trial(failed.rollout_id) / "diagnostics.json").write_text(
+        '{"traceback": "s3cret-value"}'
+    )
+    damaged = worker.finish(1, None)
+    (worker.directory.trial(damaged.rollout_id) / "diagnostics.json").write_text('{"traceback": "s3cr')
+    worker.files.expect([failed, damaged])
+    worker.tell_rest()
+    assert json.loads(worker.read("diagnostics/row_0_run_0.json")) == {"traceback": "[REDACTED]"}
+    assert list(worker.rows) == ["diagnostics/row_0_run_0.json"]
+
+
 def test_a_store_that_refuses_a_shard_gets_it_again(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     worker.files.expect([worker.finish(0)])
 

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
@@ -32,8 +33,11 @@ from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES, MOST_BYTES, Sha
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
+from osmosis_ai.viewer.local.conversation_files import read_diagnostics
 
 MAX_PATH_CHARS = 1024
+DIAGNOSTICS = "diagnostics"
+"""The kind of a file that says why an attempt failed."""
 _LOOKS_PER_ROUND = 128
 _MOST_SAMPLES = 1_000
 """In a shard; a million samples are a thousand shards."""
@@ -207,8 +211,17 @@ class SampleFiles:
         trajectory = self._directory.trajectories / f"{item.name}.json"
         if trajectory.exists():
             rows.append(self._store_trajectory(trajectory, item, shard))
+        if diagnostics := read_diagnostics(self._directory, item.rollout_id):
+            rows += self._store_diagnostics(diagnostics, item, shard)
         shard.rows += rows
         shard.items.append(item)
+
+    def _store_diagnostics(self, content: bytes, item: _Item, shard: _OpenShard) -> Iterator[dict[str, Any]]:
+        path = diagnostics_path(item.row_index, item.run_index)
+        found = _SampleFile(Path(), path, DIAGNOSTICS, item.source_row)
+        with suppress(ValueError):  # cut off, or no JSON
+            piece = shard.writer.add(clean_json(content, self._redactor))
+            yield self._row(found, shard.key, piece.size, piece)
 
     def _store_trajectory(self, file: Path, item: _Item, shard: _OpenShard) -> dict[str, Any]:
         content = clean_json(file.read_bytes(), self._redactor)
@@ -250,6 +263,11 @@ class SampleFiles:
                 path = f"artifacts/{item.name}/{found.relative_to(root).as_posix()}"
                 if _is_downloadable(path):
                     yield _SampleFile(found, path, "artifacts", item.source_row)
+
+
+def diagnostics_path(row: int, attempt: int) -> str:
+    """Return what is kept under of an attempt beside its trajectory: for pages, in no download."""
+    return f"{DIAGNOSTICS}/{item_name(row, attempt)}.json"
 
 
 def _trajectory_path(name: str) -> str:

@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import logging
 import time
+import traceback
 from abc import abstractmethod
 from collections.abc import Awaitable, Sequence
 from typing import Any, ClassVar
@@ -123,7 +124,7 @@ class InProcessBackend(ExecutionBackend):
             return _failure(message, RolloutErrorCategory.TIMEOUT)
         except Exception as error:  # the user's code: whatever it raises is how the workflow ended
             logger.warning("the %s of rollout %s failed", self.agent_word, request.id, exc_info=error)
-            return _failure(describe(error), _categorize(error))
+            return _failure(describe(error), _categorize(error), error=error)
         return ExecutionResult(status=RolloutStatus.SUCCESS, sample=sample)
 
     async def run_grader(self, request: ExecutionRequest, result: ExecutionResult) -> ExecutionResult:
@@ -144,7 +145,7 @@ class InProcessBackend(ExecutionBackend):
             return _failure(message, RolloutErrorCategory.TIMEOUT, result.sample)
         except Exception as error:  # the user's code: whatever it raises is how the grading ended
             logger.warning("the grader of rollout %s failed", request.id, exc_info=error)
-            return _failure(describe(error), _categorize(error), result.sample)
+            return _failure(describe(error), _categorize(error), result.sample, error=error)
         return ExecutionResult(status=RolloutStatus.SUCCESS, sample=result.sample)
 
     def has_capacity(self) -> bool:
@@ -209,9 +210,15 @@ def _failure(
     message: str | None,
     category: RolloutErrorCategory | None = None,
     sample: RolloutSample | None = None,
+    *,
+    error: BaseException | None = None,
 ) -> ExecutionResult:
     return ExecutionResult(
-        status=RolloutStatus.FAILURE, sample=sample, err_message=message, err_category=category
+        status=RolloutStatus.FAILURE,
+        sample=sample,
+        err_message=message,
+        err_category=category,
+        extra_fields={"traceback": traceback_of(error)} if error is not None else None,
     )
 
 
@@ -230,6 +237,15 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as failure:
         return f"{type(error).__name__}, whose text cannot be had ({type(failure).__name__})"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return where an error of user code came from, of bounded length: its end, which tells the most."""
+    try:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except Exception as failure:  # its text or its causes are user code, too
+        text = f"{type(error).__name__}, whose traceback cannot be had ({type(failure).__name__})"
+    return text if len(text) <= _MESSAGE_LIMIT else f"…\n{text[-_MESSAGE_LIMIT:]}"
 
 
 def describe(error: BaseException) -> str:

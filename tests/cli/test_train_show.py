@@ -100,7 +100,7 @@ def test_scripts_get_the_step_and_how_many_samples_are_kept(here: Maze) -> None:
             ["--row", "9"],
             "the validation of `walks` after step 3 (4 of 4 samples are kept) has no result of row 9",
         ),
-        (["--step", "2"], "the samples of the validation after step 2 are not kept"),
+        (["--step", "2"], "of the validation after step 2 are not kept: the newest is that after step 3"),
         (["--failed", "--passed"], "mutually exclusive"),
     ],
 )
@@ -173,6 +173,14 @@ def test_of_a_platform_only_what_is_shown_is_fetched(maze: Maze) -> None:
     asked = offers(maze, page(*(told(0, 0.5, attempt=0) for _ in range(1)), told(1, 0.75)))
     outcome = maze.osmosis("train", "show", "copper finch/9", "--row", "0", "--json")
     assert outcome.status == 0 and asked.call_count == 1
+
+
+def test_of_a_platforms_run_its_own_page_has_the_rest(maze: Maze) -> None:
+    offers(maze, page(told(0, 0.5), told(1, 0.75)))
+    other = maze.get("/training-runs/tr_8f0c1d2e3a4b/validation/1/0")
+    other.respond(404, json={"error": "there is none", "code": "NOT_FOUND"}, headers=OURS)
+    outcome = maze.osmosis("train", "show", "copper finch/9", "--limit", "1")
+    assert "prints more of them, its page on the platform shows all." in outcome.out + outcome.err
 
 
 def test_the_hosted_service_does_not_keep_them_and_it_is_said(maze: Maze) -> None:

@@ -245,8 +245,9 @@ def test_a_run_is_shown_among_those_of_its_workspace(tmp_path: Path, monkeypatch
         assert (found.root, found.path) == (root, "/evals/calm%20fern")
     assert viewed_place(None).root == root
     assert viewed_place(".").root == workspace.rollouts_dir.resolve()
-    with pytest.raises(NotFoundError, match="no directory and no run `breezy`"):
-        viewed_place("breezy")
+    with pytest.raises(NotFoundError, match="no directory `calmfern` here: there is no run") as caught:
+        viewed_place("calmfern")
+    assert caught.value.hint is not None and "did you mean calm fern?" in caught.value.hint
     with pytest.raises(OsmosisError, match="is a file"):
         viewed_place(str(run / "manifest.json"))
     for word in ("\0", "x" * 5000):

@@ -186,9 +186,9 @@ def _named_run(reference: str) -> Path:
         return find_local_run(reference).resolve()
     except (NotFoundError, WorkspaceRequiredError) as error:
         raise NotFoundError(
-            f"there is no directory and no run `{reference}` on this machine: {error.message}",
+            f"there is no directory `{reference}` here: {error.message}",
             details=error.details,
-            hint="osmosis view shows all runs below the current directory; a platform's are on its own pages",
+            hint=f"{error.hint or 'osmosis view shows all runs below this directory'}; a platform's are on its own pages",
         ) from error
 
 

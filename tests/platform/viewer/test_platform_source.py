@@ -330,6 +330,21 @@ def test_runs_are_found_by_what_is_known_of_them(
     assert list(trend) == [0.5, 0.75]
 
 
+def test_a_run_is_not_measured_by_a_retry_which_has_only_what_failed(
+    services: PlatformServices, member: Member, source: PlatformSource, clock: ManualClock
+) -> None:
+    first = add_run(services, member, "first", results={"score": 0.5, "graded": 2, "passed": 1})
+    clock.advance(60)
+    retried = {"retry_of_id": first.id, "retry_of_name": "first"}
+    add_run(services, member, "again", results={"score": 0.0, "graded": 1, "passed": 0}, **retried)
+    clock.advance(60)
+    add_run(services, member, "third", results={"score": 0.75, "graded": 4, "passed": 3})
+    trends = {run.name: list(run.trend) for run in source.runs(RunQuery(kind="eval"), limit=3).items}
+    assert trends == {"first": [0.5], "again": [0.5, 0.0], "third": [0.5, 0.75]}
+    before = source.run("eval", "third").previous
+    assert before is not None and before.name == "first"
+
+
 @pytest.mark.parametrize("cursor", ["x", "", "e30", "WyJydW5zOnN0YXJ0ZWQ6ZGVzYyIsMCwiMSIsMl0"])
 def test_a_cursor_that_is_none_is_refused(source: PlatformSource, run: DbRun, cursor: str) -> None:
     if cursor:

@@ -119,7 +119,8 @@ def _hints(found: ShownRun, wanted: WantedSamples) -> Iterator[str]:
     if found.unsearched:
         yield f"{found.searched:,} conversations were searched, not all: name a --row, or an outcome."
     if found.more:
-        yield f"There are more than {wanted.limit}: --limit prints more of them, `osmosis view` shows all."
+        pages = "its page on the platform" if found.place == "platform" else "`osmosis view`"
+        yield f"There are more than {wanted.limit}: --limit prints more of them, {pages} shows all."
 
 
 def _text(text: str) -> str:

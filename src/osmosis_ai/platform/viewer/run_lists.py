@@ -99,7 +99,10 @@ class WorkspaceRuns:
         return statement.where(DbRun.workspace_id == self.workspace_id, DbRun.kind == kind)
 
     def _of_config(self, statement: Select[Any], run: DbRun) -> Select[Any]:
-        """Return the runs of a run's config up to it, the newest first."""
+        """Return the runs of a run's config up to it, the newest first.
+
+        Retries have only what failed before: no other run is measured by them.
+        """
         up_to = tuple_(literal(run.created_at, DbRun.created_at.type), literal(run.id))
         return (
             self._of_kind(statement, run.kind)
@@ -107,6 +110,7 @@ class WorkspaceRuns:
                 DbRun.rollout_name == run.rollout_name,
                 DbRun.dataset_name == run.dataset_name,
                 tuple_(DbRun.created_at, DbRun.id) <= up_to,
+                or_(DbRun.retry_of_id.is_(None), DbRun.id == run.id),
             )
             .order_by(DbRun.created_at.desc(), DbRun.id.desc())
         )

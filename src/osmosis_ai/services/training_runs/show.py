@@ -110,8 +110,8 @@ def show_validation(
         raise NotFoundError(f"the run `{reference}` has no record of a validation.", hint=_HINT)
     if step not in (None, found.step):
         raise NotFoundError(
-            f"the samples of the validation after step {step} are not kept: {found.subject}.",
-            hint="only the newest validation's are; leave out --step",
+            f"the samples of the validation after step {step} are not kept: the newest is that after step {found.step}.",
+            hint="leave out --step: only the newest validation's samples are kept",
         )
     return ShownValidation(shown_samples(found, wanted), found.step, found.total, len(found.details))
 

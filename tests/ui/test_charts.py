@@ -207,3 +207,11 @@ def test_a_waterfall_draws_two_hundred_and_lists_all() -> None:
     chart = waterfall([TimeSpan(f"step {n}", "model", n * 10.0, 5.0) for n in range(250)], label="")
     assert chart.svg.count("<title>") == 200 and len(chart.rows) == 250
     assert chart.notes == ["The drawing has the first 200 of 250."]
+
+
+def test_steps_are_counted_in_whole_numbers_and_tiny_values_fit_beside_the_axis() -> None:
+    points = [ChartPoint(1, 1.5e-09), ChartPoint(2, 0.5e-09)]
+    chart = line([ChartSeries("KL", points)], label="KL", axis="step")
+    ticks = {each: re.findall(rf'class="tick {each}"[^>]*>([^<]*)<', chart.svg) for each in ("middle", "end")}
+    assert ticks["middle"] == ["1", "2"]
+    assert ticks["end"] and max(map(len, ticks["end"])) <= 6

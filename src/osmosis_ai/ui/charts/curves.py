@@ -78,12 +78,13 @@ def line(
     """
     arrays = [_arrays(each.points) for each in series]
     x, y = _scales(arrays, marks, band=band)
-    parts = [grid_rows(y, ticks(y.low, y.high), lambda value: f"{value:g}")]
+    parts = [grid_rows(y, ticks(y.low, y.high), lambda value: f"{value:g}".replace("e-0", "e-"))]
     kinds = list(dict.fromkeys(each.kind for each in marks))
     parts += [event(kinds.index(each.kind), x.place(each.x), _TOP, _BOTTOM, each.text) for each in marks]
     for place, (found, each) in enumerate(zip(arrays, series, strict=True)):
         parts += _curve(place, found, each.points, x, y, band=band, smoothing=smoothing)
-    parts.append(x_axis(x, _BOTTOM, axis, ticks(x.low, x.high)))
+    # What is counted has no halves, however few points there are.
+    parts.append(x_axis(x, _BOTTOM, axis, [place for place in ticks(x.low, x.high) if place.is_integer()]))
     rows, notes = _table(series, axis, number, hollow)
     notes += [f"{each.kind} at {axis} {each.x:g}: {each.text}" for each in marks]
     keys = legend(

@@ -397,7 +397,7 @@ async def test_a_run_asks_an_agent_for_nothing_that_it_could_lead_elsewhere_with
         made = asyncio.create_task(world.make("a"))
         while not world.model.in_flight or len(asked) < 5:  # noqa: ASYNC110 - it is looked at again and again
             await asyncio.sleep(0.01)
-        assert await world.runner._ask_server() is None
+        assert [await each.ask() for each in world.runner._servers.servers] == [None]
         held.set()
         await made
     assert set(asked) == {"/platform/health"}

@@ -117,10 +117,12 @@ def _is_made(connection: sqlite3.Connection) -> bool:
     Raises:
         sqlite3.OperationalError: it is of something else.
     """
+    # In this order: somebody else may make it between the two, its tables and its mark at once.
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application == _APPLICATION:
         return True
-    if application or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+    if application or tables:
         raise sqlite3.OperationalError("there is a database of something else in its place")
     return False
 

@@ -34,7 +34,6 @@ _BATCH = 5000
 _IN_MEMORY_BYTES = 8 * 1024 * 1024
 _BLOCK_BYTES = 64 * 1024
 _LEVEL = 1
-_SAMPLES_OWN = ("artifacts", "trajectories")
 _EVERY_ROW = b"*"
 """In the place of a row: of the whole run."""
 
@@ -87,19 +86,21 @@ class RunManifests:
 
     def _written(self, run: DbRun) -> BinaryIO:
         lines = _spool()
-        for path in KINDS:
-            if path != LOGS:
-                lines.write(self._made(run, path))
+        lines.writelines(self._stored(run, "artifacts"))
+        lines.writelines(self._made(run, path) for path in KINDS if path != LOGS)
+        lines.writelines(self._stored(run, "trajectories"))
+        lines.seek(0)
+        return lines
+
+    def _stored(self, run: DbRun, kind: str) -> Iterator[bytes]:
         asked = (
-            select(DbRunFile.path, DbRunFile.size, DbRunFile.kind, DbRunFile.source_row_index)
-            .where(DbRunFile.run_id == run.id, DbRunFile.kind.in_(_SAMPLES_OWN))
+            select(DbRunFile.path, DbRunFile.size, DbRunFile.source_row_index)
+            .where(DbRunFile.run_id == run.id, DbRunFile.kind == kind)
             .order_by(DbRunFile.path)
         )
         with self._db.session() as session:
-            for path, size, kind, row in session.execute(asked.execution_options(yield_per=_BATCH)):
-                lines.write(_line(kind, row, {"path": path, "size": size}))
-        lines.seek(0)
-        return lines
+            for path, size, row in session.execute(asked.execution_options(yield_per=_BATCH)):
+                yield _line(kind, row, {"path": path, "size": size})
 
     def _made(self, run: DbRun, path: str) -> bytes:
         token, size = self._derived.make(run, path)

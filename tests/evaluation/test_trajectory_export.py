@@ -27,7 +27,7 @@ class World:
         self.log = RunLog(self.directory.log, Redactor())
 
     def projector(self) -> Projector:
-        return Projector(self.directory, self.ledger, self.log)
+        return Projector(self.directory, self.ledger, self.log, Redactor(["s3cret-value"]))
 
     def settle(self, run: int, rollout_id: str) -> None:
         async def append() -> int:
@@ -71,6 +71,25 @@ def test_a_trajectory_is_copied_when_the_server_gets_round_to_writing_it(world: 
     assert world.trajectory(1).read_bytes() == source.read_bytes()
     assert world.trajectory(1).stat().st_ino != source.stat().st_ino
     assert world.trajectory(1).stat().st_nlink == 1
+
+
+def test_a_copy_has_no_secrets_of_the_run(world: World) -> None:
+    world.settle(0, "r0")
+    source = world.write_trajectory("r0", told="the key is s3cret-value")
+    world.projector().copy_missing()
+    assert json.loads(world.trajectory(0).read_text())["told"] == "the key is [REDACTED]"
+    assert "s3cret-value" in source.read_text()
+
+
+def test_what_is_nested_too_deeply_to_be_looked_through_is_not_copied(world: World) -> None:
+    world.settle(0, "r0")
+    deep: object = "s3cret-value"
+    for _ in range(900):
+        deep = [deep]
+    world.write_trajectory("r0", told=deep)
+    world.projector().copy_missing()
+    copy = world.trajectory(0)
+    assert not copy.exists() or "s3cret-value" not in copy.read_text()
 
 
 def test_a_conversation_that_a_killed_server_never_named_is_copied_at_the_end(world: World) -> None:

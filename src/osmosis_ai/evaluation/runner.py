@@ -313,7 +313,7 @@ class _Session:
                 only=job.only,
             ),
             spending=spending,
-            projector=Projector(job.directory, ledger, log),
+            projector=Projector(job.directory, ledger, log, self._redact),
             log=log,
             redact=self._redact,
             pass_threshold=spec.evaluation.pass_threshold,

@@ -31,6 +31,7 @@ from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, RunDirectory
 from osmosis_ai.evaluation.run_log import RunLog
 from osmosis_ai.files import open_regular
+from osmosis_ai.redaction import Redactor, clean_json
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 
 TRAJECTORY_WAIT_S = 30.0
@@ -60,8 +61,9 @@ class _Copy:
 class Projector:
     """Makes the copies: in a few threads while the run goes on, the rest at its end."""
 
-    def __init__(self, directory: RunDirectory, ledger: Ledger, log: RunLog) -> None:
+    def __init__(self, directory: RunDirectory, ledger: Ledger, log: RunLog, redactor: Redactor) -> None:
         self._directory = directory
+        self._redactor = redactor
         self._ledger = ledger
         self._log = log
         self._has_trajectory = bytearray(ledger.rows * ledger.n)
@@ -191,7 +193,7 @@ class Projector:
                     if last:
                         name_pending_trajectory(trial)
                     target = self._directory.trajectories / f"{name}.json"
-                    self._has_trajectory[item] = copy_trajectory(trial, target, rollout_id)
+                    self._has_trajectory[item] = copy_trajectory(trial, target, rollout_id, self._redactor)
         except FileNotFoundError:
             return False
         except (OSError, ValueError) as error:
@@ -230,8 +232,8 @@ def name_pending_trajectory(trial: int) -> None:
             os.rename(PENDING_TRAJECTORY_FILE, TRAJECTORY_FILE, src_dir_fd=trial, dst_dir_fd=trial)
 
 
-def copy_trajectory(trial: int, target: Path, rollout_id: str) -> bool:
-    """Copy a trajectory that belongs to ``rollout_id``; False when there is none (yet).
+def copy_trajectory(trial: int, target: Path, rollout_id: str, redactor: Redactor) -> bool:
+    """Copy a trajectory that belongs to ``rollout_id``, without secrets; False when there is none (yet).
 
     Raises:
         OSError: it is no regular file.
@@ -246,6 +248,7 @@ def copy_trajectory(trial: int, target: Path, rollout_id: str) -> bool:
     identity = trajectory_identity(document)
     if identity != rollout_id:
         raise ValueError(f"what should be the trajectory of {rollout_id!r} is that of {identity!r}")
+    content = clean_json(content, redactor)
     temporary = target.with_name(f".{target.name}.tmp")
     temporary.write_bytes(content)
     temporary.chmod(0o600)

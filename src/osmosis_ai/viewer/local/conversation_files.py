@@ -53,12 +53,13 @@ def read_environment(directory: Path) -> str | None:
 def read_conversation(
     directory: RunDirectory, rollout_id: str, row: int, attempt: int, *, max_bytes: int
 ) -> StoredConversation:
-    """Return an attempt's trajectory, from its own files or the copy of it."""
+    """Return an attempt's trajectory, from the copy of it or its own files."""
     missing = _NOT_KEPT
     for path in (
+        # The copy has no secrets; the rollout's server does not know which there are.
+        f"{directory.trajectories.name}/{item_name(row, attempt)}.json",
         f"{directory.trials.name}/{rollout_id}/{TRAJECTORY_FILE}",
         f"{directory.trials.name}/{rollout_id}/{PENDING_TRAJECTORY_FILE}",
-        f"{directory.trajectories.name}/{item_name(row, attempt)}.json",
     ):
         try:
             with _opened(directory.path, path) as file:

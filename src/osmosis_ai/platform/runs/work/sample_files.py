@@ -15,7 +15,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,14 +24,12 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, cast
 
-import orjson
-
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.trajectory_export import TRAJECTORY_WAIT_S, item_name
 from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES, MOST_BYTES, ShardPiece, ShardWriter
 from osmosis_ai.platform.blobs.store import BlobStore
-from osmosis_ai.redaction import Redactor
+from osmosis_ai.redaction import Redactor, clean_json
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 from osmosis_ai.viewer.local.conversation_files import read_diagnostics
 
@@ -210,7 +208,7 @@ class SampleFiles:
                 rows += threads.map(self._store_artifact, files)
         trajectory = self._directory.trajectories / f"{item.name}.json"
         if trajectory.exists():
-            rows.append(self._store_trajectory(trajectory, item, shard))
+            rows += self._store_trajectory(trajectory, item, shard)
         if diagnostics := read_diagnostics(self._directory, item.rollout_id):
             rows += self._store_diagnostics(diagnostics, item, shard)
         shard.rows += rows
@@ -223,14 +221,17 @@ class SampleFiles:
             piece = shard.writer.add(clean_json(content, self._redactor))
             yield self._row(found, shard.key, piece.size, piece)
 
-    def _store_trajectory(self, file: Path, item: _Item, shard: _OpenShard) -> dict[str, Any]:
-        content = clean_json(file.read_bytes(), self._redactor)
+    def _store_trajectory(self, file: Path, item: _Item, shard: _OpenShard) -> Sequence[dict[str, Any]]:
+        try:
+            content = clean_json(file.read_bytes(), self._redactor)
+        except ValueError:
+            return []  # no JSON, or nested so deeply that nobody can tell what is in it
         found = _SampleFile(file, _trajectory_path(item.name), "trajectories", item.source_row)
         if len(content) <= LARGEST_FILE_BYTES:
             piece = shard.writer.add(content)
-            return self._row(found, shard.key, piece.size, piece)
+            return [self._row(found, shard.key, piece.size, piece)]
         key = self._key(found)
-        return self._row(found, key, self._blobs.put(key, BytesIO(content)).size)
+        return [self._row(found, key, self._blobs.put(key, BytesIO(content)).size)]
 
     def _store_artifact(self, found: _SampleFile) -> dict[str, Any]:
         key = self._key(found)
@@ -322,14 +323,3 @@ def _clean_document(content: bytes, redactor: Redactor) -> bytes | None:
         return None
     # Compared as written: NaN equals nothing, and 1 equals true.
     return content if repr(clean) == repr(document) else json.dumps(clean).encode()
-
-
-def clean_json(content: bytes, redactor: Redactor) -> bytes:
-    """Return a document of JSON without secrets; byte for byte as it was where it has none.
-
-    Raises:
-        ValueError: it is no JSON.
-    """
-    document = orjson.loads(content)
-    clean = redactor.tree(document)
-    return content if clean == document else orjson.dumps(clean)

@@ -23,8 +23,7 @@ from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.tables import DbRunFile
 from osmosis_ai.platform.runs.leases import Lease, Leases
-from osmosis_ai.platform.runs.work.sample_files import clean_json
-from osmosis_ai.redaction import Redactor
+from osmosis_ai.redaction import Redactor, clean_json
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.local.conversation_files import read_conversation

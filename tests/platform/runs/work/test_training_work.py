@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -11,7 +12,8 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from fastapi.testclient import TestClient
@@ -21,15 +23,18 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.blobs.local import LocalBlobStore
 from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.logs import LogLine
 from osmosis_ai.platform.runs.execute.worker_process import LEARNER_LOST
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.work.publisher import Publisher
 from osmosis_ai.platform.runs.work.run_work import Interrupt, WorkResult
+from osmosis_ai.platform.runs.work.training_publisher import TrainingPublisher
 from osmosis_ai.platform.runs.work.training_work import PreparedTraining, TrainingWork
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
+from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.training.learner.ranks import LearnerProcessLostError
 from osmosis_ai.training.runs import trainer
 from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks, TrainingPlan
@@ -471,3 +476,39 @@ def test_neither_the_platform_nor_a_worker_that_has_not_begun_to_train_imports_t
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_checkpoint_that_two_threads_come_to_keep_is_kept_and_told_once(tmp_path: Path) -> None:
+    directory = TrainingDirectory(tmp_path / "training")
+    (directory.checkpoints / "step-00000004").mkdir(parents=True)
+    (directory.checkpoints / "step-00000004" / "provenance.json").write_text("{}")
+    (step,) = [checkpoint.step for checkpoint in checkpoints_in(directory.checkpoints)]
+    kept: list[int] = []
+    both = threading.Barrier(2)
+
+    class Store:
+        def checkpoint_steps(self) -> set[int]:
+            found = set(kept)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.2)  # where nothing keeps them apart, both have looked before either has written
+            return found
+
+        def add_checkpoint(self, number: int, *_: object, **__: object) -> str:
+            kept.append(number)
+            return f"run-step-{number}"
+
+    class Quiet:
+        def publish(self) -> None:
+            pass
+
+    told: list[LogLine] = []
+    publisher = SimpleNamespace(log=told.append)
+    training = TrainingPublisher(
+        directory, cast(Any, Store()), cast(Any, Quiet()), cast(Any, publisher), save_freq=step
+    )
+    threads = [threading.Thread(target=keep) for keep in (training.keep_due, training.keep_last)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert kept == [step] and len(told) == 1

@@ -10,6 +10,7 @@ of when somebody stopped and started the platform: every ``checkpoint_save_freq`
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -219,6 +220,7 @@ class TrainingPublisher:
         self._store = store
         self._publisher = publisher
         self._save_freq = save_freq
+        self._keeping = threading.Lock()
 
     def catch_up(self) -> None:
         """Publish every step, every due checkpoint and the newest validation that are in the directory."""
@@ -255,6 +257,11 @@ class TrainingPublisher:
         return checkpoints_in(self._directory.checkpoints)
 
     def _keep(self, checkpoints: list[CheckpointDirectory]) -> bool:
+        # The publisher's thread and that of who ends the run may come at once.
+        with self._keeping:
+            return self._keep_each(checkpoints)
+
+    def _keep_each(self, checkpoints: list[CheckpointDirectory]) -> bool:
         stored, complete = self._store.checkpoint_steps(), True
         for checkpoint in checkpoints:
             if checkpoint.step in stored:

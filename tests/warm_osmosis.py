@@ -69,7 +69,7 @@ def warm_python(*, torch: bool = False) -> str:
 
 def process_of(client: int) -> int:
     """Return the process that a client stands for; itself, where it is none."""
-    while b"osmosis-warm-" in Path(f"/proc/{client}/cmdline").read_bytes():
+    while b"/warm_client.py" in Path(f"/proc/{client}/cmdline").read_bytes():
         for directory, _ in _SERVERS.values():
             with suppress(FileNotFoundError):
                 return int((directory / "processes" / str(client)).read_text())

@@ -8,7 +8,9 @@ import signal
 import socket
 import stat
 import sys
+import tempfile
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -199,21 +201,28 @@ def test_a_socket_is_made_where_its_path_is_short_enough(
     assert not path.parent.exists()
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory in which the address of a socket has its 107 bytes at most."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        yield Path(made)
+
+
 def test_what_killed_processes_left_is_removed_and_what_is_in_use_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
     in_use = PrivateSocket()
-    left = tmp_path / "osmosis-socket-left"
+    left = short_path / "osmosis-socket-left"
     left.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(left / "server.sock"))
-    elsewhere = tmp_path / "elsewhere"
+    elsewhere = short_path / "elsewhere"
     elsewhere.mkdir()
-    (tmp_path / "osmosis-socket-link").symlink_to(elsewhere)
+    (short_path / "osmosis-socket-link").symlink_to(elsewhere)
     another = PrivateSocket()
     assert not left.exists() and elsewhere.is_dir()
     for listener in (in_use, another):
         assert Path(socket_path(listener.address) or "").is_socket()
         listener.remove()
-    assert [path.name for path in tmp_path.glob("*-socket-*")] == ["osmosis-socket-link"]
+    assert [path.name for path in short_path.glob("*-socket-*")] == ["osmosis-socket-link"]

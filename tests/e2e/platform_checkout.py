@@ -98,11 +98,11 @@ def said(outcome: Outcome) -> str:
 
 
 class World:
-    """A platform, and a checkout that is connected to it."""
+    """A platform, and a checkout that is connected to it; ``settings`` are further variables of the platform's."""
 
-    def __init__(self, scratch: Scratch) -> None:
+    def __init__(self, scratch: Scratch, **settings: str) -> None:
         self.scratch = scratch
-        self.platform = Platform(scratch)
+        self.platform = Platform(scratch, settings=settings)
         self.url = self.platform.env["OSMOSIS_PLATFORM_URL"]
         self.root = scratch.workspace
 

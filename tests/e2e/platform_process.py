@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -39,13 +39,19 @@ class Platform:
     Args:
         scratch: where its data and its workspace directory are.
         program: what runs it, and so its workers and their servers; forked warm by default.
+        settings: further variables of its environment.
     """
 
-    def __init__(self, scratch: Scratch, program: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        scratch: Scratch,
+        program: Sequence[str] | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self.program = program or warm_osmosis()
         self.home = scratch.root / "data"
         self.workspace = scratch.workspace
-        self.env = scratch.environment(os.environ)
+        self.env = {**scratch.environment(os.environ), **(settings or {})}
         self.port = "0"
         self.starts = 0
         self.start()

@@ -247,7 +247,7 @@ async def test_a_server_that_never_becomes_healthy_is_ended_and_the_wait_can_be_
     assert (outcome.status, outcome.out) == (1, "")
     first, *rest = outcome.error.splitlines()
     assert re.fullmatch(
-        r"Error: the rollout server `main.py` was not ready after 1 s \(`GET /health` on port \d+: no answer\)\.",
+        r"Error: the rollout server `main.py` was not ready after 1 s \(`GET /health` on its socket and port \d+: no answer\)\.",
         first,
     )
     *quoted, hint = rest

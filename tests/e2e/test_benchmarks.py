@@ -23,6 +23,7 @@ SMALLEST = {
     "--executing 1",
     "rubric": "--calls 8 --latency-ms 1 --in-flight 4 --paths direct",
     "served_agent": "--rollouts 4 --in-flight 2 --turns 1 --latency-ms 1",
+    "sandbox": "--rows 4 --runs 1",
     "servers": "--rows 4 --runs 1 --cpu-ms 5",
     "startup": "--runs 1",
     "viewer": "--samples 40 --runs 3 --repeat 1",

@@ -125,8 +125,7 @@ class PlatformSource:
             if entry is None:
                 raise _no_sample(run, row, attempt)
             following, preceding = samples.neighbours(query, entry)
-            newest = self._newest(session, samples.family, row, attempt, select(DbSample))
-            told = session.get(DbRunFile, (newest.run_id, diagnostics_path(row, attempt)))
+            newest, told = self._newest(session, samples.family, row, attempt)
         kept = self._content(told, max_bytes=MOST_OF_DIAGNOSTICS).content
         return SampleDetail(
             entry,
@@ -256,15 +255,18 @@ class PlatformSource:
         except BlobError as error:
             return StoredConversation(None, file.size, missing=error.message)
 
-    def _newest(self, session: Session, family: RunFamily, row: int, attempt: int, asked: Any) -> Any:
-        """Return what is asked of the newest result of an attempt; None where there is none."""
+    def _newest(self, session: Session, family: RunFamily, row: int, attempt: int) -> Any:
+        """Return the newest result of an attempt that there is, and what its rollout's server kept beside it."""
         ages = {run.id: age for age, run in enumerate(family.runs)}
         of_attempt = (DbSample.row_index == row, DbSample.run_index == attempt)
-        return session.scalar(
-            asked.where(DbSample.run_id.in_(ages), *of_attempt)
+        beside = and_(DbRunFile.run_id == DbSample.run_id, DbRunFile.path == diagnostics_path(row, attempt))
+        return session.execute(
+            select(DbSample, DbRunFile)
+            .outerjoin(DbRunFile, beside)
+            .where(DbSample.run_id.in_(ages), *of_attempt)
             .order_by(case(ages, value=DbSample.run_id).desc())
             .limit(1)
-        )
+        ).one()
 
     def _files(self, run: str, row: int, attempt: int, which: ColumnElement[bool]) -> list[DbRunFile]:
         """Return files that the newest result of an attempt has left, in one statement.

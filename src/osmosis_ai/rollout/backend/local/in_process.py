@@ -35,6 +35,7 @@ QUEUE_LIMIT = 10_000
 """How many rollouts may wait for a slot; beyond it the server answers 429."""
 
 _MESSAGE_LIMIT = 10_000
+_MOST_CAUSES = 5
 
 
 class InProcessBackend(ExecutionBackend):
@@ -240,11 +241,17 @@ def text_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return where an error of user code came from, of bounded length: its end, which tells the most."""
-    try:
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    except Exception as failure:  # its text or its causes are user code, too
-        text = f"{type(error).__name__}, whose traceback cannot be had ({type(failure).__name__})"
+    """Return where an error of user code came from and what had led to it, of bounded length: its end tells the most.
+
+    What the errors say is left out: it may hold a secret, and the error's own words are reported anyway.
+    """
+    parts: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(parts) < _MOST_CAUSES:
+        frames = "".join(traceback.format_tb(cause.__traceback__))
+        parts.insert(0, f"Traceback (most recent call last):\n{frames}{type(cause).__name__}\n")
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    text = "\nwhich led to:\n\n".join(parts)
     return text if len(text) <= _MESSAGE_LIMIT else f"…\n{text[-_MESSAGE_LIMIT:]}"
 
 

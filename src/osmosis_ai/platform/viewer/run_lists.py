@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, get_args
 
-from sqlalchemy import ColumnElement, Row, Select, func, literal, or_, select, tuple_, union_all
-from sqlalchemy.orm import Session
+import orjson
+from sqlalchemy import ColumnElement, Select, case, func, literal, or_, select, tuple_
+from sqlalchemy.orm import Session, aliased
 
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.platform.db.tables import DbRun, DbUser
@@ -92,7 +93,7 @@ class WorkspaceRuns:
 
     def _entries(self, which: ColumnElement[bool]) -> dict[str, RunEntry]:
         rows = self.session.execute(_SUMMARIES.where(which)).all()
-        trends = self._trends([row[0] for row in rows])
+        trends = self._trends([row[0].id for row in rows])
         return {row[0].id: run_entry(*row, now=self.now, trend=trends[row[0].id]) for row in rows}
 
     def _of_kind(self, statement: Select[Any], kind: str) -> Select[Any]:
@@ -115,23 +116,37 @@ class WorkspaceRuns:
             .order_by(DbRun.created_at.desc(), DbRun.id.desc())
         )
 
-    def _trends(self, runs: Sequence[DbRun]) -> dict[str, list[float | None]]:
-        """Return of each run the numbers of its config's last ones, in one statement."""
-        trends: dict[str, list[float | None]] = {run.id: [] for run in runs}
-        pieces: list[Select[Any]] = []
-        for run in runs:
-            number = DbRun.pass_rate if run.kind == "eval" else DbRun.reward
-            shown: tuple[Any, ...] = (
-                literal(run.id).label("of"),
-                DbRun.created_at,
-                DbRun.id,
-                number.label("number"),
+    def _trends(self, ids: Sequence[str]) -> dict[str, list[float | None]]:
+        """Return of each run the numbers of its config's last ones, the oldest first, in one statement.
+
+        The statement is the same whichever runs they are: made anew for each of a page, it cost more than the page.
+        Retries have only what failed before: no other run is measured by them.
+        """
+        earlier = aliased(DbRun)
+        number = case((DbRun.kind == "eval", earlier.pass_rate), else_=earlier.reward)
+        last = (
+            select(number.label("number"))
+            .where(
+                earlier.workspace_id == DbRun.workspace_id,
+                earlier.kind == DbRun.kind,
+                earlier.rollout_name == DbRun.rollout_name,
+                earlier.dataset_name == DbRun.dataset_name,
+                tuple_(earlier.created_at, earlier.id) <= tuple_(DbRun.created_at, DbRun.id),
+                or_(earlier.retry_of_id.is_(None), earlier.id == DbRun.id),
             )
-            pieces.append(select(self._of_config(select(*shown), run).limit(_TREND).subquery()))
-        found: Sequence[Row[Any]] = self.session.execute(union_all(*pieces)).all() if pieces else []
-        for row in sorted(found, key=lambda row: (row.created_at, row.id)):
-            trends[row.of].append(row.number)
-        return trends
+            .order_by(earlier.created_at.desc(), earlier.id.desc())
+            .limit(_TREND)
+            .correlate(DbRun)
+            .subquery()
+        )
+        is_sqlite = self.session.get_bind().dialect.name == "sqlite"
+        listed = (func.json_group_array if is_sqlite else func.json_agg)(last.c.number)
+        found = self.session.execute(
+            select(DbRun.id, select(listed).correlate(DbRun).scalar_subquery()).where(DbRun.id.in_(ids))
+        )
+        # The one gives text, the other what it says.
+        lists = ((id, orjson.loads(told) if is_sqlite else told) for id, told in found)
+        return {id: list(reversed(numbers or ())) for id, numbers in lists}
 
     def _counts(self, kinds: Sequence[str], conditions: Sequence[ColumnElement[bool]]) -> dict[str, int]:
         mine = select(func.count()).select_from(DbRun)

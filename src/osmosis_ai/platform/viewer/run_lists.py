@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, get_args
 
 import orjson
-from sqlalchemy import ColumnElement, Select, case, func, literal, or_, select, tuple_
+from sqlalchemy import ColumnElement, Select, bindparam, case, func, literal, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from osmosis_ai.evaluation.metrics_models import Estimates
@@ -117,33 +118,9 @@ class WorkspaceRuns:
         )
 
     def _trends(self, ids: Sequence[str]) -> dict[str, list[float | None]]:
-        """Return of each run the numbers of its config's last ones, the oldest first, in one statement.
-
-        The statement is the same whichever runs they are: made anew for each of a page, it cost more than the page.
-        Retries have only what failed before: no other run is measured by them.
-        """
-        earlier = aliased(DbRun)
-        number = case((DbRun.kind == "eval", earlier.pass_rate), else_=earlier.reward)
-        last = (
-            select(number.label("number"))
-            .where(
-                earlier.workspace_id == DbRun.workspace_id,
-                earlier.kind == DbRun.kind,
-                earlier.rollout_name == DbRun.rollout_name,
-                earlier.dataset_name == DbRun.dataset_name,
-                tuple_(earlier.created_at, earlier.id) <= tuple_(DbRun.created_at, DbRun.id),
-                or_(earlier.retry_of_id.is_(None), earlier.id == DbRun.id),
-            )
-            .order_by(earlier.created_at.desc(), earlier.id.desc())
-            .limit(_TREND)
-            .correlate(DbRun)
-            .subquery()
-        )
+        """Return of each run the numbers of its config's last ones, the oldest first, in one statement."""
         is_sqlite = self.session.get_bind().dialect.name == "sqlite"
-        listed = (func.json_group_array if is_sqlite else func.json_agg)(last.c.number)
-        found = self.session.execute(
-            select(DbRun.id, select(listed).correlate(DbRun).scalar_subquery()).where(DbRun.id.in_(ids))
-        )
+        found = self.session.execute(_last_numbers(is_sqlite=is_sqlite), {"ids": list(ids)})
         # The one gives text, the other what it says.
         lists = ((id, orjson.loads(told) if is_sqlite else told) for id, told in found)
         return {id: list(reversed(numbers or ())) for id, numbers in lists}
@@ -154,6 +131,35 @@ class WorkspaceRuns:
         asked = [mine.scalar_subquery(), *([mine.where(*conditions).scalar_subquery()] if conditions else [])]
         counted = self.session.execute(select(*asked)).one()
         return {"unfiltered": counted[0], "total": counted[-1]}
+
+
+@lru_cache
+def _last_numbers(*, is_sqlite: bool) -> Select[tuple[str, Any]]:
+    """Return the statement that lists the numbers of up to ten runs of a config up to each of ``ids``, the newest first.
+
+    It is made once: made anew for the runs of a page, it cost more than the page. Retries have only what failed before:
+    no other run is measured by them.
+    """
+    earlier = aliased(DbRun)
+    number = case((DbRun.kind == "eval", earlier.pass_rate), else_=earlier.reward)
+    last = (
+        select(number.label("number"))
+        .where(
+            earlier.workspace_id == DbRun.workspace_id,
+            earlier.kind == DbRun.kind,
+            earlier.rollout_name == DbRun.rollout_name,
+            earlier.dataset_name == DbRun.dataset_name,
+            tuple_(earlier.created_at, earlier.id) <= tuple_(DbRun.created_at, DbRun.id),
+            or_(earlier.retry_of_id.is_(None), earlier.id == DbRun.id),
+        )
+        .order_by(earlier.created_at.desc(), earlier.id.desc())
+        .limit(_TREND)
+        .correlate(DbRun)
+        .subquery()
+    )
+    listed = (func.json_group_array if is_sqlite else func.json_agg)(last.c.number)
+    numbers = select(listed).correlate(DbRun).scalar_subquery()
+    return select(DbRun.id, numbers).where(DbRun.id.in_(bindparam("ids", expanding=True)))
 
 
 def run_entry(

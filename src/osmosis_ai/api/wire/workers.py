@@ -1,0 +1,330 @@
+"""The worker protocol: what a machine that executes runs says to its platform, and what it is told.
+
+Four exchanges, each of which may be repeated: ``claim`` (a run to work on), ``sync`` (the lease is kept, and everything
+new goes up), ``end`` (the run has its outcome) and ``release`` (the run is let go as it is). The platform never calls a
+worker. A worker has no database, no vault and no mirror: what it needs of a run comes with the claim, bytes come and go by
+signed URL. Whoever writes names the lease's token; a token that does not count any more gets 409 ``LEASE_LOST``.
+
+Sizes and offsets in bytes, times in seconds unless a name says otherwise, digests SHA-256 in lower-case hexadecimal.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SecretStr
+
+from osmosis_ai.api.wire.base import Timestamp, WireModel
+
+PROTOCOL = 1
+"""The version in the routes' path; a worker that speaks another is refused with a sentence."""
+PREFIX = f"/api/workers/v{PROTOCOL}"
+CLAIM = f"{PREFIX}/claim"
+LONGEST_WAIT_S = 25.0
+"""How long a claim without a run, or a sync with nothing new, is held open at most."""
+LARGEST_EXCHANGE_BYTES = 1 << 20
+"""Of a request's body, unpacked; what is larger waits for the next exchange, or goes up as a file."""
+LEASE_LOST = "LEASE_LOST"
+JOURNAL_OFFSET = "JOURNAL_OFFSET"
+"""409 of a journal part above what is stored; ``details.bytes`` is the right offset."""
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Token = Annotated[SecretStr, Field(min_length=1, max_length=128)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+
+
+class WorkerOffer(WireModel):
+    """A claim: who asks, and what its machine can do.
+
+    ``claim_id`` is drawn anew for each claim: repeated, it gets the same answer until the first sync. ``run_id`` asks for
+    one run alone. ``wait_s``: how long to wait for a run.
+    """
+
+    claim_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    sdk_version: str
+    run_id: str | None = None
+    labels: list[str] = []
+    cpus: float | None = None
+    gpus: int = 0
+    memory_gb: float | None = None
+    wait_s: Annotated[float, Field(ge=0, le=LONGEST_WAIT_S)] = 0.0
+
+
+class Download(WireModel):
+    """Bytes to be fetched by GET, and checked; an expired ``url`` comes anew with a repeated claim or ``renew``."""
+
+    url: str
+    size: Count
+    sha256: Digest
+
+
+class JournalSegment(Download):
+    """A part of the journal as it was accepted: ``size`` bytes from ``offset`` on, unpacked; ``sha256`` is of these."""
+
+    offset: Count
+    packed: bool = False
+    """Whether what the URL serves is compressed with gzip."""
+
+
+class StoredJournal(WireModel):
+    """What the platform has of a run's journal. Offsets count within a generation: a journal that begins anew."""
+
+    generation: Count
+    bytes: Count
+    sha256: Digest | None = None
+    """Of all of it; None where there is none."""
+    segments: list[JournalSegment] = []
+
+
+class AssignedRun(WireModel):
+    """A run as its worker knows it; ``request`` and ``selection`` as they were submitted and drawn."""
+
+    id: str
+    name: str
+    kind: Literal["eval", "training"]
+    workspace_id: str
+    request: dict[str, Any]
+    commit_sha: str
+    branch: str | None = None
+    rollout_name: str
+    dataset_name: str
+    model_path: str
+    seed: int
+    selection: dict[str, Any]
+    retried: list[Any] | None = None
+
+
+class AssignedLease(WireModel):
+    """The right to write a run: ``term_s`` seconds long from each exchange on. ``attempt``: how often it was claimed."""
+
+    token: Token
+    attempt: Count
+    term_s: float
+
+
+class AssignedAdapter(WireModel):
+    """The adapter that a run's model is: files by name."""
+
+    base_model: str
+    files: dict[str, Download]
+
+
+class AgentPlace(WireModel):
+    """Where an agent is served that is no rollout of the repository."""
+
+    host: str
+    port: int
+    api_key: SecretStr | None = None
+
+
+class StoredTraining(WireModel):
+    """What the platform has of a training run: steps with a kept checkpoint, the name of the newest validation, and what
+    another machine goes on from (the last checkpoint as an archive, ``None`` before there is one).
+    """
+
+    checkpoint_steps: list[int] = []
+    validation: str | None = None
+    resume_step: int | None = None
+    resume: Download | None = None
+    history: list[dict[str, Any]] = []
+
+
+class Assignment(WireModel):
+    """A claimed run with all that it needs. ``secrets`` come once a claim; a worker keeps them in memory alone.
+
+    ``source``: the commit as a deterministic archive (tar, gzip); None for an agent that is served elsewhere, whose
+    place is ``agent``. ``next_s``: when to sync next, where nothing is new.
+    """
+
+    run: AssignedRun
+    lease: AssignedLease
+    secrets: dict[str, SecretStr] = {}
+    source: Download | None = None
+    agent: AgentPlace | None = None
+    dataset: Download
+    dataset_extension: str
+    adapter: AssignedAdapter | None = None
+    journal: StoredJournal
+    training: StoredTraining | None = None
+    next_s: float = 1.0
+
+
+class JournalPart(WireModel):
+    """Whole lines of the journal from ``offset`` on, as they stand on the worker's disk.
+
+    Below what is stored they are compared and acknowledged; ``resumed`` counts the bytes of earlier sessions.
+    """
+
+    generation: Count
+    offset: Count
+    lines: str
+    resumed: Count = 0
+
+
+class LogPart(WireModel):
+    """Log lines; ``first`` is how many this attempt has sent before, so that repeated ones are known."""
+
+    first: Count
+    lines: list[WorkerLogLine]
+
+
+class WorkerLogLine(WireModel):
+    timestamp: Timestamp
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    step: str = ""
+    message: str
+    details: dict[str, Any] | None = None
+
+
+class WantedUpload(WireModel):
+    """A blob that the worker is about to send. ``name`` is below the run's own; a name is used once."""
+
+    name: Annotated[str, Field(max_length=160)]
+    size: Count
+    sha256: Digest
+
+
+class UploadGrant(WireModel):
+    """Where a wanted upload goes: one PUT of exactly its bytes. ``id`` is handed back with its ETag."""
+
+    name: str
+    id: str
+    url: str
+
+
+class SentUpload(WireModel):
+    """An upload whose PUT was answered with ``etag``."""
+
+    name: str
+    id: str
+    etag: str
+    size: Count
+    sha256: Digest
+
+
+class RunFilePart(WireModel):
+    """A file of a run, in a blob that was sent or a piece of one; ``blob`` is the name of its upload."""
+
+    path: Annotated[str, Field(max_length=1024)]
+    kind: Annotated[str, Field(max_length=16)]
+    size: Count
+    blob: str
+    source_row_index: int | None = None
+    shard_offset: Count | None = None
+    shard_length: Count | None = None
+
+
+class TrainingStart(WireModel):
+    """How long a training run will be, and behind which step it goes on; what came after that is forgotten."""
+
+    total_steps: Count
+    steps_done: Count
+
+
+class TrainingStep(WireModel):
+    """What a step has come to; numbers that are not finite are left out by the platform."""
+
+    step: Count
+    timestamp_ms: int
+    metrics: dict[str, float | None]
+    validation_rewards: dict[str, float | None] = {}
+
+
+class CheckpointPart(WireModel):
+    """A checkpoint, whole: uploads by file name. ``is_resume``: the archive that another machine goes on from."""
+
+    step: Count
+    base_model: str
+    files: dict[str, str]
+    reward: float | None = None
+    is_resume: bool = False
+
+
+class ValidationPart(WireModel):
+    """The newest validation: its files become the run's in place of those of the one before. None of them: no files."""
+
+    version: str | None
+    files: list[RunFilePart] = []
+
+
+class TrainingNews(WireModel):
+    """What is new of a training run; applied in this order."""
+
+    start: TrainingStart | None = None
+    steps: list[TrainingStep] = []
+    validation: ValidationPart | None = None
+    checkpoints: list[CheckpointPart] = []
+
+
+class SyncRequest(WireModel):
+    """A heartbeat and everything new; applied in one transaction, files before the records that name them.
+
+    ``sent`` become blobs first. ``facts``: columns of the run's row in words (``environment``, ``isolation``).
+    ``progress``: a ``ProgressSnapshot``; ``metrics``: what the engine last wrote. ``may_wait``: with nothing new,
+    hold the reply until there is something to tell. ``find_agent``: say again where the agent is served.
+    """
+
+    lease: Token
+    sent: list[SentUpload] = []
+    files: list[RunFilePart] = []
+    journal: JournalPart | None = None
+    log: LogPart | None = None
+    facts: dict[str, str] = {}
+    progress: dict[str, Any] | None = None
+    metrics: dict[str, Any] | None = None
+    grader_digest: str | None = None
+    training: TrainingNews | None = None
+    wanted: list[WantedUpload] = []
+    renew: list[str] = []
+    """Of what to give downloads anew: ``source``, ``dataset``, ``adapter``, ``journal``, ``resume``."""
+    find_agent: bool = False
+    may_wait: bool = False
+
+
+class SyncReply(WireModel):
+    """``stop``: the run is to end. ``journal_bytes``, ``log_lines``: what is stored now. ``next_s``: when to come again.
+
+    ``checkpoints``: names that kept checkpoints were given, by step.
+    """
+
+    stop: bool
+    term_s: float
+    next_s: float
+    journal_bytes: Count = 0
+    log_lines: Count = 0
+    uploads: list[UploadGrant] = []
+    checkpoints: dict[int, str] = {}
+    agent: AgentPlace | None = None
+    renewed: Assignment | None = None
+
+
+class EndRequest(WireModel):
+    """How a run ended; asked to stop, it is ``stopped`` whatever happened to it. ``ending``: of a training run, why before its
+    last step. Everything new was synced before.
+    """
+
+    lease: Token
+    outcome: Literal["finished", "failed"]
+    error: str | None = None
+    ending: str | None = None
+
+
+class ReleaseRequest(WireModel):
+    """The run is let go as it is. ``setback``: why our own infrastructure failed it; None when the worker was told to
+    leave.
+    """
+
+    lease: Token
+    setback: str | None = None
+    ending: str | None = None
+
+
+class RunClosed(WireModel):
+    """The reply to ``end`` and ``release``: the run's status now."""
+
+    status: Literal["pending", "running", "finished", "failed", "stopped"]
+
+
+def run_route(run_id: str, exchange: Literal["sync", "end", "release"]) -> str:
+    """Return the path of an exchange about one run; ids of runs are made by the platform and need no quoting."""
+    return f"{PREFIX}/runs/{run_id}/{exchange}"

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,6 +48,7 @@ class PlatformConfig:
             (``OSMOSIS_RECOMMENDED_CLI_VERSION``); empty: nobody is.
         isolation: whether rollouts run in a sandbox (``OSMOSIS_ISOLATION``): where it works, always, or never.
         network: what rollouts reach (``OSMOSIS_NETWORK``); ``none`` holds for every run, None leaves it to each.
+        lease_s: how long a worker's right to its run lasts from each word of it on (``OSMOSIS_LEASE_SECONDS``).
         metrics_token: what `/metrics` is read with (``OSMOSIS_METRICS_TOKEN``); empty: nobody reads it.
     """
 
@@ -63,11 +65,17 @@ class PlatformConfig:
     isolation: IsolationSetting = "auto"
     network: Network | None = None
     blobs_url: str = ""
+    lease_s: int = 30
     metrics_token: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         if not self.database_url:
             object.__setattr__(self, "database_url", f"sqlite:///{self.home / 'platform.db'}")
+
+    @property
+    def lease_term(self) -> timedelta:
+        """How long a lease lasts from each renewal on."""
+        return timedelta(seconds=self.lease_s)
 
     @property
     def base_url(self) -> str:
@@ -141,6 +149,7 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
         trusted_proxies=read.addresses("OSMOSIS_TRUSTED_PROXIES"),
         max_connections=read.number("OSMOSIS_MAX_CONNECTIONS", 4096, 8, 1_000_000),
         executor_slots=read.number("OSMOSIS_EXECUTOR_SLOTS", 2, 0, 1024),
+        lease_s=read.number("OSMOSIS_LEASE_SECONDS", 30, 1, 3600),
         minimum_cli_version=read.version("OSMOSIS_MINIMUM_CLI_VERSION", "0.2.14"),
         recommended_cli_version=read.version("OSMOSIS_RECOMMENDED_CLI_VERSION"),
         isolation=read.setting(isolation_setting, "auto"),

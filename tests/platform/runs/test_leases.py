@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import Base, DbRun, DbWorkspace, new_id
-from osmosis_ai.platform.runs.leases import _CLOCK_SLACK, LEASE, Lease, LeaseLostError, Leases
+from osmosis_ai.platform.runs.leases import CLOCK_SLACK, LEASE, Lease, LeaseLostError, Leases
 from osmosis_ai.platform.runs.submit.run_names import ADJECTIVES, NOUNS, draw_name
 from tests.platform.conftest import ManualClock
 
@@ -245,7 +245,7 @@ class Workers(RuleBasedStateMachine):
         lease = self.leases.claim(self.run_id, f"worker-{len(self.ever)}")
         if lease is None:
             # A clock that was set back by a little is taken for a healthy one: it is waited for that much longer.
-            patience = LEASE + _CLOCK_SLACK if self.jumped else LEASE
+            patience = LEASE + CLOCK_SLACK if self.jumped else LEASE
             self.clock.advance(patience.total_seconds())
             lease = self.leases.claim(self.run_id, f"worker-{len(self.ever)}")
         assert lease is not None

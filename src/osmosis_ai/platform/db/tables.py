@@ -27,6 +27,10 @@ from osmosis_ai.platform.db.base import Base as Base
 from osmosis_ai.platform.db.eval_import_tables import DbEvalImport as DbEvalImport
 from osmosis_ai.platform.db.eval_import_tables import DbEvalImportFile as DbEvalImportFile
 from osmosis_ai.platform.db.run_numbers import CONFIG_COLUMNS, SORT_COLUMNS, RunNumbers
+from osmosis_ai.platform.db.worker_tables import DbJournalSegment as DbJournalSegment
+from osmosis_ai.platform.db.worker_tables import DbRunUpload as DbRunUpload
+from osmosis_ai.platform.db.worker_tables import DbSourceArchive as DbSourceArchive
+from osmosis_ai.platform.db.worker_tables import WorkedOn
 
 
 def new_id(prefix: str) -> str:
@@ -216,7 +220,7 @@ class DbRolloutServer(Base):
     updated_at: Mapped[datetime]
 
 
-class DbRun(RunNumbers, Base):
+class DbRun(RunNumbers, WorkedOn, Base):
     """An evaluation or training run, and its lease.
 
     ``kind``: ``eval`` or ``training``. ``status``: pending, running, finished, failed, stopped.
@@ -237,6 +241,7 @@ class DbRun(RunNumbers, Base):
         Index("ix_runs_workspace_kind_created", "workspace_id", "kind", "created_at", "id"),
         Index("ix_runs_status_lease", "status", "lease_expires_at"),
         Index("ix_runs_retry_of", "retry_of_id"),
+        Index("ix_runs_claim_id", "claim_id"),
         *(
             Index(f"ix_runs_workspace_{sort}", "workspace_id", "kind", column, "id")
             for sort, column in SORT_COLUMNS.items()

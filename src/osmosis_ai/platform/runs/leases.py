@@ -6,12 +6,14 @@ reads the token in the same transaction: an owner who was replaced, however late
 any more (fencing). The expiry only says when others *may* take the run; until somebody does, its owner, who
 may have slept with the machine, goes on where it was.
 
-Clocks jump, so none is trusted with more than *when to try*:
+On PostgreSQL the database's own clock says what time it is (``clock_timestamp()``; ``now()`` stands still in a
+transaction), on SQLite, which has none, the platform's. Clocks jump, so none is trusted with more than *when to try*:
 
 - set forward, a live lease looks expired; at worst its run is taken over early, and continues from its journal;
 - set back, an expiry lies further ahead than a lease lasts, which no clock at hand can have written: it counts as
   expired, so a dead owner's run is not lost until the old time comes round again.
 
+A platform that was away gives every owner a whole new term before anybody may claim (:meth:`Leases.renew_all`).
 Neither can make two owners or a second outcome; that rests on the row alone.
 """
 
@@ -22,19 +24,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from sqlalchemy import select
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from osmosis_ai.errors import ConflictError
-from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.lifecycle import OPEN, Outcome
 
 LEASE = timedelta(seconds=30)
+"""How long a lease lasts from each renewal on, unless the platform's config says otherwise."""
 HEARTBEAT_S = 5.0
 # Between two readings of a healthy clock: the time that a row may have been written "ahead".
-_CLOCK_SLACK = timedelta(seconds=1)
+CLOCK_SLACK = timedelta(seconds=1)
 
 
 class LeaseLostError(ConflictError):
@@ -59,12 +62,21 @@ class Leases:
 
     Args:
         db: where they are.
-        clock: says when one may be taken over.
+        clock: says when one may be taken over, where the database has no clock.
+        term: how long one lasts from each renewal on.
     """
 
-    def __init__(self, db: Database, clock: Clock) -> None:
+    def __init__(self, db: Database, clock: Clock, term: timedelta = LEASE) -> None:
         self._db = db
         self._clock = clock
+        self.term = term
+
+    def now(self, session: Session) -> datetime:
+        """Return the moment by which leases are written and judged."""
+        if self._db.is_sqlite or not isinstance(self._clock, SystemClock):
+            return self._clock.now()
+        moment: datetime = session.scalars(select(func.clock_timestamp())).one()
+        return moment
 
     def claim(self, run_id: str, token: str) -> Lease | None:
         """Become the owner of a run; None when it has an owner, has ended or does not exist.
@@ -75,15 +87,40 @@ class Leases:
         """
         with self._db.transaction() as session:
             run = session.get(DbRun, run_id, with_for_update=True)
-            now = self._clock.now()
-            if run is None or run.status not in OPEN or not is_free(run, now):
-                return None
-            run.status = "running"
-            run.started_at = run.started_at or now
-            run.attempt += 1
-            run.lease_token = token
-            _extend(run, now)
-            return Lease(run_id, token, run.attempt)
+            return self.give(session, run, token) if run is not None and self.is_open(session, run) else None
+
+    def is_free(self, run: DbRun) -> bool:
+        """Tell whether nobody owns a run that was read just now."""
+        with self._db.session() as session:
+            return is_free(run, self.now(session), self.term)
+
+    def is_open(self, session: Session, run: DbRun) -> bool:
+        """Tell whether ``run`` has not ended, and nobody owns it."""
+        return run.status in OPEN and is_free(run, self.now(session), self.term)
+
+    def give(self, session: Session, run: DbRun, token: str) -> Lease:
+        """Make the bearer of ``token`` the owner of a run that is open, as part of the caller's transaction."""
+        run.status = "running"
+        run.started_at = run.started_at or self._clock.now()
+        run.attempt += 1
+        run.lease_token = token
+        self.extend(session, run)
+        return Lease(run.id, token, run.attempt)
+
+    def extend(self, session: Session, run: DbRun) -> None:
+        """Give the owner of ``run`` a whole term from now on, as part of the caller's transaction."""
+        now = self.now(session)
+        run.heartbeat_at = now
+        run.lease_expires_at = now + self.term
+
+    def renew_all(self) -> None:
+        """Give every owner a whole term from now on: none of them could renew while the platform was away."""
+        with self._db.transaction() as session:
+            session.execute(
+                update(DbRun)
+                .where(DbRun.lease_token.is_not(None))
+                .values(lease_expires_at=self.now(session) + self.term)
+            )
 
     def renew(self, lease: Lease) -> None:
         """Keep the run for another while.
@@ -121,7 +158,7 @@ class Leases:
             run = session.get(DbRun, lease.run_id, with_for_update=True)
             if run is None or run.status != "running" or run.lease_token != lease.token:
                 raise LeaseLostError(f"the run {lease.run_id} is no longer this worker's.")
-            _extend(run, self._clock.now())
+            self.extend(session, run)
             yield session, run
 
     def ask_to_stop(self, run: DbRun) -> None:
@@ -146,17 +183,12 @@ class Leases:
         _clear(run)
 
 
-def is_free(run: DbRun, now: datetime) -> bool:
+def is_free(run: DbRun, now: datetime, term: timedelta = LEASE) -> bool:
     """Tell whether nobody owns the run, or its owner has been silent for too long."""
     if run.lease_token is None or run.lease_expires_at is None:
         return True
     left = run.lease_expires_at - now
-    return left <= timedelta() or left > LEASE + _CLOCK_SLACK
-
-
-def _extend(run: DbRun, now: datetime) -> None:
-    run.heartbeat_at = now
-    run.lease_expires_at = now + LEASE
+    return left <= timedelta() or left > term + CLOCK_SLACK
 
 
 def _clear(run: DbRun) -> None:

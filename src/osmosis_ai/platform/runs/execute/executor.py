@@ -40,7 +40,7 @@ from osmosis_ai.platform.runs.execute.worker_process import (
     WorkerProcess,
     WorkerStarter,
 )
-from osmosis_ai.platform.runs.leases import Leases, is_free
+from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.supervision import exit_words
@@ -59,7 +59,10 @@ _LONGEST_PAUSE_S = 300.0
 _SHUTDOWN_GRACE_S = 10.0
 
 # Built once: building a statement costs more than SQLite takes to answer it.
-_OPEN_RUN_IDS = select(DbRun.id).where(DbRun.status.in_(OPEN))
+_OPEN_RUN_IDS = select(DbRun.id).where(DbRun.status.in_(OPEN), DbRun.pool.is_(None))
+# Those that name a pool are for its workers, wherever they are.
+_RUNNING = (DbRun.status == "running", DbRun.pool.is_(None))
+_PENDING = (DbRun.status == "pending", DbRun.pool.is_(None))
 
 
 @dataclass
@@ -111,7 +114,7 @@ class LocalExecutor:
         self._db = db
         self._clock = clock
         self._logs = logs
-        self._leases = Leases(db, clock)
+        self._leases = Leases(db, clock, config.lease_term)
         self._start_worker = start_worker or WorkerStarter(config)
         self._stop_grace_s = stop_grace_s
         self._workers: dict[str, _Worker] = {}
@@ -258,7 +261,7 @@ class LocalExecutor:
             return
         with self._db.transaction() as session:
             row = session.get(DbRun, run.id, with_for_update=True)
-            if row is not None and row.status in OPEN and is_free(row, self._clock.now()):
+            if row is not None and self._leases.is_open(session, row):
                 self._leases.end(row, "stopped")
                 self._logs.add(session, row.id, [LogLine("stopped", step="run")])
         directory.remove()
@@ -276,9 +279,7 @@ class LocalExecutor:
     def _to_be_stopped(self) -> list[DbRun]:
         with self._db.session() as session:
             # A pending run is stopped by whoever asks; only running ones wait for it.
-            runs = session.scalars(
-                select(DbRun).where(DbRun.status == "running", DbRun.stop_requested_at.is_not(None))
-            ).all()
+            runs = session.scalars(select(DbRun).where(*_RUNNING, DbRun.stop_requested_at.is_not(None))).all()
         # Nobody who wants an end is made to wait for another try.
         return [run for run in runs if run.id not in self._workers and self._is_free(run)]
 
@@ -287,11 +288,11 @@ class LocalExecutor:
         at_work = Counter(worker.workspace_id for worker in self._workers.values())
         with self._db.session() as session:
             abandoned = session.scalars(
-                select(DbRun).where(DbRun.status == "running", DbRun.stop_requested_at.is_(None))
+                select(DbRun).where(*_RUNNING, DbRun.stop_requested_at.is_(None))
             ).all()
             oldest = (
                 select(DbRun.workspace_id, func.min(DbRun.created_at).label("created_at"))
-                .where(DbRun.status == "pending", DbRun.id.not_in(self._unavailable()))
+                .where(*_PENDING, DbRun.id.not_in(self._unavailable()))
                 .group_by(DbRun.workspace_id)
                 .subquery()
             )
@@ -303,7 +304,7 @@ class LocalExecutor:
                         DbRun.workspace_id == oldest.c.workspace_id, DbRun.created_at == oldest.c.created_at
                     ),
                 )
-                .where(DbRun.status == "pending")
+                .where(*_PENDING)
             ).all()
         startable = [run for run in (*abandoned, *waiting) if self._can_start(run)]
         return min(
@@ -326,7 +327,7 @@ class LocalExecutor:
             # Its worker was of this machine and is dead: there is no reason to wait for the lease to expire.
             self._leases.release(run.id, run.lease_token)
             return True
-        return is_free(run, self._clock.now())
+        return self._leases.is_free(run)
 
     def _ran_here(self, run: DbRun) -> bool:
         return WorkingDirectory(self._config.runs_dir, run.id).path.is_dir()

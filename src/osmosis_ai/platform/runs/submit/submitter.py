@@ -292,6 +292,7 @@ class RunSubmitter:
             "dataset_name": checked.dataset.name,
             "model_path": request.experiment.model_path,
             "seed": request.seed,
+            "pool": request.execution.pool,
             "selection": rows.record(),
             "secret_scopes": dict(checked.scopes),
             "sealed_secrets": sealed,

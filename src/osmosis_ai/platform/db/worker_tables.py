@@ -1,0 +1,84 @@
+"""What the platform keeps of runs for their workers: journals as they come, uploads, commits; ``tables.py`` has them, too."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, ForeignKey, Integer, LargeBinary, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from osmosis_ai.platform.db.base import Base
+
+
+class WorkedOn:
+    """Adds to a run what its workers and the platform agree on.
+
+    Attributes:
+        pool: whose workers may take it; NULL: those of the platform's own executor.
+        claim_id: of the claim that its owner made.
+        is_claim_answered: whether the owner has synced since, so that the claim is over.
+        journal_generation: how often the journal has begun anew.
+        journal_bytes: how much of it is accepted.
+        log_lines: how many lines the owner's log has; counts anew with each claim.
+        fruitless: claims in a row that ended by themselves with nothing recorded.
+        claimable_at: before this nobody takes the run.
+        training_state: of a training run, what another machine goes on from.
+    """
+
+    pool: Mapped[str | None] = mapped_column(String(64))
+    claim_id: Mapped[str | None] = mapped_column(String(32))
+    is_claim_answered: Mapped[bool] = mapped_column(default=False)
+    journal_generation: Mapped[int] = mapped_column(Integer, default=0)
+    journal_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    log_lines: Mapped[int] = mapped_column(Integer, default=0)
+    fruitless: Mapped[int] = mapped_column(Integer, default=0)
+    claimable_at: Mapped[datetime | None]
+    training_state: Mapped[dict[str, Any] | None]
+
+
+class DbJournalSegment(Base):
+    """A part of the journal of a run that goes on, as it was accepted; ``length`` bytes from ``offset`` on, unpacked.
+
+    They are in ``content``, or compressed in the blob ``blob_key``; ``sha256`` is of the unpacked ones.
+    """
+
+    __tablename__ = "journal_segments"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    generation: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    seq: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    attempt: Mapped[int] = mapped_column(Integer)
+    offset: Mapped[int] = mapped_column(BigInteger)
+    length: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
+    content: Mapped[bytes | None] = mapped_column(LargeBinary)
+    blob_key: Mapped[str | None] = mapped_column(String(255))
+
+
+class DbRunUpload(Base):
+    """A blob that a worker sends, or has sent, for a run that goes on; ``name`` is its key's end, below the run's."""
+
+    __tablename__ = "run_uploads"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(String(160), primary_key=True)
+    upload_id: Mapped[str] = mapped_column(String(255))
+    size: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
+    is_stored: Mapped[bool] = mapped_column(default=False)
+
+
+class DbSourceArchive(Base):
+    """A commit's files as one archive, for workers; made once."""
+
+    __tablename__ = "source_archives"
+
+    workspace_id: Mapped[str] = mapped_column(
+        ForeignKey("workspaces.id", ondelete="CASCADE"), primary_key=True
+    )
+    commit_sha: Mapped[str] = mapped_column(String(64), primary_key=True)
+    blob_key: Mapped[str] = mapped_column(String(255))
+    size: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]

@@ -1,0 +1,168 @@
+"""Which run a worker gets: one that nobody works on, that it may have and can carry, of whom has the fewest at work.
+
+A claim is one transaction that puts a fresh token into the run's row. Repeated, it finds its own row until the worker
+has synced once, and gives the same token again; after that it is over.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select
+from sqlalchemy.orm import Session
+
+from osmosis_ai.api.wire.workers import WorkerOffer
+from osmosis_ai.config.execution import read_execution
+from osmosis_ai.errors import ConflictError
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.runs.leases import CLOCK_SLACK, Lease, Leases
+
+# Of each workspace that many are looked at: one that no worker can carry holds up none that another could.
+_OLDEST_OF_WORKSPACE = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimScope:
+    """Which runs a worker may have.
+
+    Attributes:
+        run_id: this one alone; None: any that the rest allows.
+        workspaces: of these alone; None: of all.
+        pool: those that name it; None: those without one. Of no account where ``run_id`` is given.
+    """
+
+    run_id: str | None = None
+    workspaces: frozenset[str] | None = None
+    pool: str | None = None
+
+
+class Claims:
+    """The claims of one platform's workers.
+
+    Args:
+        db, leases: the platform's.
+    """
+
+    def __init__(self, db: Database, leases: Leases) -> None:
+        self._db = db
+        self._leases = leases
+
+    def is_waiting(self, offer: WorkerOffer, scope: ClaimScope) -> bool:
+        """Tell, by reading alone, whether a claim may find a run."""
+        with self._db.session() as session:
+            is_made = session.scalar(select(DbRun.id).where(DbRun.claim_id == offer.claim_id)) is not None
+            return is_made or bool(self._candidates(session, offer, scope))
+
+    def take(self, offer: WorkerOffer, scope: ClaimScope) -> tuple[Lease, bool] | None:
+        """Become the owner of a run; None where there is none.
+
+        Returns:
+            The lease, and whether it was given before: the same claim, made again.
+
+        Raises:
+            ConflictError: the claim was answered, and its worker has begun, or is gone.
+        """
+        with self._db.transaction() as session:
+            # Once it is over, it finds no other run: nobody would read the answer.
+            made = session.scalar(select(DbRun).where(DbRun.claim_id == offer.claim_id).with_for_update())
+            if made is not None:
+                return self._given_again(session, made, scope), True
+            for run_id in self._candidates(session, offer, scope):
+                query = select(DbRun).where(DbRun.id == run_id).with_for_update(skip_locked=True)
+                run = session.scalar(query.execution_options(populate_existing=True))
+                if run is None or not self._leases.is_open(session, run):
+                    continue
+                run.claim_id, run.is_claim_answered = offer.claim_id, False
+                run.log_lines = 0
+                return self._leases.give(session, run, secrets.token_urlsafe(24)), False
+        return None
+
+    def _given_again(self, session: Session, run: DbRun, scope: ClaimScope) -> Lease:
+        if run.is_claim_answered or run.lease_token is None or not _in_scope(run, scope):
+            raise ConflictError("this claim has been answered; a new claim needs an id of its own.")
+        self._leases.extend(session, run)
+        return Lease(run.id, run.lease_token, run.attempt)
+
+    def _candidates(self, session: Session, offer: WorkerOffer, scope: ClaimScope) -> list[str]:
+        """Return the runs to try, the one first whose workspace has the fewest at work; of one workspace the oldest."""
+        now = self._leases.now(session)
+        waiting = session.execute(_waiting(now, now + self._leases.term + CLOCK_SLACK, offer, scope)).all()
+        # A run's own ticket was given to a machine that was chosen for it.
+        fitting = [row for row in waiting if scope.run_id is not None or _carries(offer, row.request)]
+        if len(fitting) < 2:
+            return [row.id for row in fitting]
+        at_work = Counter(
+            dict(
+                session.execute(
+                    select(DbRun.workspace_id, func.count())
+                    .where(DbRun.status == "running", DbRun.lease_expires_at > now)
+                    .group_by(DbRun.workspace_id)
+                )
+                .tuples()
+                .all()
+            )
+        )
+        fitting.sort(key=lambda row: (at_work[row.workspace_id], row.created_at, row.id))
+        return [row.id for row in fitting]
+
+
+def _waiting(now: datetime, latest: datetime, offer: WorkerOffer, scope: ClaimScope) -> Select[Any]:
+    """Return the query of runs in ``scope`` that nobody works on, of each workspace the oldest; ``latest`` is what a
+    live lease's expiry can be.
+    """
+    is_waiting = and_(
+        or_(
+            DbRun.status == "pending",
+            and_(
+                DbRun.status == "running",
+                or_(
+                    DbRun.lease_token.is_(None),
+                    DbRun.lease_expires_at <= now,
+                    DbRun.lease_expires_at > latest,
+                ),
+            ),
+        ),
+        or_(DbRun.claimable_at.is_(None), DbRun.claimable_at <= now),
+        *_conditions(offer, scope),
+    )
+    place = func.row_number().over(partition_by=DbRun.workspace_id, order_by=(DbRun.created_at, DbRun.id))
+    found = select(DbRun.id, place.label("place")).where(is_waiting).subquery()
+    return (
+        select(DbRun.id, DbRun.workspace_id, DbRun.created_at, DbRun.request)
+        .join(found, found.c.id == DbRun.id)
+        .where(found.c.place <= _OLDEST_OF_WORKSPACE)
+    )
+
+
+def _conditions(offer: WorkerOffer, scope: ClaimScope) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if scope.run_id is not None:
+        return [DbRun.id == scope.run_id]
+    conditions.append(DbRun.pool.is_(None) if scope.pool is None else DbRun.pool == scope.pool)
+    if scope.workspaces is not None:
+        conditions.append(DbRun.workspace_id.in_(scope.workspaces))
+    if offer.run_id is not None:
+        conditions.append(DbRun.id == offer.run_id)
+    return conditions
+
+
+def _in_scope(run: DbRun, scope: ClaimScope) -> bool:
+    if scope.run_id is not None:
+        return run.id == scope.run_id
+    return run.pool == scope.pool and (scope.workspaces is None or run.workspace_id in scope.workspaces)
+
+
+def _carries(offer: WorkerOffer, request: dict[str, Any]) -> bool:
+    """Tell whether the machine has what a run asks for; of what the worker does not know it is not asked."""
+    asked = read_execution(request.get("advanced_config"))
+    enough = (
+        (asked.cpus, offer.cpus),
+        (asked.gpus, offer.gpus),
+        (asked.memory_gb, offer.memory_gb),
+    )
+    return all(wanted is None or had is None or wanted <= had for wanted, had in enough)

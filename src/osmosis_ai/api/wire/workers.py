@@ -50,7 +50,7 @@ class WorkerOffer(WireModel):
     wait_s: Annotated[float, Field(ge=0, le=LONGEST_WAIT_S)] = 0.0
 
 
-class Download(WireModel):
+class InputDownload(WireModel):
     """Bytes to be fetched by GET, and checked; an expired ``url`` comes anew with a repeated claim or ``renew``."""
 
     url: str
@@ -58,7 +58,7 @@ class Download(WireModel):
     sha256: Digest
 
 
-class JournalSegment(Download):
+class JournalSegment(InputDownload):
     """A part of the journal as it was accepted: ``size`` bytes from ``offset`` on, unpacked; ``sha256`` is of these."""
 
     offset: Count
@@ -106,7 +106,7 @@ class AssignedAdapter(WireModel):
     """The adapter that a run's model is: files by name."""
 
     base_model: str
-    files: dict[str, Download]
+    files: dict[str, InputDownload]
 
 
 class AgentPlace(WireModel):
@@ -125,7 +125,7 @@ class StoredTraining(WireModel):
     checkpoint_steps: list[int] = []
     validation: str | None = None
     resume_step: int | None = None
-    resume: Download | None = None
+    resume: InputDownload | None = None
     history: list[dict[str, Any]] = []
 
 
@@ -139,9 +139,9 @@ class Assignment(WireModel):
     run: AssignedRun
     lease: AssignedLease
     secrets: dict[str, SecretStr] = {}
-    source: Download | None = None
+    source: InputDownload | None = None
     agent: AgentPlace | None = None
-    dataset: Download
+    dataset: InputDownload
     dataset_extension: str
     adapter: AssignedAdapter | None = None
     journal: StoredJournal

@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import Base, DbRun, DbWorkspace, new_id
-from osmosis_ai.platform.runs.leases import CLOCK_SLACK, LEASE, Lease, LeaseLostError, Leases
+from osmosis_ai.platform.runs.leases import CLOCK_SLACK, LEASE, Lease, Leases
+from osmosis_ai.platform.runs.lifecycle import LeaseLostError
 from osmosis_ai.platform.runs.submit.run_names import ADJECTIVES, NOUNS, draw_name
 from tests.platform.conftest import ManualClock
 

@@ -12,7 +12,8 @@ from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor
-from osmosis_ai.platform.runs.leases import Lease, LeaseLostError, Leases
+from osmosis_ai.platform.runs.leases import Lease, Leases
+from osmosis_ai.platform.runs.lifecycle import LeaseLostError
 from osmosis_ai.platform.runs.work.training_publisher import ROLLOUTS, TrainingRunWriter
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, PlainSerializer, SecretStr
 
 from osmosis_ai.api.wire.base import Timestamp, WireModel
 
@@ -29,7 +29,9 @@ JOURNAL_OFFSET = "JOURNAL_OFFSET"
 """409 of a journal part above what is stored; ``details.bytes`` is the right offset."""
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Token = Annotated[SecretStr, Field(min_length=1, max_length=128)]
+Secret = Annotated[SecretStr, PlainSerializer(SecretStr.get_secret_value, return_type=str, when_used="json")]
+"""Shown nowhere, and sent as it is."""
+Token = Annotated[Secret, Field(min_length=1, max_length=128)]
 Count = Annotated[int, Field(strict=True, ge=0)]
 
 
@@ -114,7 +116,7 @@ class AgentPlace(WireModel):
 
     host: str
     port: int
-    api_key: SecretStr | None = None
+    api_key: Secret | None = None
 
 
 class StoredTraining(WireModel):
@@ -138,7 +140,7 @@ class Assignment(WireModel):
 
     run: AssignedRun
     lease: AssignedLease
-    secrets: dict[str, SecretStr] = {}
+    secrets: dict[str, Secret] = {}
     source: InputDownload | None = None
     agent: AgentPlace | None = None
     dataset: InputDownload

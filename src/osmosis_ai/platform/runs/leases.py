@@ -27,21 +27,16 @@ from datetime import datetime, timedelta
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.runs.lifecycle import OPEN, Outcome
+from osmosis_ai.platform.runs.lifecycle import OPEN, LeaseLostError, Outcome
 
 LEASE = timedelta(seconds=30)
 """How long a lease lasts from each renewal on, unless the platform's config says otherwise."""
 HEARTBEAT_S = 5.0
 # Between two readings of a healthy clock: the time that a row may have been written "ahead".
 CLOCK_SLACK = timedelta(seconds=1)
-
-
-class LeaseLostError(ConflictError):
-    """The run has another owner now, or has ended; what was to be written was not."""
 
 
 @dataclass(frozen=True, slots=True)

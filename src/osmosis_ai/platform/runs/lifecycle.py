@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Literal
 
+from osmosis_ai.errors import ConflictError
+
 RunKind = Literal["eval", "training"]
 """As rows, routes and commands tell them apart."""
 RunStatus = Literal["pending", "running", "finished", "failed", "stopped"]
@@ -28,3 +30,19 @@ KIND_NAMES: Mapping[str, str] = {"eval": "evaluation", "training": "training"}
 """What people call the kinds, before "run"."""
 COMMAND_GROUPS: Mapping[str, str] = {"eval": "osmosis eval", "training": "osmosis train"}
 """The commands about runs of each kind."""
+
+
+class LeaseLostError(ConflictError):
+    """The run has another owner now, or has ended; what was to be written was not."""
+
+
+class JournalOffsetError(ConflictError):
+    """A part of a journal begins behind what the platform has of it.
+
+    Args:
+        stored: how many bytes the platform has.
+    """
+
+    def __init__(self, stored: int) -> None:
+        super().__init__(f"the platform has {stored} bytes of this journal.", details={"bytes": stored})
+        self.stored = stored

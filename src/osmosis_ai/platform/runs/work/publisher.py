@@ -27,7 +27,8 @@ from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.logs import LogLine, LogStore, storable
 from osmosis_ai.platform.runs.eval_results import live_results
 from osmosis_ai.platform.runs.journalled import engine_metrics, grader_digest_of, sample_row
-from osmosis_ai.platform.runs.leases import Lease, LeaseLostError, Leases
+from osmosis_ai.platform.runs.leases import Lease, Leases
+from osmosis_ai.platform.runs.lifecycle import LeaseLostError
 from osmosis_ai.platform.runs.work.sample_files import SampleFiles
 from osmosis_ai.redaction import Redactor
 

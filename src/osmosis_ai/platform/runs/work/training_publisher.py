@@ -25,7 +25,8 @@ from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun, new_id
 from osmosis_ai.platform.logs import LogLine
-from osmosis_ai.platform.runs.leases import Lease, LeaseLostError, Leases
+from osmosis_ai.platform.runs.leases import Lease, Leases
+from osmosis_ai.platform.runs.lifecycle import LeaseLostError
 from osmosis_ai.platform.runs.read.training_curves import VALIDATION
 from osmosis_ai.training.learner.checkpoints import PROVENANCE_FILE, CheckpointDirectory, checkpoints_in
 from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks, TrainingPlan

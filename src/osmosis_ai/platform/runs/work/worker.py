@@ -32,7 +32,8 @@ from osmosis_ai.platform.runs.execute.worker_process import (
     SET_BACK,
     TOKEN_VARIABLE,
 )
-from osmosis_ai.platform.runs.leases import HEARTBEAT_S, Lease, LeaseLostError, Leases
+from osmosis_ai.platform.runs.leases import HEARTBEAT_S, Lease, Leases
+from osmosis_ai.platform.runs.lifecycle import LeaseLostError
 from osmosis_ai.platform.runs.work.eval_work import EvalWork
 from osmosis_ai.platform.runs.work.publisher import Publisher
 from osmosis_ai.platform.runs.work.run_work import Interrupt, PreparedRun, RunWork, WorkResult, one_sentence

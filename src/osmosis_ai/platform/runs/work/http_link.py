@@ -1,0 +1,194 @@
+"""The platform over HTTP, on a port or on a Unix socket: what is said is signed with the worker's credential.
+
+Signed URLs are the permission themselves: the credential is sent to none of them. What may be repeated is: every
+exchange of this protocol has the same effect twice as once.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import SecretStr
+
+from osmosis_ai.api.bodies import decode
+from osmosis_ai.api.connections import connection_hint, open_http, reason
+from osmosis_ai.api.http_errors import PlatformError, Reply, RequestInfo, http_error
+from osmosis_ai.api.platform_url import ensure_secure
+from osmosis_ai.api.redaction import ReplyRedactor
+from osmosis_ai.api.retrying import Transient, Waits
+from osmosis_ai.api.transfer.client import BlobClient
+from osmosis_ai.api.transfer.download import download as fetch_file
+from osmosis_ai.api.wire.base import WireModel
+from osmosis_ai.api.wire.workers import (
+    CLAIM,
+    JOURNAL_OFFSET,
+    LEASE_LOST,
+    LONGEST_WAIT_S,
+    Assignment,
+    EndRequest,
+    InputDownload,
+    ReleaseRequest,
+    RunClosed,
+    SyncReply,
+    SyncRequest,
+    UploadGrant,
+    WorkerOffer,
+    run_route,
+)
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
+from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, PlatformUnreachableError
+from osmosis_ai.supervision.server_address import socket_path
+
+M = TypeVar("M", bound=WireModel)
+_SILENCE_S = 20.0
+"""How long the platform may think, beside what it was asked to wait."""
+_LARGEST_REPLY_BYTES = 64 << 20
+_WORTH_PACKING_BYTES = 2048
+_PACKING_LEVEL = 1
+_WAITS = Waits((0.1, 0.4, 1.0))
+_BLOB_WAITS = Waits((0.5, 1.0, 2.0, 4.0))
+_BLOCK_BYTES = 1 << 18
+_BUSY = frozenset({408, 429, *range(500, 600)})
+
+
+class HttpLink:
+    """A platform, spoken to by HTTP; a :class:`~osmosis_ai.platform.runs.work.platform_link.PlatformLink`.
+
+    Args:
+        address: ``https://…`` (``http://`` on this machine alone), or that of a socket (``http+unix://…``).
+        credential: the ticket or worker token.
+
+    Raises:
+        OsmosisError: the address is none to which a credential may be sent.
+    """
+
+    def __init__(self, address: str, credential: str) -> None:
+        path = socket_path(address)
+        transport = httpx.HTTPTransport(uds=path) if path is not None else None
+        self._base = "http://localhost" if path is not None else address.rstrip("/")
+        ensure_secure(self._base)
+        self._credential = SecretStr(credential)
+        self._http = open_http(
+            self._base, headers={"Accept": "application/json"}, timeout_s=_SILENCE_S, transport=transport
+        )
+        # The platform's own bytes come by the same way, others by the network.
+        self._own = BlobClient(transport=httpx.HTTPTransport(uds=path) if path is not None else None)
+        self._elsewhere = BlobClient()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+        self._own.close()
+        self._elsewhere.close()
+
+    def claim(self, offer: WorkerOffer) -> Assignment | None:
+        """Ask for a run; None when there is none for this worker."""
+        content = self._say(CLAIM, offer, wait_s=offer.wait_s)
+        return decode(content, Assignment, "the claim") if content.strip() else None
+
+    def sync(self, run_id: str, request: SyncRequest) -> SyncReply:
+        """Keep the lease, and hand over what is new."""
+        wait_s = LONGEST_WAIT_S if request.may_wait else 0.0
+        return self._exchange(run_route(run_id, "sync"), request, SyncReply, wait_s=wait_s)
+
+    def end(self, run_id: str, request: EndRequest) -> RunClosed:
+        """Give the run its outcome."""
+        return self._exchange(run_route(run_id, "end"), request, RunClosed)
+
+    def release(self, run_id: str, request: ReleaseRequest) -> RunClosed:
+        """Let the run go as it is."""
+        return self._exchange(run_route(run_id, "release"), request, RunClosed)
+
+    def fetch(self, download: InputDownload, target: Path) -> None:
+        """Fetch bytes to a file, whole and of this digest, or not at all."""
+        url, blobs = self._place(download.url)
+        fetch_file(
+            url,
+            target,
+            expected_size=download.size,
+            expected_sha256=download.sha256,
+            waits=_BLOB_WAITS,
+            client=blobs,
+        )
+
+    def send(self, grant: UploadGrant, content: BinaryIO, size: int) -> str:
+        """Send ``size`` bytes from the beginning of ``content``; return the ETag of the acknowledgement."""
+        url, blobs = self._place(grant.url)
+
+        def stream() -> Iterator[bytes]:
+            content.seek(0)
+            left = size
+            while left and (block := content.read(min(left, _BLOCK_BYTES))):
+                left -= len(block)
+                yield block
+
+        def attempt() -> str:
+            headers = blobs.put(url, stream, size=size, headers={}, timeout_s=_SILENCE_S + 100)
+            return str(headers.get("etag", "")).strip('"')
+
+        return _BLOB_WAITS.run(attempt)
+
+    def _place(self, url: str) -> tuple[str, BlobClient]:
+        if urlsplit(url).scheme:
+            return url, self._elsewhere
+        return f"{self._base}/{url.lstrip('/')}", self._own
+
+    def _exchange(self, route: str, request: WireModel, model: type[M], *, wait_s: float = 0.0) -> M:
+        return decode(self._say(route, request, wait_s=wait_s), model, f"POST {route}")
+
+    def _say(self, route: str, request: WireModel, *, wait_s: float) -> bytes:
+        body = request.model_dump_json(by_alias=True, exclude_unset=True).encode()
+        headers = {
+            "Authorization": f"Bearer {self._credential.get_secret_value()}",
+            "Content-Type": "application/json",
+        }
+        if len(body) > _WORTH_PACKING_BYTES:
+            body, headers["Content-Encoding"] = gzip.compress(body, _PACKING_LEVEL, mtime=0), "gzip"
+        timeout = httpx.Timeout(_SILENCE_S + wait_s, connect=_SILENCE_S)
+
+        def attempt() -> bytes:
+            try:
+                reply = self._http.post(
+                    f"{self._base}{route}", content=body, headers=headers, timeout=timeout
+                )
+            except (httpx.HTTPError, httpx.StreamError) as error:
+                raise Transient(self._unreachable(error)) from None
+            if reply.is_success and len(reply.content) <= _LARGEST_REPLY_BYTES:
+                return reply.content
+            raise self._refusal(reply)
+
+        return _WAITS.run(attempt)
+
+    def _unreachable(self, error: Exception) -> OsmosisError:
+        return PlatformUnreachableError(
+            f"the platform does not answer: {reason(error)}.", hint=connection_hint(self._base, error)
+        )
+
+    def _refusal(self, reply: httpx.Response) -> Exception:
+        """Return what to raise for a reply that is no success."""
+        answer = Reply(reply.status_code, reply.headers, reply.content)
+        error = http_error(
+            answer, RequestInfo(self._base, "given"), ReplyRedactor([self._credential.get_secret_value()])
+        )
+        if error.platform_code == LEASE_LOST:
+            return LeaseLostError(error.message)
+        if error.platform_code == JOURNAL_OFFSET:
+            return JournalOffsetError(_stored_bytes(error))
+        if reply.status_code in (401, 403, 426):
+            return CredentialRefusedError(error.message, hint=error.hint)
+        if reply.status_code in _BUSY:
+            unreachable = PlatformUnreachableError(error.message, hint=error.hint)
+            return Transient(unreachable) if reply.status_code in (429, 502, 503, 504) else unreachable
+        return error
+
+
+def _stored_bytes(error: PlatformError) -> int:
+    details = error.body.get("details")
+    stored = details.get("bytes") if isinstance(details, dict) else error.body.get("bytes")
+    return stored if isinstance(stored, int) and stored >= 0 else 0

@@ -1,0 +1,76 @@
+"""What a worker knows of its platform: four exchanges, and bytes by signed URL. No database, no vault, no mirror."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from osmosis_ai.api.wire.workers import (
+    Assignment,
+    EndRequest,
+    InputDownload,
+    ReleaseRequest,
+    RunClosed,
+    SyncReply,
+    SyncRequest,
+    UploadGrant,
+    WorkerOffer,
+)
+from osmosis_ai.errors import OsmosisError
+
+
+class PlatformUnreachableError(OsmosisError):
+    """The platform does not answer, or not in its right mind: the same again, a little later, may well do."""
+
+    default_code = "NETWORK"
+    is_infrastructure = True
+
+
+class CredentialRefusedError(OsmosisError):
+    """The platform does not take what this worker shows, or not from this release: it has to leave its run."""
+
+    default_code = "AUTH_REQUIRED"
+
+
+class PlatformLink(Protocol):
+    """A way to the platform. Every method blocks, may be called from any thread, and may be called again.
+
+    Each raises :class:`PlatformUnreachableError`, :class:`CredentialRefusedError`, and those about a run
+    :class:`~osmosis_ai.platform.runs.lifecycle.LeaseLostError` where its token does not count any more.
+    """
+
+    def claim(self, offer: WorkerOffer) -> Assignment | None:
+        """Ask for a run; None when there is none for this worker."""
+        ...
+
+    def sync(self, run_id: str, request: SyncRequest) -> SyncReply:
+        """Keep the lease, and hand over what is new.
+
+        Raises:
+            JournalOffsetError: the journal's part begins behind what the platform has.
+        """
+        ...
+
+    def end(self, run_id: str, request: EndRequest) -> RunClosed:
+        """Give the run its outcome."""
+        ...
+
+    def release(self, run_id: str, request: ReleaseRequest) -> RunClosed:
+        """Let the run go as it is."""
+        ...
+
+    def fetch(self, download: InputDownload, target: Path) -> None:
+        """Fetch bytes to a file, whole and of this digest, or not at all.
+
+        Raises:
+            OsmosisError: other bytes came, or this disk did not take them.
+        """
+        ...
+
+    def send(self, grant: UploadGrant, content: BinaryIO, size: int) -> str:
+        """Send ``size`` bytes from the beginning of ``content``; return the ETag of the acknowledgement.
+
+        Raises:
+            OsmosisError: the store refused them.
+        """
+        ...

@@ -1,0 +1,175 @@
+"""One claimed run, between its worker and the platform: everything that is said about it goes through here.
+
+Each exchange is signed with the lease's token and lets the lease begin anew. Whether it still stands is measured by this
+machine's own monotonic clock: when a whole term has passed without an answer, somebody else may have the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from osmosis_ai.api.wire.workers import (
+    AgentPlace,
+    AssignedRun,
+    Assignment,
+    EndRequest,
+    InputDownload,
+    ReleaseRequest,
+    RunClosed,
+    SentUpload,
+    SyncReply,
+    SyncRequest,
+    UploadGrant,
+    WantedUpload,
+)
+from osmosis_ai.platform.runs.work.platform_link import PlatformLink
+
+_BLOCK_BYTES = 1 << 20
+_THREADS = 4
+_MOST_WANTED = 256
+"""Uploads asked for in one exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingBlob:
+    """Bytes that are to become a blob of the run: ``name`` is below the run's own. ``content`` is read from its beginning."""
+
+    name: str
+    content: BinaryIO
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, name: str, content: BinaryIO) -> OutgoingBlob:
+        """Return everything ``content`` has, measured."""
+        content.seek(0)
+        digest, size = hashlib.sha256(), 0
+        while block := content.read(_BLOCK_BYTES):
+            digest.update(block)
+            size += len(block)
+        return cls(name, content, size, digest.hexdigest())
+
+
+class RunChannel:
+    """What a worker says of its run, and is told; every method blocks and may be called from any thread.
+
+    Args:
+        link: to the platform.
+        assignment: the claimed run.
+        clock: in seconds, never back.
+
+    Attributes:
+        stop_asked: whether the run is to end; never unsaid.
+
+    Each raises what :class:`~osmosis_ai.platform.runs.work.platform_link.PlatformLink` does.
+    """
+
+    def __init__(
+        self, link: PlatformLink, assignment: Assignment, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._link = link
+        self.assignment = assignment
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._answered_at = clock()
+        self._term_s = assignment.lease.term_s
+        self._next_s = assignment.next_s
+        self._on_stop: Callable[[], None] = lambda: None
+        self.stop_asked = False
+
+    @property
+    def run(self) -> AssignedRun:
+        """The run, as it was when it was claimed."""
+        return self.assignment.run
+
+    @property
+    def attempt(self) -> int:
+        """How often the run has been claimed, this time included."""
+        return self.assignment.lease.attempt
+
+    @property
+    def term_s(self) -> float:
+        """How long the lease lasts from each answer on, in seconds."""
+        return self._term_s
+
+    @property
+    def pace_s(self) -> float:
+        """How long the platform wants to be left alone after an answer, in seconds."""
+        return self._next_s
+
+    def silence_s(self) -> float:
+        """Return for how long the platform has said nothing, in seconds."""
+        return self._clock() - self._answered_at
+
+    def has_run_out(self) -> bool:
+        """Tell whether the lease has, as far as this machine knows."""
+        return self.silence_s() >= self._term_s
+
+    def listen(self, on_stop: Callable[[], None]) -> None:
+        """Call ``on_stop`` when the run is to end; at once when it is."""
+        self._on_stop = on_stop
+        if self.stop_asked:
+            on_stop()
+
+    def sync(self, **news: Any) -> SyncReply:
+        """Keep the lease, and hand over what is new: the fields of a ``SyncRequest`` but the lease."""
+        # A lease counts from when it was asked for: the answer may have been long on its way.
+        asked_at = self._clock()
+        reply = self._link.sync(self.run.id, SyncRequest(lease=self.assignment.lease.token, **news))
+        with self._lock:
+            is_held = bool(news.get("may_wait"))
+            self._answered_at = max(self._answered_at, self._clock() if is_held else asked_at)
+            self._term_s, self._next_s = reply.term_s, reply.next_s
+            is_news = reply.stop and not self.stop_asked
+            self.stop_asked = self.stop_asked or reply.stop
+        if is_news:
+            self._on_stop()
+        return reply
+
+    def store(self, blobs: Sequence[OutgoingBlob]) -> list[SentUpload]:
+        """Send bytes; what is returned goes into ``sent`` of the sync that says what they are for.
+
+        Raises:
+            OSError, OsmosisError: they could not be read, or the store did not take them.
+        """
+        sent: list[SentUpload] = []
+        for start in range(0, len(blobs), _MOST_WANTED):
+            some = blobs[start : start + _MOST_WANTED]
+            wanted = [WantedUpload(name=each.name, size=each.size, sha256=each.sha256) for each in some]
+            granted = {grant.name: grant for grant in self.sync(wanted=wanted).uploads}
+            grants = [granted[each.name] for each in some]
+            if len(some) == 1:
+                sent.append(self._send(some[0], grants[0]))
+                continue
+            with ThreadPoolExecutor(_THREADS, thread_name_prefix="uploads") as threads:
+                sent += threads.map(self._send, some, grants)
+        return sent
+
+    def fetch(self, download: InputDownload, target: Path) -> None:
+        """Fetch bytes to a file, whole and of this digest, or not at all."""
+        self._link.fetch(download, target)
+
+    def find_agent(self) -> AgentPlace | None:
+        """Return where the run's agent is served now; None when it is not there any more."""
+        return self.sync(find_agent=True).agent
+
+    def end(self, outcome: str, error: str | None = None, *, ending: str | None = None) -> RunClosed:
+        """Give the run its outcome; asked to stop, it is ``stopped`` whatever is said here."""
+        said: dict[str, Any] = {"outcome": outcome, "error": error, "ending": ending}
+        return self._link.end(self.run.id, EndRequest(lease=self.assignment.lease.token, **said))
+
+    def release(self, *, setback: str | None = None, ending: str | None = None) -> RunClosed:
+        """Let the run go as it is; ``setback`` says why our own infrastructure failed it."""
+        said = {"setback": setback, "ending": ending}
+        return self._link.release(self.run.id, ReleaseRequest(lease=self.assignment.lease.token, **said))
+
+    def _send(self, blob: OutgoingBlob, grant: UploadGrant) -> SentUpload:
+        etag = self._link.send(grant, blob.content, blob.size)
+        return SentUpload(name=blob.name, id=grant.id, etag=etag, size=blob.size, sha256=blob.sha256)

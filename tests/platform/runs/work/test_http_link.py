@@ -1,0 +1,214 @@
+"""The worker's side of the protocol over a socket, with a platform that does what each test says."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from osmosis_ai.api.retrying import Waits
+from osmosis_ai.api.wire.workers import Assignment, InputDownload, SyncReply, UploadGrant, WorkerOffer
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
+from osmosis_ai.platform.runs.work import http_link
+from osmosis_ai.platform.runs.work.http_link import HttpLink
+from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, PlatformUnreachableError
+from osmosis_ai.platform.runs.work.run_channel import OutgoingBlob, RunChannel
+from tests.platform.runs.work.socket_server import SocketServer
+
+REPLY = SyncReply(stop=False, term_s=30, next_s=1)
+DIGEST = "0" * 64
+ASSIGNMENT = {
+    "run": {
+        "id": "run_1",
+        "name": "a",
+        "kind": "eval",
+        "workspace_id": "ws",
+        "request": {},
+        "commit_sha": "c" * 40,
+        "rollout_name": "r",
+        "dataset_name": "d",
+        "model_path": "osmosis/tiny",
+        "seed": 0,
+        "selection": {},
+    },
+    "lease": {"token": "lease", "attempt": 1, "term_s": 30},
+    "secrets": {"KEY": "value"},
+    "dataset": {"url": "/blobs/d", "size": 1, "sha256": DIGEST},
+    "dataset_extension": "jsonl",
+    "journal": {"generation": 0, "bytes": 0},
+}
+
+
+class Desk:
+    """Answers as it is told to, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.replies: list[Response] = []
+        self.asked: list[tuple[str, dict[str, str], dict[str, Any]]] = []
+        self.blobs: dict[str, bytes] = {}
+        self.app = Starlette(
+            routes=[
+                Route("/api/workers/v1/{rest:path}", self.exchange, methods=["POST"]),
+                Route("/blobs/{name}", self.blob, methods=["GET", "PUT"]),
+            ]
+        )
+
+    async def exchange(self, request: Request) -> Response:
+        body = await request.body()
+        if request.headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        self.asked.append((request.url.path, dict(request.headers), json.loads(body)))
+        return self.replies.pop(0) if self.replies else JSONResponse(REPLY.to_wire())
+
+    async def blob(self, request: Request) -> Response:
+        self.asked.append((request.url.path, dict(request.headers), {}))
+        name = request.path_params["name"]
+        if request.method == "PUT":
+            self.blobs[name] = await request.body()
+            return Response(headers={"ETag": '"tag"'})
+        return Response(self.blobs[name])
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def link(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpLink]:
+    monkeypatch.setattr(http_link, "_WAITS", Waits((0.0, 0.0)))
+    with SocketServer(desk.app) as server:
+        made = HttpLink(server.address, "ticket")
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def channel(link: HttpLink) -> RunChannel:
+    return RunChannel(link, Assignment.model_validate(ASSIGNMENT))
+
+
+def test_a_claim_without_a_run_is_none_and_one_with_a_run_brings_its_secrets(
+    link: HttpLink, desk: Desk
+) -> None:
+    desk.replies = [Response(status_code=204), JSONResponse(ASSIGNMENT)]
+    offer = WorkerOffer(claim_id="a" * 32, sdk_version="0.3.18")
+    assert link.claim(offer) is None
+    claimed = link.claim(offer)
+    assert claimed is not None and claimed.secrets["KEY"].get_secret_value() == "value"
+    path, headers, body = desk.asked[-1]
+    assert (path, headers["authorization"]) == ("/api/workers/v1/claim", "Bearer ticket")
+    assert body == {"claim_id": "a" * 32, "sdk_version": "0.3.18"}
+
+
+def test_an_exchange_names_its_lease_and_a_large_one_is_packed(channel: RunChannel, desk: Desk) -> None:
+    assert not channel.sync().stop
+    channel.sync(facts={"environment": "x" * 10_000})
+    (_, small, first), (path, large, second) = desk.asked
+    assert path == "/api/workers/v1/runs/run_1/sync" and first == {"lease": "lease"}
+    assert "content-encoding" not in small and large["content-encoding"] == "gzip"
+    assert second["facts"]["environment"] == "x" * 10_000 and int(large["content-length"]) < 1000
+
+
+def test_a_stop_is_told_once_and_to_whoever_listens_later(channel: RunChannel, desk: Desk) -> None:
+    told: list[str] = []
+    channel.listen(lambda: told.append("first"))
+    desk.replies = [JSONResponse(REPLY.model_copy(update={"stop": True}).to_wire()) for _ in range(2)]
+    channel.sync()
+    channel.sync()
+    assert told == ["first"] and channel.stop_asked
+    channel.listen(lambda: told.append("second"))
+    assert told == ["first", "second"]
+
+
+def test_what_is_busy_for_a_moment_is_asked_again(channel: RunChannel, desk: Desk) -> None:
+    desk.replies = [JSONResponse({"error": "busy", "code": "BUSY"}, status_code=503) for _ in range(2)]
+    assert channel.sync().next_s == 1
+    assert len(desk.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (409, {"error": "gone", "code": "LEASE_LOST"}, LeaseLostError),
+        (409, {"error": "no", "code": "JOURNAL_OFFSET", "bytes": 7}, JournalOffsetError),
+        (409, {"error": "no", "code": "JOURNAL_OFFSET", "details": {"bytes": 7}}, JournalOffsetError),
+        (401, {"error": "revoked", "code": "TOKEN_REVOKED"}, CredentialRefusedError),
+        (426, {"message": "too old", "status": "unsupported"}, CredentialRefusedError),
+        (500, {"error": "broken", "code": "INTERNAL"}, PlatformUnreachableError),
+        (503, {"error": "broken", "code": "INTERNAL"}, PlatformUnreachableError),
+        (400, {"error": "no such line", "code": "VALIDATION"}, OsmosisError),
+    ],
+)
+def test_each_refusal_is_an_error_of_its_kind(
+    channel: RunChannel, desk: Desk, status: int, body: dict[str, Any], kind: type[OsmosisError]
+) -> None:
+    desk.replies = [JSONResponse(body, status_code=status) for _ in range(3)]
+    with pytest.raises(kind) as caught:
+        channel.sync()
+    assert "ticket" not in str(caught.value)
+    if isinstance(caught.value, JournalOffsetError):
+        assert caught.value.stored == 7
+
+
+def test_a_platform_that_is_not_there_is_unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_link, "_WAITS", Waits())
+    link = HttpLink(f"http+unix://{str(tmp_path).replace('/', '%2F')}%2Fnone.sock", "ticket")
+    with pytest.raises(PlatformUnreachableError, match="does not answer"):
+        link.claim(WorkerOffer(claim_id="a" * 32, sdk_version="0.3.18"))
+    link.close()
+
+
+def test_no_credential_goes_to_a_platform_in_the_clear() -> None:
+    with pytest.raises(OsmosisError, match="insecure"):
+        HttpLink("http://platform.example", "ticket")
+
+
+def test_bytes_go_up_by_grants_and_the_credential_stays_here(channel: RunChannel, desk: Desk) -> None:
+    contents = {f"files/{number}": b"x" * number for number in range(3)}
+    grants = [UploadGrant(name=name, id=f"id-{name}", url=f"/blobs/{name[-1]}") for name in contents]
+    desk.replies = [JSONResponse(REPLY.model_copy(update={"uploads": grants}).to_wire())]
+    sent = channel.store([OutgoingBlob.of(name, BytesIO(content)) for name, content in contents.items()])
+    assert [(each.name, each.id, each.etag) for each in sent] == [
+        (name, f"id-{name}", "tag") for name in contents
+    ]
+    assert [each.sha256 for each in sent] == [hashlib.sha256(each).hexdigest() for each in contents.values()]
+    assert desk.blobs == {"0": b"", "1": b"x", "2": b"xx"}
+    assert [wanted["size"] for wanted in desk.asked[0][2]["wanted"]] == [0, 1, 2]
+    assert all("authorization" not in headers for path, headers, _ in desk.asked if path.startswith("/blobs"))
+
+
+def test_fetched_bytes_are_whole_and_right_or_not_there(
+    channel: RunChannel, desk: Desk, tmp_path: Path
+) -> None:
+    desk.blobs["rows"] = b"rows"
+    wanted = InputDownload(url="/blobs/rows", size=4, sha256=hashlib.sha256(b"rows").hexdigest())
+    channel.fetch(wanted, tmp_path / "right")
+    assert (tmp_path / "right").read_bytes() == b"rows"
+    for wrong in ({"sha256": DIGEST}, {"size": 3}):
+        with pytest.raises(OsmosisError):
+            channel.fetch(wanted.model_copy(update=wrong), tmp_path / "wrong")
+    assert [path.name for path in tmp_path.iterdir()] == ["right"]
+
+
+def test_a_lease_runs_out_by_this_machines_own_clock(link: HttpLink, desk: Desk) -> None:
+    now = [0.0]
+    channel = RunChannel(link, Assignment.model_validate(ASSIGNMENT), clock=lambda: now[0])
+    now[0] = 29.0
+    assert not channel.has_run_out()
+    channel.sync()
+    now[0] = 58.0
+    assert not channel.has_run_out()
+    now[0] = 59.0
+    assert channel.has_run_out()

@@ -16,7 +16,7 @@ import pytest
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun
-from osmosis_ai.platform.logs import LogLine
+from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.server import run_platform
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.runs.validation_samples import ValidationSamples

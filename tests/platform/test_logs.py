@@ -4,7 +4,8 @@ import pytest
 from sqlalchemy import text
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.logs import MAX_MESSAGE_CHARS, Direction, LogLine
+from osmosis_ai.platform.log_lines import MAX_MESSAGE_CHARS, LogLine
+from osmosis_ai.platform.logs import Direction
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.redaction import Redactor
 

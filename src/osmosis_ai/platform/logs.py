@@ -1,16 +1,11 @@
 """What happened to a dataset or a run, line by line, in the order it was written.
 
-Lines are only ever added. No line is longer than :data:`MAX_MESSAGE_CHARS`, whatever a process printed, and
-secrets are blanked before a line is kept, not when it is shown. A cursor is the place between two lines, so
-paging neither skips nor repeats one while more are written.
+Lines are only ever added. No line is longer than ``MAX_MESSAGE_CHARS``, whatever a process printed, and are blanked before a line is kept, not when it is shown. A cursor is the place between two lines, so paging neither skips nor repeats one while more are written.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Literal
 
 from sqlalchemy import insert, select
@@ -21,33 +16,12 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbLogLine
+from osmosis_ai.platform.log_lines import LogLine, bounded, bounded_details, storable
 from osmosis_ai.redaction import Redactor
 
-MAX_MESSAGE_CHARS = 16 * 1024
-_MAX_DETAILS_CHARS = 64 * 1024
 _NOTHING_SECRET = Redactor(())
 
-Level = Literal["debug", "info", "warning", "error"]
 Direction = Literal["older", "newer"]
-
-
-@dataclass(frozen=True, slots=True)
-class LogLine:
-    """One line to be logged.
-
-    Args:
-        message: what happened.
-        level: how much it matters.
-        step: the part of the work it belongs to (``validate``, ``environment``, ``run`` …).
-        details: JSON-encodable facts.
-        timestamp: when; the moment it is logged when not given.
-    """
-
-    message: str
-    level: Level = "info"
-    step: str = ""
-    details: dict[str, Any] | None = None
-    timestamp: datetime | None = None
 
 
 class LogStore:
@@ -127,33 +101,11 @@ class LogStore:
                 "timestamp": line.timestamp or now,
                 "level": line.level,
                 "step": line.step[:64],
-                "message": _bounded(redactor.text(storable(line.message))),
-                "details": _bounded_details(redactor.tree(line.details))
-                if line.details is not None
-                else None,
+                "message": bounded(redactor.text(storable(line.message))),
+                "details": bounded_details(redactor.tree(line.details)) if line.details is not None else None,
             }
             for line in lines
         ]
-
-
-def storable(text: str) -> str:
-    """Return ``text`` as either database can keep it."""
-    # What a process printed may hold bytes that are no text; neither engine keeps NUL or lone surrogates.
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
-
-
-def _bounded(text: str) -> str:
-    if len(text) <= MAX_MESSAGE_CHARS:
-        return text
-    return f"{text[:MAX_MESSAGE_CHARS]}… ({len(text) - MAX_MESSAGE_CHARS} more characters)"
-
-
-def _bounded_details(details: dict[str, Any]) -> dict[str, Any]:
-    text = json.dumps(details, default=str)
-    if len(text) > _MAX_DETAILS_CHARS:
-        return {"truncated": storable(text[:_MAX_DETAILS_CHARS])}
-    readable: dict[str, Any] = json.loads(text)
-    return readable
 
 
 def _entry(line: DbLogLine) -> LogEntry:

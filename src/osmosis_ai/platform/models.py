@@ -224,3 +224,17 @@ def _get(session: Session, workspace_id: str, name: str) -> FoundLoraModel:
 def _active(session: Session, workspace_id: str) -> int:
     deployed = (DbLoraModel.workspace_id == workspace_id, DbLoraModel.deployment_status == "active")
     return session.scalar(select(func.count()).select_from(DbLoraModel).where(*deployed)) or 0
+
+
+def find_adapter(db: Database, workspace_id: str, model_path: str) -> DbLoraModel | None:
+    """Return the adapter of a workspace that ``model_path`` means, if it means one."""
+    base, colon, name = model_path.rpartition(":")
+    if not colon:
+        return None
+    named = (
+        DbLoraModel.workspace_id == workspace_id,
+        DbLoraModel.name == name,
+        DbLoraModel.base_model == base,
+    )
+    with db.session() as session:
+        return session.scalar(select(DbLoraModel).where(*named))

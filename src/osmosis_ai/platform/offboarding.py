@@ -20,7 +20,8 @@ from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbDataset, DbMembership, DbRun, DbSecret, DbUser, DbWorkspace
-from osmosis_ai.platform.logs import LogLine, LogStore
+from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import OPEN
 

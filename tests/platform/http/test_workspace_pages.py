@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.db.tables import DbMetricPoint, DbRun
-from osmosis_ai.platform.logs import LogLine
+from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.ui.policy import PAGE_POLICY

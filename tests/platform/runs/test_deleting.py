@@ -20,7 +20,7 @@ from osmosis_ai.platform.db.tables import (
     DbSample,
     new_id,
 )
-from osmosis_ai.platform.logs import LogLine
+from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample, new_id
-from osmosis_ai.platform.logs import LogLine
+from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.read.derived_files import DerivedFiles
 from osmosis_ai.platform.services import PlatformServices

@@ -22,7 +22,8 @@ from osmosis_ai.platform.datasets.check import Check, CheckCancelled, check_data
 from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbDataset
-from osmosis_ai.platform.logs import LogLine, LogStore
+from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.logs import LogStore
 
 logger = logging.getLogger("osmosis_ai.platform.datasets")
 

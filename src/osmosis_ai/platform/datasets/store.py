@@ -30,7 +30,8 @@ from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
 from osmosis_ai.platform.datasets.upload_request import DatasetRejected, UploadRequest, normal_extension
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbDataset, DbUser, new_id
-from osmosis_ai.platform.logs import LogLine, LogStore
+from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.name_lookup import hint_of_name
 
 DOWNLOAD_TTL = timedelta(hours=1)

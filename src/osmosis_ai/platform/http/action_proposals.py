@@ -14,7 +14,7 @@ from osmosis_ai.platform.http.eval_retries import plan_retry
 from osmosis_ai.platform.http.run_buttons import RunAction
 from osmosis_ai.platform.http.runs import refusals, stop_run
 from osmosis_ai.platform.http.workspace_visits import WorkspaceVisit
-from osmosis_ai.platform.logs import LogLine
+from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, OPEN, RunKind
 from osmosis_ai.platform.runs.submit.submitter import CheckedSubmission, RunSubmission
 from osmosis_ai.ui.numbers import money

@@ -9,7 +9,7 @@ from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.logs import storable
+from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.eval_results import summarised_results
 
 

@@ -30,7 +30,7 @@ from osmosis_ai.platform.blobs.store import BlobError, BlobStore, BlobStoreError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
-from osmosis_ai.platform.logs import storable
+from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.lifecycle import OPEN
 from osmosis_ai.platform.runs.run_files import PLACE, StoredPlace, open_run_file
 from osmosis_ai.redaction import Redactor

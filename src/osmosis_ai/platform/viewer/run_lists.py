@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, aliased
 
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.platform.db.tables import DbRun, DbUser
-from osmosis_ai.platform.logs import storable
+from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
 from osmosis_ai.platform.viewer.keyset import KeysetOrder, KeysetPlace, item_page, read_page

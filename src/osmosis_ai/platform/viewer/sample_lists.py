@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from osmosis_ai.platform.db.tables import DbSample
-from osmosis_ai.platform.logs import storable
+from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.read.merging import RunFamily, newest_results, not_made_again
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.viewer.keyset import (

@@ -20,7 +20,7 @@ from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
-from osmosis_ai.platform.logs import storable
+from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.read.merging import RunFamily, merge
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.read.training_curves import read_curves

@@ -23,7 +23,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.blobs.local import LocalBlobStore
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.logs import LogLine
+from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.execute.worker_process import LEARNER_LOST
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts

@@ -36,7 +36,8 @@ from osmosis_ai.platform.db.tables import (
     DbSample,
     DbUser,
 )
-from osmosis_ai.platform.logs import LogLine, LogStore
+from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.eval_results import summarised_results
 from osmosis_ai.platform.runs.imports.announcement import ImportLimits, selected_rows
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection

@@ -20,7 +20,8 @@ from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbUser
-from osmosis_ai.platform.logs import Direction, LogLine, LogStore
+from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.logs import Direction, LogStore
 from osmosis_ai.platform.name_lookup import row_named
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES, OPEN, RunKind

@@ -11,12 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import select
-
 from osmosis_ai.config.issues import Issue
 from osmosis_ai.inference.catalog import base_model_of
-from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbLoraModel
 from osmosis_ai.training import has_train_extra
 
 MODEL_PATH = "experiment.model_path"
@@ -31,20 +27,6 @@ class PolicyWeights:
 
     base_model: str
     adapter: Path | None = None
-
-
-def find_adapter(db: Database, workspace_id: str, model_path: str) -> DbLoraModel | None:
-    """Return the adapter of a workspace that ``model_path`` means, if it means one."""
-    base, colon, name = model_path.rpartition(":")
-    if not colon:
-        return None
-    named = (
-        DbLoraModel.workspace_id == workspace_id,
-        DbLoraModel.name == name,
-        DbLoraModel.base_model == base,
-    )
-    with db.session() as session:
-        return session.scalar(select(DbLoraModel).where(*named))
 
 
 def is_servable(base_model: str) -> bool:

@@ -14,7 +14,8 @@ from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.logs import LogLine, LogStore
+from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
 from osmosis_ai.platform.runs.read.run_store import RunStore
 from osmosis_ai.platform.runs.submit.training_request import read_training_request

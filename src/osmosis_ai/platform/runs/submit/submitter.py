@@ -26,12 +26,13 @@ from osmosis_ai.config.sections import SERVED_AGENT, served_agent
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRollout, DbRun, DbUser, new_id
 from osmosis_ai.platform.gitsync.mirror import RevisionError
+from osmosis_ai.platform.models import find_adapter
 from osmosis_ai.platform.rollout_servers import find_server, server_names
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.read.merging import read_family, require_ended
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError, rejected
 from osmosis_ai.platform.runs.submit.eval_request import parse_eval_request
-from osmosis_ai.platform.runs.submit.model_path import IsAdapter, find_adapter
+from osmosis_ai.platform.runs.submit.model_path import IsAdapter
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.run_names import draw_name
 from osmosis_ai.platform.runs.submit.run_request import RunRequest

@@ -11,7 +11,7 @@ from pathlib import Path
 from osmosis_ai.config.execution import ExecutionSection
 from osmosis_ai.files import cache_dir
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.logs import LogLine
+from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.sandbox import (
     Isolation,

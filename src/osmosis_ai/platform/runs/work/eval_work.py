@@ -22,7 +22,7 @@ from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, keeps_previews
 from osmosis_ai.evaluation.summary import RunSummary
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile
-from osmosis_ai.platform.logs import Level, LogLine
+from osmosis_ai.platform.log_lines import Level, LogLine
 from osmosis_ai.platform.runs.journalled import record_eval_metrics
 from osmosis_ai.platform.runs.stored_journal import store_journal
 from osmosis_ai.platform.runs.submit.eval_request import EvalRequest, read_eval_request

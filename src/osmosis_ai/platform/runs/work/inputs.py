@@ -24,9 +24,9 @@ from osmosis_ai.platform.datasets.lookup import open_dataset
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRepository, DbRun
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
-from osmosis_ai.platform.models import copy_adapter
+from osmosis_ai.platform.models import copy_adapter, find_adapter
 from osmosis_ai.platform.rollout_servers import server_locator
-from osmosis_ai.platform.runs.submit.model_path import PolicyWeights, find_adapter
+from osmosis_ai.platform.runs.submit.model_path import PolicyWeights
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.run_request import RunRequest
 from osmosis_ai.platform.runs.submit.submitter import secret_values_of

@@ -24,7 +24,8 @@ from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
-from osmosis_ai.platform.logs import LogLine, LogStore, storable
+from osmosis_ai.platform.log_lines import LogLine, storable
+from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.eval_results import live_results
 from osmosis_ai.platform.runs.journalled import engine_metrics, grader_digest_of, sample_row
 from osmosis_ai.platform.runs.leases import Lease, Leases

@@ -24,7 +24,7 @@ from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun, new_id
-from osmosis_ai.platform.logs import LogLine
+from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError
 from osmosis_ai.platform.runs.read.training_curves import VALIDATION

@@ -20,7 +20,7 @@ from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.logs import LogLine
+from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.execute.worker_process import LEARNER_LOST
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.submit.training_request import TrainingRequest, read_training_request

@@ -24,7 +24,8 @@ from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig, from_environment
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.logs import LogLine, LogStore
+from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.execute.worker_process import (
     ENDED,
     LEASE_LOST,

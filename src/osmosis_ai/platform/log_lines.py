@@ -1,0 +1,57 @@
+"""A line of a log: what happened, of a size and in characters that any database keeps.
+
+Whoever writes one needs no database: a worker sends its lines to the platform.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+MAX_MESSAGE_CHARS = 16 * 1024
+_MAX_DETAILS_CHARS = 64 * 1024
+
+Level = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line to be logged.
+
+    Args:
+        message: what happened.
+        level: how much it matters.
+        step: the part of the work it belongs to (``validate``, ``environment``, ``run`` …).
+        details: JSON-encodable facts.
+        timestamp: when; the moment it is logged when not given.
+    """
+
+    message: str
+    level: Level = "info"
+    step: str = ""
+    details: dict[str, Any] | None = None
+    timestamp: datetime | None = None
+
+
+def storable(text: str) -> str:
+    """Return ``text`` as either database can keep it."""
+    # What a process printed may hold bytes that are no text; neither engine keeps NUL or lone surrogates.
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
+
+
+def bounded(text: str) -> str:
+    """Return ``text``, cut off where no line of a log goes on."""
+    if len(text) <= MAX_MESSAGE_CHARS:
+        return text
+    return f"{text[:MAX_MESSAGE_CHARS]}… ({len(text) - MAX_MESSAGE_CHARS} more characters)"
+
+
+def bounded_details(details: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of a line as a log keeps them: JSON, of a bounded size."""
+    text = json.dumps(details, default=str)
+    if len(text) > _MAX_DETAILS_CHARS:
+        return {"truncated": storable(text[:_MAX_DETAILS_CHARS])}
+    readable: dict[str, Any] = json.loads(text)
+    return readable

@@ -30,8 +30,9 @@ class DownloadableRun:
         self.urls = maze.post("/eval-runs/er_8/samples/download-urls")
         self.urls.mock(side_effect=self._sign)
 
-    def described(self, detail: dict[str, Any]) -> None:
-        self.maze.router.get(url__regex=r".*/api/cli/eval-runs/[^/]+$").respond(json=detail)
+    def described(self, detail: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+        described = self.maze.router.get(url__regex=r".*/api/cli/eval-runs/[^/]+$")
+        described.respond(json=detail, headers=headers)
 
     def holds(self, files: dict[str, bytes], **sizes: Any) -> None:
         self.store.blobs.update(files)

@@ -10,12 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
+from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.services.runs import download
 from tests.api.blob_server import SIGNATURE, cut_after, serve, status
 from tests.cli.eval_downloads import FILES
 from tests.cli.eval_downloads import DownloadableRun as Run
 from tests.cli.eval_replies import DETAIL, OWN
 from tests.cli.maze import open_maze, sent
+from tests.evaluation.builders import record
 
 
 @pytest.fixture
@@ -101,6 +103,7 @@ def test_types_are_a_list_or_all(run: Run, asked: str, sends: str) -> None:
         (("--type", "metrics,traces"), "`traces`"),
         (("--type", ""), "``"),
         (("--type", "all,logs"), "not both"),
+        (("--type", "all,logs,journal"), "not both"),
         (("--rows", "1-"), "3,7,10-20"),
         (("--rows", "x"), "3,7,10-20"),
         (("--rows", "9-3"), "ends before it begins"),
@@ -325,3 +328,35 @@ def test_ctrl_c_leaves_whole_files_only_and_the_same_command_goes_on(run: Run) -
     run.store.answers[:] = [hang]
     assert run.download("--json").status == 0
     assert started.is_set() and run.found() == FILES
+
+
+OURS = {"X-Osmosis-Capabilities": "eval-journals"}
+
+
+def test_the_journal_comes_by_name_and_whole_or_not_at_all(run: Run) -> None:
+    journal = sealed(record(0, notes="right").to_line(), BEFORE_THE_FIRST)[0]
+    run.described(DETAIL, headers=OURS)
+    run.holds({"events.jsonl": journal.replace(b"right", b"wrong")})
+    outcome = run.download("--type", "journal", "--json")
+    (failed,) = outcome.json["resource"]["files_failed"]
+    assert (outcome.status, failed["path"]) == (1, "events.jsonl") and "is damaged" in failed["error"]
+    assert run.found() == {}
+    run.holds({"events.jsonl": journal})
+    assert run.download("--type", "all,journal", "--json").status == 0
+    asked = run.manifest.calls.last.request.url.params["types"]
+    assert asked == "metrics,trajectories,artifacts,logs,journal"
+    assert run.found() == {"events.jsonl": journal}
+    # What was changed here, and has its size, is fetched again.
+    (run.directory / "events.jsonl").write_bytes(journal.replace(b"right", b"wrong"))
+    assert run.download("--type", "journal", "--json").json["resource"]["files_downloaded"] == 1
+    assert run.download("--type", "journal", "--json").json["resource"]["files_skipped"] == 1
+    assert run.found() == {"events.jsonl": journal}
+
+
+def test_of_a_platform_without_journals_none_is_asked_for(run: Run) -> None:
+    run.maze.get("/verify").respond(json={"valid": True})
+    assert run.download("--type", "all", "--json").status == 0
+    assert run.manifest.calls.last.request.url.params["types"] == "metrics,trajectories,artifacts,logs"
+    run.described(DETAIL, headers={"X-Osmosis-Capabilities": "eval-retries"})
+    error = run.download("--type", "journal", "--json").error
+    assert "does not offer the journal of an evaluation as a download" in error["message"]

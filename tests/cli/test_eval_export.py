@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from tests.api.blob_server import serve
 from tests.cli.eval_downloads import DownloadableRun
 from tests.cli.eval_replies import DETAIL
 from tests.cli.maze import Maze
+from tests.evaluation.builders import record
 from tests.evaluation.recorded_runs import write_run
 
 TRAJECTORY: dict[str, Any] = {
@@ -196,6 +198,43 @@ def test_a_run_of_a_platform_is_downloaded_first(downloadable: DownloadableRun, 
     (line,) = read_lines(target)
     assert (line["model"], line["passed"], line["label"]) == ("openai/gpt-5-mini", True, "6")
     assert (line["source_row_index"], line["messages"]) == (41, MESSAGES)
+
+
+def test_what_a_platform_s_samples_have_no_column_for_comes_from_the_journal(
+    downloadable: DownloadableRun, tmp_path: Path
+) -> None:
+    sample = {"row_index": 0, "run_index": 0, "rollout_id": "a", "status": "success", "tokens": 7}
+    other = {**sample, "row_index": 1, "rollout_id": "b"}
+    said = [{"model": "judge-1", "explanation": "half of it"}]
+    recorded = record(0, tokens=None, scores={"agent": 0.5}, judge_calls=1, judgements=said, lost_attempts=2)
+    line, last = sealed(record(0, lost_attempts=9).to_line(), BEFORE_THE_FIRST)
+    downloadable.described(
+        {**DETAIL, "eval_run": {**DETAIL["eval_run"], "status": "finished"}},
+        headers={"X-Osmosis-Capabilities": "eval-journals"},
+    )
+    downloadable.holds(
+        {
+            "metrics.json": json.dumps({"eval_run": {"status": "finished"}, "summary": {}}).encode(),
+            "summary.jsonl": b"".join(json.dumps(each).encode() + b"\n" for each in (sample, other)),
+            "events.jsonl": line + sealed(recorded.to_line(), last)[0],
+        }
+    )
+    target = tmp_path / "out.jsonl"
+    export = ("eval", "export", "amber-otter-42", "-o", str(target), "--overwrite")
+    assert downloadable.maze.osmosis(*export).status == 0
+    asked = downloadable.manifest.calls.last.request.url.params["types"]
+    assert asked == "metrics,trajectories,journal"
+    first, second = read_lines(target)
+    assert (first["scores"], first["judgements"], first["lost_attempts"]) == ({"agent": 0.5}, said, 2)
+    assert (first["judge_calls"], first["tokens"]) == (1, 7)  # what a platform has filled in stays
+    assert (second["scores"], second["rollout_id"]) == (None, "b")
+    (downloadable.directory / "events.jsonl").write_bytes(line[:-5] + b"\n")
+    refused = downloadable.maze.osmosis("eval", "export", str(downloadable.directory), "--overwrite")
+    assert (refused.status, "is damaged at line 1" in refused.err, "--type journal" in refused.err) == (
+        1,
+        True,
+        True,
+    )
 
 
 @pytest.mark.e2e

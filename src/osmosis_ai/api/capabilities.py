@@ -30,6 +30,7 @@ class Capability(Enum):
     EVAL_IMPORTS = "eval-imports", "the upload of evaluations that ran elsewhere", True
     QUICKSTART = "quickstart", "the quickstart", True
     DELETION = "deletion", "deleting datasets and runs", False
+    EVAL_JOURNALS = "eval-journals", "the journal of an evaluation as a download", False
     EVAL_RETRIES = "eval-retries", "the retry of an evaluation's failed samples", False
     EVAL_SAMPLES = "eval-samples", "the results of an evaluation's single attempts", False
     TRAINING_VALIDATION = "training-validation", "the samples of a training run's validation", False

@@ -227,9 +227,10 @@ class MetricsAccumulator:
             lost_attempts=record.lost_attempts,
             source_row_index=record.source_row_index,
         )
-        self._add_judges(record)
+        self.add_judges(record)
 
-    def _add_judges(self, record: TerminalRecord) -> None:
+    def add_judges(self, record: TerminalRecord) -> None:
+        """Record what the grader of an attempt asked of judges; no part of :meth:`add`."""
         import numpy as np
 
         if self._judges is None:

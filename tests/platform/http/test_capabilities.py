@@ -10,6 +10,7 @@ from osmosis_ai.platform.http.versioning import OFFERED
 ROUTES = {
     Capability.EVAL_IMPORTS: ("post", "/api/cli/eval-runs/imports"),
     Capability.DELETION: ("delete", "/api/cli/eval-runs/{name_or_id}"),
+    Capability.EVAL_JOURNALS: ("get", "/api/cli/eval-runs/{name_or_id}/samples/manifest"),
     Capability.EVAL_RETRIES: ("post", "/api/cli/eval-runs/{name_or_id}/retry"),
     Capability.EVAL_SAMPLES: ("get", "/api/cli/eval-runs/{name_or_id}/samples"),
     Capability.QUICKSTART: ("get", "/api/cli/quickstart"),

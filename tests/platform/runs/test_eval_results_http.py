@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
+from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample, new_id
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.read.derived_files import DerivedFiles
+from osmosis_ai.platform.runs.stored_journal import store_journal
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.redaction import Redactor
+from tests.evaluation.builders import record
 from tests.platform.conftest import assert_flat_error
 from tests.platform.evaluations import Submits, submit_body
 
@@ -198,3 +204,25 @@ def test_the_manifest_of_a_run_that_has_ended_is_written_once_but_for_its_log(
     made.clear()
     api.get(where, params=asked)
     assert set(made) == {"metrics.json", "summary.jsonl", "logs.txt"}
+
+
+def test_the_journal_is_downloaded_by_name_alone_and_as_it_was_written(
+    api: TestClient, services: PlatformServices, finished: dict[str, Any], tmp_path: Path
+) -> None:
+    assert paths(api, finished, types="journal") == []  # a run of a release that kept none
+    line, last = sealed(record(0, notes="right").to_line(), BEFORE_THE_FIRST)
+    journal = line + sealed(record(1).to_line(), last)[0]
+    (tmp_path / "events.jsonl").write_bytes(journal)
+    key = store_journal(tmp_path / "events.jsonl", finished["id"], services.blobs, Redactor())
+    with services.db.transaction() as session:
+        session.get_one(DbRun, finished["id"]).journal_blob = key
+    assert "events.jsonl" not in paths(api, finished, types="metrics,trajectories,artifacts,logs")
+    asked = {"types": "journal", "rows": "0"}
+    (file,) = api.get(f"{RUNS}/{finished['id']}/samples/manifest", params=asked).json()["files"]
+    for item in (file, {"path": "events.jsonl"}):
+        links = api.post(f"{RUNS}/{finished['id']}/samples/download-urls", json={"items": [item]}).json()
+        assert api.get(links["items"][0]["url"], headers={"Authorization": ""}).content == journal
+    assert key is not None
+    services.blobs.put(key, io.BytesIO(gzip.compress(journal.replace(b"right", b"wrong"))))
+    damaged = api.get(f"{RUNS}/{finished['id']}/samples/manifest", params={"types": "journal"})
+    assert "damaged" in assert_flat_error(damaged, 409, "CONFLICT")["error"]

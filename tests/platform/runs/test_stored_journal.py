@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import io
 from pathlib import Path
 
 import pytest
 
+from osmosis_ai.errors import ConflictError
 from osmosis_ai.evaluation.journal import replay
 from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, Chain, sealed
-from osmosis_ai.platform.runs.stored_journal import store_journal, stored_records
+from osmosis_ai.platform.runs.stored_journal import records_beside, store_journal, stored_records
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.redaction import Redactor
 from tests.evaluation.builders import record
@@ -71,3 +73,34 @@ def test_where_nothing_was_recorded_nothing_is_kept(services: PlatformServices, 
     (tmp_path / "events.jsonl").touch()
     for name in ("events.jsonl", "none"):
         assert store_journal(tmp_path / name, "run_1", services.blobs, Redactor()) is None
+
+
+def test_damage_of_a_stored_journal_is_seen(services: PlatformServices, journal: Path) -> None:
+    key, whole = stored(services, journal)
+    for damaged in (gzip.compress(whole.replace(b"right", b"wrong")), gzip.compress(whole)[:-20], b"no gzip"):
+        services.blobs.put(key, io.BytesIO(damaged))
+        with pytest.raises(ConflictError, match="damaged"):
+            list(stored_records(services.blobs, key))
+
+
+def test_what_samples_have_no_column_for_is_of_the_newest_record(
+    services: PlatformServices, tmp_path: Path
+) -> None:
+    path, previous = tmp_path / "events.jsonl", BEFORE_THE_FIRST
+    judged = {"judge_calls": 1, "judgements": [{"model": "j", "score": 1.0}]}
+    records = [
+        record(0, **judged),
+        record(0),
+        record(1),
+        record(2, scores={"agent": 0.5}),
+        record(1, **judged),
+    ]
+    with path.open("wb") as lines:
+        for each in records:
+            line, previous = sealed(each.to_line(), previous)
+            lines.write(line)
+    key, _ = stored(services, path)
+    assert records_beside(services.blobs, key) == {(1, 0): judged, (2, 0): {"scores": {"agent": 0.5}}}
+    assert records_beside(services.blobs, key, most_bytes=10) is None
+    assert records_beside(services.blobs, key, only=(2, 0)) == {(2, 0): {"scores": {"agent": 0.5}}}
+    assert records_beside(services.blobs, key, only=(0, 0)) == {}

@@ -6,15 +6,21 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from sqlalchemy import event, insert
 
+from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
+from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample, new_id
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
+from osmosis_ai.platform.runs.stored_journal import store_journal
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
+from osmosis_ai.redaction import Redactor
 from tests.platform.conftest import Member
 
 REQUEST = {
@@ -107,6 +113,22 @@ def add_file(services: PlatformServices, run: DbRun, path: str, content: bytes) 
     kind = path.partition("/")[0]
     with services.db.transaction() as session:
         session.add(DbRunFile(run_id=run.id, path=path, kind=kind, size=len(content), blob_key=key))
+
+
+def keep_journal(services: PlatformServices, run: DbRun, *records: TerminalRecord) -> None:
+    """Store the journal of a run; where it has judges, the run's own numbers say so."""
+    with TemporaryDirectory() as scratch:
+        events, last = Path(scratch, "events.jsonl"), BEFORE_THE_FIRST
+        with events.open("wb") as lines:
+            for each in records:
+                line, last = sealed(each.to_line(), last)
+                lines.write(line)
+        key = store_journal(events, run.id, services.blobs, Redactor())
+    with services.db.transaction() as session:
+        row = session.get_one(DbRun, run.id)
+        row.journal_blob = key
+        if any(each.judge_calls for each in records):
+            row.metrics = {**(row.metrics or {}), "estimates": {"judges": {"calls": 1}}}
 
 
 def source_of(services: PlatformServices, member: Member) -> PlatformSource:

@@ -16,12 +16,14 @@ from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.services import PlatformServices, build_services
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.viewer.source import RunQuery, RunSort, SampleQuery, SampleSort
+from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.databases import postgres_database, put_migrated_database
 from tests.platform.viewer.runs_world import (
     add_file,
     add_run,
     add_samples,
+    keep_journal,
     run_row,
     sample_row,
     source_of,
@@ -170,6 +172,31 @@ def test_a_retry_s_results_stand_in_for_those_before_and_alone_on_its_own_page(
     assert detail.estimates is not None and detail.estimates.counts.scored == 6
     assert ("Retry", "again (finished)") in detail.facts
     assert ("Retry of", "first") in source.run("eval", "again").facts
+
+
+def test_what_judges_were_asked_is_read_from_the_stored_journals_of_run_and_retry(
+    source: PlatformSource, services: PlatformServices, member: Member, run: DbRun, clock: ManualClock
+) -> None:
+    clock.advance(60)
+    retry = add_run(services, member, "again", retry_of_id=run.id, retry_of_name=run.name, retried=[[1, 1]])
+    add_samples(services, retry, [{"row": 1, "attempt": 1, "reward": 1.0}])
+    said = [{"model": "judge-1", "score": 0.5, "explanation": "half of it"}]
+    judged = {"judge_calls": 2, "judge_tokens": 10, "judge_cost_usd": 0.25, "judgements": said}
+    keep_journal(services, run, record(0, 0, **judged, scores={"agent": 0.5}), record(1, 1, **judged))
+    keep_journal(services, retry, record(1, 1, **judged))
+    detail = source.sample(run.name, 0, 0, SampleQuery())
+    assert (detail.record["judgements"], detail.record["scores"]) == (said, {"agent": 0.5})
+    assert "judgements" not in source.sample(run.name, 0, 1, SampleQuery()).record
+    merged = source.run("eval", run.name).estimates
+    # The failed attempt's judge counts no more than its result: the retry's stands for it.
+    assert merged is not None and merged.judges is not None
+    assert (merged.judges.calls, merged.judges.tokens, merged.judges.cost_usd) == (4, 20, 0.5)
+    services.blobs.delete(f"runs/{run.id}/events.jsonl.gz")
+    gone = source_of(services, member)
+    estimates = gone.run("eval", run.name).estimates
+    assert estimates is not None and estimates.judges is not None and estimates.judges.calls == 2
+    assert any("judges of first" in warning for warning in estimates.warnings)
+    assert "judgements" not in gone.sample(run.name, 0, 0, SampleQuery()).record
 
 
 def test_samples_of_the_same_row_are_found_in_other_runs_of_the_workspace_alone(

@@ -21,7 +21,11 @@ def download(
         ),
     ] = None,
     types: Annotated[
-        str, typer.Option("--type", help="Of metrics, trajectories, artifacts, logs; or all.")
+        str,
+        typer.Option(
+            "--type",
+            help="Of metrics, trajectories, artifacts, logs; or all. And journal: what was recorded of each attempt, where the platform has it.",
+        ),
     ] = "metrics,trajectories",
     rows: Annotated[
         str | None, typer.Option(help='Of these dataset rows only: "3,7,10-20".', show_default=False)

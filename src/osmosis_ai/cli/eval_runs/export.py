@@ -90,14 +90,16 @@ def _directory(run: str, *, yes: bool) -> Path:
 def _download(run: str, *, yes: bool) -> Path:
     """Fetch what an export needs of a platform's run, where it is not there yet."""
     from osmosis_ai.cli.runs.download import confirm_size
-    from osmosis_ai.services.eval_runs.export import NEEDED_TYPES
+    from osmosis_ai.services.eval_runs.export import needed_types
     from osmosis_ai.services.runs.download import plan_download, run_download
 
     out = current()
     with platform_context() as context:
         with out.status("Fetching the list of files"):
             found = context.client.eval_runs.get(run).eval_run
-            plan = plan_download(context.client, found, types=NEEDED_TYPES, workspace=context.workspace)
+            plan = plan_download(
+                context.client, found, types=needed_types(context.client), workspace=context.workspace
+            )
         confirm_size(out, plan, yes=yes)
         with out.progress("Downloading", total=plan.pending_bytes, unit="bytes") as shown:
             outcome = run_download(context.client, plan, progress=shown.update)

@@ -31,6 +31,10 @@ _RESULT_COLUMNS = {
     "finish_reason": "string",
     "row_digest": "string",
     "notes": "string",
+    "lost_attempts": "int64",
+    "judge_calls": "int64",
+    "judge_tokens": "int64",
+    "judge_cost_usd": "float64",
 }
 _COLUMNS = {
     "run": "string",
@@ -48,7 +52,7 @@ _COLUMNS = {
     "answer": "string",
 }
 # What may differ in shape from sample to sample: objects in JSON Lines, JSON text in Parquet.
-_NESTED = ("scores", "parts", "metadata", "messages")
+_NESTED = ("scores", "unscored", "parts", "judgements", "metadata", "messages")
 
 
 def write_jsonl(run: ExportedRun, target: IO[bytes]) -> int:
@@ -105,8 +109,7 @@ def _record(run: ExportedRun, sample: ExportedSample, threshold: float) -> dict[
         **{name: sample.result.get(name) for name in _RESULT_COLUMNS},
         "label": sample.label,
         "answer": answer_of(sample.messages),
-        "scores": sample.result.get("scores"),
-        "parts": sample.result.get("parts"),
+        **{name: sample.result.get(name) for name in ("scores", "unscored", "parts", "judgements")},
         "metadata": sample.metadata,
         "messages": sample.messages,
     }

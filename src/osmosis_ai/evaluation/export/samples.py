@@ -1,12 +1,13 @@
 """The samples of a run directory as one stream, each with its conversation; the run's own facts beside them.
 
 A run of this machine is read from its journal, which lacks nothing. A downloaded one has ``metrics.json``,
-``summary.jsonl`` and the conversations that were downloaded with it.
+``summary.jsonl`` and the conversations that were downloaded with it; with its journal it lacks no more than the first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ import orjson
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.conversation import Message, as_messages, read_conversation
-from osmosis_ai.evaluation.journal import JournalReader
+from osmosis_ai.evaluation.journal import JournalCorruptionError, JournalReader, replay
 from osmosis_ai.evaluation.local_results import LocalResults, read_local_results
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord, check_field
@@ -104,7 +105,7 @@ class ExportedRun:
     def _listed_samples(self) -> Iterator[ExportedSample]:
         listing = RunDirectory(self.directory).summary
         seen: set[tuple[int, int]] = set()
-        with open_regular(listing) as lines:
+        with open_regular(listing) as lines, _DownloadedJournal(self.directory) as journal:
             for number, line in enumerate(lines, 1):
                 try:
                     entry = _listed(line)
@@ -115,7 +116,39 @@ class ExportedRun:
                     ) from None
                 if item not in seen:
                     seen.add(item)
-                    yield _sample(entry, entry["run_index"])
+                    yield _sample({**entry, **journal.record(*item)}, entry["run_index"])
+
+
+class _DownloadedJournal(ExitStack):
+    """The journal that came with a downloaded run, if it did.
+
+    Raises:
+        OsmosisError: it is damaged.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        events = RunDirectory(directory).events
+        self._newest: dict[tuple[int, int], int] = {}
+        if not events.is_file():
+            return
+        try:
+            for offset, _, record in replay(events):
+                self._newest[record.row_index, record.run_index] = offset
+        except JournalCorruptionError as error:
+            raise OsmosisError(
+                f"the journal `{events}` is damaged at line {error.details['line']}.",
+                hint="`osmosis eval download RUN --type journal` fetches it again",
+            ) from None
+        self._reader = self.enter_context(JournalReader(events))
+
+    def record(self, row: int, run: int) -> dict[str, Any]:
+        """Return what is recorded of an attempt's newest result; nothing where it is not there."""
+        offset = self._newest.get((row, run))
+        record = self._reader.record(offset) if offset is not None else None
+        found = asdict(record) if record is not None else {}
+        # Of an older run the platform has worked out what its journal does not say.
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def read_run(directory: Path) -> ExportedRun:

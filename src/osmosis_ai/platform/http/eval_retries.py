@@ -53,7 +53,7 @@ async def retry(services: Services, scope: WorkspaceScope, name_or_id: str, agai
 def merged(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.MergedEvaluation:
     """Return the numbers of a run and its retries together: of each sample the newest result counts."""
     family = family_of(services.db, services.eval_runs.get(scope.workspace_id, name_or_id).run)
-    found, rows = merge(services.db, family), rows_of(family.original)
+    found, rows = merge(services.db, services.blobs, family), rows_of(family.original)
     return wire.MergedEvaluation(
         runs=[
             wire.MergedRun(id=run.id, name=run.name, status=run.status, samples=found.counted[run.id])

@@ -102,7 +102,9 @@ def sample_manifest(
     services: Services,
     scope: WorkspaceScope,
     name_or_id: str,
-    types: Annotated[str | None, Query(description="Out of `metrics,trajectories,artifacts,logs`.")] = None,
+    types: Annotated[
+        str | None, Query(description="Out of `metrics,trajectories,artifacts,logs,journal`.")
+    ] = None,
     rows: Annotated[str | None, Query(description="Rows of the dataset, such as `3,7,10-20`.")] = None,
 ) -> StreamingResponse:
     """List the files of a run, of the asked types and rows."""

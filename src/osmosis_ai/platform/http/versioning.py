@@ -19,6 +19,7 @@ OFFERED = frozenset(
     {
         Capability.DELETION,
         Capability.EVAL_IMPORTS,
+        Capability.EVAL_JOURNALS,
         Capability.EVAL_RETRIES,
         Capability.EVAL_SAMPLES,
         Capability.QUICKSTART,

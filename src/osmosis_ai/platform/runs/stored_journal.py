@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import gzip
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import orjson
 
-from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, opened, sealed
+from osmosis_ai.errors import ConflictError
+from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, Chain, opened, sealed
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.redaction import Redactor
@@ -23,6 +25,14 @@ from osmosis_ai.redaction import Redactor
 _IN_MEMORY_BYTES = 8 << 20
 # Half the time of the default level, for a tenth more bytes.
 _LEVEL = 4
+_BESIDE = (
+    *("scores", "unscored", "finish_reason"),
+    *("judge_calls", "judge_tokens", "judge_cost_usd", "judgements"),
+)
+_BESIDE_MARKS = tuple(f'"{name}":'.encode() for name in _BESIDE)
+
+WorkItem = tuple[int, int]
+"""Row and attempt."""
 
 
 def store_journal(events: Path, run_id: str, blobs: BlobStore, redactor: Redactor) -> str | None:
@@ -48,16 +58,76 @@ def store_journal(events: Path, run_id: str, blobs: BlobStore, redactor: Redacto
     return key
 
 
-def stored_records(blobs: BlobStore, key: str) -> Iterator[TerminalRecord]:
-    """Yield the records of a stored journal, oldest first; of a work item the last one counts.
+def stored_lines(blobs: BlobStore, key: str) -> Iterator[bytes]:
+    """Yield the lines of a stored journal, the oldest first, each found to be what was chained there.
 
     Raises:
         BlobNotFound: it is gone.
-        OSError, EOFError, ValueError: it is damaged.
+        BlobError: the store can not be used.
+        ConflictError: it is damaged.
     """
-    with blobs.open(key) as packed, gzip.open(packed, "rb") as journal:
-        for line in journal:
-            yield TerminalRecord.from_line(opened(line)[0])
+    chain = Chain()
+    try:
+        with blobs.open(key) as packed, gzip.open(packed, "rb") as journal:
+            for line in journal:
+                chain.follow(line)
+                yield line
+    except (gzip.BadGzipFile, EOFError, ValueError, zlib.error) as error:
+        raise _damaged(key, error) from error
+
+
+def stored_records(blobs: BlobStore, key: str) -> Iterator[TerminalRecord]:
+    """Return the records of a stored journal, oldest first; of a work item the last one counts.
+
+    Raises:
+        BlobNotFound, BlobError, ConflictError: as :func:`stored_lines`.
+    """
+    return (_record(line, key) for line in stored_lines(blobs, key))
+
+
+def records_beside(
+    blobs: BlobStore, key: str, *, most_bytes: int | None = None, only: WorkItem | None = None
+) -> dict[WorkItem, dict[str, Any]] | None:
+    """Return, by row and attempt, what a stored journal knows and the rows of ``samples`` have no column for.
+
+    Args:
+        blobs, key: where it is.
+        most_bytes: of what is returned, as JSON; None for any number.
+        only: the sample that is wanted.
+
+    Returns:
+        None where it is more than ``most_bytes``.
+
+    Raises:
+        BlobNotFound, BlobError, ConflictError: as :func:`stored_lines`.
+    """
+    found: dict[WorkItem, dict[str, Any]] = {}
+    held = 0
+    for line in stored_lines(blobs, key):
+        # Most lines are of another sample, or have none of it: they are not parsed.
+        if only is not None and b'"row_index":%d,' % only[0] not in line:
+            continue
+        if found or any(name in line for name in _BESIDE_MARKS):
+            record = _record(line, key)
+            item = (record.row_index, record.run_index)
+            known = {name: value for name in _BESIDE if (value := getattr(record, name)) is not None}
+            found.pop(item, None)
+            if known and only in (None, item):
+                found[item], held = known, held + len(line)
+        if most_bytes is not None and held > most_bytes:
+            return None
+    return found
+
+
+def _record(line: bytes, key: str) -> TerminalRecord:
+    try:
+        return TerminalRecord.from_line(opened(line)[0])
+    except ValueError as error:
+        raise _damaged(key, error) from error
+
+
+def _damaged(key: str, error: Exception) -> ConflictError:
+    return ConflictError(f"the journal that is stored as {key} is damaged: {error}.")
 
 
 def _clean(line: bytes, redactor: Redactor) -> bytes | None:

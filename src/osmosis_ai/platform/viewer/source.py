@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, and_, case, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.base import LogPage
-from osmosis_ai.errors import NotFoundError
+from osmosis_ai.errors import ConflictError, NotFoundError
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
@@ -25,6 +25,7 @@ from osmosis_ai.platform.runs.read.merging import RunFamily, merge
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.read.training_curves import read_curves
 from osmosis_ai.platform.runs.run_files import open_run_file
+from osmosis_ai.platform.runs.stored_journal import records_beside
 from osmosis_ai.platform.runs.work.sample_files import diagnostics_path
 from osmosis_ai.platform.runs.work.validation_files import SAMPLES_PATH, conversation_path
 from osmosis_ai.platform.services import PlatformServices
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
 _LARGEST = 2**31 - 1
 """Row or attempt: what the columns hold."""
+_MOST_HELD_BYTES = 1 << 20
+"""Of a journal; of more the sample that is asked for is looked up anew each time."""
 _STORE_AWAY = "The platform can not get at its stored files now; try again a little later."
 _TRAJECTORY_MISSING = "The platform has no trajectory of this sample."
 _RECORDED = (
@@ -125,11 +128,11 @@ class PlatformSource:
             if entry is None:
                 raise _no_sample(run, row, attempt)
             following, preceding = samples.neighbours(query, entry)
-            newest, told = self._newest(session, samples.family, row, attempt)
+            newest, journal, told = self._newest(session, samples.family, row, attempt)
         kept = self._content(told, max_bytes=MOST_OF_DIAGNOSTICS).content
         return SampleDetail(
             entry,
-            _record(newest),
+            _record(newest) | self._beside(journal, samples.family, (row, attempt)),
             traceback=traceback_in(kept or b""),
             next=following,
             previous=preceding,
@@ -229,7 +232,8 @@ class PlatformSource:
         """Return the numbers of a run; with its retries they are worked out from all samples, once."""
         if family.retries:
             return self.counts.once(
-                (family.version, "estimates"), lambda: merge(self.services.db, family).estimates
+                (family.version, "estimates"),
+                lambda: merge(self.services.db, self.services.blobs, family).estimates,
             )
         return Estimates.read((family.original.metrics or {}).get("estimates"))
 
@@ -256,17 +260,33 @@ class PlatformSource:
             return StoredConversation(None, file.size, missing=error.message)
 
     def _newest(self, session: Session, family: RunFamily, row: int, attempt: int) -> Any:
-        """Return the newest result of an attempt that there is, and what its rollout's server kept beside it."""
+        """Return the newest result of an attempt that there is, its run's journal, and what its rollout's server kept."""
         ages = {run.id: age for age, run in enumerate(family.runs)}
         of_attempt = (DbSample.row_index == row, DbSample.run_index == attempt)
         beside = and_(DbRunFile.run_id == DbSample.run_id, DbRunFile.path == diagnostics_path(row, attempt))
         return session.execute(
-            select(DbSample, DbRunFile)
+            select(DbSample, DbRun.journal_blob, DbRunFile)
+            .join(DbRun, DbRun.id == DbSample.run_id)
             .outerjoin(DbRunFile, beside)
             .where(DbSample.run_id.in_(ages), *of_attempt)
             .order_by(case(ages, value=DbSample.run_id).desc())
             .limit(1)
         ).one()
+
+    def _beside(self, journal: str | None, family: RunFamily, item: tuple[int, int]) -> dict[str, Any]:
+        """Return what the stored journal of an attempt's run says of it beyond the columns, as far as it can be read."""
+        if journal is None:
+            return {}
+        blobs = self.services.blobs
+        try:
+            held = self.counts.once(
+                (family.version, journal), lambda: records_beside(blobs, journal, most_bytes=_MOST_HELD_BYTES)
+            )
+            if held is None:
+                held = records_beside(blobs, journal, only=item)
+        except (BlobError, ConflictError, OSError):
+            return {}
+        return (held or {}).get(item, {})
 
     def _files(self, run: str, row: int, attempt: int, which: ColumnElement[bool]) -> list[DbRunFile]:
         """Return files that the newest result of an attempt has left, in one statement.

@@ -11,11 +11,11 @@ from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import replacing
 
 if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.evaluation.export import ExportedRun
 
 ExportFormat = Literal["inspect", "jsonl", "parquet"]
 EXTENSIONS: dict[ExportFormat, str] = {"inspect": ".eval", "jsonl": ".jsonl", "parquet": ".parquet"}
-NEEDED_TYPES = ("metrics", "trajectories")
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,17 @@ class Export:
     format: ExportFormat
     samples: int
     progress: str
+
+
+def needed_types(client: PlatformClient) -> tuple[str, ...]:
+    """Return the types of files that an export is made of, once the platform has told what it offers.
+
+    The journal knows what the samples of a platform have no column for.
+    """
+    from osmosis_ai.api.capabilities import Capability
+
+    journal = ("journal",) if Capability.EVAL_JOURNALS in (client.offers or ()) else ()
+    return ("metrics", "trajectories", *journal)
 
 
 def find_run_directory(run: str) -> Path:

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.services.runs.files import EVAL_FILES, FileLayout, breakdown, path_problem, run_directory
+from osmosis_ai.services.runs.files import (
+    EVAL_FILES,
+    JOURNAL,
+    JOURNAL_TYPE,
+    FileLayout,
+    breakdown,
+    path_problem,
+    run_directory,
+)
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
@@ -119,9 +127,12 @@ def plan_download(
 
     Raises:
         NotFoundError: the run is gone, or the platform has no downloads.
-        OsmosisError: the run has not begun, or the platform lists nothing that can be written.
+        OsmosisError: the run has not begun, the platform has no journals to download and one is wanted, or it lists
+            nothing that can be written.
     """
     layout.require_begun(run)
+    if JOURNAL_TYPE in types:
+        _require_journals(client)
     manifest = _manifest(client, run, types, rows, layout)
     directory = run_directory(run, workspace, output, layout)
     pending, skipped, failures = [], [], []
@@ -133,7 +144,11 @@ def plan_download(
         seen.add(file.path)
         if problem is not None:
             failures.append(FailedFile(_shown(file.path), problem))
-        elif not overwrite and _is_there(directory / file.path, file.size):
+        elif (
+            not overwrite
+            and _is_there(directory / file.path, file.size)
+            and not _damage(directory, file.path)
+        ):
             skipped.append(file)
         else:
             pending.append(file)
@@ -306,6 +321,11 @@ class _Fetch:
         except OsmosisError as error:
             self._note(file.path, 0)
             return error.message
+        damage = _damage(self._plan.directory, file.path)
+        if damage is not None:
+            target.unlink()
+            self._note(file.path, 0)
+            return damage
         self._note(file.path, file.size)
         return None
 
@@ -351,6 +371,27 @@ def _manifest(
                 details=error.details,
             ) from None
         raise
+
+
+def _require_journals(client: PlatformClient) -> None:
+    from osmosis_ai.api.capabilities import Capability
+    from osmosis_ai.services.capabilities import require_offered
+
+    require_offered(client, Capability.EVAL_JOURNALS)
+
+
+def _damage(directory: Path, path: str) -> str | None:
+    """Return what is wrong with a journal that has come; of other files nothing can be said."""
+    if path != JOURNAL:
+        return None
+    from osmosis_ai.evaluation.journal import replay
+
+    try:
+        for _ in replay(directory / path):
+            pass
+    except (OsmosisError, OSError) as error:
+        return f"is damaged: {error}"
+    return None
 
 
 def _is_there(path: Path, size: int) -> bool:

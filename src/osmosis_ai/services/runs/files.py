@@ -31,6 +31,7 @@ class FileLayout:
         follow: the command that shows such a run while it goes on.
         patterns: what the files of each type are called.
         reserved: names that a platform keeps for itself.
+        by_name: the types that `all` leaves out, as not every platform has them.
         not_begun: the code of the error about a run that has no files yet.
     """
 
@@ -40,11 +41,12 @@ class FileLayout:
     patterns: Mapping[str, re.Pattern[str]]
     not_begun: ErrorCode
     reserved: re.Pattern[str] | None = None
+    by_name: tuple[str, ...] = ()
 
     @property
-    def types(self) -> tuple[str, ...]:
-        """The types of files, in the order of `all`."""
-        return tuple(self.patterns)
+    def all(self) -> tuple[str, ...]:
+        """The types of files that `all` stands for."""
+        return tuple(name for name in self.patterns if name not in self.by_name)
 
     def home(self, workspace: WorkspaceDirectory) -> Path:
         """Return where such runs have their directories."""
@@ -66,6 +68,7 @@ class FileLayout:
             )
 
 
+JOURNAL_TYPE, JOURNAL = "journal", "events.jsonl"
 EVAL_FILES = FileLayout(
     key="eval_run",
     noun="Evaluation",
@@ -75,9 +78,11 @@ EVAL_FILES = FileLayout(
         "trajectories": re.compile(r"summary\.jsonl|trajectories/row_\d+_run_\d+\.json", re.ASCII),
         "artifacts": re.compile(r"artifacts/row_\d+_run_\d+/.+", re.ASCII | re.DOTALL),
         "logs": re.compile(r"logs\.txt"),
+        JOURNAL_TYPE: re.compile(re.escape(JOURNAL)),
     },
     not_begun="VALIDATION",
     reserved=re.compile(r"artifacts/row_\d+_run_\d+/manifest\.json", re.ASCII),
+    by_name=(JOURNAL_TYPE,),
 )
 BENCHMARK_FILES = FileLayout(
     key="benchmark_run",
@@ -97,21 +102,21 @@ _LONGEST_NAME = 96
 
 
 def parse_types(text: str, layout: FileLayout = EVAL_FILES) -> tuple[str, ...]:
-    """Return the types of ``metrics,trajectories`` or ``all``, in the order given.
+    """Return the types of ``metrics,trajectories`` or ``all`` (``all,journal`` is more), in the order given.
 
     Raises:
         OsmosisError: when one is unknown, or there is none.
     """
     asked = list(dict.fromkeys(word.strip().lower() for word in text.split(",")))
-    if asked == ["all"]:
-        return layout.types
-    if "all" in asked:
-        raise OsmosisError("--type takes either `all` or a list of types, not both.")
-    unknown = [word for word in asked if word not in layout.types]
+    unknown = [word for word in asked if word not in ("all", *layout.patterns)]
     if unknown:
         named = ", ".join(f"`{word}`" for word in unknown)
-        raise OsmosisError(f"--type does not know {named}; it takes {', '.join(layout.types)} or `all`.")
-    return tuple(asked)
+        raise OsmosisError(f"--type does not know {named}; it takes {', '.join(layout.patterns)} or `all`.")
+    if "all" not in asked:
+        return tuple(asked)
+    if set(asked) - {"all", *layout.by_name}:
+        raise OsmosisError("--type takes either `all` or a list of types, not both.")
+    return (*layout.all, *(word for word in asked if word != "all"))
 
 
 def check_rows(rows: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Files that only write down what the database knows: ``metrics.json``, ``summary.jsonl``, ``logs.txt``.
+"""Files that only write down what is kept otherwise: ``metrics.json``, ``summary.jsonl``, ``logs.txt``, the journal.
 
 They are made when somebody asks, at any moment of a run, and stored under the digest of their content. That digest
 is the token of the manifest: what was announced with a size is what is fetched, whatever happens in between, and a
@@ -23,9 +23,10 @@ from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbRunFile, DbSample
+from osmosis_ai.platform.runs.stored_journal import stored_lines
 
-METRICS, SUMMARY, LOGS = "metrics.json", "summary.jsonl", "logs.txt"
-KINDS = {METRICS: "metrics", SUMMARY: "trajectories", LOGS: "logs"}
+METRICS, SUMMARY, LOGS, JOURNAL = "metrics.json", "summary.jsonl", "logs.txt", "events.jsonl"
+KINDS = {METRICS: "metrics", SUMMARY: "trajectories", LOGS: "logs", JOURNAL: "journal"}
 
 _TOKEN = re.compile(r"[0-9a-f]{64}")
 _IN_MEMORY_BYTES = 8 * 1024 * 1024
@@ -45,7 +46,12 @@ class DerivedFiles:
         self._blobs = blobs
 
     def make(self, run: DbRun, path: str) -> tuple[str, int]:
-        """Write one of the files as of now; return its token and its size in bytes."""
+        """Write one of the files as of now; return its token and its size in bytes.
+
+        Raises:
+            BlobNotFound: it is the journal, and none is stored.
+            ConflictError: the stored journal is damaged.
+        """
         with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as content:
             digest, size = hashlib.sha256(), 0
             for piece in self._pieces(run, path):
@@ -60,7 +66,10 @@ class DerivedFiles:
     def key(self, run: DbRun, path: str, token: str | None) -> str | None:
         """Return the key of a file that was made before; made now without a token, None when it is gone."""
         if token is None:
-            token, _ = self.make(run, path)
+            try:
+                token, _ = self.make(run, path)
+            except BlobNotFound:
+                return None
         if not _TOKEN.fullmatch(token) or not self._has(run, path, token):
             return None
         return _key(run, path, token)
@@ -75,6 +84,10 @@ class DerivedFiles:
     def _pieces(self, run: DbRun, path: str) -> Iterator[bytes]:
         if path == METRICS:
             return iter([_metrics(run)])
+        if path == JOURNAL:
+            if run.journal_blob is None:
+                raise BlobNotFound("the run has no stored journal.")
+            return stored_lines(self._blobs, run.journal_blob)
         return self._summary(run) if path == SUMMARY else self._log(run)
 
     def _summary(self, run: DbRun) -> Iterator[bytes]:

@@ -17,7 +17,8 @@ from osmosis_ai.platform.runs.read.derived_files import KINDS, DerivedFiles
 from osmosis_ai.platform.runs.read.manifests import RunManifests
 from osmosis_ai.platform.runs.run_files import PLACE, run_file_url
 
-TYPES = ("metrics", "trajectories", "artifacts", "logs")
+TYPES = ("metrics", "trajectories", "artifacts", "logs", "journal")
+"""The contract's, and our own platform's: a stored journal, for who asks for it by name."""
 LINK_TTL = timedelta(minutes=15)
 
 

@@ -25,7 +25,7 @@ from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile
 from osmosis_ai.platform.runs.lifecycle import OPEN
-from osmosis_ai.platform.runs.read.derived_files import KINDS, LOGS, DerivedFiles
+from osmosis_ai.platform.runs.read.derived_files import JOURNAL, KINDS, LOGS, DerivedFiles
 
 Ranges = Sequence[tuple[int, int]]
 """Rows of a dataset as first and last row, ascending and apart from one another."""
@@ -36,6 +36,8 @@ _BLOCK_BYTES = 64 * 1024
 _LEVEL = 1
 _EVERY_ROW = b"*"
 """In the place of a row: of the whole run."""
+_ASKED_FOR = (LOGS, JOURNAL)
+"""Made when they are asked for: lines are written in a log after its run has ended, too; few want the journal."""
 
 
 class RunManifests:
@@ -55,18 +57,17 @@ class RunManifests:
         """Return the wire's document in pieces: files of these types; samples' own only of these rows, where given.
 
         Raises:
-            ConflictError: the run has not begun.
+            ConflictError: the run has not begun; or its journal is wanted, and damaged.
         """
         if run.status == "pending":
             raise ConflictError(
                 f"the evaluation run {run.name} has not begun; there is nothing to download yet."
             )
-        # Lines are written in a log after its run has ended, too.
-        newest = [self._made(run, LOGS)] if KINDS[LOGS] in types else []
-        return _document(self._lines(run), newest, types, ranges)
+        newest = [self._made(run, path) for path in _ASKED_FOR if KINDS[path] in types]
+        return _document(self._lines(run), list(filter(None, newest)), types, ranges)
 
     def _lines(self, run: DbRun) -> BinaryIO:
-        """Open the run's whole manifest but for its log."""
+        """Open the run's whole manifest but for :data:`_ASKED_FOR`."""
         if run.status in OPEN:
             return self._written(run)
         version = f"{run.status} {run.completed_at} {run.samples_filled_at}"
@@ -87,7 +88,7 @@ class RunManifests:
     def _written(self, run: DbRun) -> BinaryIO:
         lines = _spool()
         lines.writelines(self._stored(run, "artifacts"))
-        lines.writelines(self._made(run, path) for path in KINDS if path != LOGS)
+        lines.writelines(self._made(run, path) for path in KINDS if path not in _ASKED_FOR)
         lines.writelines(self._stored(run, "trajectories"))
         lines.seek(0)
         return lines
@@ -103,7 +104,10 @@ class RunManifests:
                 yield _line(kind, row, {"path": path, "size": size})
 
     def _made(self, run: DbRun, path: str) -> bytes:
-        token, size = self._derived.make(run, path)
+        try:
+            token, size = self._derived.make(run, path)
+        except BlobNotFound:
+            return b""
         return _line(KINDS[path], _EVERY_ROW.decode(), {"path": path, "size": size, "token": token})
 
 

@@ -20,9 +20,11 @@ from osmosis_ai.errors import ConflictError
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.row_copies import RowCopies
+from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.runs.lifecycle import OPEN
+from osmosis_ai.platform.runs.stored_journal import stored_records
 
 _BATCH = 5000
 _MEASURED = (
@@ -158,8 +160,12 @@ def require_ended(family: RunFamily) -> None:
     )
 
 
-def merge(db: Database, family: RunFamily) -> MergedResults:
-    """Work out the numbers of a run and its retries together."""
+def merge(db: Database, blobs: BlobStore, family: RunFamily) -> MergedResults:
+    """Work out the numbers of a run and its retries together.
+
+    What judges were asked is in the stored journals alone; of a run whose journal is gone or damaged it is not counted,
+    and the estimates say so.
+    """
     copies, owners = RowCopies(family.rows), dict[tuple[int, int], str]()
     metrics = MetricsAccumulator(
         rows=family.rows, n=family.n, pass_threshold=family.pass_threshold, only=_made_by(family.original)
@@ -173,17 +179,37 @@ def merge(db: Database, family: RunFamily) -> MergedResults:
         if sample.row_digest:
             copies.note(sample.row_index, sample.row_digest)
     metrics.cluster(copies.clusters())
+    lost = [run.name for run in family.runs if not _count_judges(metrics, blobs, run, owners)]
     counted = dict.fromkeys((run.id for run in family.runs), 0)
     for run_id in owners.values():
         counted[run_id] += 1
     estimates = metrics.summary().estimates
     again = sum(counted[run.id] for run in family.retries)
+    warnings = [f"what the judges of {name} were asked is not counted: its journal is gone" for name in lost]
     if again:
-        warning = (
-            f"{again:,} of {estimates.counts.planned:,} samples are of retries: they had no score before"
+        warnings.insert(
+            0, f"{again:,} of {estimates.counts.planned:,} samples are of retries: they had no score before"
         )
-        estimates = estimates.model_copy(update={"warnings": [warning, *estimates.warnings]})
+    estimates = estimates.model_copy(update={"warnings": [*warnings, *estimates.warnings]})
     return MergedResults(estimates, counted)
+
+
+def _count_judges(
+    metrics: MetricsAccumulator, blobs: BlobStore, run: DbRun, owners: Mapping[tuple[int, int], str]
+) -> bool:
+    """Count what a run's judges were asked for the samples that count; False where the journal can not be read."""
+    asked = ((run.metrics or {}).get("estimates") or {}).get("judges")
+    if not asked:
+        return True
+    if run.journal_blob is None:
+        return False
+    try:
+        for record in stored_records(blobs, run.journal_blob):
+            if owners.get((record.row_index, record.run_index)) == run.id:
+                metrics.add_judges(record)
+    except (BlobNotFound, ConflictError):
+        return False
+    return True
 
 
 def unscored_items(db: Database, family: RunFamily) -> Unscored:

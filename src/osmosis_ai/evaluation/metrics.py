@@ -118,8 +118,7 @@ class MetricsAccumulator:
         if only is not None:
             self._samples["status"] = _LEFT_OUT
             self._samples["status"][[row * n + run for row, run in only]] = _PENDING
-        # Few attempts are ever lost.
-        self._lost: dict[tuple[int, int], int] = {}
+        self._lost: dict[WorkItem, int] = {}  # few attempts ever are
         self._judges: NDArray[np.void] | None = None  # made when a grader has asked one
         self._reasons = [UNKNOWN]
         self._reason_codes = {UNKNOWN: 0}

@@ -25,7 +25,12 @@ MOST_SERVERS = 8
 _LONGEST_POOL = 64
 
 
-def _pool(value: str) -> str:
+def pool_name(value: str) -> str:
+    """Return the name of a pool of workers.
+
+    Raises:
+        ValueError: it is none.
+    """
     plain = value.replace("-", "").replace("_", "").replace(".", "")
     if not (plain.isascii() and plain.isalnum()) or len(value) > _LONGEST_POOL:
         raise ValueError(
@@ -42,7 +47,7 @@ class ExecutionSection(ConfigSection):
     memory_gb: Positive | None = Field(
         default=None, examples=[4], description="memory that the run's rollouts may use together, in GiB"
     )
-    pool: Annotated[str, AfterValidator(_pool)] | None = Field(
+    pool: Annotated[str, AfterValidator(pool_name)] | None = Field(
         default=None, examples=["gpu"], description="the workers that may take the run"
     )
     network: Network | None = Field(

@@ -7,7 +7,6 @@ works again, nor does any token of a user who is gone; those of a user who is di
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 from contextlib import nullcontext
@@ -21,8 +20,16 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.platform.bearers import (
+    USER_PREFIX,
+    WORKER_PREFIXES,
+    bearer_hash,
+    new_bearer,
+    note_use,
+    should_note_use,
+)
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
+from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbDeviceLogin, DbToken, DbUser, new_id
 from osmosis_ai.platform.workspaces import WorkspaceStore
 
@@ -35,9 +42,6 @@ RejectionCode = Literal["TOKEN_INVALID", "TOKEN_EXPIRED", "TOKEN_REVOKED"]
 DEFAULT_TTL = timedelta(days=90)
 SHORTEST_PASSWORD = 10
 _LONGEST_PASSWORD = 1024
-_PREFIX = "osm_"
-# More often would make every read of a busy client a write.
-_USE_NOTED_EVERY = timedelta(minutes=1)
 # Every request asks this; a statement that is built once is also compiled once.
 _TOKEN_AND_USER = (
     select(DbToken, DbUser)
@@ -209,14 +213,14 @@ class AccountStore:
             session: of a transaction of the caller's that it is part of; else it has one of its own.
         """
         now = self._clock.now()
-        plain = _PREFIX + secrets.token_urlsafe(32)
+        plain = new_bearer(USER_PREFIX)
         token = DbToken(
             id=new_id("tok"),
             user_id=user_id,
             workspace_id=workspace_id,
             kind=kind,
             name=name,
-            token_hash=_token_hash(plain),
+            token_hash=bearer_hash(plain),
             created_at=now,
             expires_at=now + ttl if ttl is not None else None,
         )
@@ -239,7 +243,12 @@ class AccountStore:
         self, session: Session, plain: str, *, kinds: tuple[TokenKind, ...] = ("cli",)
     ) -> Principal:
         """As :meth:`authenticate`, within the caller's session; the use is not noted."""
-        digest = _token_hash(plain)
+        if plain.startswith(WORKER_PREFIXES):
+            raise TokenRejected(
+                "TOKEN_INVALID",
+                "this is a worker's token, good for executing runs alone; log in with `osmosis login`.",
+            )
+        digest = bearer_hash(plain)
         found = session.execute(_TOKEN_AND_USER, {"digest": digest}).first()
         if (
             found is None
@@ -296,19 +305,11 @@ class AccountStore:
 
     def note_use(self, token: DbToken) -> None:
         """Record that ``token`` was used, at most once a minute, and never at the price of the request."""
-        if not self.should_note_use(token):
-            return
-        try:
-            with self._db.transaction(wait_s=0) as session:
-                used = update(DbToken).where(DbToken.id == token.id).values(last_used_at=self._clock.now())
-                session.execute(used)
-        except (DatabaseBusyError, StorageFullError):
-            return
+        note_use(self._db, self._clock, token)
 
     def should_note_use(self, token: DbToken) -> bool:
         """Return whether :meth:`note_use` would write."""
-        noted = token.last_used_at
-        return noted is None or abs(self._clock.now() - noted) >= _USE_NOTED_EVERY
+        return should_note_use(self._clock, token)
 
 
 def bootstrap(
@@ -346,10 +347,6 @@ def _normal_email(email: str) -> str:
     ):
         raise OsmosisError(f"'{email}' is no e-mail address.", hint="write it as name@example.com")
     return address
-
-
-def _token_hash(plain: str) -> str:
-    return hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _hash_password(password: str) -> str:

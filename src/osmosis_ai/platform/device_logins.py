@@ -7,7 +7,6 @@ worth nothing without a sign-in.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import threading
 from collections import deque
@@ -20,6 +19,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.platform.accounts import AccountStore
+from osmosis_ai.platform.bearers import bearer_hash
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbDeviceLogin, DbToken, DbUser, new_id
@@ -102,7 +102,7 @@ class DeviceLoginStore:
             _give_up(session, session.scalars(oldest).all())
             login = DbDeviceLogin(
                 id=new_id("dev"),
-                device_code_hash=_hash(device_code),
+                device_code_hash=bearer_hash(device_code),
                 user_code=_fresh_user_code(session),
                 device_name=_shown_name(device_name),
                 status="pending",
@@ -125,7 +125,7 @@ class DeviceLoginStore:
         with self._db.transaction() as session:
             login = session.scalar(
                 select(DbDeviceLogin)
-                .where(DbDeviceLogin.device_code_hash == _hash(device_code))
+                .where(DbDeviceLogin.device_code_hash == bearer_hash(device_code))
                 .with_for_update()
             )
             if login is None or login.expires_at <= now or login.status == "used":
@@ -202,10 +202,6 @@ def _fresh_user_code(session: Session) -> str:
         code = normal_user_code("".join(secrets.choice(_LETTERS) for _ in range(8)))
         if session.scalar(select(DbDeviceLogin.id).where(DbDeviceLogin.user_code == code)) is None:
             return code
-
-
-def _hash(code: str) -> str:
-    return hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _shown_name(name: str) -> str:

@@ -38,6 +38,7 @@ from osmosis_ai.platform.runs.submit.submitter import RunSubmitter
 from osmosis_ai.platform.secrets import SecretStore
 from osmosis_ai.platform.sign_in import SignIns
 from osmosis_ai.platform.vault import Vault, open_vault
+from osmosis_ai.platform.worker_access import WorkerAccess
 from osmosis_ai.platform.workspaces import WorkspaceStore
 
 
@@ -76,6 +77,7 @@ class PlatformServices:
     sample_counts: SampleCounts
     readiness: Readiness
     request_counts: RequestCounts
+    worker_access: WorkerAccess
 
     def runs_of(self, kind: RunKind) -> RunStore:
         """Return the runs of one kind."""
@@ -137,4 +139,5 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         sample_counts=SampleCounts(),
         readiness=Readiness(db, blobs, used_clock),
         request_counts=RequestCounts(),
+        worker_access=WorkerAccess(db, used_clock, logs),
     )

@@ -39,12 +39,13 @@ class WorkerOffer(WireModel):
     """A claim: who asks, and what its machine can do.
 
     ``claim_id`` is drawn anew for each claim: repeated, it gets the same answer until the first sync. ``run_id`` asks for
-    one run alone. ``wait_s``: how long to wait for a run.
+    one run alone, ``pool`` says whose runs are meant. ``wait_s``: how long to wait for a run.
     """
 
     claim_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     sdk_version: str
     run_id: str | None = None
+    pool: str | None = None
     labels: list[str] = []
     cpus: float | None = None
     gpus: int = 0

@@ -1,0 +1,48 @@
+"""Who may work on runs: tokens of machines and tickets for one attempt; ``tables.py`` has them, too."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ForeignKey, Integer, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from osmosis_ai.platform.db.base import Base
+
+
+class DbWorkerToken(Base):
+    """What lets a machine take the runs of a pool, of some workspaces or (null) of all; only its SHA-256 is stored."""
+
+    __tablename__ = "worker_tokens"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    name: Mapped[str | None] = mapped_column(String(255))
+    pool: Mapped[str] = mapped_column(String(64))
+    workspace_ids: Mapped[list[Any] | None]
+    token_hash: Mapped[str] = mapped_column(String(64), unique=True)
+    created_at: Mapped[datetime]
+    last_used_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class DbWorkerTicket(Base):
+    """What lets one worker claim one attempt of a run; only its SHA-256 is stored.
+
+    ``claim_id`` is that of the first claim, and of every one after it. ``running_at`` is when the executor first saw the
+    job that carries it running, ``synced_at`` when the worker first said something as the run's owner, ``refused_at`` when
+    the run's log was last told that another one tried to claim it.
+    """
+
+    __tablename__ = "worker_tickets"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), index=True)
+    attempt: Mapped[int] = mapped_column(Integer)
+    token_hash: Mapped[str] = mapped_column(String(64), unique=True)
+    claim_id: Mapped[str | None] = mapped_column(String(32))
+    created_at: Mapped[datetime]
+    running_at: Mapped[datetime | None]
+    synced_at: Mapped[datetime | None]
+    withdrawn_at: Mapped[datetime | None]
+    refused_at: Mapped[datetime | None]

@@ -1,0 +1,334 @@
+"""Who may work on runs: machines with a worker token, and whoever has a ticket for one attempt of one run.
+
+Both are shown once and kept as hashes. A worker token is for the runs of a pool, maybe of some workspaces, until it is
+revoked. A ticket is what an executor gives the job that it starts: the first claim binds it to that claim's id, the
+same id gets the same answer until the worker's first sync, and any other id is refused and noted on the run. It is worth
+nothing once it is withdrawn or its run has ended, and for claiming ten minutes after its job was first seen running.
+
+Neither is the right to write a run: that is the lease's token, which comes with a claim.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+from sqlalchemy import Select, bindparam, select, update
+from sqlalchemy.orm import Session
+
+from osmosis_ai._version import __version__
+from osmosis_ai.api.wire.workers import WorkerOffer
+from osmosis_ai.config.execution import pool_name
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.platform.bearers import (
+    TICKET_PREFIX,
+    USER_PREFIX,
+    WORKER_TOKEN_PREFIX,
+    bearer_hash,
+    new_bearer,
+    note_use,
+)
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRun, DbWorkerTicket, DbWorkerToken, new_id
+from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.runs.desk.claims import ClaimScope
+from osmosis_ai.platform.runs.lifecycle import OPEN
+
+RefusalCode = Literal[
+    "TOKEN_INVALID",
+    "TOKEN_REVOKED",
+    "WORKER_TOKEN_REQUIRED",
+    "WORKER_RELEASE",
+    "WORKER_POOL",
+    "RUN_NOT_FOR_WORKER",
+    "TICKET_VOID",
+    "TICKET_USED",
+]
+CLAIM_WITHIN = timedelta(minutes=10)
+"""Of the moment at which its job was first seen running: how long a ticket can be used to claim."""
+# Whoever keeps trying fills no run's log.
+_REFUSAL_NOTED_EVERY = timedelta(minutes=1)
+# Every exchange asks these; a statement that is built once is also compiled once.
+_TOKEN = select(DbWorkerToken).where(DbWorkerToken.token_hash == bindparam("digest"))
+_TICKET = select(DbWorkerTicket).where(DbWorkerTicket.token_hash == bindparam("digest"))
+
+
+class WorkerRefused(OsmosisError):
+    """A worker that is not let in; ``status`` and ``reason`` are those of the reply."""
+
+    default_code = "AUTH_REQUIRED"
+
+    def __init__(self, status: int, reason: RefusalCode, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason: RefusalCode = reason
+
+
+class WorkerAccess:
+    """The worker tokens and tickets of one platform.
+
+    Args:
+        db: where they are kept.
+        clock: says when a ticket is too old.
+        logs: where a run is told of claims that were refused.
+    """
+
+    def __init__(self, db: Database, clock: Clock, logs: LogStore) -> None:
+        self._db = db
+        self._clock = clock
+        self._logs = logs
+
+    # -- tokens ------------------------------------------------------------------------------
+
+    def create_token(
+        self, pool: str, *, name: str | None = None, workspace_ids: Sequence[str] = ()
+    ) -> tuple[DbWorkerToken, str]:
+        """Make a worker token and return its row and the token itself, which nobody can read again.
+
+        Args:
+            pool: whose runs it is good for.
+            name: what it is for.
+            workspace_ids: the only workspaces whose runs it is good for; empty: all.
+
+        Raises:
+            OsmosisError: ``pool`` is no name of a pool.
+        """
+        try:
+            pool = pool_name(pool)
+        except ValueError as error:
+            raise OsmosisError(f"'{pool}' {error}.") from None
+        plain = new_bearer(WORKER_TOKEN_PREFIX)
+        token = DbWorkerToken(
+            id=new_id("wkt"),
+            name=name,
+            pool=pool,
+            workspace_ids=list(workspace_ids) or None,
+            token_hash=bearer_hash(plain),
+            created_at=self._clock.now(),
+        )
+        with self._db.transaction() as session:
+            session.add(token)
+        return token, plain
+
+    def tokens(self) -> list[DbWorkerToken]:
+        """Return the worker tokens, newest first."""
+        with self._db.session() as session:
+            newest = DbWorkerToken.created_at.desc(), DbWorkerToken.id.desc()
+            return list(session.scalars(select(DbWorkerToken).order_by(*newest)))
+
+    def find_token(self, token_id: str) -> DbWorkerToken:
+        """Return a worker token by its id.
+
+        Raises:
+            NotFoundError: there is no such token.
+        """
+        with self._db.session() as session:
+            return _known(session.get(DbWorkerToken, token_id), token_id)
+
+    def revoke_token(self, token_id: str) -> DbWorkerToken:
+        """Make a worker token useless from now on; a second time changes nothing.
+
+        Raises:
+            NotFoundError: there is no such token.
+        """
+        with self._db.transaction() as session:
+            token = _known(session.get(DbWorkerToken, token_id), token_id)
+            token.revoked_at = token.revoked_at or self._clock.now()
+        return token
+
+    # -- tickets -----------------------------------------------------------------------------
+
+    def issue_ticket(self, run_id: str) -> str:
+        """Return a ticket for the next attempt of a run; those before it can claim nothing any more.
+
+        Raises:
+            NotFoundError: there is no such run.
+        """
+        plain, now = new_bearer(TICKET_PREFIX), self._clock.now()
+        with self._db.transaction() as session:
+            run = session.get(DbRun, run_id)
+            if run is None:
+                raise NotFoundError(f"there is no run '{run_id}'.")
+            unused = DbWorkerTicket.run_id == run_id, DbWorkerTicket.claim_id.is_(None)
+            session.execute(update(DbWorkerTicket).where(*unused).values(withdrawn_at=now))
+            session.add(
+                DbWorkerTicket(
+                    id=new_id("tkt"),
+                    run_id=run_id,
+                    attempt=run.attempt + 1,
+                    token_hash=bearer_hash(plain),
+                    created_at=now,
+                )
+            )
+        return plain
+
+    def note_running(self, run_id: str) -> None:
+        """Remember that the job which carries the run's ticket is seen running; of several calls the first counts."""
+        self._mark(run_id, DbWorkerTicket.running_at)
+
+    def withdraw(self, run_id: str) -> None:
+        """Make every ticket of a run useless: its job has ended, or is no longer wanted."""
+        self._mark(run_id, DbWorkerTicket.withdrawn_at)
+
+    def _mark(self, run_id: str, column: Any) -> None:
+        open_ones = DbWorkerTicket.run_id == run_id, DbWorkerTicket.withdrawn_at.is_(None), column.is_(None)
+        with self._db.transaction() as session:
+            session.execute(update(DbWorkerTicket).where(*open_ones).values({column: self._clock.now()}))
+
+    # -- who asks ----------------------------------------------------------------------------
+
+    def authorize_claim(self, bearer: str, offer: WorkerOffer) -> ClaimScope:
+        """Return what a worker may claim.
+
+        Raises:
+            WorkerRefused: nothing, or not with this offer.
+        """
+        if bearer.startswith(TICKET_PREFIX):
+            return self._ticket_scope(bearer, offer)
+        token = self._token(bearer)
+        _require_this_release(offer)
+        if offer.pool not in (None, token.pool):
+            raise WorkerRefused(
+                403,
+                "WORKER_POOL",
+                f"this worker token is for the pool '{token.pool}', not for '{offer.pool}'.",
+            )
+        spaces = token.workspace_ids
+        return ClaimScope(workspaces=frozenset(spaces) if spaces is not None else None, pool=token.pool)
+
+    def authorize_run(self, bearer: str, run_id: str) -> None:
+        """Let a worker say something of a run that it claimed; whether the run is still its own, the lease tells.
+
+        Raises:
+            WorkerRefused: the run is none that its token or ticket is for.
+        """
+        if not bearer.startswith(TICKET_PREFIX):
+            self._require_run_of(self._token(bearer), run_id)
+            return
+        with self._db.session() as session:
+            ticket: DbWorkerTicket = _found(session, _TICKET, bearer)
+        if ticket.run_id != run_id or ticket.claim_id is None:
+            raise WorkerRefused(
+                403, "RUN_NOT_FOR_WORKER", "this ticket is for another run, or none was claimed."
+            )
+        _require_not_withdrawn(ticket)
+        if ticket.synced_at is None:
+            first = update(DbWorkerTicket).where(DbWorkerTicket.id == ticket.id)
+            with self._db.transaction() as session:
+                session.execute(first.values(synced_at=self._clock.now()))
+
+    def _require_run_of(self, token: DbWorkerToken, run_id: str) -> None:
+        with self._db.session() as session:
+            found = session.execute(select(DbRun.pool, DbRun.workspace_id).where(DbRun.id == run_id)).first()
+        spaces = token.workspace_ids
+        if (
+            found is None
+            or found.pool != token.pool
+            or (spaces is not None and found.workspace_id not in spaces)
+        ):
+            raise WorkerRefused(
+                403,
+                "RUN_NOT_FOR_WORKER",
+                f"there is no such run in the pool '{token.pool}' for this worker token.",
+            )
+
+    def _token(self, bearer: str) -> DbWorkerToken:
+        if bearer.startswith(USER_PREFIX):
+            raise WorkerRefused(
+                403,
+                "WORKER_TOKEN_REQUIRED",
+                "this is a user's token, and workers need one of their own: make it on the platform's machine with "
+                "`osmosis platform worker-token create --pool NAME`.",
+            )
+        with self._db.session() as session:
+            token: DbWorkerToken = _found(session, _TOKEN, bearer)
+        if token.revoked_at is not None:
+            raise WorkerRefused(401, "TOKEN_REVOKED", "this worker token has been revoked.")
+        note_use(self._db, self._clock, token)
+        return token
+
+    def _ticket_scope(self, bearer: str, offer: WorkerOffer) -> ClaimScope:
+        with self._db.transaction() as session:
+            ticket: DbWorkerTicket = _found(session, _TICKET.with_for_update(), bearer)
+            run = session.get_one(DbRun, ticket.run_id)
+            refused = self._refusal(ticket, run, offer)
+            if refused is None:
+                ticket.claim_id = offer.claim_id
+            elif refused.reason == "TICKET_USED":
+                self._note_refused(session, ticket)
+        if refused is not None:
+            raise refused
+        return ClaimScope(run_id=ticket.run_id)
+
+    def _refusal(self, ticket: DbWorkerTicket, run: DbRun, offer: WorkerOffer) -> WorkerRefused | None:
+        """Return why a ticket is not good for a claim, worst first."""
+        try:
+            _require_not_withdrawn(ticket)
+            _require_this_release(offer)
+        except WorkerRefused as error:
+            return error
+        repeated = ticket.claim_id == offer.claim_id
+        if ticket.claim_id is not None and (ticket.synced_at is not None or not repeated):
+            return WorkerRefused(409, "TICKET_USED", "this ticket has been used by another worker.")
+        if offer.run_id not in (None, run.id):
+            return WorkerRefused(403, "RUN_NOT_FOR_WORKER", "this ticket is for another run.")
+        if run.status not in OPEN or run.attempt > ticket.attempt - (0 if repeated else 1):
+            return WorkerRefused(
+                409, "TICKET_VOID", "this ticket is void: its run has ended, or was claimed since."
+            )
+        if ticket.running_at is not None and self._clock.now() - ticket.running_at > CLAIM_WITHIN:
+            return WorkerRefused(
+                401, "TICKET_VOID", "this ticket is void: ten minutes for a claim have passed."
+            )
+        return None
+
+    def _note_refused(self, session: Session, ticket: DbWorkerTicket) -> None:
+        now = self._clock.now()
+        if ticket.refused_at is not None and abs(now - ticket.refused_at) < _REFUSAL_NOTED_EVERY:
+            return
+        ticket.refused_at = now
+        line = LogLine(
+            f"somebody tried to claim this run with the ticket of attempt {ticket.attempt}, which its worker has used, "
+            "and was refused",
+            level="warning",
+            step="worker",
+        )
+        self._logs.add(session, ticket.run_id, [line])
+
+
+def _found(session: Session, query: Select[Any], bearer: str) -> Any:
+    digest = bearer_hash(bearer)
+    row = session.scalar(query, {"digest": digest})
+    if row is None or not hmac.compare_digest(row.token_hash, digest):
+        raise WorkerRefused(401, "TOKEN_INVALID", "this worker token is not known here.")
+    return row
+
+
+def _require_not_withdrawn(ticket: DbWorkerTicket) -> None:
+    if ticket.withdrawn_at is not None:
+        raise WorkerRefused(
+            401, "TICKET_VOID", "this ticket is void: it was withdrawn, or its job has ended."
+        )
+
+
+def _require_this_release(offer: WorkerOffer) -> None:
+    if offer.sdk_version != __version__:
+        raise WorkerRefused(
+            426,
+            "WORKER_RELEASE",
+            f"this platform is release {__version__}, and this worker is {offer.sdk_version[:32]!r}: install the "
+            "platform's release on the worker's machine.",
+        )
+
+
+def _known(token: DbWorkerToken | None, token_id: str) -> DbWorkerToken:
+    if token is None:
+        raise NotFoundError(
+            f"there is no worker token '{token_id}'.",
+            hint="see them with `osmosis platform worker-token list`",
+        )
+    return token

@@ -33,6 +33,19 @@ def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o600, durable: b
         handle.write(data.encode("utf-8") if isinstance(data, str) else data)
 
 
+def write_new(path: Path, data: str) -> None:
+    """As :func:`write_atomic`, for a file that nothing is to take the place of.
+
+    Raises:
+        FileExistsError: there is something at ``path``; it is as it was.
+        OSError: as :func:`write_atomic`.
+    """
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
+        written = Path(beside) / "new"
+        write_atomic(written, data)
+        os.link(written, path)  # which, unlike a rename, fails where there is a file
+
+
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = 0o600, durable: bool = True) -> Iterator[IO[bytes]]:
     """Yield a file that becomes ``path`` in one step when the block ends well, and vanishes otherwise.

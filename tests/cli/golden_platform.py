@@ -27,6 +27,7 @@ from tests.platform.databases import put_migrated_database
 NOW = datetime(2026, 10, 2, 7, tzinfo=timezone.utc)
 AGENTS = "https://git.fern.example/agents.git"
 TOKEN_ID = "tok_0123456789abcdef01234567"
+WORKER_TOKEN_ID = "wkt_0123456789abcdef01234567"
 PROCESS = PlatformProcess(
     pid=4711,
     started_at="2026-10-02T07:00:00Z",
@@ -74,6 +75,9 @@ def _people(services: PlatformServices) -> None:
         row = session.get(tables.DbToken, token.id)
         assert row is not None
         row.id = TOKEN_ID
+    made, _ = services.worker_access.create_token("gpu", name="basement", workspace_ids=[fern.id])
+    with services.db.transaction() as session:
+        session.get_one(tables.DbWorkerToken, made.id).id = WORKER_TOKEN_ID
 
 
 def runs(maze: Maze) -> None:
@@ -124,6 +128,10 @@ CASES = (
     at("token create --user mara@fern.example --name ci"),
     at("token list"),
     at(f"token revoke {TOKEN_ID} --yes"),
+    at("worker-token create --pool gpu --name attic"),
+    at("worker-token create --pool gpu --workspace fern --output gpu-worker.token --force"),
+    at("worker-token list"),
+    at(f"worker-token revoke {WORKER_TOKEN_ID} --yes"),
     at("user add ada@fern.example --name Ada --workspace fern"),
     at("user list"),
     at("user password mara@fern.example"),

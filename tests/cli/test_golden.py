@@ -46,8 +46,8 @@ CANARIES = ("GOLDEN_KEY", "OSMOSIS_ROLLOUT_SERVER_KEY")
 CHANCE = {
     f'"{re.escape(__version__)}"': '"<version>"',
     r"\b[0-9a-f]{32}\b": "<id>",
-    r"\b(usr|wsp|tok|rep)_[0-9a-f]{24}\b": r"\1_<id>",
-    r"\bosm_[\w-]+": "<token>",
+    r"\b(usr|wsp|tok|wkt|rep)_[0-9a-f]{24}\b": r"\1_<id>",
+    r"\bosmw?_[\w-]+": "<token>",
     r"\bkey=[\w-]{43}(?![\w-])": "key=<key>",
     r'(Password: |"password": ")[\w-]{16}': r"\1<password>",
     r"\bmain @ [0-9a-f]{8}": "main @ <sha>",
@@ -89,7 +89,9 @@ def test_every_case_has_a_golden_file_of_its_own() -> None:
 
 def _file_name(case: Case) -> str:
     first, *words = case.line.split()
-    named = "-".join([first.replace("-", "_"), *(word for word in words if re.fullmatch(r"[a-z]+", word))])
+    named = "-".join(
+        [first.replace("-", "_"), *(word for word in words if re.fullmatch(r"[a-z]+(-token)?", word))]
+    )
     return f"{'refused-' if case in golden_refusals.CASES else ''}{named}.txt"
 
 

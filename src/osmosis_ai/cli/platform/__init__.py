@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from osmosis_ai.cli.platform import member, repository, secret_key, token, user, workspace
+from osmosis_ai.cli.platform import member, repository, secret_key, token, user, worker_token, workspace
 from osmosis_ai.cli.platform.backup import backup
 from osmosis_ai.cli.platform.connect import connect
 from osmosis_ai.cli.platform.disconnect import disconnect
@@ -27,6 +27,12 @@ tokens.command("create")(token.create)
 tokens.command("list")(token.list_)
 tokens.command("revoke")(token.revoke)
 app.add_typer(tokens, name="token")
+
+worker_tokens = typer.Typer(help="Make, list and revoke the tokens that other machines execute runs with.")
+worker_tokens.command("create")(worker_token.create)
+worker_tokens.command("list")(worker_token.list_)
+worker_tokens.command("revoke")(worker_token.revoke)
+app.add_typer(worker_tokens, name="worker-token")
 
 users = typer.Typer(help="Add and list users, change passwords, send people away.")
 users.command("add")(user.add)

@@ -1,0 +1,359 @@
+"""Jobs on a Ray cluster, by its Jobs REST API: start, state, stop, list, and what the cluster has to offer.
+
+Ray itself is not imported: it would bind the platform to the cluster's versions of Ray and Python. As of Ray 2.60:
+
+- without a token a cluster that asks for one answers 401, to a wrong one 403; nothing is sent to one that does not ask;
+- a second job under one id gets 500, as much else does: after any error the id is looked up before it counts;
+- what no node can hold waits ``PENDING`` without a word, and is ``FAILED`` after 15 minutes; asked to stop, it stays
+  ``PENDING`` until then;
+- a node that is gone fails its jobs after about 15 s; a head that is gone leaves the API hanging for a minute and takes
+  all jobs with it.
+
+Whoever holds the cluster's token reads the environment of every job, so a job is given its ticket there and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from osmosis_ai.api.connections import open_http, reason
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.ray_cluster import ALLOW_OPEN_ENV, TOKEN_FILE_ENV, RayCluster
+from osmosis_ai.redaction import Redactor
+
+if TYPE_CHECKING:
+    import httpx
+
+TICKET_VARIABLE = "OSMOSIS_WORKER_TICKET"
+"""The variable of a job's environment that holds its ticket."""
+TIMEOUT_S = 10.0
+_PREFIX = "osm-"
+_LOOKED_AT_FOR_S = 60.0
+_LARGEST_REPLY_BYTES = 64 << 20
+_LONGEST_QUOTE = 300
+_GIB = 1 << 30
+_LOST_NODE = "because its node has died"
+_NEVER_STARTED = ("JOB_SUPERVISOR_ACTOR_START_TIMEOUT", "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE")
+_NOT_FOUND = 127
+
+AnswerT = TypeVar("AnswerT")
+Phase = Literal["waiting", "running", "ended"]
+
+
+class RayError(OsmosisError):
+    """The cluster could not be asked, or does not do what it was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedJob:
+    """A job to be started.
+
+    Args:
+        id: as :func:`job_id` makes it.
+        entrypoint: what a shell runs on the node.
+        ticket: the right to claim the run.
+        cpus, gpus, memory_gb: what a node must have free for it.
+    """
+
+    id: str
+    entrypoint: str
+    ticket: str = field(repr=False)
+    cpus: float = 1.0
+    gpus: int = 0
+    memory_gb: float | None = None
+
+    @property
+    def needs(self) -> dict[str, float]:
+        """The resources by Ray's names."""
+        memory = {"memory": self.memory_gb * _GIB} if self.memory_gb else {}
+        return {"CPU": self.cpus, **({"GPU": float(self.gpus)} if self.gpus else {}), **memory}
+
+
+@dataclass(frozen=True, slots=True)
+class RayJob:
+    """What the cluster says of a job.
+
+    Attributes:
+        id: of the job.
+        phase: whether it waits for a node, runs or has ended.
+        exit_code: of its program, where that ended by itself.
+        ending: how it ended, in words.
+        is_blameless: whether the cluster ended it, or never began: that says nothing about the run.
+    """
+
+    id: str
+    phase: Phase
+    exit_code: int | None = None
+    ending: str = ""
+    is_blameless: bool = False
+
+
+def job_id(run_id: str, number: int) -> str:
+    """Return the id of the ``number``-th job of a run."""
+    return f"{_PREFIX}{run_id}-{number}"
+
+
+def run_and_number(job: str) -> tuple[str, int] | None:
+    """Return whose job that is, and which of its run; None where :func:`job_id` did not make the id."""
+    run_id, _, number = job.removeprefix(_PREFIX).rpartition("-")
+    if not job.startswith(_PREFIX) or not run_id or not (number.isascii() and number.isdigit()):
+        return None
+    return run_id, int(number)
+
+
+class RayJobs:
+    """The jobs of one cluster; for one thread.
+
+    Args:
+        cluster: where it is.
+        transport: stands in for the network.
+        monotonic: seconds since some moment.
+    """
+
+    def __init__(
+        self,
+        cluster: RayCluster,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._transport = transport
+        self._monotonic = monotonic
+        self._client: httpx.Client | None = None
+        self._looked_at: float | None = None
+
+    def start(self, job: WantedJob) -> None:
+        """Hand a job to the cluster; harmless when it has it already.
+
+        Raises:
+            RayError: the cluster does not have it, or cannot say.
+        """
+        body = {
+            "entrypoint": job.entrypoint,
+            "submission_id": job.id,
+            "entrypoint_num_cpus": job.cpus,
+            "entrypoint_num_gpus": job.gpus,
+            "runtime_env": {"env_vars": {TICKET_VARIABLE: job.ticket}},
+        }
+        if job.memory_gb:
+            body["entrypoint_memory"] = int(job.memory_gb * _GIB)
+        try:
+            status, text = self._ask("POST", "/api/jobs/", body)
+            if status == 200:
+                return
+            failure = RayError(f"{self._name} did not take a job: {self._quoted(status, text, job.ticket)}.")
+        except RayError as error:
+            failure = error
+        if self.state(job.id) is None:
+            raise failure
+
+    def state(self, job: str) -> RayJob | None:
+        """Return how a job is; None when the cluster does not know it.
+
+        Raises:
+            RayError: the cluster cannot say.
+        """
+        status, text = self._ask("GET", f"/api/jobs/{job}")
+        return None if status == 404 else self._read(status, text, _JOB).told()
+
+    def stop(self, job: str) -> None:
+        """End a job, by force after some seconds; harmless when it has ended.
+
+        Raises:
+            RayError: the cluster cannot be asked.
+        """
+        status, text = self._ask("POST", f"/api/jobs/{job}/stop")
+        if status not in (200, 404):
+            raise RayError(f"{self._name} did not stop a job: {self._quoted(status, text)}.")
+
+    def list(self) -> list[RayJob]:
+        """Return all jobs whose ids are of our making, of whatever platform.
+
+        Raises:
+            RayError: the cluster cannot say.
+        """
+        found = self._read(*self._ask("GET", "/api/jobs/"), _JOBS)
+        return [job.told() for job in found if run_and_number(job.submission_id or "")]
+
+    def shortage(self, needs: dict[str, float]) -> str:
+        """Return what a job with these needs waits for, in a few words.
+
+        Raises:
+            RayError: the cluster cannot say.
+        """
+        answer = self._read(*self._ask("GET", "/api/v0/nodes?limit=10000&detail=true"), _NODES)
+        nodes = [node.resources_total for node in answer.data.result.result if node.state == "ALIVE"]
+        for name, amount in needs.items():
+            total = sum(node.get(name, 0.0) for node in nodes)
+            largest = max((node.get(name, 0.0) for node in nodes), default=0.0)
+            if amount > total:
+                return f"waits for {_amount(name, amount)}, the cluster has {_amount(name, total, short=True)}"
+            if amount > largest:
+                return (
+                    f"waits for a node with {_amount(name, amount)}, the largest has "
+                    f"{_amount(name, largest, short=True)}"
+                )
+        if not any(all(node.get(name, 0.0) >= amount for name, amount in needs.items()) for node in nodes):
+            asked = " and ".join(_amount(name, amount) for name, amount in needs.items())
+            return f"waits for a node with {asked}, and none has all of it"
+        return "waits for a node of the Ray cluster to have room"
+
+    def close(self) -> None:
+        """Close the connections; the jobs go on."""
+        if self._client is not None:
+            self._client.close()
+
+    # -- exchanges -----------------------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        return f"the Ray cluster at {self._cluster.address}"
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
+        """Return status and body of a reply, from a cluster that asks for a token."""
+        try:
+            if self._looked_at is None or self._monotonic() - self._looked_at > _LOOKED_AT_FOR_S:
+                self._require_closed()
+                self._looked_at = self._monotonic()
+            token = self._cluster.token()
+            status, text = self._exchange(method, path, body, token)
+            if status in (401, 403):
+                raise RayError(
+                    f"{self._name} refuses the token in {self._cluster.token_file}."
+                    if token
+                    else f"{self._name} asks for a token.",
+                    hint=f"{TOKEN_FILE_ENV} names the file with the token that the cluster was started with",
+                )
+        except OsmosisError as error:
+            self._looked_at = None
+            raise error if isinstance(error, RayError) else RayError(error.message) from error
+        return status, text
+
+    def _require_closed(self) -> None:
+        """Ask without a token, and refuse whoever answers."""
+        status, text = self._exchange("GET", "/api/version", None, None)
+        if status in (401, 403) or (status == 200 and self._cluster.allow_open):
+            return
+        if status == 200:
+            raise RayError(
+                f"{self._name} answers without a token, so nothing is sent to it.",
+                hint="start it with RAY_AUTH_MODE=token (Ray 2.52 and later), or on a network you trust set "
+                f"{ALLOW_OPEN_ENV}=1",
+            )
+        raise self._no_ray(status, text)
+
+    def _exchange(
+        self, method: str, path: str, body: dict[str, Any] | None, token: str | None
+    ) -> tuple[int, str]:
+        import httpx
+
+        if self._client is None:
+            self._client = open_http(
+                self._cluster.address, headers={}, timeout_s=TIMEOUT_S, transport=self._transport
+            )
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            with self._client.stream(
+                method, f"{self._cluster.address}{path}", headers=headers, json=body
+            ) as reply:
+                return reply.status_code, b"".join(self._bounded(reply)).decode("utf-8", "replace")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise RayError(
+                f"{self._name} cannot be reached: {reason(error)}.",
+                hint="its runs go on when it answers again",
+            ) from None
+
+    def _bounded(self, reply: httpx.Response) -> Iterator[bytes]:
+        """Yield a body, as long as it is neither too large nor too slow."""
+        size, began = 0, time.monotonic()
+        for part in reply.iter_bytes():
+            size += len(part)
+            if size > _LARGEST_REPLY_BYTES or time.monotonic() - began > 6 * TIMEOUT_S:
+                raise RayError(f"{self._name} answers with more than can be read.")
+            yield part
+
+    def _read(self, status: int, text: str, shape: TypeAdapter[AnswerT]) -> AnswerT:
+        if status != 200:
+            raise self._no_ray(status, text)
+        try:
+            return shape.validate_json(text)
+        except ValidationError:
+            raise RayError(f"{self._name} does not answer as Ray's Jobs API does.") from None
+
+    def _no_ray(self, status: int, text: str) -> RayError:
+        return RayError(f"{self._name} does not do its part: {self._quoted(status, text)}.")
+
+    def _quoted(self, status: int, text: str, secret: str = "") -> str:
+        """Return the last line of a reply, which is where Python says what went wrong, without secrets."""
+        lines = [line.strip() for line in text.splitlines() if len(line.strip()) > 1]
+        shown = Redactor(filter(None, (secret, self._cluster.token()))).text(lines[-1] if lines else "")
+        return f"{status} {shown[:_LONGEST_QUOTE]}".strip().rstrip(".")
+
+
+class _JobAnswer(BaseModel):
+    submission_id: str | None = None
+    status: str
+    message: str | None = None
+    error_type: str | None = None
+    driver_exit_code: int | None = None
+
+    def told(self) -> RayJob:
+        phases: dict[str, Phase] = {"PENDING": "waiting", "RUNNING": "running"}
+        phase = phases.get(self.status, "ended")
+        if phase != "ended":
+            return RayJob(self.submission_id or "", phase)
+        message = self.message or ""
+        lost = _LOST_NODE in message
+        blameless = lost or self.status == "STOPPED" or self.error_type in _NEVER_STARTED
+        return RayJob(
+            self.submission_id or "", phase, self.driver_exit_code, self._ending(message, lost), blameless
+        )
+
+    def _ending(self, message: str, lost: bool) -> str:
+        if lost:
+            return "its node was lost"
+        if self.error_type in _NEVER_STARTED:
+            return "no node had room for it in time"
+        if self.status == "STOPPED":
+            return "it was stopped"
+        if self.driver_exit_code == _NOT_FOUND:
+            return "the node has no command `osmosis` on the PATH of its Ray"
+        if self.driver_exit_code is not None:
+            return f"its worker ended with {self.driver_exit_code}"
+        first = message.strip().splitlines()
+        return first[0][:_LONGEST_QUOTE].rstrip(":. ") if first else self.status.lower()
+
+
+class _Node(BaseModel):
+    state: str
+    resources_total: dict[str, float] = {}
+
+
+class _NodePage(BaseModel):
+    result: list[_Node]
+
+
+class _NodeData(BaseModel):
+    result: _NodePage
+
+
+class _NodeAnswer(BaseModel):
+    data: _NodeData
+
+
+_JOB = TypeAdapter(_JobAnswer)
+_JOBS = TypeAdapter(list[_JobAnswer])
+_NODES = TypeAdapter(_NodeAnswer)
+
+
+def _amount(name: str, amount: float, *, short: bool = False) -> str:
+    """Return an amount of a resource in words: `8 GPUs`, short `8`."""
+    if name == "memory":
+        return f"{amount / _GIB:.3g} GiB" + ("" if short else " of memory")
+    return f"{amount:g}" if short else f"{amount:g} {name}{'' if amount == 1 else 's'}"

@@ -1,0 +1,377 @@
+"""Has a Ray cluster execute runs: a job for every run that nobody works on, seen to its end.
+
+The lease decides, never the cluster: what it says of a job tells when to look. A run gets another job only when its lease
+was released or has expired, and a job is worth no more than the ticket it carries. The jobs outlive this process; a
+platform that starts finds them by their ids. A cluster that hangs, or is gone, costs nobody anything but time: once it
+answers, what it has forgotten is submitted anew.
+
+A job that ended without progress is followed by another after twice the time; after :data:`FRUITLESS_DEATHS` of them in
+a row the run fails. Jobs that the cluster lost, or never began, do not count.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Protocol
+
+from sqlalchemy import select
+
+from osmosis_ai.config.execution import read_execution
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.logs import Level, LogLine, LogStore
+from osmosis_ai.platform.runs.execute.executor import FRUITLESS_DEATHS, STOP_GRACE_S
+from osmosis_ai.platform.runs.execute.ray_jobs import (
+    TICKET_VARIABLE,
+    RayError,
+    RayJob,
+    RayJobs,
+    WantedJob,
+    job_id,
+    run_and_number,
+)
+from osmosis_ai.platform.runs.leases import Leases
+from osmosis_ai.platform.runs.lifecycle import OPEN, Outcome
+
+logger = logging.getLogger(__name__)
+
+ROUND_S = 2.0
+WAITS_LONG_S = 60.0
+"""After this a run's log says what its job waits for."""
+_FIRST_PAUSE_S = 5.0
+_LONGEST_PAUSE_S = 300.0
+_CLOSES_WITHIN_S = 15.0
+# Of a cluster that does not answer, that many runs are told.
+_MOST_TOLD = 1000
+_NO_FAILURES = ("ended", 0, 75)
+
+
+class Tickets(Protocol):
+    """Makes and voids the tickets that jobs claim their runs with."""
+
+    def issue_ticket(self, run_id: str) -> str: ...
+
+    def note_running(self, run_id: str) -> None: ...
+
+    def withdraw(self, run_id: str) -> None: ...
+
+
+class Closing(Protocol):
+    """Brings runs to an end that nobody works on."""
+
+    def close_abandoned(self, run_id: str, outcome: Outcome, error: str | None = None) -> None: ...
+
+
+@dataclass
+class _Job:
+    """A job that has not ended, as far as is known.
+
+    Attributes:
+        run_id: whose it is.
+        id: of the job.
+        since: when it began to wait (monotonic seconds).
+        mark: how far the run had come.
+        is_certain: whether the cluster is known to have it.
+        asked_at: when the cluster was last asked what the job waits for.
+        stop_by: when it is ended, after its run was to end.
+    """
+
+    run_id: str
+    id: str
+    since: float
+    mark: object = None
+    is_certain: bool = True
+    is_running: bool = False
+    asked_at: float | None = None
+    stop_by: float | None = None
+
+
+@dataclass
+class _Trouble:
+    """Jobs of a run that ended in a row without progress, when to try again, and why the run is to fail."""
+
+    deaths: int = 0
+    tries: int = 0
+    not_before: float = 0.0
+    verdict: str | None = None
+
+    def pause_s(self) -> float:
+        return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** max(0, self.tries - 1)))
+
+
+@dataclass
+class _Outage:
+    """A cluster that cannot be asked: since when, and the runs that were told why."""
+
+    since: float
+    message: str
+    told: set[str] = field(default_factory=set)
+
+
+class RayExecutor:
+    """Executes runs as jobs of a Ray cluster.
+
+    Args:
+        config: the cluster, how many jobs at a time, and where nodes reach the platform.
+        db, clock, logs: the platform's.
+        tickets: makes the right to claim a run.
+        desk: ends runs that nobody works on.
+        jobs: stands in for the cluster.
+    """
+
+    def __init__(
+        self,
+        config: PlatformConfig,
+        db: Database,
+        clock: Clock,
+        logs: LogStore,
+        tickets: Tickets,
+        desk: Closing,
+        *,
+        jobs: RayJobs | None = None,
+    ) -> None:
+        if config.ray is None:
+            raise OsmosisError("no Ray cluster is configured.", code="INTERNAL")
+        self._config = config
+        self._db = db
+        self._clock = clock
+        self._logs = logs
+        self._tickets = tickets
+        self._desk = desk
+        self._leases = Leases(db, clock, config.lease_term)
+        self._ray = jobs or RayJobs(config.ray, monotonic=clock.monotonic)
+        self._jobs: dict[str, _Job] = {}
+        self._numbers: Counter[str] = Counter()
+        self._trouble: dict[str, _Trouble] = {}
+        self._has_looked = False
+        self._outage: _Outage | None = None
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Execute runs from now on, in a thread."""
+        self._thread = threading.Thread(target=self._work, name="executor", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Leave the cluster; its jobs go on, and the next start finds them."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(_CLOSES_WITHIN_S)
+        self._ray.close()
+
+    def round(self) -> None:
+        """Do once what there is to do: look, stop, start. The thread does this again and again."""
+        runs = self._open_runs()
+        try:
+            if not self._has_looked:
+                self._find_jobs(runs)
+            for job in list(self._jobs.values()):
+                if self._ending.is_set():
+                    return
+                self._look_at(job, runs.get(job.run_id))
+            self._end_abandoned(runs)
+            self._submit(runs)
+            if self._outage is not None:
+                logger.info("the Ray cluster answers again")
+            self._outage = None
+        except RayError as error:
+            self._note_outage(error, runs)
+            self._end_abandoned(runs)
+
+    def _work(self) -> None:
+        while not self._ending.wait(ROUND_S):
+            try:
+                self.round()
+            except OsmosisError as error:
+                logger.warning("the executor waits: %s", error.message)
+            except Exception:  # the edge of this thread, without which no run would ever start
+                logger.exception("the executor met an unexpected error and goes on")
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def _open_runs(self) -> dict[str, DbRun]:
+        with self._db.session() as session:
+            found = session.scalars(select(DbRun).where(DbRun.status.in_(OPEN), DbRun.pool.is_(None)))
+            return {run.id: run for run in found}
+
+    def _find_jobs(self, runs: dict[str, DbRun]) -> None:
+        """Take up the jobs that an earlier process of this platform has started."""
+        for job in self._ray.list():
+            known = run_and_number(job.id)
+            if known is None:
+                continue
+            run_id, number = known
+            self._numbers[run_id] = max(self._numbers[run_id], number)
+            if job.phase != "ended" and run_id in runs:
+                self._jobs[run_id] = _Job(run_id, job.id, self._clock.monotonic(), _mark(runs[run_id]))
+        self._has_looked = True
+
+    def _look_at(self, job: _Job, run: DbRun | None) -> None:
+        state = self._ray.state(job.id)
+        if state is None or state.phase == "ended":
+            del self._jobs[job.run_id]
+            self._tickets.withdraw(job.run_id)
+            if run is not None:
+                self._handle_end(job, run, state)
+            return
+        job.is_certain = True
+        if state.phase == "running" and not job.is_running:
+            job.is_running = True
+            self._tickets.note_running(job.run_id)
+            self._tell(job.run_id, f"the Ray job {job.id} is running")
+        if run is None or run.stop_requested_at is not None:
+            self._stop_in_time(job, run)
+        elif state.phase == "waiting":
+            self._say_what_it_waits_for(job, run)
+
+    def _stop_in_time(self, job: _Job, run: DbRun | None) -> None:
+        """End a job whose run has ended or is to end, and whose worker does not end by itself."""
+        now = self._clock.monotonic()
+        if not job.is_running and run is None:
+            # Asked to stop, a job that no node can hold goes on waiting; without its ticket it can claim nothing.
+            self._tickets.withdraw(job.run_id)
+            self._ray.stop(job.id)
+            del self._jobs[job.run_id]
+        elif job.stop_by is None:
+            job.stop_by = now + STOP_GRACE_S
+        elif now >= job.stop_by:
+            self._ray.stop(job.id)
+            job.stop_by = now + STOP_GRACE_S
+
+    def _say_what_it_waits_for(self, job: _Job, run: DbRun) -> None:
+        now = self._clock.monotonic()
+        if now - (job.since if job.asked_at is None else job.asked_at) < WAITS_LONG_S:
+            return
+        is_first, job.asked_at = job.asked_at is None, now
+        waits = self._ray.shortage(self._wanted(run, job.id, "").needs)
+        if is_first:
+            self._tell(run.id, f"the Ray job {job.id} {waits}", "warning")
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def _handle_end(self, job: _Job, run: DbRun, state: RayJob | None) -> None:
+        """Take note of a job that is gone while its run goes on."""
+        if state is None and not job.is_certain:
+            return  # it never got there
+        trouble = self._trouble.setdefault(run.id, _Trouble())
+        if _mark(run) != job.mark:
+            trouble.deaths = trouble.tries = 0
+        trouble.tries += 1
+        trouble.not_before = self._clock.monotonic() + trouble.pause_s()
+        if state is None:
+            what = "is not known to the cluster any more: it was deleted, or the head was restarted"
+        else:
+            what = f"has ended: {state.ending}"
+            is_death = not state.is_blameless and state.exit_code not in _NO_FAILURES
+            trouble.deaths += is_death
+            if is_death and trouble.deaths >= FRUITLESS_DEATHS[run.kind]:
+                trouble.verdict = (
+                    f"{trouble.deaths} Ray jobs in a row ended without getting anything done, the last one, {job.id}, so: "
+                    f"{state.ending}. The cluster has their logs (`ray job logs {job.id}`)."
+                )
+                return
+        self._tell(
+            run.id,
+            f"the Ray job {job.id} {what}; another one follows in {trouble.pause_s():g} s, or when the run's lease has "
+            "ended",
+            "warning",
+        )
+
+    def _end_abandoned(self, runs: dict[str, DbRun]) -> None:
+        """Bring runs to their end that are to stop, or have failed too often, and that nobody works on."""
+        for run in runs.values():
+            trouble = self._trouble.get(run.id)
+            verdict = trouble.verdict if trouble is not None else None
+            is_stopped = run.stop_requested_at is not None
+            if run.id in self._jobs or not (is_stopped or verdict) or not self._leases.is_free(run):
+                continue
+            if is_stopped:
+                self._desk.close_abandoned(run.id, "stopped")
+            else:
+                self._tell(run.id, verdict or "", "error")
+                self._desk.close_abandoned(run.id, "failed", verdict)
+        for run_id in self._trouble.keys() - runs.keys():
+            del self._trouble[run_id]
+
+    # -- starts --------------------------------------------------------------------------------
+
+    def _submit(self, runs: dict[str, DbRun]) -> None:
+        at_work = Counter(runs[run_id].workspace_id for run_id in self._jobs if run_id in runs)
+        now, moment = self._clock.monotonic(), self._clock.now()
+        waiting = [run for run in runs.values() if self._may_start(run, now) and _is_due(run, moment)]
+        while waiting and len(self._jobs) < self._config.executor_slots and not self._ending.is_set():
+            run = min(waiting, key=lambda run: (at_work[run.workspace_id], run.created_at, run.id))
+            waiting.remove(run)
+            if self._leases.is_free(run):
+                at_work[run.workspace_id] += 1
+                self._start(run)
+
+    def _may_start(self, run: DbRun, now: float) -> bool:
+        trouble = self._trouble.get(run.id)
+        is_paused = trouble is not None and (trouble.verdict is not None or now < trouble.not_before)
+        return run.id not in self._jobs and run.stop_requested_at is None and not is_paused
+
+    def _start(self, run: DbRun) -> None:
+        self._numbers[run.id] += 1
+        job = job_id(run.id, self._numbers[run.id])
+        wanted = self._wanted(run, job, self._tickets.issue_ticket(run.id))
+        # Noted first: where nobody can say whether the cluster took it, the next round asks.
+        self._jobs[run.id] = _Job(run.id, job, self._clock.monotonic(), _mark(run), is_certain=False)
+        self._ray.start(wanted)
+        self._jobs[run.id].is_certain = True
+        self._tell(run.id, f"submitted to the Ray cluster as {job}")
+
+    def _wanted(self, run: DbRun, job: str, ticket: str) -> WantedJob:
+        asked = read_execution(run.request.get("advanced_config"))
+        command = ["osmosis", "platform", "worker", "--run", run.id, "--platform", self._config.base_url]
+        return WantedJob(
+            job,
+            # `exec`: what the cluster ends is the worker, with no shell in between.
+            shlex.join(["exec", *command, "--ticket-env", TICKET_VARIABLE]),
+            ticket,
+            cpus=asked.cpus or 1.0,
+            gpus=asked.gpus or 0,
+            memory_gb=asked.memory_gb,
+        )
+
+    # -- telling -------------------------------------------------------------------------------
+
+    def _note_outage(self, error: RayError, runs: dict[str, DbRun]) -> None:
+        """Say once in the log, and after a while on the runs that wait for it, why the cluster is of no use."""
+        now = self._clock.monotonic()
+        if self._outage is None or self._outage.message != error.message:
+            logger.warning("the executor waits: %s %s", error.message, error.hint or "")
+            since = now if self._outage is None else self._outage.since
+            self._outage = _Outage(since, error.message)
+        if now - self._outage.since < WAITS_LONG_S:
+            return
+        for run in _first(runs.values(), _MOST_TOLD):
+            if run.id not in self._outage.told and self._leases.is_free(run):
+                self._outage.told.add(run.id)
+                self._tell(run.id, f"waits for the Ray cluster: {error.message}", "warning")
+
+    def _tell(self, run_id: str, message: str, level: Level = "info") -> None:
+        self._logs.append(run_id, [LogLine(message, level=level, step="executor")])
+
+
+def _mark(run: DbRun) -> Any:
+    """Return what changes when a run makes progress."""
+    return run.journal_generation, run.journal_bytes, run.training_state
+
+
+def _is_due(run: DbRun, now: Any) -> bool:
+    return run.claimable_at is None or run.claimable_at <= now + timedelta(seconds=ROUND_S)
+
+
+def _first(runs: Iterable[DbRun], most: int) -> list[DbRun]:
+    return sorted(runs, key=lambda run: (run.created_at, run.id))[:most]

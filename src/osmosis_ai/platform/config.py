@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from osmosis_ai.driving.agent_address import NETWORKS_ENV, allowed_networks
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.ray_cluster import RayCluster, ray_cluster
 from osmosis_ai.platform.s3_address import parse_s3_address
 from osmosis_ai.sandbox.isolation import IsolationSetting, isolation_setting
 from osmosis_ai.sandbox.network import Network, network_setting
@@ -23,6 +24,9 @@ from osmosis_ai.sandbox.network import Network, network_setting
 SettingT = TypeVar("SettingT")
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8733
+LOCAL_SLOTS = 2
+RAY_SLOTS = 100
+"""Jobs that may wait in a cluster or run there: it has room for them or not."""
 _EVERY_INTERFACE = ("0.0.0.0", "::", "")
 
 
@@ -43,6 +47,8 @@ class PlatformConfig:
             (``OSMOSIS_TRUSTED_PROXIES``).
         max_connections: connections that may be open at a time (``OSMOSIS_MAX_CONNECTIONS``).
         executor_slots: runs that may execute at a time (``OSMOSIS_EXECUTOR_SLOTS``).
+        ray: the cluster that executes runs (``OSMOSIS_EXECUTOR``, see :func:`~osmosis_ai.platform.ray_cluster.ray_cluster`);
+            None: this machine does.
         minimum_cli_version: older clients are refused (``OSMOSIS_MINIMUM_CLI_VERSION``).
         recommended_cli_version: older clients are told of an upgrade
             (``OSMOSIS_RECOMMENDED_CLI_VERSION``); empty: nobody is.
@@ -59,7 +65,8 @@ class PlatformConfig:
     public_url: str = ""
     trusted_proxies: tuple[str, ...] = ()
     max_connections: int = 4096
-    executor_slots: int = 2
+    executor_slots: int = LOCAL_SLOTS
+    ray: RayCluster | None = None
     minimum_cli_version: str = "0.2.14"
     recommended_cli_version: str = ""
     isolation: IsolationSetting = "auto"
@@ -89,6 +96,12 @@ class PlatformConfig:
     def blobs_dir(self) -> Path:
         """Where the local blob store keeps its files."""
         return self.home / "blobs"
+
+    @property
+    def executor_shown(self) -> str:
+        """What people are told of where runs execute."""
+        where = f"the Ray cluster at {self.ray.address}" if self.ray is not None else "this machine"
+        return f"{where}, {self.executor_slots} at a time"
 
     @property
     def blobs_shown(self) -> str:
@@ -138,6 +151,7 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
         OsmosisError: when a variable holds no usable value; all such variables are named.
     """
     read = _Variables(os.environ if env is None else env)
+    ray = read.setting(ray_cluster, None)
     config = PlatformConfig(
         home=Path(read.text("OSMOSIS_HOME", str(_default_home()))).expanduser().absolute(),
         database_url=read.text("OSMOSIS_DATABASE_URL"),
@@ -148,7 +162,8 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
         public_url=read.url("OSMOSIS_PUBLIC_URL"),
         trusted_proxies=read.addresses("OSMOSIS_TRUSTED_PROXIES"),
         max_connections=read.number("OSMOSIS_MAX_CONNECTIONS", 4096, 8, 1_000_000),
-        executor_slots=read.number("OSMOSIS_EXECUTOR_SLOTS", 2, 0, 1024),
+        executor_slots=read.number("OSMOSIS_EXECUTOR_SLOTS", RAY_SLOTS if ray else LOCAL_SLOTS, 0, 1024),
+        ray=ray,
         lease_s=read.number("OSMOSIS_LEASE_SECONDS", 30, 1, 3600),
         minimum_cli_version=read.version("OSMOSIS_MINIMUM_CLI_VERSION", "0.2.14"),
         recommended_cli_version=read.version("OSMOSIS_RECOMMENDED_CLI_VERSION"),

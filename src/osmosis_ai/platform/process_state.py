@@ -41,6 +41,7 @@ class PlatformProcess:
         isolation: what holds rollouts back, in a few words.
         debuggable: whether programs of its user may read its memory and that of its workers.
         blobs: where it keeps datasets and files of runs: a directory, or a bucket.
+        executor: where its runs execute.
     """
 
     pid: int
@@ -51,6 +52,7 @@ class PlatformProcess:
     isolation: str | None = None
     debuggable: bool = False
     blobs: str | None = None
+    executor: str | None = None
 
 
 @contextmanager

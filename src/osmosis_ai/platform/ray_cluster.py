@@ -84,8 +84,25 @@ def ray_cluster(env: Mapping[str, str]) -> RayCluster | None:
             f"{TOKEN_FILE_ENV} must name the file with the Ray cluster's token (on a network you trust, "
             f"{ALLOW_OPEN_ENV}=1 takes a cluster without one)."
         )
-    cluster.token()
     return cluster
+
+
+def require_usable_cluster(cluster: RayCluster, platform_url: str) -> None:
+    """Refuse a cluster whose token cannot be read, or whose nodes could not find the platform.
+
+    Args:
+        cluster: that is to execute runs.
+        platform_url: where its nodes are sent to.
+
+    Raises:
+        OsmosisError: it is one of these.
+    """
+    cluster.token()
+    if is_loopback(urlsplit(platform_url).hostname) and not cluster.is_here:
+        raise OsmosisError(
+            f"the nodes of the Ray cluster at {cluster.address} cannot reach the platform at {platform_url}.",
+            hint="start with --public-url https://NAME, the address that they and clients reach it at",
+        )
 
 
 def _address(value: str) -> str:

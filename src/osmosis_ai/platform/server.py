@@ -31,7 +31,9 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.http.connection_limits import ConnectionLimits, limited_protocol
 from osmosis_ai.platform.isolation import look_at_isolation
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
+from osmosis_ai.platform.ray_cluster import require_usable_cluster
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor
+from osmosis_ai.platform.runs.execute.ray_executor import RayExecutor
 from osmosis_ai.platform.services import PlatformServices, build_services
 from osmosis_ai.supervision import is_debuggable, keep_to_itself
 from osmosis_ai.supervision.listening import listen
@@ -95,6 +97,8 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
     """
     keep_to_itself(os.environ)
     require_safe_address(config)
+    if config.ray is not None:
+        require_usable_cluster(config.ray, config.base_url)
     config.prepare_home()
     ends: queue.SimpleQueue[str] = queue.SimpleQueue()
     with ExitStack() as stack:
@@ -105,7 +109,8 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         services = build_services(bound)
         stack.callback(services.db.dispose)
         _check_blobs(services)
-        isolation, executes = look_at_isolation(bound)
+        # What holds rollouts back on a cluster, its nodes say of each run.
+        isolation, executes = look_at_isolation(bound) if bound.ray is None else (None, True)
         process = PlatformProcess(
             os.getpid(),
             services.clock.now().isoformat(timespec="seconds"),
@@ -113,6 +118,7 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
             isolation=isolation,
             debuggable=is_debuggable(os.environ),
             blobs=bound.blobs_shown,
+            executor=bound.executor_shown,
         )
         note(process)
         first_login = bootstrap(services.db, services.clock)
@@ -240,7 +246,8 @@ def _serving_api(
 
 @contextmanager
 def _running_executor(services: PlatformServices, config: PlatformConfig) -> Iterator[None]:
-    executor = LocalExecutor(config, services.db, services.clock, services.logs)
+    parts = (config, services.db, services.clock, services.logs)
+    executor = LocalExecutor(*parts) if config.ray is None else RayExecutor(*parts, services.worker_access)
     executor.start()
     try:
         yield

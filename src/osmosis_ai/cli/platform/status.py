@@ -39,6 +39,7 @@ def status() -> DetailResult:
             "runs_to_fill": runs_to_fill,
             "debuggable": process.debuggable,
             "isolation": process.isolation,
+            "executor": process.executor,
         },
         rows=[
             ("Status", Status(state)),
@@ -47,6 +48,7 @@ def status() -> DetailResult:
             ("Started", Timestamp(process.started_at)),
             ("Version", process.version),
             ("Data", str(home)),
+            *([("Runs on", process.executor)] if process.executor else []),
             *([("Isolation", process.isolation)] if process.isolation else []),
             *([("Files", process.blobs)] if process.blobs else []),
             *([("Earlier runs", filling)] if filling else []),

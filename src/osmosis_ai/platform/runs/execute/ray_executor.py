@@ -17,10 +17,11 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any, Protocol
+from datetime import datetime, timedelta
+from typing import Protocol
 
 from sqlalchemy import select
+from sqlalchemy.orm import load_only
 
 from osmosis_ai.config.execution import read_execution
 from osmosis_ai.errors import OsmosisError
@@ -28,7 +29,8 @@ from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.logs import Level, LogLine, LogStore
+from osmosis_ai.platform.log_lines import Level, LogLine
+from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.execute.executor import FRUITLESS_DEATHS, STOP_GRACE_S
 from osmosis_ai.platform.runs.execute.ray_jobs import (
     TICKET_VARIABLE,
@@ -39,6 +41,7 @@ from osmosis_ai.platform.runs.execute.ray_jobs import (
     job_id,
     run_and_number,
 )
+from osmosis_ai.platform.runs.execute.worker_process import ENDED, NOT_MINE
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import OPEN, Outcome
 
@@ -52,7 +55,29 @@ _LONGEST_PAUSE_S = 300.0
 _CLOSES_WITHIN_S = 15.0
 # Of a cluster that does not answer, that many runs are told.
 _MOST_TOLD = 1000
-_NO_FAILURES = ("ended", 0, 75)
+# Let go on purpose, or not to be had yet.
+_NO_FAILURES = (ENDED, NOT_MINE)
+
+# Built once; what a run drew and came to can be large, and is of no account here.
+_OPEN_RUNS = (
+    select(DbRun)
+    .where(DbRun.status.in_(OPEN), DbRun.pool.is_(None))
+    .options(
+        load_only(
+            DbRun.workspace_id,
+            DbRun.kind,
+            DbRun.created_at,
+            DbRun.request,
+            DbRun.lease_token,
+            DbRun.lease_expires_at,
+            DbRun.stop_requested_at,
+            DbRun.claimable_at,
+            DbRun.journal_generation,
+            DbRun.journal_bytes,
+            DbRun.training_state,
+        )
+    )
+)
 
 
 class Tickets(Protocol):
@@ -65,12 +90,6 @@ class Tickets(Protocol):
     def withdraw(self, run_id: str) -> None: ...
 
 
-class Closing(Protocol):
-    """Brings runs to an end that nobody works on."""
-
-    def close_abandoned(self, run_id: str, outcome: Outcome, error: str | None = None) -> None: ...
-
-
 @dataclass
 class _Job:
     """A job that has not ended, as far as is known.
@@ -81,7 +100,7 @@ class _Job:
         since: when it began to wait (monotonic seconds).
         mark: how far the run had come.
         is_certain: whether the cluster is known to have it.
-        asked_at: when the cluster was last asked what the job waits for.
+        asked_at, waits_for: when the cluster was last asked what the job waits for, and what it said.
         stop_by: when it is ended, after its run was to end.
     """
 
@@ -92,6 +111,7 @@ class _Job:
     is_certain: bool = True
     is_running: bool = False
     asked_at: float | None = None
+    waits_for: str = ""
     stop_by: float | None = None
 
 
@@ -124,7 +144,6 @@ class RayExecutor:
         config: the cluster, how many jobs at a time, and where nodes reach the platform.
         db, clock, logs: the platform's.
         tickets: makes the right to claim a run.
-        desk: ends runs that nobody works on.
         jobs: stands in for the cluster.
     """
 
@@ -135,7 +154,6 @@ class RayExecutor:
         clock: Clock,
         logs: LogStore,
         tickets: Tickets,
-        desk: Closing,
         *,
         jobs: RayJobs | None = None,
     ) -> None:
@@ -146,7 +164,6 @@ class RayExecutor:
         self._clock = clock
         self._logs = logs
         self._tickets = tickets
-        self._desk = desk
         self._leases = Leases(db, clock, config.lease_term)
         self._ray = jobs or RayJobs(config.ray, monotonic=clock.monotonic)
         self._jobs: dict[str, _Job] = {}
@@ -201,8 +218,7 @@ class RayExecutor:
 
     def _open_runs(self) -> dict[str, DbRun]:
         with self._db.session() as session:
-            found = session.scalars(select(DbRun).where(DbRun.status.in_(OPEN), DbRun.pool.is_(None)))
-            return {run.id: run for run in found}
+            return {run.id: run for run in session.scalars(_OPEN_RUNS)}
 
     def _find_jobs(self, runs: dict[str, DbRun]) -> None:
         """Take up the jobs that an earlier process of this platform has started."""
@@ -230,14 +246,14 @@ class RayExecutor:
             self._tickets.note_running(job.run_id)
             self._tell(job.run_id, f"the Ray job {job.id} is running")
         if run is None or run.stop_requested_at is not None:
-            self._stop_in_time(job, run)
+            self._stop_in_time(job)
         elif state.phase == "waiting":
             self._say_what_it_waits_for(job, run)
 
-    def _stop_in_time(self, job: _Job, run: DbRun | None) -> None:
+    def _stop_in_time(self, job: _Job) -> None:
         """End a job whose run has ended or is to end, and whose worker does not end by itself."""
         now = self._clock.monotonic()
-        if not job.is_running and run is None:
+        if not job.is_running:
             # Asked to stop, a job that no node can hold goes on waiting; without its ticket it can claim nothing.
             self._tickets.withdraw(job.run_id)
             self._ray.stop(job.id)
@@ -252,9 +268,10 @@ class RayExecutor:
         now = self._clock.monotonic()
         if now - (job.since if job.asked_at is None else job.asked_at) < WAITS_LONG_S:
             return
-        is_first, job.asked_at = job.asked_at is None, now
+        job.asked_at = now
         waits = self._ray.shortage(self._wanted(run, job.id, "").needs)
-        if is_first:
+        if waits != job.waits_for:
+            job.waits_for = waits
             self._tell(run.id, f"the Ray job {job.id} {waits}", "warning")
 
     # -- ends ----------------------------------------------------------------------------------
@@ -296,12 +313,20 @@ class RayExecutor:
             if run.id in self._jobs or not (is_stopped or verdict) or not self._leases.is_free(run):
                 continue
             if is_stopped:
-                self._desk.close_abandoned(run.id, "stopped")
+                self._close(run.id, "stopped")
             else:
-                self._tell(run.id, verdict or "", "error")
-                self._desk.close_abandoned(run.id, "failed", verdict)
+                self._close(run.id, "failed", verdict)
         for run_id in self._trouble.keys() - runs.keys():
             del self._trouble[run_id]
+
+    def _close(self, run_id: str, outcome: Outcome, error: str | None = None) -> None:
+        with self._db.transaction() as session:
+            run = session.get(DbRun, run_id, with_for_update=True)
+            if run is None or not self._leases.is_open(session, run):
+                return
+            self._leases.end(run, outcome, error)
+            said = LogLine(error or outcome, level="error" if error else "info", step="executor")
+            self._logs.add(session, run_id, [said])
 
     # -- starts --------------------------------------------------------------------------------
 
@@ -364,12 +389,12 @@ class RayExecutor:
         self._logs.append(run_id, [LogLine(message, level=level, step="executor")])
 
 
-def _mark(run: DbRun) -> Any:
+def _mark(run: DbRun) -> object:
     """Return what changes when a run makes progress."""
     return run.journal_generation, run.journal_bytes, run.training_state
 
 
-def _is_due(run: DbRun, now: Any) -> bool:
+def _is_due(run: DbRun, now: datetime) -> bool:
     return run.claimable_at is None or run.claimable_at <= now + timedelta(seconds=ROUND_S)
 
 

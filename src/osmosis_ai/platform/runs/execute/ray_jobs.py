@@ -355,5 +355,5 @@ _NODES = TypeAdapter(_NodeAnswer)
 def _amount(name: str, amount: float, *, short: bool = False) -> str:
     """Return an amount of a resource in words: `8 GPUs`, short `8`."""
     if name == "memory":
-        return f"{amount / _GIB:.3g} GiB" + ("" if short else " of memory")
+        return f"{round(amount / _GIB, 1):g} GiB" + ("" if short else " of memory")
     return f"{amount:g}" if short else f"{amount:g} {name}{'' if amount == 1 else 's'}"

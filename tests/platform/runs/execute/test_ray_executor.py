@@ -1,0 +1,420 @@
+"""Runs on a Ray cluster, from their submission to their end; the cluster answers as a real one has."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.ray_cluster import RayCluster
+from osmosis_ai.platform.runs.execute import ray_executor
+from osmosis_ai.platform.runs.execute.ray_executor import RayExecutor
+from osmosis_ai.platform.runs.leases import Lease
+from tests.platform.conftest import ManualClock, Member, World
+from tests.platform.runs.execute.recorded_ray import TOKEN, RecordedRay
+from tests.platform.runs.pretended_workers import Bench
+
+NO_ANSWER = httpx.ReadTimeout("slow")
+
+
+class Notes:
+    """Tickets, noted down."""
+
+    def __init__(self) -> None:
+        self.issued: list[str] = []
+        self.seen_running: list[str] = []
+        self.withdrawn: list[str] = []
+
+    def issue_ticket(self, run_id: str) -> str:
+        self.issued.append(run_id)
+        return f"ticket-{len(self.issued)}-of-{run_id}"
+
+    def note_running(self, run_id: str) -> None:
+        self.seen_running.append(run_id)
+
+    def withdraw(self, run_id: str) -> None:
+        self.withdrawn.append(run_id)
+
+
+class Cluster:
+    """A cluster, the executor that uses it, and runs."""
+
+    def __init__(self, bench: Bench, directory: Path) -> None:
+        self.bench, self.clock, self.leases = bench, bench.clock, bench.leases
+        self.directory = directory
+        self.ray = RecordedRay()
+        self.notes = Notes()
+        self.executor = self.started()
+
+    def started(self, slots: int = 100) -> RayExecutor:
+        """Return an executor as a platform that starts has it."""
+        services = self.bench.services
+        config = replace(
+            services.config,
+            ray=RayCluster("http://127.0.0.1:8265"),
+            executor_slots=slots,
+            public_url="https://osmosis.example",
+        )
+        jobs = self.ray.jobs_of(self.directory, self.clock.monotonic)
+        return RayExecutor(config, services.db, self.clock, services.logs, self.notes, jobs=jobs)
+
+    def rounds(self, seconds: float = 0.0) -> None:
+        """Let time pass, with a round every ten seconds and one at its end."""
+        while seconds > 0:
+            step = min(10.0, seconds)
+            self.clock.advance(step)
+            self.executor.round()
+            seconds -= step
+        self.executor.round()
+
+    def claim(self, run_id: str) -> Lease:
+        lease = self.leases.claim(run_id, f"worker-of-{run_id}")
+        assert lease is not None
+        return lease
+
+    def change(self, run_id: str, **changes: Any) -> None:
+        with self.bench.services.db.transaction() as session:
+            run = session.get_one(DbRun, run_id)
+            for name, value in changes.items():
+                setattr(run, name, value)
+
+    def run(self, run_id: str) -> DbRun:
+        with self.bench.services.db.session() as session:
+            return session.get_one(DbRun, run_id)
+
+    def log(self, run_id: str) -> list[str]:
+        return [line.message for line in self.bench.services.logs.page(run_id).logs]
+
+
+@pytest.fixture
+def cluster(bench: Bench, tmp_path: Path) -> Cluster:
+    return Cluster(bench, tmp_path)
+
+
+@pytest.fixture
+def member(world: World) -> Member:
+    return world.member()
+
+
+def test_a_run_becomes_a_job_that_is_followed_to_its_end(cluster: Cluster, member: Member) -> None:
+    asked = {"advanced_config": {"execution": {"cpus": 2, "gpus": 1, "memory_gb": 4}}}
+    run = cluster.bench.add("a", member, request=asked)
+    cluster.rounds()
+    assert cluster.ray.bodies == {
+        "osm-run_a-1": {
+            "entrypoint": "exec osmosis platform worker --run run_a --platform https://osmosis.example "
+            "--ticket-env OSMOSIS_WORKER_TICKET",
+            "submission_id": "osm-run_a-1",
+            "entrypoint_num_cpus": 2,
+            "entrypoint_num_gpus": 1,
+            "entrypoint_memory": 4 << 30,
+            "runtime_env": {"env_vars": {"OSMOSIS_WORKER_TICKET": "ticket-1-of-run_a"}},
+        }
+    }
+    cluster.ray.become("running")
+    cluster.rounds(20)
+    assert cluster.notes.seen_running == [run]
+    cluster.change(run, status="finished")
+    cluster.ray.become("succeeded")
+    cluster.rounds(20)
+    assert cluster.notes.withdrawn == [run]
+    assert list(cluster.ray.jobs) == ["osm-run_a-1"]
+    assert cluster.log(run) == [
+        "submitted to the Ray cluster as osm-run_a-1",
+        "the Ray job osm-run_a-1 is running",
+    ]
+
+
+def test_runs_of_a_pool_and_runs_that_somebody_works_on_are_left_alone(
+    cluster: Cluster, member: Member
+) -> None:
+    cluster.bench.add("pooled", member, pool="gpu")
+    taken = cluster.bench.add("taken", member)
+    lease = cluster.claim(taken)
+    cluster.rounds()
+    assert cluster.ray.jobs == {}
+    cluster.leases.release(taken, lease.token)
+    cluster.rounds()
+    assert list(cluster.ray.jobs) == ["osm-run_taken-1"]
+
+
+def test_a_run_that_is_not_to_be_claimed_yet_gets_no_job_yet(
+    cluster: Cluster, member: Member, clock: ManualClock
+) -> None:
+    run = cluster.bench.add("a", member)
+    cluster.change(run, claimable_at=clock.now().replace(year=2027))
+    cluster.rounds()
+    assert cluster.ray.jobs == {}
+
+
+def test_workspaces_take_turns_and_no_more_jobs_are_submitted_than_there_are_slots(
+    cluster: Cluster, member: Member, stranger: Member
+) -> None:
+    for name in ("a", "b", "c"):
+        cluster.bench.add(name, member)
+    cluster.bench.add("d", stranger)
+    cluster.executor = cluster.started(slots=2)
+    cluster.rounds()
+    assert list(cluster.ray.jobs) == ["osm-run_a-1", "osm-run_d-1"]
+
+
+def test_what_no_node_can_hold_is_said_on_the_run_after_a_minute_and_once(
+    cluster: Cluster, member: Member
+) -> None:
+    run = cluster.bench.add("a", member, request={"advanced_config": {"execution": {"gpus": 8}}})
+    cluster.rounds(50)
+    assert len(cluster.log(run)) == 1
+    cluster.rounds(200)
+    assert cluster.log(run)[1:] == ["the Ray job osm-run_a-1 waits for 8 GPUs, the cluster has 1"]
+    # After 15 minutes Ray gives up; we do not.
+    cluster.ray.become("start_timeout")
+    cluster.rounds(20)
+    assert cluster.ray.jobs == {"osm-run_a-1": "start_timeout", "osm-run_a-2": "pending"}
+
+
+def test_a_run_of_a_lost_node_gets_another_job_when_its_lease_has_ended_and_not_before(
+    cluster: Cluster, member: Member
+) -> None:
+    run = cluster.bench.add("a", member)
+    cluster.rounds()
+    cluster.claim(run)
+    cluster.ray.become("node_lost")
+    cluster.rounds(20)
+    assert list(cluster.ray.jobs) == ["osm-run_a-1"]
+    assert cluster.notes.withdrawn == [run]
+    assert "the Ray job osm-run_a-1 has ended: its node was lost" in cluster.log(run)[-1]
+    cluster.rounds(20)
+    assert list(cluster.ray.jobs) == ["osm-run_a-1", "osm-run_a-2"]
+    assert cluster.ray.bodies["osm-run_a-2"]["runtime_env"]["env_vars"] == {
+        "OSMOSIS_WORKER_TICKET": "ticket-2-of-run_a"
+    }
+
+
+def test_lost_nodes_never_fail_a_run(cluster: Cluster, member: Member) -> None:
+    run = cluster.bench.add("a", member)
+    for _ in range(6):
+        cluster.rounds(310)
+        cluster.ray.become("node_lost")
+    cluster.rounds(310)
+    assert cluster.run(run).status == "pending"
+    assert len(cluster.ray.jobs) == 7
+
+
+@pytest.mark.parametrize(
+    "lost", ["by hand", "with its head"], ids=["a job deleted by hand", "a restarted head"]
+)
+def test_what_the_cluster_has_forgotten_is_submitted_anew(
+    cluster: Cluster, member: Member, lost: str
+) -> None:
+    run = cluster.bench.add("a", member)
+    cluster.rounds()
+    cluster.ray.become("running")
+    cluster.rounds()
+    if lost == "with its head":
+        cluster.ray.trouble = NO_ANSWER
+        cluster.rounds(70)
+        cluster.ray.trouble = None
+    cluster.ray.jobs.clear()
+    cluster.rounds(20)
+    assert list(cluster.ray.jobs) == ["osm-run_a-2"]
+    assert "is not known to the cluster any more" in cluster.log(run)[-2]
+
+
+def test_a_cluster_that_hangs_costs_no_run_more_than_time(
+    cluster: Cluster, member: Member, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = cluster.bench.add("a", member)
+    cluster.rounds()
+    cluster.ray.become("running")
+    cluster.rounds()
+    cluster.claim(running)
+    waiting = cluster.bench.add("b", member)
+    cluster.ray.trouble = NO_ANSWER
+    cluster.rounds(20)
+    lines = len(cluster.log(running))
+    cluster.change(running, lease_expires_at=cluster.clock.now().replace(year=2027, month=1))
+    cluster.change(running, lease_token=None)
+    cluster.claim(running)
+    cluster.rounds(60)
+    assert cluster.log(waiting) == [
+        "waits for the Ray cluster: the Ray cluster at http://127.0.0.1:8265 cannot be reached: timed out."
+    ]
+    assert caplog.text.count("cannot be reached") == 1
+    cluster.ray.trouble = None
+    cluster.rounds()
+    assert cluster.ray.jobs == {"osm-run_a-1": "running", "osm-run_b-1": "pending"}
+    assert lines <= len(cluster.log(running)) <= lines + 1
+
+
+def test_a_wrong_token_is_said_on_the_runs_that_wait_and_goes_no_further(
+    cluster: Cluster, member: Member
+) -> None:
+    run = cluster.bench.add("a", member)
+    (cluster.directory / "ray-token").write_text("a-token-of-another-cluster")
+    cluster.rounds(100)
+    assert cluster.log(run) == [
+        "waits for the Ray cluster: the Ray cluster at http://127.0.0.1:8265 refuses the token in "
+        f"{cluster.directory / 'ray-token'}."
+    ]
+    (cluster.directory / "ray-token").write_text(TOKEN)
+    cluster.rounds()
+    assert list(cluster.ray.jobs) == ["osm-run_a-1"]
+
+
+def test_nothing_is_submitted_to_a_cluster_that_anybody_may_use(cluster: Cluster, member: Member) -> None:
+    run = cluster.bench.add("a", member)
+    cluster.ray.is_open = True
+    cluster.rounds(100)
+    assert cluster.ray.bodies == {}
+    assert "answers without a token" in cluster.log(run)[0]
+
+
+def test_jobs_that_end_without_getting_anything_done_fail_the_run_in_the_end(
+    cluster: Cluster, member: Member
+) -> None:
+    run = cluster.bench.add("a", member)
+    for _ in range(3):
+        cluster.rounds(100)
+        cluster.ray.become("failed_127")
+    cluster.rounds()
+    ended = cluster.run(run)
+    assert ended.status == "failed"
+    assert ended.error == (
+        "3 Ray jobs in a row ended without getting anything done, the last one, osm-run_a-3, so: the node has no "
+        "command `osmosis` on the PATH of its Ray. The cluster has their logs (`ray job logs osm-run_a-3`)."
+    )
+    cluster.rounds(400)
+    assert len(cluster.ray.jobs) == 3
+
+
+def test_a_run_whose_last_worker_may_still_live_is_not_failed_before_its_lease_has_ended(
+    cluster: Cluster, member: Member
+) -> None:
+    run = cluster.bench.add("a", member)
+    for _ in range(3):
+        cluster.rounds(100)
+        cluster.claim(run)
+        cluster.ray.become("failed_7")
+    cluster.rounds()
+    assert cluster.run(run).status == "running"
+    cluster.rounds(40)
+    assert cluster.run(run).status == "failed"
+
+
+def test_progress_between_two_deaths_forgives_the_first(cluster: Cluster, member: Member) -> None:
+    run = cluster.bench.add("a", member)
+    for number in range(5):
+        cluster.rounds(100)
+        cluster.change(run, journal_bytes=number + 1)
+        cluster.ray.become("failed_7")
+    cluster.rounds(100)
+    assert cluster.run(run).status == "pending"
+    assert len(cluster.ray.jobs) == 6
+
+
+def test_a_worker_that_let_its_run_go_is_followed_by_another(cluster: Cluster, member: Member) -> None:
+    run = cluster.bench.add("a", member)
+    for _ in range(4):
+        cluster.rounds(310)
+        cluster.ray.become("succeeded")
+    cluster.rounds(310)
+    assert cluster.run(run).status == "pending"
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_a_submit_of_which_nobody_knows_what_became_makes_one_job(
+    cluster: Cluster, member: Member, has_it: bool
+) -> None:
+    run = cluster.bench.add("a", member)
+    cluster.ray.submit_trouble = NO_ANSWER, has_it
+    cluster.rounds()
+    cluster.ray.submit_trouble = None
+    cluster.rounds(20)
+    assert len(cluster.ray.jobs) == 1
+    assert not any("not known" in line for line in cluster.log(run))
+
+
+def test_a_run_that_ends_while_its_job_waits_takes_the_jobs_ticket_with_it(
+    cluster: Cluster, member: Member
+) -> None:
+    run = cluster.bench.add("a", member)
+    cluster.rounds()
+    cluster.change(run, status="stopped")
+    cluster.rounds()
+    assert cluster.ray.stopped == ["osm-run_a-1"]
+    assert cluster.notes.withdrawn == [run]
+
+
+def test_a_worker_that_does_not_stop_in_time_is_ended_with_its_job(cluster: Cluster, member: Member) -> None:
+    run = cluster.bench.add("a", member)
+    cluster.rounds()
+    cluster.ray.become("running")
+    cluster.claim(run)
+    cluster.change(run, stop_requested_at=cluster.clock.now())
+    cluster.rounds(20)
+    assert cluster.ray.stopped == []
+    cluster.rounds(20)
+    assert cluster.ray.stopped == ["osm-run_a-1"]
+    cluster.ray.become("stopped")
+    cluster.rounds(40)
+    assert cluster.run(run).status == "stopped"
+    assert list(cluster.ray.jobs) == ["osm-run_a-1"]
+
+
+def test_a_run_can_be_stopped_while_its_cluster_is_gone(cluster: Cluster, member: Member) -> None:
+    run = cluster.bench.add("a", member)
+    cluster.claim(run)
+    cluster.change(run, stop_requested_at=cluster.clock.now())
+    cluster.ray.trouble = NO_ANSWER
+    cluster.rounds(40)
+    assert cluster.run(run).status == "stopped"
+
+
+def test_a_platform_that_starts_again_finds_its_jobs(cluster: Cluster, member: Member) -> None:
+    run = cluster.bench.add("a", member)
+    cluster.rounds()
+    cluster.ray.become("running")
+    cluster.ray.jobs["osm-run_of_another_platform-3"] = "running"
+    cluster.executor.close()
+    cluster.executor = cluster.started()
+    cluster.rounds(60)
+    assert len(cluster.ray.bodies) == 1
+    cluster.ray.become("failed_7")
+    cluster.rounds(20)
+    assert list(cluster.ray.bodies) == ["osm-run_a-1", "osm-run_a-2"]
+    assert cluster.ray.stopped == []
+    assert cluster.run(run).status == "pending"
+
+
+def test_the_thread_goes_on_after_trouble_and_ends_when_it_is_told_to(
+    cluster: Cluster, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.bench.add("a", member)
+    monkeypatch.setattr(ray_executor, "ROUND_S", 0.001)
+    troubles = [OsmosisError("the disk is full"), RuntimeError("unexpected")]
+    rounds, went_on = cluster.executor.round, threading.Event()
+
+    def round_with_trouble() -> None:
+        if troubles:
+            raise troubles.pop()
+        rounds()
+        went_on.set()
+
+    monkeypatch.setattr(cluster.executor, "round", round_with_trouble)
+    cluster.executor.start()
+    assert went_on.wait(60)
+    cluster.executor.close()
+    assert list(cluster.ray.jobs) == ["osm-run_a-1"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "executor"]
+
+
+def test_an_executor_needs_a_cluster(bench: Bench) -> None:
+    services = bench.services
+    with pytest.raises(OsmosisError, match="no Ray cluster"):
+        RayExecutor(services.config, services.db, services.clock, services.logs, Notes())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from functools import cache
 from importlib import metadata
@@ -35,14 +34,10 @@ USED_WITHOUT_AN_IMPORT = {
     "playwright": "the tests in a browser: it drives the one that is installed",
     "psycopg": "SQLAlchemy's driver for PostgreSQL, named in the database's URL",
     "python-multipart": "FastAPI reads uploads and forms with it",
+    "ray": "a program: nodes of a cluster that executes runs are started with it, and the platform asks it by HTTP",
     "uv": "a program: it builds the environments of rollouts",
 }
 """Distributions that our code never names, and who imports them for us."""
-
-NOT_YET_USED = {
-    "ray": "workers on a Ray cluster: comes with them",
-}
-"""Extras whose names are kept for what will use them; `all` and the docs do not name them."""
 
 
 def declared(requirements: list[str]) -> set[str]:
@@ -51,7 +46,7 @@ def declared(requirements: list[str]) -> set[str]:
 
 
 def runtime_dependencies() -> set[str]:
-    extras = [each for name, each in EXTRAS.items() if name != "dev" and name not in NOT_YET_USED]
+    extras = [each for name, each in EXTRAS.items() if name != "dev"]
     return declared(PROJECT["dependencies"]).union(*map(declared, extras))
 
 
@@ -96,17 +91,5 @@ def test_everything_that_is_imported_is_declared() -> None:
     assert not missing
 
 
-def test_an_extra_that_nothing_uses_yet_is_in_no_other_and_in_no_page() -> None:
-    used = set().union(*map(distributions_of, imported_modules()))
-    pages = "\n".join(
-        path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]
-    )
-    for extra in NOT_YET_USED:
-        assert not declared(EXTRAS[extra]) & used, f"{extra} is used now: declare it as such"
-        named = {name for text in EXTRAS["all"] for name in Requirement(text).extras}
-        assert extra not in named
-        assert not re.search(rf"`{extra}`|\[[a-z,-]*\b{extra}\b[a-z,-]*\]", pages)
-
-
 def test_the_reasons_are_sentences_and_not_empty() -> None:
-    assert all(len(reason) > 5 for reason in (*USED_WITHOUT_AN_IMPORT.values(), *NOT_YET_USED.values()))
+    assert all(len(reason) > 5 for reason in USED_WITHOUT_AN_IMPORT.values())

@@ -249,7 +249,9 @@ def test_a_cluster_whose_nodes_could_not_find_the_platform_is_refused(tmp_path: 
     }
     cluster = ray_cluster(env)
     assert cluster is not None
-    with pytest.raises(OsmosisError, match="cannot reach the platform at http://127.0.0.1:8733") as refused:
+    with pytest.raises(
+        OsmosisError, match=r"cannot reach the platform at http://127\.0\.0\.1:8733"
+    ) as refused:
         require_usable_cluster(cluster, "http://127.0.0.1:8733")
     assert "--public-url" in (refused.value.hint or "")
     require_usable_cluster(cluster, "https://osmosis.example.com")

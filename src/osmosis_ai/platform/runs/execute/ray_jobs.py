@@ -193,7 +193,9 @@ class RayJobs:
             total = sum(node.get(name, 0.0) for node in nodes)
             largest = max((node.get(name, 0.0) for node in nodes), default=0.0)
             if amount > total:
-                return f"waits for {_amount(name, amount)}, the cluster has {_amount(name, total, short=True)}"
+                return (
+                    f"waits for {_amount(name, amount)}, the cluster has {_amount(name, total, short=True)}"
+                )
             if amount > largest:
                 return (
                     f"waits for a node with {_amount(name, amount)}, the largest has "

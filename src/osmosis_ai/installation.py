@@ -68,6 +68,15 @@ def installation_source(distribution: metadata.Distribution | None = None) -> In
     )
 
 
+def installed_state() -> tuple[int, int] | None:
+    """Return what is another one once the package was installed anew; None while it is not there."""
+    try:
+        about = (_PACKAGE / "__init__.py").stat()
+    except OSError:
+        return None
+    return about.st_ino, about.st_ctime_ns
+
+
 def installed_distribution() -> metadata.Distribution | None:
     """Return the distribution that the running package is of; None where it runs from a source tree as it stands."""
     try:

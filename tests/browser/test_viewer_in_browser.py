@@ -13,7 +13,7 @@ from osmosis_ai.ui.assets import asset_name
 from osmosis_ai.viewer.source import RunDetail, RunKind
 from tests.browser import visits
 from tests.browser.site import PAGES, a_site, served
-from tests.browser.visits import NARROW, NARROWEST, PATIENCE_MS, WIDE, Visit, look_at_pages
+from tests.browser.visits import NARROW, NARROWEST, PATIENCE_MS, STREAMS_NOTED, WIDE, Visit, look_at_pages
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.test_training_page import learned
 
@@ -156,16 +156,6 @@ def test_the_numbers_of_a_curve_are_told_where_the_pointer_is(
 # Live
 
 # Which streams a page has opened, and whether it is seen, as a test says.
-STREAMS_NOTED = """
-window.streams = [];
-window.EventSource = class extends EventSource {
-  constructor(address) { super(address); window.streams.push(this); }
-};
-window.seen = (is) => {
-  Object.defineProperty(document, "hidden", { configurable: true, get: () => !is });
-  document.dispatchEvent(new Event("visibilitychange"));
-};
-"""
 OPEN_STREAMS = "window.streams.filter((each) => each.readyState !== EventSource.CLOSED).length"
 
 

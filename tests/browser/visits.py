@@ -13,6 +13,17 @@ if TYPE_CHECKING:
 
 WIDE, NARROW, NARROWEST = 1280, 390, 320
 PATIENCE_MS = 60_000
+# Every stream of a page, and whether the page is seen.
+STREAMS_NOTED = """
+window.streams = [];
+window.EventSource = class extends EventSource {
+  constructor(address) { super(address); window.streams.push(this); }
+};
+window.seen = (is) => {
+  Object.defineProperty(document, "hidden", { configurable: true, get: () => !is });
+  document.dispatchEvent(new Event("visibilitychange"));
+};
+"""
 AXE = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 
 

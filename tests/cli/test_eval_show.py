@@ -220,6 +220,15 @@ def test_a_run_of_the_hosted_service_is_read_by_its_list_of_files(stored: Downlo
     assert stored.found() == {}, "nothing is left in the workspace"
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_no_more_conversations_are_fetched_than_are_shown(stored: DownloadableRun, limit: int) -> None:
+    show = ("eval", "show", "platform:amber-otter-42", "--limit", str(limit), "--json")
+    data = stored.maze.osmosis(*show).json["data"]
+    assert (len(data["samples"]), data["has_more"]) == (limit, limit < 3)
+    fetched = [path for path in stored.store.asked("GET") if path.startswith("trajectories/")]
+    assert len(fetched) == {1: 1, 2: 1, 3: 2}[limit]  # the second attempt left none
+
+
 def test_a_platform_of_ours_tells_its_samples_with_what_graders_noted(stored: DownloadableRun) -> None:
     maze = stored.maze
     ours = {"X-Osmosis-Capabilities": "eval-samples"}

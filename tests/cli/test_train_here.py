@@ -11,6 +11,7 @@ from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import RunQuery
 from tests.cli.maze import Maze
+from tests.evaluation.recorded_runs import write_run
 
 
 def trained_here(directory: Path) -> Path:
@@ -88,3 +89,24 @@ def test_a_training_directory_that_can_not_be_read_is_refused_in_a_sentence(
     directory = trained_here(maze.workspace.root / "walks")
     (directory / "manifest.json").write_bytes(manifest)
     assert "is not a run's manifest" in maze.osmosis("train", "info", "./walks").err
+
+
+def test_what_is_no_training_directory_is_told_as_what_it_is(maze: Maze) -> None:
+    root = maze.workspace.root
+    write_run(maze.workspace.evals_dir / "fern", [[1.0]])
+    (root / "notes").mkdir()
+    (root / "notes" / "a.txt").write_text("mine")
+    for command in ("info", "show"):
+        evaluation = maze.osmosis("train", command, ".osmosis/evals/fern", "--json").error
+        assert "is the directory of an evaluation, and no training directory" in evaluation["message"]
+        assert (
+            evaluation["hint"]
+            == "osmosis eval info .osmosis/evals/fern, osmosis eval show .osmosis/evals/fern"
+        )
+        for path in ("./notes", str(root / "notes"), "."):
+            refused = maze.osmosis("train", command, path, "--json").error
+            assert f"{path} is no training directory: it is a directory without" in refused["message"]
+        file = maze.osmosis("train", command, "notes/a.txt", "--json").error
+        assert "is no training directory: it is a file" in file["message"]
+        assert "osmosis view notes finds" in file["hint"]
+    assert not maze.router.calls

@@ -55,7 +55,11 @@ def test_runs_that_may_not_be_compared_say_why_and_the_form_can_allow_it() -> No
     source.samples_of["new"] = replace(source.samples_of["new"], unfinished="20 of 30 samples are there.")
     pages = visitor(source)
     text = page_text(pages.get("/compare?run=old&run=new"))
-    assert 'role="alert"' in text and "not finished" in text and 'name="allow" value="partial"' in text
+    assert 'role="alert"' in text and "not finished" in text
+    # The refusal leads to what allows it, which is described by the refusal; the other allowances would not help.
+    assert 'id="refused"' in text and 'href="#allow-partial"' in text
+    box = 'name="allow" value="partial" id="allow-partial" aria-describedby="refused"'
+    assert box in text and text.count('aria-describedby="refused"') == 1
     assert 'role="alert"' not in page_text(pages.get("/compare?run=old&run=new&allow=partial"))
 
 

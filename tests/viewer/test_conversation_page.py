@@ -172,6 +172,18 @@ def test_another_conversation_is_shown_beside_it(word: str) -> None:
     assert 'id="step-1"' in text and (('id="other-1"' in text) == (word == "two/1.0"))
 
 
+def test_the_time_of_each_of_two_conversations_is_shown() -> None:
+    source = a_source()
+    source.conversations = {**source.conversations, ("two", 1, 0): trajectory(*STEPS)}
+    alone, both = (page_text(visitor(source).get(HERE + words)) for words in ("", "?with=two/1.0"))
+    assert (alone.count("When the model was called"), alone.count("two, row 1, attempt 0")) == (
+        both.count("When the model was called") // 2,
+        0,
+    )
+    after = both.partition("Where the time went")[2]
+    assert after.index("one, row 1, attempt 0") < after.index("two, row 1, attempt 0")
+
+
 def test_the_row_in_other_runs_is_looked_for_when_one_asks_on_this_machine() -> None:
     pages = visitor(a_source())
     assert "/evals/two/samples" not in page_text(pages.get(HERE))

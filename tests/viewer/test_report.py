@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.viewing import report_run
 from osmosis_ai.viewer.report import RunReportOptions, write_run_report
 from osmosis_ai.viewer.source import FailureCount, RunDetail
+from tests.evaluation.builders import record
 from tests.evaluation.recorded_runs import write_run
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.workspace.builders import make_workspace
@@ -110,6 +112,38 @@ def test_a_file_that_is_there_stays_and_of_one_that_could_not_be_written_nothing
     with pytest.raises(ConflictError, match="exists"):
         report_run("calm-fern-1", ReportFile(file), RunReportOptions())
     report_run("calm-fern-1", ReportFile(file, overwrite=True), RunReportOptions(text=False))
+
+
+def test_a_run_that_was_downloaded_from_a_platform_is_written_from_what_came_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "cache"))
+    directory, file = tmp_path / "amber-otter-42", tmp_path / "report.html"
+    (directory / "trajectories").mkdir(parents=True)
+    facts = {"id": "er_8", "name": "amber-otter-42", "status": "finished", "model_name": "osmosis/tiny"}
+    (directory / "metrics.json").write_text(
+        json.dumps({"eval_run": facts, "summary": {"pass_threshold": 0.5}})
+    )
+    with pytest.raises(OsmosisError, match="no run in"):
+        report_run(str(directory), ReportFile(file), RunReportOptions())
+    listed = {"row_index": 0, "run_index": 0, "rollout_id": "a", "status": "success", "reward": 0.5}
+    failed = {**listed, "row_index": 1, "status": "failed", "reward": None, "error_type": "odd"}
+    (directory / "summary.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in (listed, failed)))
+    said = {"steps": [{"source": "agent", "message": "The answer is six."}]}
+    (directory / "trajectories" / "row_0_run_0.json").write_text(json.dumps(said))
+    (directory / "trajectories" / "row_1_run_0.json").symlink_to("/etc/hostname")
+    before = sorted(path.name for path in directory.rglob("*"))
+    name, content = report_run(str(directory), ReportFile(file), RunReportOptions())
+    page = file.read_text()
+    assert (name, content and content.samples) == ("amber-otter-42", 2)
+    assert "of 1 scored sample" in page
+    assert "The answer is six." in page and "er_8" in page and "osmosis/tiny" in page
+    # With its journal, what the list does not say is there, too.
+    notes = record(0, notes="as it should", judge_calls=1).to_line()
+    (directory / "events.jsonl").write_bytes(sealed(notes, BEFORE_THE_FIRST)[0])
+    report_run(str(directory), ReportFile(file, overwrite=True), RunReportOptions())
+    assert "as it should" in file.read_text()
+    assert sorted(path.name for path in directory.rglob("*")) == sorted([*before, "events.jsonl"])
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -8,7 +8,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,7 +16,7 @@ from osmosis_ai.api.wire.base import LogEntry
 from osmosis_ai.config.decisions import Decisions
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
-from osmosis_ai.viewer.source import FailureCount, Histogram, RunDetail
+from osmosis_ai.viewer.source import FailureCount, Histogram, ItemPage, RunDetail, SampleEntry
 from tests.datasets.builders import jsonl
 from tests.evaluation.comparison.builders import run_of
 from tests.evaluation.recorded_runs import record
@@ -256,3 +256,21 @@ def test_columns_of_the_decide_file_are_there_unasked_unless_that_reads_very_muc
     assert ">hard</th>" in text and "has no column &#39;colour&#39;" in text
     text = page_of(100_000)
     assert ">hard</th>" not in text and 'href="/evals/calm-fern-1?slice=level#slices"' in text
+
+
+@pytest.mark.parametrize("words", ["group=colour", "in=dreams", "outcome=x"])
+def test_a_word_of_the_samples_that_makes_no_sense_is_refused(words: str) -> None:
+    source = FakeSource([a_run("fern")], listed={"fern": [a_sample(0), a_sample(0, 1)]})
+    page_text(visitor(source).get(f"/evals/fern/samples?{words}"), status=400)
+    assert "2 of 2 shown passed" in page_text(visitor(source).get("/evals/fern/samples?group=row&in="))
+
+
+def test_what_is_still_being_read_of_an_older_run_is_said_where_it_is_missing() -> None:
+    class Filling(FakeSource):
+        def samples(self, *words: Any, **more: Any) -> ItemPage[SampleEntry]:
+            return replace(super().samples(*words, **more), filling=0.25)
+
+    said = "is being read from the conversations, 25.0 % so far"
+    for known, is_said in (({}, True), ({"output": "four"}, False)):
+        source = Filling([a_run("fern")], listed={"fern": [a_sample(0, **known)]})
+        assert (said in page_text(visitor(source).get("/evals/fern/samples"))) == is_said

@@ -267,15 +267,13 @@ def test_an_installation_that_changes_under_a_viewer_is_said_to(
 ) -> None:
     from starlette.testclient import TestClient
 
-    import osmosis_ai
-
     client = TestClient(app, base_url=HERE, raise_server_exceptions=False)
     client.get(opening_path(keys, "/"))
     monkeypatch.setattr(FakeSource, "run", lambda *_: {}["gone"])
     broken = client.get("/evals/calm-fern-1")
     assert (broken.status_code, "KeyError" in broken.text) == (500, True)
     (tmp_path / "__init__.py").touch()
-    monkeypatch.setattr(osmosis_ai, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr("osmosis_ai.installation._PACKAGE", tmp_path)
     broken = client.get("/evals/calm-fern-1")
     assert broken.status_code == 500
     assert "installed anew" in broken.text and "run `osmosis view` again" in broken.text

@@ -36,6 +36,7 @@ from osmosis_ai.platform.http import (
 )
 from osmosis_ai.platform.http.body_limits import BodyLimit
 from osmosis_ai.platform.http.errors import ErrorEdge, install_error_handlers
+from osmosis_ai.platform.http.page_shell import load_templates
 from osmosis_ai.platform.http.request_metering import RequestMeter
 from osmosis_ai.platform.http.routing import RawPath
 from osmosis_ai.platform.http.versioning import ClientVersions
@@ -82,6 +83,7 @@ def create_app(services: PlatformServices) -> FastAPI:
         lifespan=_lifespan,
     )
     app.state.services = services
+    load_templates()
     install_error_handlers(app)
     # The last one added is the outermost.
     app.add_middleware(RawPath)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +20,13 @@ class ReportFile:
     Attributes:
         overwrite: whether it may be there already.
         text: whether it holds what models, datasets and tools said; without, numbers alone.
+        announce: called when nothing stands in the way any more, before the first byte is written.
     """
 
     path: Path
     overwrite: bool = False
     text: bool = True
+    announce: Callable[[], None] = lambda: None
 
     def check(self) -> None:
         """Find out whether it can be written, before there is work to lose.
@@ -51,6 +53,7 @@ class ReportFile:
             ConflictError, OsmosisError: as :meth:`check`, and where the disk does not take it.
         """
         self.check()
+        self.announce()
         try:
             with replacing(self.path) as file:
                 yield file

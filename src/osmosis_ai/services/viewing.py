@@ -102,10 +102,11 @@ def page_for_browser(found: ViewerAddress) -> str | None:
 def report_run(
     reference: str | None, report: ReportFile, options: RunReportOptions
 ) -> tuple[str, ReportContent | None]:
-    """Write a run of this machine into one file, and return its name, and of an evaluation what the file holds.
+    """Write a run into one file, and return its name, and of an evaluation what the file holds.
 
     Args:
-        reference: as for :func:`open_viewer`; a directory that holds one run alone means that.
+        reference: as for :func:`open_viewer`; a directory that holds one run alone means that. It may be one that was
+            downloaded from a platform.
         report: where to.
         options: how much of its conversations or records goes in.
 
@@ -113,28 +114,42 @@ def report_run(
         ConflictError: the file exists, and is not to be overwritten.
         OsmosisError: it is no one run that is meant, or the file can not be written; nothing is left of it then.
     """
+    from osmosis_ai.services.downloaded_runs import as_local_run, is_downloaded_run
+
+    found = viewed_place(reference)
+    path = found.path if found.path != "/" or reference is None else _only_run(found.root)
+    if path == "/" and is_downloaded_run(found.root):
+        with as_local_run(found.root) as directory:
+            # What it makes of the run goes with the directory.
+            return _report(directory, _only_run(directory), report, options, cache=directory.parent)
+    if path == "/":
+        raise OsmosisError(
+            f"a report is of one run, and {reference or found.root} is none.",
+            hint="osmosis view RUN|DIR --report FILE.html; `osmosis eval list` shows the runs of this machine",
+        )
+    return _report(found.root, path, report, options, cache=cache_dir())
+
+
+def _report(
+    root: Path, path: str, report: ReportFile, options: RunReportOptions, *, cache: Path
+) -> tuple[str, ReportContent | None]:
     from osmosis_ai.viewer.access import SECTIONS
     from osmosis_ai.viewer.local.source import LocalSource
     from osmosis_ai.viewer.one_file import write_judging_report, write_training_report
     from osmosis_ai.viewer.report import write_run_report
 
-    found = viewed_place(reference)
-    path = found.path if found.path != "/" or reference is None else _only_run(found.root)
     section, _, quoted = path.strip("/").partition("/")
-    if not quoted:
-        raise OsmosisError(
-            "a report is of one run of this machine.", hint="osmosis view RUN|DIR --report FILE.html"
-        )
-    source, name = LocalSource(found.root, cache_dir=cache_dir()), unquote(quoted)
+    source, name = LocalSource(root, cache_dir=cache), unquote(quoted)
+    kind = next(kind for kind, its_section in SECTIONS.items() if its_section == section)
+    detail = source.run(kind, name)
+    if kind == "rubric" and not detail.summary_numbers:
+        raise OsmosisError(detail.problems[0])
     with report.opened() as file:
-        if section == SECTIONS["eval"]:
+        if kind == "eval":
             return name, write_run_report(file, source, name, options)
-        if section == SECTIONS["training"]:
-            write_training_report(file, source.run("training", name), source.curves(name), text=options.text)
+        if kind == "training":
+            write_training_report(file, detail, source.curves(name), text=options.text)
         else:
-            detail = source.run("rubric", name)
-            if not detail.summary_numbers:
-                raise OsmosisError(detail.problems[0])
             write_judging_report(file, detail, text=options.text, everything=options.everything)
     return name, None
 

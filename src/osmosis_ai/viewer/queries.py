@@ -98,9 +98,18 @@ def sample_query(words: Words) -> SampleQuery:
     )
 
 
+def groups_by_row(words: Words) -> bool:
+    """Tell whether an address wants samples grouped by row.
+
+    Raises:
+        OsmosisError: it wants them grouped by something else.
+    """
+    return _choice(words, "group", ("row",)) is not None
+
+
 def searches_conversations(words: Words, query: SampleQuery) -> bool:
     """Tell whether an address looks for the query's text in conversations, and not in previews and errors."""
-    return word(words, "in") == "conversations" and bool(query.text)
+    return _choice(words, "in", ("conversations",)) is not None and bool(query.text)
 
 
 def words_of_run_query(query: RunQuery) -> dict[str, str]:

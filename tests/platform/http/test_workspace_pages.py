@@ -18,6 +18,7 @@ from osmosis_ai.ui.policy import PAGE_POLICY
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.evaluations import Code, add_dataset, end_with, submit_body, training_body
+from tests.platform.viewer.runs_world import add_run, add_samples
 
 PASSWORD = "correct horse battery"
 HOSTILE = "<script>alert(1)</script>"
@@ -535,3 +536,61 @@ def test_a_form_with_the_cookie_s_token_is_refused_where_the_browser_says_that_a
     answered = consent(browser)
     assert answered.status_code == status
     assert ("token=" in answered.headers.get("location", "")) is (status == 303)
+
+
+def test_a_page_that_a_newer_installation_does_not_fit_says_so(
+    browser: TestClient, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlike(*_: object, **__: object) -> None:
+        raise ImportError("cannot import name 'of_tomorrow'")
+
+    sign_in(browser)
+    monkeypatch.setattr("osmosis_ai.platform.viewer.source.PlatformSource.runs", unlike)
+    path = f"/{member.workspace.name}/evals"
+    before = browser.get(path)
+    assert before.status_code == 500 and "met an unexpected error" in before.text
+    monkeypatch.setattr("osmosis_ai.platform.http.errors.installed_state", lambda: (1, 2))
+    after = browser.get(path)
+    assert after.status_code == 500 and "of_tomorrow" not in after.text
+    assert "Osmosis was installed anew since this platform was started" in after.text
+
+
+def test_a_page_of_samples_from_before_a_retry_goes_on_behind_it(
+    browser: TestClient,
+    services: PlatformServices,
+    member: Member,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("osmosis_ai.viewer.pages.samples.SAMPLES_A_PAGE", 2)
+    failed = {"status": "failed", "boundary": "provider"}
+    run = add_run(services, member, "calm-fern-1")
+    add_samples(services, run, [{"row": row, "attempt": 0, **failed} for row in range(4)])
+    sign_in(browser)
+
+    def listed(page: Any) -> list[str]:
+        return re.findall(r'<th scope="row" class="nowrap"><a href="[^"]*">(\d+\.\d+)</a>', page.text)
+
+    first = browser.get(f"/{member.workspace.name}/evals/calm-fern-1/samples?sort=reward&dir=asc")
+    onward = unescape(re.findall(r'href="([^"]*cursor=[^"]*)"', first.text)[0])
+    clock.advance(60)
+    made = [[row, 0] for row in range(4)]
+    retry = add_run(services, member, "again", retry_of_id=run.id, retry_of_name=run.name, retried=made)
+    add_samples(services, retry, [{"row": row, "attempt": 0, "reward": 1.0} for row in range(4)])
+    # Those that were unscored have a score now, and stand before the place that the cursor names.
+    second = browser.get(onward)
+    assert listed(first) == ["0.0", "1.0"]
+    assert second.status_code == 200 and not set(listed(second)) & {"0.0", "1.0"}
+    asked = {"limit": 2}
+    rows = []
+    api = {"headers": member.headers}
+    early = browser.get(f"/api/cli/eval-runs/{run.id}/samples", params=asked, **api).json()
+    rows += [(each["row"], each["reward"]) for each in early["samples"]]
+    clock.advance(60)
+    newest = add_run(services, member, "third", retry_of_id=run.id, retry_of_name=run.name, retried=made[2:])
+    add_samples(services, newest, [{"row": row, "attempt": 0, "reward": 0.5} for row in (2, 3)])
+    late = browser.get(
+        f"/api/cli/eval-runs/{run.id}/samples", params={**asked, "cursor": early["next_cursor"]}, **api
+    ).json()
+    rows += [(each["row"], each["reward"]) for each in late["samples"]]
+    assert rows == [(0, 1.0), (1, 1.0), (2, 0.5), (3, 0.5)] and late.get("next_cursor") is None

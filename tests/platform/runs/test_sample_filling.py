@@ -13,8 +13,11 @@ from osmosis_ai.platform.blobs.store import BlobStore, BlobStoreBusy
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample, new_id
 from osmosis_ai.platform.http.operations import health
 from osmosis_ai.platform.runs import sample_filling
+from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.sample_filling import SampleFilling
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.viewer.source import PlatformSource
+from osmosis_ai.viewer.source import SampleQuery
 from tests.platform.conftest import ManualClock, Member
 
 CALL = {"prompt_tokens": 10, "completion_tokens": 2, "cost_usd": 0.25, "extra": {"latency_ms": 5.5}}
@@ -178,3 +181,27 @@ def test_who_is_killed_half_way_goes_on_with_what_is_left(
 def test_how_much_is_left_is_what_the_platform_says_of_itself(services: PlatformServices) -> None:
     services.sample_filling.left = 3
     assert health(services)["runs_to_fill"] == 3
+
+
+def test_how_much_of_a_run_was_read_is_known_while_it_is(
+    services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_filling, "_BATCH", 2)
+    run = add_run(services, member, [conversation()] * 4, results={"sampled_rows": 4})
+    source = PlatformSource(services, member.workspace.id, SampleCounts())
+
+    def share() -> float | None:
+        return source.samples(run.name, SampleQuery(), limit=9).filling
+
+    seen: list[float | None] = [share()]
+    read = SampleFilling._fill_batch
+
+    def noted(*words: Any, **more: Any) -> None:
+        seen.append(share())
+        read(*words, **more)
+
+    monkeypatch.setattr(SampleFilling, "_fill_batch", noted)
+    services.sample_filling.fill()
+    assert [*seen, share()] == [0.0, 0.0, 0.5, None]
+    running = add_run(services, member, [conversation()], status="running")
+    assert source.samples(running.name, SampleQuery(), limit=9).filling is None

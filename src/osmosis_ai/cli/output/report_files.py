@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 def report_file(
     path: Path | None, *, overwrite: bool, no_text: bool, numbers: str, text: str = ""
 ) -> ReportFile | None:
-    """Return the file that a report goes into, once it is said what goes in and sure that it can be written.
+    """Return the file that a report goes into, sure that it can be written; what goes in is said before it is.
 
     Args:
         path: as the user named it; None where no report was asked for.
@@ -31,9 +32,9 @@ def report_file(
         return None
     from osmosis_ai.services.report_files import ReportFile
 
-    file = ReportFile(path.expanduser(), overwrite, text=not no_text)
+    announce = partial(tell_what_goes_in, numbers, "" if no_text else text)
+    file = ReportFile(path.expanduser(), overwrite, text=not no_text, announce=announce)
     file.check()
-    tell_what_goes_in(numbers, "" if no_text else text)
     return file
 
 

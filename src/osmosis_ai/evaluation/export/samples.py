@@ -89,20 +89,18 @@ class ExportedRun:
         Raises:
             OsmosisError: a file of the run is damaged.
         """
-        found = self._local_samples(self.local) if self.local is not None else self._listed_samples()
+        if self.local is not None:
+            found = self._local_samples(self.local)
+        else:
+            found = (_sample(known, known["run_index"]) for known in self.listed())
         return (_with_conversation(self.directory, sample) for sample in found)
 
-    def _local_samples(self, local: LocalResults) -> Iterator[ExportedSample]:
-        events = RunDirectory(self.directory).events
-        if not events.exists():
-            return
-        with JournalReader(events) as journal:
-            for _, run_index, offset in local.ledger.recorded():
-                record = journal.record(offset)
-                if record is not None:
-                    yield _sample(asdict(record), run_index)
+    def listed(self) -> Iterator[dict[str, Any]]:
+        """Yield what is known of the samples of a downloaded run, by the names of ``TerminalRecord``.
 
-    def _listed_samples(self) -> Iterator[ExportedSample]:
+        Raises:
+            OsmosisError: a file of the run is damaged.
+        """
         listing = RunDirectory(self.directory).summary
         seen: set[tuple[int, int]] = set()
         with open_regular(listing) as lines, _DownloadedJournal(self.directory) as journal:
@@ -116,7 +114,17 @@ class ExportedRun:
                     ) from None
                 if item not in seen:
                     seen.add(item)
-                    yield _sample({**entry, **journal.record(*item)}, entry["run_index"])
+                    yield {**entry, **journal.record(*item)}
+
+    def _local_samples(self, local: LocalResults) -> Iterator[ExportedSample]:
+        events = RunDirectory(self.directory).events
+        if not events.exists():
+            return
+        with JournalReader(events) as journal:
+            for _, run_index, offset in local.ledger.recorded():
+                record = journal.record(offset)
+                if record is not None:
+                    yield _sample(asdict(record), run_index)
 
 
 class _DownloadedJournal(ExitStack):

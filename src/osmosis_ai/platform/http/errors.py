@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from osmosis_ai.api.redaction import ReplyRedactor
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import is_disk_full
+from osmosis_ai.installation import installed_state
 from osmosis_ai.platform.blobs.store import BlobStoreError
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 
@@ -37,6 +38,11 @@ _STATUS_OF_CODE = {
     "WORKSPACE_REQUIRED": 400,
 }
 _SECRET_KEYS = frozenset({"value", "password", "provided", "token", "device_code"})
+_INSTALLED = installed_state()
+_CHANGED = (
+    "Osmosis was installed anew since this platform was started, and what it runs does not fit together any more: "
+    "start it again"
+)
 JSON_BODY = "osmosis.json"
 """Where a request's scope keeps a list with its parsed JSON body, once there is one."""
 
@@ -239,12 +245,10 @@ def _unexpected(error: Exception, request: Request) -> ApiError:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     redactor = ReplyRedactor(_secrets_of(request))
     logger.error("%s %s failed (%s)\n%s", request.method, request.url.path, reference, redactor.text(text))
-    return ApiError(
-        500,
-        "INTERNAL_ERROR",
-        f"the platform met an unexpected error; its log tells more under {reference}.",
-        reference=reference,
-    )
+    # What a function imports may be of a newer release by now.
+    what = "the platform met an unexpected error" if installed_state() == _INSTALLED else _CHANGED
+    message = f"{what}; its log tells more under {reference}."
+    return ApiError(500, "INTERNAL_ERROR", message, reference=reference)
 
 
 def _secrets_of(request: Request) -> list[str]:

@@ -30,6 +30,7 @@ from osmosis_ai.ui.assets import assets
 from osmosis_ai.ui.pages import templates
 from osmosis_ai.ui.policy import THEME_COOKIE, page_headers, theme_of
 from osmosis_ai.ui.shell import NavItem, ShellView
+from osmosis_ai.viewer.rendering import environment
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -51,6 +52,11 @@ TABS = {
     ("api-keys",): "Tokens",
     ("members",): "Members",
 }
+
+
+def load_templates() -> None:
+    """Read what pages are made of, as long as it is of the release that runs."""
+    _environment(), environment(), assets()
 
 
 def page_router() -> APIRouter:

@@ -75,6 +75,14 @@ class SampleFilling:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.left = 0
+        self._read: tuple[str, float] = ("", 0.0)
+
+    def share_read(self, run: DbRun) -> float | None:
+        """Return which share of a run's samples was looked at so far; None where there is nothing left to be read."""
+        if run.samples_filled_at is not None or run.status in OPEN:
+            return None
+        reading, share = self._read
+        return share if reading == run.id else 0.0
 
     def start(self) -> None:
         """Begin."""
@@ -126,11 +134,13 @@ class SampleFilling:
         if run is None:
             return True
         previews = keeps_previews(run.request.get("advanced_config"))
-        place = (-1, -1)
+        place, rows = (-1, -1), int((run.results or {}).get("sampled_rows") or 0)
+        self._read = (run_id, 0.0)
         while batch := self._lacking(run_id, place, previews=previews):
             began = time.monotonic()
             self._fill_batch(run_id, batch, previews=previews)
             place = (batch[-1].row_index, batch[-1].run_index)
+            self._read = (run_id, min((place[0] + 1) / max(rows, 1), 1.0))
             if self._stopping.wait(time.monotonic() - began):
                 return False
         with self._db.transaction() as session:

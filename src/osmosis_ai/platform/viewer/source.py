@@ -7,7 +7,7 @@ be asked for as long as somebody looks, from several threads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
 
@@ -115,7 +115,10 @@ class PlatformSource:
     ) -> ItemPage[SampleEntry]:
         """Return samples of an evaluation, of which the newest result counts."""
         with self.services.db.session() as session:
-            return self._samples(session, run).page(query, limit=limit, cursor=cursor)
+            samples = self._samples(session, run)
+            shares = [self.services.sample_filling.share_read(each) for each in samples.family.runs]
+            page = samples.page(query, limit=limit, cursor=cursor)
+        return replace(page, filling=min((share for share in shares if share is not None), default=None))
 
     def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
         """Return a sample, with its neighbours inside ``query``."""

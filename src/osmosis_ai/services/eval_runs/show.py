@@ -153,19 +153,19 @@ def shown_samples(
         NotFoundError: it has no sample of the row and attempt that were named.
     """
     scan = _Scan(run, wanted)
-    found = list(islice(scan, wanted.limit + 1))
+    found = scan.read()
     if not found and wanted.row is not None and wanted.outcome is None and not wanted.text:
         attempt = f", attempt {wanted.attempt}" if wanted.attempt is not None else ""
         raise NotFoundError(
             f"{run.subject} has no result of row {wanted.row}{attempt}.",
             hint=" ".join(run.problems()) or "rows and attempts are numbered from 0, as in `osmosis view`",
         )
-    shown = [_shown(run, sample, stored, other) for sample, stored in found[: wanted.limit]]
+    shown = [_shown(run, sample, stored, other) for sample, stored in found]
     return ShownRun(
         name=run.name,
         place=run.place,
         conversations=shown,
-        more=len(found) > wanted.limit,
+        more=scan.more,
         beside=other.name if other is not None else None,
         searched=scan.searched if wanted.text else None,
         unsearched=scan.gave_up,
@@ -184,21 +184,38 @@ def _opened(
 
 
 class _Scan:
-    """The samples that are wanted, each with its conversation; of a search so many are read, no more."""
+    """The samples that are wanted, each with its conversation; of a search so many are read, no more.
+
+    Attributes:
+        searched: how many conversations were read for a text.
+        gave_up: whether some were not, for their number.
+        more: whether there are more samples that are wanted.
+    """
 
     def __init__(self, run: RunConversations, wanted: WantedSamples) -> None:
         self._run = run
         self._wanted = wanted
         self.searched = 0
         self.gave_up = False
+        self.more = False
 
-    def __iter__(self) -> Iterator[tuple[SampleEntry, StoredConversation]]:
+    def read(self) -> list[tuple[SampleEntry, StoredConversation]]:
+        """Return those that are shown."""
         samples = self._run.samples(self._wanted.row, self._wanted.outcome)
         rest = (each for each in samples if self._wanted.attempt in (None, each.attempt))
-        # Without a text each that comes is one that is wanted: no more are read than are shown.
-        at_once = _AT_ONCE if self._wanted.text else min(_AT_ONCE, self._wanted.limit + 1)
-        while piece := list(islice(rest, at_once)):
-            if self._wanted.text and self.searched >= MOST_SEARCHED:
+        limit = self._wanted.limit
+        if self._wanted.text:
+            found = list(islice(self._search(rest), limit + 1))
+            self.more = len(found) > limit
+            return found[:limit]
+        # Each that comes is one that is wanted: that there is another is known without its conversation.
+        shown = list(islice(rest, limit))
+        self.more = next(rest, None) is not None
+        return list(zip(shown, self._run.conversations(shown), strict=True))
+
+    def _search(self, rest: Iterator[SampleEntry]) -> Iterator[tuple[SampleEntry, StoredConversation]]:
+        while piece := list(islice(rest, _AT_ONCE)):
+            if self.searched >= MOST_SEARCHED:
                 self.gave_up = True
                 return
             for sample, stored in zip(piece, self._run.conversations(piece), strict=True):
@@ -211,10 +228,8 @@ class _Scan:
 
         text = self._wanted.text.casefold()
         said = (sample.input, sample.output, sample.error)
-        return (
-            not text
-            or any(text in each.casefold() for each in said if each)
-            or (stored.content is not None and holds(stored.content, text))
+        return any(text in each.casefold() for each in said if each) or (
+            stored.content is not None and holds(stored.content, text)
         )
 
 

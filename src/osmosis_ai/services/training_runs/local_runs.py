@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
@@ -40,14 +42,37 @@ class LocalTraining:
 
 
 def training_directory(word: str) -> Path | None:
-    """Return the training directory that a word is the path of; None where it is none."""
+    """Return the training directory that a word is the path of; None where it may be the name of a platform's run.
+
+    Raises:
+        OsmosisError: it is a path that leads to something else.
+    """
     from osmosis_ai.viewer.local.places import kind_of
 
     try:
         given = Path(word).expanduser().absolute()
-        return given if kind_of(given) == "training" else None
+        kind, there = kind_of(given), given.exists()
     except (OSError, ValueError, RuntimeError):
         return None
+    if kind == "training":
+        return given
+    if kind == "eval":
+        raise OsmosisError(
+            f"{word} is the directory of an evaluation, and no training directory.",
+            hint=f"osmosis eval info {quote(word)}, osmosis eval show {quote(word)}",
+        )
+    if there and (word in (".", "..", "~") or "/" in word or os.sep in word):
+        what = (
+            "a directory without a training run's manifest.json and metrics.jsonl"
+            if given.is_dir()
+            else "a file"
+        )
+        raise OsmosisError(
+            f"{word} is no training directory: it is {what}.",
+            hint=f"osmosis view {quote(word if given.is_dir() else str(Path(word).parent))} finds the runs below it; "
+            "a platform's run goes by its name (`osmosis train list`)",
+        )
+    return None
 
 
 def describe_training(directory: Path) -> LocalTraining:

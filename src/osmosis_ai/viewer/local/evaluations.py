@@ -186,7 +186,7 @@ def facts_of(known: KnownEvaluation, directory: Path) -> list[tuple[str, str]]:
         "Agent's time limit (s)": timeouts.get("agent_timeout_sec"),
         "Grader's time limit (s)": timeouts.get("grader_timeout_sec"),
         "Made by": provenance.get("sdk_version"),
-        "Run id": manifest.local_run_id,
+        "Run id": as_text(provenance.get("run_id")) or manifest.local_run_id,
         "Directory": str(directory),
     }
     return shown_facts(facts)

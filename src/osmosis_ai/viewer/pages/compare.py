@@ -48,7 +48,10 @@ def page(view: Viewing, words: Words) -> RenderedPage:
     except NotFoundError:
         raise
     except OsmosisError as error:
-        return RenderedPage("compare.html", {**given, **choices, "refused": error.message})
+        mended_by = compare_evaluations.allowance_for(error)
+        return RenderedPage(
+            "compare.html", {**given, **choices, "refused": error.message, "mended_by": mended_by}
+        )
     return RenderedPage("compare_evaluations.html", {**given, **choices, **found})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,12 @@ def choices(words: Words) -> dict[str, Any]:
         "slices": word(words, "slice") or "",
         "allowances": [(name, text, name in words.get("allow", ())) for name, text in ALLOWANCES.items()],
     }
+
+
+def allowance_for(refusal: OsmosisError) -> str | None:
+    """Return which of :data:`ALLOWANCES` lets through what was refused; commands name it as an option."""
+    options = set(re.findall(r"--(?:allow-)?([a-z-]+)", refusal.hint or ""))
+    return next((name for name in ALLOWANCES if name.replace("_", "-") in options), None)
 
 
 def found(view: Viewing, names: Sequence[str], options: CompareOptions) -> dict[str, Any]:

@@ -100,7 +100,9 @@ def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
             "elsewhere": _elsewhere(view, run, one.sample, asked=word(words, "elsewhere") is not None),
             "artifacts": _artifacts(view, run, one),
             "copies": _copies(one),
-            "waterfall": _waterfall(one.conversation),
+            "waterfalls": [
+                (each, chart) for each in (one, other) if each and (chart := _waterfall(each.conversation))
+            ],
             "outcome_of": outcome_of,
             "of_validation": view.of_validation,
             "address": lambda **more: one.href + _query(state | more, hidden),

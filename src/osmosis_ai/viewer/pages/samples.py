@@ -13,11 +13,11 @@ from osmosis_ai.viewer.pages.runs import SortLink
 from osmosis_ai.viewer.queries import (
     Words,
     cursor_of,
+    groups_by_row,
     is_filtered,
     query_string,
     sample_query,
     searches_conversations,
-    word,
     words_of_sample_query,
 )
 from osmosis_ai.viewer.source import Outcome, SampleEntry, SampleQuery, SampleSort
@@ -49,7 +49,7 @@ class RowOfSamples:
 
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     """Return samples of an evaluation."""
-    query = sample_query(words)
+    query, grouped = sample_query(words), groups_by_row(words)
     in_conversations = searches_conversations(words, query)
     if in_conversations:
         search = search_conversations(view.source, run, query, cursor=cursor_of(words))
@@ -60,7 +60,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     filters = words_of_sample_query(query)
     here = view.run_href("eval", run, "samples")
     shown = filters | {
-        "group": word(words, "group") or "",
+        "group": "row" if grouped else "",
         "in": "conversations" if in_conversations else "",
     }
     # A sample's neighbours come from the table, which does not know what conversations hold.
@@ -76,8 +76,8 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "search": search,
             "query": query,
             "lines": lines,
-            "groups": _by_row(lines) if word(words, "group") == "row" and query.sort == "row" else None,
-            "group": word(words, "group"),
+            "groups": _by_row(lines) if grouped and query.sort == "row" else None,
+            "grouped": grouped,
             "in_conversations": in_conversations,
             "can_search": view.can("conversations"),
             "outcomes": _outcomes(query, here, shown, found.counts),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
-from pathlib import Path
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse
@@ -15,7 +14,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-import osmosis_ai
+from osmosis_ai.installation import installed_state
 from osmosis_ai.ui.assets import assets
 from osmosis_ai.ui.policy import THEME_COOKIE, page_headers, theme_of
 from osmosis_ai.ui.shell import NavItem, ShellView
@@ -52,7 +51,7 @@ def viewer_app(
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     # What is read later may be of another release.
     environment(), assets()
-    installed = _installed()
+    installed = installed_state()
 
     def viewing(request: Request) -> Viewing:
         return _viewing(request, source)
@@ -68,7 +67,7 @@ def viewer_app(
         # What a function imports may be of a newer release by now.
         why = (
             _CHANGED
-            if _installed() != installed
+            if installed_state() != installed
             else f"This page could not be made ({type(error).__name__})."
         )
         return _said(f"{why}\nEnd this viewer, and run `osmosis view` again.\n", 500)
@@ -141,15 +140,6 @@ def turned_away(why: str) -> Response:
 
 def _said(text: str, status: int) -> Response:
     return Response(text, status, media_type="text/plain; charset=utf-8", headers=page_headers(keep=False))
-
-
-def _installed() -> tuple[int, int] | None:
-    """Return what is another one after the package was installed anew; None while it is not there."""
-    try:
-        about = Path(osmosis_ai.__file__).stat()
-    except OSError:
-        return None
-    return about.st_ino, about.st_ctime_ns
 
 
 class _Door:

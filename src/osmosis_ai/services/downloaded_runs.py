@@ -1,0 +1,90 @@
+"""A run that was downloaded from a platform, laid out as the runs of this machine are, so that what reads these reads it.
+
+Invariant: the download is left as it is; what is missing of a run's files is worked out from those that came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.export import ExportedRun, read_run
+from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
+from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.run_directory import RunDirectory
+
+
+def is_downloaded_run(directory: Path) -> bool:
+    """Tell whether a directory looks like what `osmosis eval download` leaves."""
+    found = RunDirectory(directory)
+    return not found.manifest.exists() and (found.metrics.is_file() or found.summary.is_file())
+
+
+@contextmanager
+def as_local_run(directory: Path) -> Iterator[Path]:
+    """Yield a directory that is gone behind the block and has the downloaded run as one of this machine.
+
+    Raises:
+        OsmosisError: its metrics or its list of samples did not come with it, or are damaged.
+    """
+    run = read_run(directory)
+    with TemporaryDirectory(prefix="osmosis-downloaded-") as scratch:
+        laid_out = RunDirectory(Path(scratch, directory.resolve().name))
+        laid_out.path.mkdir()
+        rows, attempts = _write_journal(run, laid_out.events)
+        if not rows:
+            raise OsmosisError(f"the run that was downloaded to {directory} has no sample.")
+        _manifest(run, rows, attempts).write(laid_out.manifest)
+        downloaded = RunDirectory(directory)
+        for file, to in ((downloaded.metrics, laid_out.metrics), (downloaded.log, laid_out.log)):
+            if file.is_file() and not file.is_symlink():
+                _linked(file, to)
+        for folder in (downloaded.trajectories, downloaded.artifacts):
+            if folder.is_dir() and not folder.is_symlink():
+                # Links stay links: nobody follows them.
+                shutil.copytree(folder, laid_out.path / folder.name, symlinks=True, copy_function=_linked)
+        yield laid_out.path
+
+
+def _write_journal(run: ExportedRun, target: Path) -> tuple[int, int]:
+    """Write what is known of each sample as a journal; return how many rows and attempts there are."""
+    rows = attempts = 0
+    previous = BEFORE_THE_FIRST
+    with target.open("wb") as lines:
+        for known in run.listed():
+            record = TerminalRecord(**{"duration_ms": 0, **known})
+            line, previous = sealed(record.to_line(), previous)
+            lines.write(line)
+            rows, attempts = max(rows, record.row_index + 1), max(attempts, record.run_index + 1)
+    return rows, attempts
+
+
+def _manifest(run: ExportedRun, rows: int, attempts: int) -> Manifest:
+    facts = run.facts
+    inputs: dict[str, Any] = {
+        "model_path": facts.get("model_name"),
+        "rollout": {"name": facts.get("rollout_name")},
+        "dataset": {"selected_source_rows": f"0-{rows - 1}"},
+        "n": attempts,
+    }
+    provenance = {"dataset_name": facts.get("dataset_name"), "run_id": run.run_id}
+    run_id = hashlib.sha256(run.run_id.encode("utf-8", "replace")).hexdigest()[:32]
+    return Manifest(
+        run_id, run.directory.resolve().name, str(facts.get("started_at") or ""), inputs, provenance
+    )
+
+
+def _linked(source: str | Path, target: str | Path) -> None:
+    """Give a file a second name, or copy it where that can not be."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=False)

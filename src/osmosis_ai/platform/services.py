@@ -103,6 +103,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     counts: dict[RunKind, RunCounts] = {kind: RunCounts(kind, used_clock) for kind in get_args(RunKind)}
     submitter = RunSubmitter(db, used_clock, vault, mirrors, rollouts, counts)
     training_runs = RunStore("training", db, used_clock, logs, counts["training"])
+    resumption = TrainingResumption(db, blobs, used_clock, logs, training_runs, config.runs_dir)
     datasets = DatasetStore(db, blobs, used_clock, logs)
     eval_imports = EvalImportStore(db, blobs, used_clock, logs, counts["eval"])
     return PlatformServices(
@@ -128,13 +129,18 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         eval_runs=RunStore("eval", db, used_clock, logs, counts["eval"]),
         eval_imports=eval_imports,
         training_runs=training_runs,
-        resumption=TrainingResumption(db, used_clock, logs, training_runs, config.runs_dir),
+        resumption=resumption,
         run_deletion=RunDeletion(db, used_clock, blobs, config.runs_dir, counts),
         lora_models=LoraModelStore(db, blobs, used_clock),
         downloads=Downloads(db, blobs, signer),
         sample_filling=SampleFilling(db, blobs, used_clock),
         maintenance=Maintenance(
-            {"blobs": blobs.sweep, "datasets": datasets.ingest.recover, "uploads of runs": eval_imports.tidy}
+            {
+                "blobs": blobs.sweep,
+                "datasets": datasets.ingest.recover,
+                "uploads of runs": eval_imports.tidy,
+                "checkpoints of runs": resumption.forget_old,
+            }
         ),
         sample_counts=SampleCounts(),
         readiness=Readiness(db, blobs, used_clock),

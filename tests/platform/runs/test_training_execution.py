@@ -15,6 +15,7 @@ from fastapi.testclient import TestClient
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD
 from tests.platform.conftest import Member
@@ -206,7 +207,7 @@ def test_a_model_of_ones_own_is_trained_deployed_and_evaluated(
     assert measured["status"] == "finished", measured
 
 
-def test_a_run_that_is_killed_then_stopped_and_resumed_comes_to_the_same_curve(
+def test_a_run_that_is_killed_then_stopped_and_resumed_elsewhere_comes_to_the_same_curve(
     api: TestClient, services: PlatformServices, executor: LocalExecutor
 ) -> None:
     undisturbed = submit(api)
@@ -225,10 +226,15 @@ def test_a_run_that_is_killed_then_stopped_and_resumed_comes_to_the_same_curve(
     stopped = ended(api, disturbed["name"])
     assert (stopped["status"], stopped["resumable"]) == ("stopped", True)
     assert stopped["current_step"] < STEPS, "there is something left to do"
+    # What the next machine has of it: nothing but what was sent.
+    wait_until(lambda: not WorkingDirectory(services.config.runs_dir, disturbed["id"]).is_worked_on())
+    shutil.rmtree(services.config.runs_dir / disturbed["id"])
     resumed = api.post(f"{RUNS}/{disturbed['name']}/resume", json={}).json()
     assert (resumed["id"], resumed["step"]) == (disturbed["id"], stopped["current_step"])
     found = ended(api, disturbed["name"])
     assert found["status"] == "finished", messages(api, disturbed["name"])
+    took_over = f"went on, on another machine, from the checkpoint of step {resumed['step']}"
+    assert took_over in messages(api, disturbed["name"])
     calm, stormy = curves(api, undisturbed["name"]), curves(api, disturbed["name"])
     assert set(calm) == set(stormy)
     for key, points in calm.items():

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
+from io import BytesIO
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
+from osmosis_ai.api.wire.workers import CheckpointPart, TrainingNews, TrainingStart, TrainingStep
 from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.runs.desk.training import ROLLOUTS
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError
-from osmosis_ai.platform.runs.work.training_publisher import ROLLOUTS, TrainingRunWriter
+from osmosis_ai.platform.runs.work.training_sink import DatabaseSink
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD, StepRecord
@@ -42,22 +44,58 @@ def claimed(services: PlatformServices, run_id: str, token: str = "worker-1") ->
     return lease
 
 
-def store_of(services: PlatformServices, lease: Lease) -> TrainingRunWriter:
+class Told:
+    """What a worker says of its training run, in the words of the protocol, and the platform's rows."""
+
+    def __init__(self, services: PlatformServices, lease: Lease) -> None:
+        leases = Leases(services.db, services.clock)
+        self.sink = DatabaseSink(lease, leases, services.blobs, services.clock)
+
+    def begin(self, *, total_steps: int, steps_done: int = 0) -> None:
+        start = TrainingStart(total_steps=total_steps, steps_done=steps_done)
+        self.sink.send(TrainingNews(start=start))
+
+    def append_steps(self, records: list[StepRecord]) -> None:
+        steps = [
+            TrainingStep(
+                step=record.step,
+                timestamp_ms=record.timestamp_ms,
+                metrics={**record.metrics},
+                validation_rewards={**record.validation_rewards},
+            )
+            for record in records
+        ]
+        self.sink.send(TrainingNews(steps=steps))
+
+    def add_archive(self, step: int) -> None:
+        name = f"resume/{step}-a/checkpoint.tar"
+        part = CheckpointPart(
+            step=step, base_model="osmosis/tiny", files={"checkpoint.tar": name}, is_resume=True
+        )
+        self.sink.send(TrainingNews(checkpoints=[part]), {name: BytesIO(b"archive")})
+
+    def add_checkpoint(self, step: int, weights: bytes = b"weights", *, reward: float | None = None) -> str:
+        files = {"adapter_model.safetensors": weights, "adapter_config.json": b"{}"}
+        names = {name: f"checkpoints/{step}/{name}" for name in files}
+        part = CheckpointPart(step=step, base_model="osmosis/tiny", files=names, reward=reward)
+        blobs = {names[name]: BytesIO(content) for name, content in files.items()}
+        return self.sink.send(TrainingNews(checkpoints=[part]), blobs)[step]
+
+
+def store_of(services: PlatformServices, lease: Lease) -> Told:
+    return Told(services, lease)
+
+
+def gone_on(services: PlatformServices, run_id: str, token: str) -> Told:
+    """Return what the next worker of a run says, that of the first having let it go."""
     leases = Leases(services.db, services.clock)
-    return TrainingRunWriter(lease, leases, services.blobs, services.clock, base_model="osmosis/tiny")
+    leases.release(run_id, "worker-1")
+    return Told(services, claimed(services, run_id, token))
 
 
 def done(step: int, metrics: dict[str, float], clock: ManualClock) -> StepRecord:
     """Return a step that ended just now."""
     return StepRecord(step, round(clock.now().timestamp() * 1000), metrics)
-
-
-def adapter(directory: Path, weights: bytes = b"weights") -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "adapter_model.safetensors").write_bytes(weights)
-    (directory / "adapter_config.json").write_text("{}")
-    (directory / "deeper").mkdir(exist_ok=True)
-    return directory
 
 
 # -- submit ------------------------------------------------------------------------------------
@@ -311,6 +349,8 @@ def test_the_newest_validation_is_told_row_by_row_until_a_run_goes_on_before_it(
     store.append_steps(validated[:1])
     assert told() == {"step": 5, "rewards": {"row": 0.5}}
     store.begin(total_steps=40, steps_done=4)
+    assert told() == {"step": 5, "rewards": {"row": 0.5}}, "it had begun: that is an exchange repeated late"
+    gone_on(services, run["id"], "worker-2").begin(total_steps=40, steps_done=4)
     assert told() is None
 
 
@@ -327,6 +367,7 @@ def test_a_step_that_is_repeated_replaces_itself(
     store.append_steps([done(3, {TRAINING_REWARD: 0.3, ROLLOUTS: 8, "gone": 1.0}, clock)])
     assert api.get(f"{RUNS}/{run['name']}/metrics").json() == before
     # Continued from the checkpoint of step 1: what came after it is computed anew.
+    store = gone_on(services, run["id"], "worker-2")
     store.begin(total_steps=4, steps_done=1)
     standing = api.get(f"{RUNS}/{run['name']}").json()["training_run"]
     assert (standing["current_step"], standing["reward"], standing["examples_processed_count"]) == (1, 0.1, 8)
@@ -340,14 +381,14 @@ def test_a_step_that_is_repeated_replaces_itself(
 
 
 def test_checkpoints_are_listed_by_step_and_kept_once(
-    api: TestClient, services: PlatformServices, member: Member, tmp_path: Path
+    api: TestClient, services: PlatformServices, member: Member
 ) -> None:
     run = submitted(api)
     store = store_of(services, claimed(services, run["id"]))
-    assert store.add_checkpoint(10, adapter(tmp_path / "a"), reward=0.5) == f"{run['name']}-step-10"
-    store.add_checkpoint(5, adapter(tmp_path / "b"))
+    assert store.add_checkpoint(10, reward=0.5) == f"{run['name']}-step-10"
+    store.add_checkpoint(5)
     first = api.get(f"{RUNS}/{run['name']}/checkpoints").json()
-    store.add_checkpoint(10, adapter(tmp_path / "a", b"others"), reward=0.75)
+    store.add_checkpoint(10, b"others", reward=0.75)
     again = api.get(f"{RUNS}/{run['name']}/checkpoints").json()
     assert again == first
     assert (again["training_run_name"], again["training_run_id"]) == (run["name"], run["id"])
@@ -366,7 +407,7 @@ def test_checkpoints_are_listed_by_step_and_kept_once(
 
 
 def test_a_worker_that_was_replaced_writes_nothing(
-    api: TestClient, services: PlatformServices, clock: ManualClock, tmp_path: Path
+    api: TestClient, services: PlatformServices, clock: ManualClock
 ) -> None:
     run = submitted(api)
     late = store_of(services, claimed(services, run["id"], "worker-1"))
@@ -377,7 +418,7 @@ def test_a_worker_that_was_replaced_writes_nothing(
     writes = (
         lambda: late.begin(total_steps=9),
         lambda: late.append_steps([done(2, {TRAINING_REWARD: 0.9}, clock)]),
-        lambda: late.add_checkpoint(2, adapter(tmp_path / "a")),
+        lambda: late.add_checkpoint(2),
     )
     for write in writes:
         with pytest.raises(LeaseLostError):
@@ -460,6 +501,45 @@ def test_only_a_run_that_ended_early_and_has_a_checkpoint_is_resumed(
     clock.advance(31 * 86_400)
     refused(old, "more than 30 days ago")
     assert_flat_error(api.post(f"{RUNS}/nobody/resume", json={}), 404, "NOT_FOUND")
+
+
+def ended_elsewhere(api: TestClient, services: PlatformServices, outcome: Any = "failed") -> dict[str, Any]:
+    """A run that ended on a machine that is gone, which had sent what another goes on from."""
+    run = submitted(api)
+    lease = claimed(services, run["id"])
+    store_of(services, lease).add_archive(5)
+    leases = Leases(services.db, services.clock)
+    with leases.writing(lease) as (_, row):
+        leases.end(row, outcome)
+    return run
+
+
+def test_a_run_goes_on_from_what_was_sent_where_its_machine_is_gone(
+    api: TestClient, services: PlatformServices
+) -> None:
+    run = ended_elsewhere(api, services)
+    assert not (services.config.runs_dir / run["id"]).exists()
+    assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["resumable"] is True
+    assert api.post(f"{RUNS}/{run['name']}/resume", json={}).json()["step"] == 5
+    services.resumption.forget_old()
+    assert len(list(services.blobs.keys(f"runs/{run['id']}/resume"))) == 1, "it is needed now"
+
+
+def test_what_was_sent_is_forgotten_when_a_run_has_finished_or_ended_a_month_ago(
+    api: TestClient, services: PlatformServices, clock: ManualClock
+) -> None:
+    failed, finished = (ended_elsewhere(api, services, outcome) for outcome in ("failed", "finished"))
+
+    def kept() -> list[bool]:
+        return [any(services.blobs.keys(f"runs/{run['id']}/resume")) for run in (failed, finished)]
+
+    assert kept() == [True, True]
+    services.resumption.forget_old()
+    assert kept() == [True, False]
+    clock.advance(31 * 86_400)
+    services.resumption.forget_old()
+    assert kept() == [False, False]
+    assert not api.get(f"{RUNS}/{failed['name']}").json()["training_run"].get("resumable")
 
 
 def test_a_run_whose_own_secrets_were_forgotten_names_them(

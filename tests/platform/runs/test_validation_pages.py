@@ -9,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.runs.leases import Leases
+from osmosis_ai.platform.runs.work.training_sink import DatabaseSink
 from osmosis_ai.platform.runs.work.validation_files import ValidationFiles
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
@@ -36,7 +37,9 @@ def validate(services: PlatformServices, run_id: str, step: int) -> None:
     leave_validation(directory, samples, {(1, 0): b'{"steps": [%d]}' % step})
     lease = leases.claim(run_id, f"worker-{step}")
     assert lease is not None
-    ValidationFiles(lease, leases, services.blobs, Redactor(), directory).publish()
+    sink = DatabaseSink(lease, leases, services.blobs, services.clock)
+    files = ValidationFiles(sink, sink.stored().validation, Redactor(), directory)
+    files.publish()
     leases.release(run_id, f"worker-{step}")
 
 

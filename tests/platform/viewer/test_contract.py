@@ -14,6 +14,7 @@ from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.runs.journalled import sample_row
 from osmosis_ai.platform.runs.leases import Leases
+from osmosis_ai.platform.runs.work.training_sink import DatabaseSink
 from osmosis_ai.platform.runs.work.validation_files import ValidationFiles
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices, build_services
@@ -67,7 +68,8 @@ class PlatformPlace:
         assert lease is not None
         directory = WorkingDirectory(services.config.runs_dir, id).training
         leave_validation(directory, samples, conversations)
-        files = ValidationFiles(lease, leases, services.blobs, Redactor(), directory)
+        sink = DatabaseSink(lease, leases, services.blobs, services.clock)
+        files = ValidationFiles(sink, sink.stored().validation, Redactor(), directory)
         files.publish()
         files.publish()
         with services.db.session() as session:

@@ -33,6 +33,8 @@ Secret = Annotated[SecretStr, PlainSerializer(SecretStr.get_secret_value, return
 """Shown nowhere, and sent as it is."""
 Token = Annotated[Secret, Field(min_length=1, max_length=128)]
 Count = Annotated[int, Field(strict=True, ge=0)]
+Step = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
+MetricKey = Annotated[str, Field(max_length=128)]
 
 
 class WorkerOffer(WireModel):
@@ -121,15 +123,14 @@ class AgentPlace(WireModel):
 
 
 class StoredTraining(WireModel):
-    """What the platform has of a training run: steps with a kept checkpoint, the name of the newest validation, and what
-    another machine goes on from (the last checkpoint as an archive, ``None`` before there is one).
+    """What the platform has of a training run: steps with a kept checkpoint, the version of the newest validation, and what
+    another machine goes on from (a checkpoint with its history, as an archive; None before there is one).
     """
 
     checkpoint_steps: list[int] = []
     validation: str | None = None
     resume_step: int | None = None
     resume: InputDownload | None = None
-    history: list[dict[str, Any]] = []
 
 
 class Assignment(WireModel):
@@ -220,24 +221,24 @@ class RunFilePart(WireModel):
 class TrainingStart(WireModel):
     """How long a training run will be, and behind which step it goes on; what came after that is forgotten."""
 
-    total_steps: Count
-    steps_done: Count
+    total_steps: Step
+    steps_done: Step
 
 
 class TrainingStep(WireModel):
     """What a step has come to; numbers that are not finite are left out by the platform."""
 
-    step: Count
-    timestamp_ms: int
-    metrics: dict[str, float | None]
+    step: Step
+    timestamp_ms: Annotated[int, Field(strict=True, ge=0, lt=1 << 47)]
+    metrics: dict[MetricKey, float | None]
     validation_rewards: dict[str, float | None] = {}
 
 
 class CheckpointPart(WireModel):
     """A checkpoint, whole: uploads by file name. ``is_resume``: the archive that another machine goes on from."""
 
-    step: Count
-    base_model: str
+    step: Step
+    base_model: Annotated[str, Field(max_length=255)]
     files: dict[str, str]
     reward: float | None = None
     is_resume: bool = False
@@ -246,7 +247,7 @@ class CheckpointPart(WireModel):
 class ValidationPart(WireModel):
     """The newest validation: its files become the run's in place of those of the one before. None of them: no files."""
 
-    version: str | None
+    version: str | None = None
     files: list[RunFilePart] = []
 
 

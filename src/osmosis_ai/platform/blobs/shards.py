@@ -51,15 +51,19 @@ class ShardWriter:
         self.size += len(packed)
         return piece
 
+    def content(self) -> BinaryIO:
+        """Return all of it, from its beginning; it is added to no more."""
+        self._file.truncate(self.size)
+        self._file.seek(0)
+        return self._file
+
     def store(self, blobs: BlobStore, key: str) -> None:
         """Make it the blob ``key``; it may be stored again, and added to no more.
 
         Raises:
             OSError, OsmosisError: the store did not take it.
         """
-        self._file.truncate(self.size)
-        self._file.seek(0)
-        blobs.put(key, self._file)
+        blobs.put(key, self.content())
 
     def close(self) -> None:
         """Forget it."""

@@ -26,8 +26,8 @@ from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.read.training_curves import read_curves
 from osmosis_ai.platform.runs.run_files import open_run_file
 from osmosis_ai.platform.runs.stored_journal import records_beside
+from osmosis_ai.platform.runs.training_names import SAMPLES_PATH, conversation_path
 from osmosis_ai.platform.runs.work.sample_files import diagnostics_path
-from osmosis_ai.platform.runs.work.validation_files import SAMPLES_PATH, conversation_path
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.changes import read_changes
 from osmosis_ai.platform.viewer.found_runs import find_family, of_family

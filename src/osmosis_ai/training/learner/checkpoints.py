@@ -119,6 +119,21 @@ def checkpoints_in(directory: Path) -> tuple[CheckpointDirectory, ...]:
     return tuple(sorted(found, key=lambda checkpoint: checkpoint.step))
 
 
+def adopt_checkpoint(written: Path, directory: Path, step: int) -> None:
+    """Make a checkpoint that was written elsewhere on the same disk, and flushed, one of a store's, in one step.
+
+    Args:
+        written: its directory, which moves.
+        directory: the store's; created when missing, and open in no process.
+        step: its step; a checkpoint of the same step is replaced.
+
+    Raises:
+        OSError: the disk refuses it; the checkpoints that were there still are.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    _put_in_place(written, directory / _name(step))
+
+
 class CheckpointStore:
     """The checkpoints of one run.
 
@@ -165,11 +180,11 @@ class CheckpointStore:
                 still are.
             ValueError: when a value is not JSON-encodable.
         """
-        final = self.directory / f"step-{step:08d}"
+        final = self.directory / _name(step)
         writing = self.directory / f"{_UNFINISHED}{final.name}"
         try:
             self._write(writing, step, learner, trainer_state, provenance or {}, keep=keep)
-            self._put_in_place(writing, final)
+            _put_in_place(writing, final)
         except (OSError, RuntimeError) as error:
             raise self._not_written(step, _disk_error(error)) from error
         finally:
@@ -203,15 +218,6 @@ class CheckpointStore:
             write_atomic(directory / _KEEP_MARK, b"", durable=False)
         _flush(directory)
 
-    def _put_in_place(self, written: Path, final: Path) -> None:
-        if final.exists():
-            replaced = self.directory / f"{_REPLACED}{final.name}"
-            shutil.rmtree(replaced, ignore_errors=True)
-            final.rename(replaced)
-        written.rename(final)
-        sync_directory(self.directory)
-        shutil.rmtree(self.directory / f"{_REPLACED}{final.name}", ignore_errors=True)
-
     def _drop_superseded(self, step: int) -> None:
         for checkpoint in self.list():
             if checkpoint.step < step and not checkpoint.kept:
@@ -243,6 +249,20 @@ class CheckpointStore:
             f"the checkpoint of step {step} could not be written to {self.directory}: {reason}; {left}.",
             hint="make room there, then start the run again" if full else None,
         )
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _put_in_place(written: Path, final: Path) -> None:
+    replaced = final.with_name(f"{_REPLACED}{final.name}")
+    if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+    written.rename(final)
+    sync_directory(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _disk_error(error: Exception) -> Exception:

@@ -1,7 +1,7 @@
 """A training run that failed or was stopped goes on: the same run, from its last checkpoint.
 
-``failed | stopped -> pending`` is the one way out of an ended run's status, and the checkpoint on the platform's disk
-(adapter, optimizer, data order, step) is what it goes on from. Secrets given with the submit are forgotten when a run
+``failed | stopped -> pending`` is the one way out of an ended run's status, and its last checkpoint (adapter, optimizer,
+data order, step) is what it goes on from: on this machine's disk, or in the archive that its worker has sent. Secrets given with the submit are forgotten when a run
 ends; a run that had some goes on with those stored under the same names.
 """
 
@@ -10,12 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqlalchemy import and_, or_, select
+
 from osmosis_ai.errors import ConflictError
+from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.runs.desk.training import forget_resume, resume_step
 from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
 from osmosis_ai.platform.runs.read.run_store import RunStore
 from osmosis_ai.platform.runs.submit.training_request import read_training_request
@@ -35,13 +39,16 @@ class TrainingResumption:
     """Lets ended training runs go on.
 
     Args:
-        db, clock, logs: the platform's.
+        db, blobs, clock, logs: the platform's.
         runs: the training runs.
-        runs_dir: where runs keep their working files.
+        runs_dir: where runs of this machine keep their working files.
     """
 
-    def __init__(self, db: Database, clock: Clock, logs: LogStore, runs: RunStore, runs_dir: Path) -> None:
+    def __init__(
+        self, db: Database, blobs: BlobStore, clock: Clock, logs: LogStore, runs: RunStore, runs_dir: Path
+    ) -> None:
         self._db = db
+        self._blobs = blobs
         self._clock = clock
         self._logs = logs
         self._runs = runs
@@ -81,14 +88,27 @@ class TrainingResumption:
         self._runs.forget_ended(run.id)
         return ResumedRun(run, step)
 
+    def forget_old(self) -> None:
+        """Delete the archives that runs would go on from which have finished, or have ended too long ago."""
+        too_old = DbRun.completed_at < self._clock.now() - CHECKPOINT_KEPT
+        is_over = or_(DbRun.status == "finished", and_(DbRun.status.in_(UNFINISHED), too_old))
+        found = select(DbRun).where(DbRun.training_state.is_not(None), is_over).with_for_update()
+        obsolete: list[str] = []
+        with self._db.transaction() as session:
+            for run in session.scalars(found):
+                obsolete += forget_resume(run)
+                run.training_state = None
+        for prefix in obsolete:
+            self._blobs.delete_below(prefix)
+
     def _step_to_go_on_from(self, run: DbRun) -> int:
         if run.status not in UNFINISHED:
             raise _not_resumable(run)
         step = self._step(run)
         if step is None:
             raise ConflictError(
-                f"the run '{run.name}' has no checkpoint on this platform's machine to go on from: it {run.status} "
-                f"before its first step was done, or more than {CHECKPOINT_KEPT.days} days ago.",
+                f"the run '{run.name}' has no checkpoint to go on from: it {run.status} before one was stored, or more "
+                f"than {CHECKPOINT_KEPT.days} days ago.",
                 hint='submit it again; [experiment].model_path = "BASE:CHECKPOINT" begins with a saved adapter',
             )
         return step
@@ -96,7 +116,8 @@ class TrainingResumption:
     def _step(self, run: DbRun) -> int | None:
         if run.completed_at is None or self._clock.now() - run.completed_at > CHECKPOINT_KEPT:
             return None
-        return WorkingDirectory(self._runs_dir, run.id).checkpoint_step()
+        here, stored = WorkingDirectory(self._runs_dir, run.id).checkpoint_step(), resume_step(run)
+        return max((step for step in (here, stored) if step is not None), default=None)
 
 
 def _not_resumable(run: DbRun) -> ConflictError:

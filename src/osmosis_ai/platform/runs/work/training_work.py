@@ -27,12 +27,8 @@ from osmosis_ai.platform.runs.submit.training_request import TrainingRequest, re
 from osmosis_ai.platform.runs.work.inputs import RunInputs
 from osmosis_ai.platform.runs.work.publisher import Publisher
 from osmosis_ai.platform.runs.work.run_work import Interrupt, PreparedRun, RunWork, WorkResult, one_sentence
-from osmosis_ai.platform.runs.work.training_publisher import (
-    PublishingHooks,
-    TrainingPublisher,
-    TrainingRunWriter,
-)
-from osmosis_ai.platform.runs.work.validation_files import ValidationFiles
+from osmosis_ai.platform.runs.work.training_publisher import PublishingHooks, TrainingPublisher, take_over
+from osmosis_ai.platform.runs.work.training_sink import DatabaseSink, TrainingSink
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.process_environment import program_environment
 from osmosis_ai.training.learner.ranks import LearnerProcessLostError
@@ -47,10 +43,17 @@ HUB_TOKEN = "HF_TOKEN"
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTraining(PreparedRun):
-    """A training run that can be begun, or gone on with."""
+    """A training run that can be begun, or gone on with.
+
+    Attributes:
+        sink: where its news go.
+        took_over: the step behind which it goes on here with what another machine has done.
+    """
 
     request: TrainingRequest
     spec: TrainingSpec
+    sink: TrainingSink
+    took_over: int | None
 
 
 class TrainingWork(RunWork[PreparedTraining]):
@@ -87,7 +90,9 @@ class TrainingWork(RunWork[PreparedTraining]):
             secret_values=secret_values,
             servers=request.servers,
         )
-        return PreparedTraining(**common, request=request, spec=spec)
+        sink = DatabaseSink(self._lease, self._leases, inputs.blobs, SystemClock())
+        took_over = take_over(self._directory.training, sink)
+        return PreparedTraining(**common, request=request, spec=spec, sink=sink, took_over=took_over)
 
     async def execute(
         self, prepared: PreparedTraining, publisher: Publisher, interrupt: Interrupt
@@ -97,23 +102,29 @@ class TrainingWork(RunWork[PreparedTraining]):
         Raises:
             OsmosisError: there is no point in going on; the error says why.
         """
-        store = TrainingRunWriter(
-            self._lease, self._leases, prepared.blobs, SystemClock(), base_model=prepared.spec.model_path
+        training_publisher = TrainingPublisher(
+            self._directory.training,
+            prepared.sink,
+            prepared.redactor,
+            publisher.log,
+            base_model=prepared.spec.model_path,
+            save_freq=prepared.request.settings.checkpoint_save_freq,
         )
-        directory, save_freq = self._directory.training, prepared.request.settings.checkpoint_save_freq
-        validation = ValidationFiles(self._lease, self._leases, prepared.blobs, prepared.redactor, directory)
-        training_publisher = TrainingPublisher(directory, store, validation, publisher, save_freq=save_freq)
+        if prepared.took_over is not None:
+            words = f"went on, on another machine, from the checkpoint of step {prepared.took_over}"
+            publisher.log(LogLine(words, step="run"))
         if interrupt:
             # Nothing is begun any more, but what an earlier worker did is gathered.
             await asyncio.to_thread(training_publisher.catch_up)
             return await self._leave_run(training_publisher)
-        hooks = PublishingHooks(publisher, training_publisher, store, interrupt)
+        hooks = PublishingHooks(publisher, training_publisher, interrupt)
         try:
             summary = await self._train(prepared, hooks)
         except LearnerProcessLostError as loss:
             await _exit_as_killed(loss, publisher)
         except Exception:
             await asyncio.to_thread(training_publisher.keep_last)
+            await asyncio.to_thread(training_publisher.keep_to_go_on)
             raise
         finally:
             interrupt.listen(lambda: None)
@@ -158,9 +169,10 @@ class TrainingWork(RunWork[PreparedTraining]):
         return WorkResult("failed", one_sentence(_checkpoint_not_stored()))
 
     async def _leave_run(self, training_publisher: TrainingPublisher) -> WorkResult:
-        """Leave the run as it is; what it learned is kept if this is its end and not the platform's."""
+        """Leave the run as it is, for any machine to go on with; what it learned is kept if this is its end, too."""
         if self._leases.is_to_stop(self._lease):
             await asyncio.to_thread(training_publisher.keep_last)
+        await asyncio.to_thread(training_publisher.keep_to_go_on)
         return WorkResult(None)
 
 

@@ -1,60 +1,54 @@
-"""The conversations of a training run's newest validation, from a worker's disk to blobs.
+"""The conversations of a training run's newest validation, from a worker's disk to the platform.
 
-Invariant: a run has the files of one validation, or of none. They are stored below a name of their own first and become
+Invariant: a run has the files of one validation, or of none. They are sent below a name of their own first and become
 the run's in one transaction; those of the validation before go after it. Who is killed in between leaves a whole one
 and, at worst, blobs that nobody reads until their run is deleted.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
-from contextlib import suppress
+import secrets
+from contextlib import ExitStack
 from io import BytesIO
 from threading import Lock
+from typing import BinaryIO
 
-from sqlalchemy import delete, select
-from sqlalchemy.orm import Session
-
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.api.wire.workers import RunFilePart, TrainingNews, ValidationPart
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.trajectory_export import item_name
-from osmosis_ai.platform.blobs.store import BlobStore
-from osmosis_ai.platform.db.tables import DbRunFile
-from osmosis_ai.platform.runs.leases import Lease, Leases
+from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES, ShardWriter
+from osmosis_ai.platform.runs.training_names import (
+    KIND,
+    SAMPLES_PATH,
+    blobs_below,
+    conversation_path,
+    version_of,
+)
+from osmosis_ai.platform.runs.work.training_sink import TrainingSink
 from osmosis_ai.redaction import Redactor, clean_json
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.local.conversation_files import read_conversation
 
-KIND = "validation"
-SAMPLES_PATH = f"{KIND}/samples.jsonl"
 _MOST_BYTES = 512 << 20
 """Of all conversations together; the list begins with the worst, so those that find no room are the best."""
-
-
-def conversation_path(row: int, attempt: int) -> str:
-    """Return what the conversation of a sample is called among the run's files."""
-    return f"{KIND}/{item_name(row, attempt)}.json"
 
 
 class ValidationFiles:
     """Keeps a run's newest validation.
 
     Args:
-        lease, leases: the right to write the run.
-        blobs: where files go.
+        sink: where it goes.
+        version: of the validation that the platform has.
         redactor: blanks the run's secrets.
         directory: the run's.
     """
 
     def __init__(
-        self, lease: Lease, leases: Leases, blobs: BlobStore, redactor: Redactor, directory: TrainingDirectory
+        self, sink: TrainingSink, version: str | None, redactor: Redactor, directory: TrainingDirectory
     ) -> None:
-        self._lease = lease
-        self._leases = leases
-        self._blobs = blobs
+        self._sink = sink
+        self._version = version
         self._redactor = redactor
         self._directory = directory
         # The publisher's thread and that of who ends the run may come at once.
@@ -64,7 +58,7 @@ class ValidationFiles:
         """Make the run's files those of the validation that is in its directory; of none where there is none.
 
         Raises:
-            OsmosisError, OSError: what is on the disk can not be read or stored; the validation before stays.
+            OsmosisError, OSError: what is on the disk can not be read or sent; the validation before stays.
             LeaseLostError: the run has another owner.
         """
         with self._lock:
@@ -73,39 +67,20 @@ class ValidationFiles:
     def _publish(self, samples: ValidationSamples | None) -> None:
         written = samples.to_bytes() if samples is not None else b""
         listed = b"\n".join(clean_json(line, self._redactor) for line in written.splitlines())
-        version = f"{samples.step}-{hashlib.sha256(listed).hexdigest()[:16]}" if samples is not None else None
-        with self._leases.writing(self._lease) as (session, _):
-            before = self._stored(session)
-        if before == version:
+        version = version_of(samples.step, listed) if samples is not None else None
+        if version == self._version:
             return
-        files = self._store(samples, listed, f"{self._root}/{version}") if samples is not None else []
-        with self._leases.writing(self._lease) as (session, run):
-            session.execute(delete(DbRunFile).where(DbRunFile.run_id == run.id, DbRunFile.kind == KIND))
-            session.add_all(files)
-        if before is not None:
-            self._blobs.delete_below(f"{self._root}/{before}")
+        if samples is None or version is None:
+            self._sink.send(TrainingNews(validation=ValidationPart(version=None)))
+        else:
+            with _Parcel(self._directory, version) as parcel:
+                parcel.add(SAMPLES_PATH, listed, alone=True)
+                self._add_conversations(parcel, samples)
+                part = ValidationPart(version=version, files=parcel.files)
+                self._sink.send(TrainingNews(validation=part), parcel.blobs)
+        self._version = version
 
-    @property
-    def _root(self) -> str:
-        return f"runs/{self._lease.run_id}/{KIND}"
-
-    def _stored(self, session: Session) -> str | None:
-        """Return the name of the validation that the run has."""
-        at = (DbRunFile.run_id == self._lease.run_id, DbRunFile.path == SAMPLES_PATH)
-        key = session.scalar(select(DbRunFile.blob_key).where(*at))
-        return key.split("/")[-2] if key is not None else None
-
-    def _store(self, samples: ValidationSamples, listed: bytes, below: str) -> list[DbRunFile]:
-        """Store all of a validation, or nothing."""
-        try:
-            return list(self._stored_files(samples, listed, below))
-        except (OSError, OsmosisError):
-            with suppress(OSError, OsmosisError):
-                self._blobs.delete_below(below)
-            raise
-
-    def _stored_files(self, samples: ValidationSamples, listed: bytes, below: str) -> Iterator[DbRunFile]:
-        yield self._file(SAMPLES_PATH, listed, below)
+    def _add_conversations(self, parcel: _Parcel, samples: ValidationSamples) -> None:
         directory, room = RunDirectory(self._directory.path), _MOST_BYTES
         for record in samples.records:
             row, attempt = record.row_index, record.run_index
@@ -117,9 +92,56 @@ class ValidationFiles:
                 continue  # a rollout's server was killed while it wrote
             if clean is not None:
                 room -= len(clean)
-                yield self._file(conversation_path(row, attempt), clean, below)
+                parcel.add(conversation_path(row, attempt), clean)
 
-    def _file(self, path: str, content: bytes, below: str) -> DbRunFile:
-        key = f"{below}/{path.rpartition('/')[2]}"
-        self._blobs.put(key, BytesIO(content))
-        return DbRunFile(run_id=self._lease.run_id, path=path, kind=KIND, size=len(content), blob_key=key)
+
+class _Parcel:
+    """The files of one validation as they are sent: what is small in one blob.
+
+    Names of blobs are used once, so each parcel has its own.
+
+    Attributes:
+        files: what the run's files are called, and where they are.
+        blobs: by name.
+    """
+
+    def __init__(self, directory: TrainingDirectory, version: str) -> None:
+        self._below = f"{blobs_below(version)}/{secrets.token_hex(4)}"
+        self._open = ExitStack()
+        self._shard = ShardWriter(directory.path)
+        self._open.callback(self._shard.close)
+        self.files: list[RunFilePart] = []
+        self._alone: dict[str, BinaryIO] = {}
+
+    def __enter__(self) -> _Parcel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    @property
+    def blobs(self) -> dict[str, BinaryIO]:
+        return {**self._alone, **({self._shard_name: self._shard.content()} if self._shard.size else {})}
+
+    def add(self, path: str, content: bytes, *, alone: bool = False) -> None:
+        """Add a file, ``alone`` in a blob of its own."""
+        if alone or len(content) > LARGEST_FILE_BYTES:
+            blob = f"{self._below}-{path.rpartition('/')[2]}"
+            self._alone[blob] = BytesIO(content)
+            self.files.append(RunFilePart(path=path, kind=KIND, size=len(content), blob=blob))
+            return
+        piece = self._shard.add(content)
+        self.files.append(
+            RunFilePart(
+                path=path,
+                kind=KIND,
+                size=piece.size,
+                blob=self._shard_name,
+                shard_offset=piece.offset,
+                shard_length=piece.length,
+            )
+        )
+
+    @property
+    def _shard_name(self) -> str:
+        return f"{self._below}-conversations"

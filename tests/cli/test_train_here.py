@@ -94,6 +94,10 @@ def test_a_training_directory_that_can_not_be_read_is_refused_in_a_sentence(
 def test_what_is_no_training_directory_is_told_as_what_it_is(maze: Maze) -> None:
     root = maze.workspace.root
     write_run(maze.workspace.evals_dir / "fern", [[1.0]])
+    downloaded = maze.workspace.evals_dir / "moss"
+    downloaded.mkdir()
+    for name in ("metrics.json", "summary.jsonl"):
+        (downloaded / name).write_text("{}")
     (root / "notes").mkdir()
     (root / "notes" / "a.txt").write_text("mine")
     for command in ("info", "show"):
@@ -103,6 +107,7 @@ def test_what_is_no_training_directory_is_told_as_what_it_is(maze: Maze) -> None
             evaluation["hint"]
             == "osmosis eval info .osmosis/evals/fern, osmosis eval show .osmosis/evals/fern"
         )
+        assert "an evaluation" in maze.osmosis("train", command, str(downloaded), "--json").error["message"]
         for path in ("./notes", str(root / "notes"), "."):
             refused = maze.osmosis("train", command, path, "--json").error
             assert f"{path} is no training directory: it is a directory without" in refused["message"]

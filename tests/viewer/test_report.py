@@ -15,7 +15,7 @@ import pytest
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.services.report_files import ReportFile
-from osmosis_ai.services.viewing import report_run
+from osmosis_ai.services.viewing import open_viewer, report_run
 from osmosis_ai.viewer.report import RunReportOptions, write_run_report
 from osmosis_ai.viewer.source import FailureCount, RunDetail
 from tests.evaluation.builders import record
@@ -124,7 +124,7 @@ def test_a_run_that_was_downloaded_from_a_platform_is_written_from_what_came_wit
     (directory / "metrics.json").write_text(
         json.dumps({"eval_run": facts, "summary": {"pass_threshold": 0.5}})
     )
-    with pytest.raises(OsmosisError, match="no run in"):
+    with pytest.raises(OsmosisError, match="a report is of one run"):
         report_run(str(directory), ReportFile(file), RunReportOptions())
     listed = {"row_index": 0, "run_index": 0, "rollout_id": "a", "status": "success", "reward": 0.5}
     failed = {**listed, "row_index": 1, "status": "failed", "reward": None, "error_type": "odd"}
@@ -144,6 +144,8 @@ def test_a_run_that_was_downloaded_from_a_platform_is_written_from_what_came_wit
     report_run(str(directory), ReportFile(file, overwrite=True), RunReportOptions())
     assert "as it should" in file.read_text()
     assert sorted(path.name for path in directory.rglob("*")) == sorted([*before, "events.jsonl"])
+    with pytest.raises(OsmosisError, match="downloaded from a platform"):
+        open_viewer(str(directory), host="127.0.0.1", port=0)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

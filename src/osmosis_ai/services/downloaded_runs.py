@@ -25,7 +25,7 @@ from osmosis_ai.evaluation.run_directory import RunDirectory
 def is_downloaded_run(directory: Path) -> bool:
     """Tell whether a directory looks like what `osmosis eval download` leaves."""
     found = RunDirectory(directory)
-    return not found.manifest.exists() and (found.metrics.is_file() or found.summary.is_file())
+    return not found.manifest.exists() and found.metrics.is_file() and found.summary.is_file()
 
 
 @contextmanager

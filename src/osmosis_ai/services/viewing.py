@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,12 +71,18 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
         raise MissingExtraError("eval", error.name or "fastapi") from error
+    from osmosis_ai.services.downloaded_runs import is_downloaded_run
     from osmosis_ai.viewer.local.source import LocalSource
     from osmosis_ai.viewer.serving.meeting import found_viewer, meeting_file
     from osmosis_ai.viewer.serving.server import loopback_address, prepare_viewer
 
     host = loopback_address(host)
     found, cache = viewed_place(reference), cache_dir()
+    if found.path == "/" and is_downloaded_run(found.root):
+        raise OsmosisError(
+            f"{reference or found.root} is a run that was downloaded from a platform, which has its pages.",
+            hint=f"osmosis view {shlex.quote(str(reference or found.root))} --report FILE.html shows it without one",
+        )
     there = found_viewer(meeting_file(found.root, cache), found.root)
     if there is not None and port in (0, there.port):
         address = there.fresh_address(found.path)

@@ -47,6 +47,7 @@ def training_directory(word: str) -> Path | None:
     Raises:
         OsmosisError: it is a path that leads to something else.
     """
+    from osmosis_ai.services.downloaded_runs import is_downloaded_run
     from osmosis_ai.viewer.local.places import kind_of
 
     try:
@@ -56,7 +57,7 @@ def training_directory(word: str) -> Path | None:
         return None
     if kind == "training":
         return given
-    if kind == "eval":
+    if kind == "eval" or is_downloaded_run(given):
         raise OsmosisError(
             f"{word} is the directory of an evaluation, and no training directory.",
             hint=f"osmosis eval info {quote(word)}, osmosis eval show {quote(word)}",

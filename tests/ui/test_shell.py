@@ -11,17 +11,16 @@ import pytest
 from osmosis_ai.ui.assets import KIT, asset_name, assets
 from osmosis_ai.ui.pages import templates
 from osmosis_ai.ui.policy import PAGE_POLICY, artifact_headers, page_headers, theme_of
-from osmosis_ai.ui.shell import FilterField, NavItem, ShellView, TableColumn
+from osmosis_ai.ui.shell import NavItem, ShellView
 
 HOSTILE = '"><script>{{ 7 * 7 }}</script>\u202e\x1b]0;x\x07</title>'
 
 PAGE = """{% extends "shell.html" %}
-{% from "macros.html" import table, facts, pager, badge, copy, command, empty, filter_form, note, link %}
+{% from "macros.html" import facts, pager, badge, copy, command, empty, note, link %}
 {% block title %}{{ said }}{% endblock %}
 {% block content %}
-{{ table([column, column], [[said, said], [link(said, said), none]], caption=said) }}
+{{ link(said, said) }}
 {{ facts([(said, said)]) }}{{ badge(said) }}{{ copy(said) }}{{ command(said) }}{{ empty(said, said) }}{{ note(said) }}
-{{ filter_form([field], kept={said: said}) }}
 {{ said | breakable }}{{ said | markdown }}{{ said | ansi }}{{ said | code("html") }}{{ said | moment }}{{ none | moment }}{{ 0.5 | percent }}
 {% endblock %}"""
 
@@ -45,8 +44,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
             said=HOSTILE,
             crumbs=[NavItem(HOSTILE, "/")],
             problem=HOSTILE,
-            column=TableColumn(HOSTILE, href="?sort=a", sorted="ascending"),
-            field=FilterField("q", HOSTILE, HOSTILE, options=[(HOSTILE, HOSTILE)]),
         )
     )
 
@@ -66,7 +63,6 @@ def test_a_page_has_its_landmarks_and_nothing_inline(page: str) -> None:
     ):
         assert page.count(there) == 1, there
     assert page.count("<h1>") == 1
-    assert set(re.findall(r"<th (\w+)", page)) == {"scope"}
     assert not re.search(r'\s(style|on\w+)="', re.sub(r'"[^"]*"', '""', page))
     assert set(re.findall(r"<script([^>]*)>(.*?)</script>", page)) == {
         (f' type="module" src="/assets/{asset_name("page.js")}"', "")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-from markupsafe import Markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,42 +42,3 @@ class ShellView:
     live: str | None = None
     live_cursor: str = ""
     theme: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TableColumn:
-    """A column of ``table()``.
-
-    Attributes:
-        kind: ``number`` lines digits up; ``text`` may break anywhere.
-        href: where a click on the heading sorts by it; None where it does not.
-        sorted: how the rows are sorted by it now.
-    """
-
-    title: str
-    kind: Literal["text", "number"] = "text"
-    href: str | None = None
-    sorted: Literal["", "ascending", "descending"] = ""
-
-
-@dataclass(frozen=True, slots=True)
-class FilterField:
-    """A field of ``filter_form()``.
-
-    Attributes:
-        name: in the address.
-        options: (value, text) of a choice; with none it is written in.
-        kind: of what is written in.
-        grow: whether it takes the room that is left.
-    """
-
-    name: str
-    label: str
-    value: str = ""
-    options: Sequence[tuple[str, str]] = ()
-    kind: Literal["search", "text", "number", "date"] = "text"
-    grow: bool = False
-
-
-TableCell = str | int | Markup | None
-"""``None`` shows that there is nothing; a link or a badge is the Markup of a macro."""

@@ -11,12 +11,11 @@ from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.chart import sparkline
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.results import Block, Cell, Chart, Column, Curve, DetailResult, Row, Status, Table
+from osmosis_ai.cli.output.results import Block, Chart, Column, Curve, DetailResult, Row, Status, Table
 
 if TYPE_CHECKING:
     from osmosis_ai.services.training_runs.compare import TrainingComparison
     from osmosis_ai.services.training_runs.info import DescribedTraining
-    from osmosis_ai.training.runs.run_differences import MetricDifference
 
 
 def compare(
@@ -89,25 +88,10 @@ def _metrics(found: TrainingComparison, *, trends: bool) -> Table:
     if trends:
         columns += [Column("A"), Column("B")]
     rows = [
-        [*_cells(metric), *(_trends(found, metric.key) if trends else ())]
+        [*metric.words, *(_trends(found, metric.key) if trends else ())]
         for metric in found.differences.metrics
     ]
     return Table(columns, rows, title="Metrics", note=found.differences.note, in_plain=True)
-
-
-def _cells(metric: MetricDifference) -> list[Cell]:
-    interval = (
-        f"{formats.compact(metric.low)} to {formats.compact(metric.high)}"
-        if metric.low is not None
-        else formats.MISSING
-    )
-    return [
-        metric.title,
-        formats.compact(metric.a),
-        formats.compact(metric.b),
-        formats.compact(metric.difference),
-        interval,
-    ]
 
 
 def _trends(found: TrainingComparison, key: str) -> Iterator[str]:

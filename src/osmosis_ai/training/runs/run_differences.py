@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from osmosis_ai.ui import numbers
+
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.training_runs import ValidatedRows
 
@@ -76,6 +78,14 @@ class MetricDifference:
     p: float | None = None
     reason: str | None = None
     rows: int | None = None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Its line of a table: title, both values, the difference and its interval."""
+        interval = numbers.MISSING
+        if self.low is not None:
+            interval = f"{numbers.compact(self.low)} to {numbers.compact(self.high)}"
+        return (self.title, *map(numbers.compact, (self.a, self.b, self.difference)), interval)
 
 
 @dataclass(frozen=True, slots=True)

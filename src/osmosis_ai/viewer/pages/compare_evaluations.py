@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from markupsafe import Markup
-
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.ui import numbers
-from osmosis_ai.ui.shell import TableCell, TableColumn
 from osmosis_ai.viewer.access import Viewing
 from osmosis_ai.viewer.queries import Words, word
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.engine import ComparedCandidate, CompareOptions, RunComparison
-    from osmosis_ai.evaluation.comparison.metric_changes import MetricChange
-    from osmosis_ai.evaluation.comparison.row_outcomes import OutcomesOfKind
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
     from osmosis_ai.ui.charts import ChartPoint, SvgChart
 
 RowHref = Callable[[str, tuple[str, str]], str]
 
 _ROWS_SHOWN = 25
-_DIGEST_CHARACTERS = 12
 _MOST_POINTS = 2_000
 ALLOWANCES: Mapping[str, str] = {
     "unpaired": "runs on different rows",
@@ -35,16 +28,6 @@ ALLOWANCES: Mapping[str, str] = {
     "same": "runs of the same seed, model and code",
 }
 """What is refused otherwise, by the word of an address that allows it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedTable:
-    """A table of a comparison; ``note`` says what its numbers are of."""
-
-    title: str
-    columns: Sequence[TableColumn]
-    rows: Sequence[Sequence[TableCell]]
-    note: str | None = None
 
 
 def choices(words: Words) -> dict[str, Any]:
@@ -87,20 +70,22 @@ def shown(
         runs: what was compared.
         row_href: the address of a row's conversations in two runs, by its digest and their names.
     """
+    from osmosis_ai.evaluation.comparison.tables import differing_inputs, taken
+
     baseline, *others = runs
     return {
-        "linked": row_href is not None,
+        "row_href": row_href,
         "sentence": comparison.sentence,
         "notes": list(
             dict.fromkeys(note for each in comparison.candidates for note in each.comparability.notes)
         ),
-        "differs": _differs(comparison),
+        "differs": differing_inputs(comparison),
         "candidates": [
-            _candidate(comparison, each, baseline, other, row_href)
+            _candidate(comparison, each, baseline, other)
             for each, other in zip(comparison.candidates, others, strict=True)
         ],
         "forest": _forest(comparison),
-        "totals": _totals(comparison),
+        "totals": taken(comparison),
     }
 
 
@@ -127,148 +112,21 @@ def options_of(words: Words, reward_range: tuple[float, float] | None) -> Compar
 
 
 def _candidate(
-    comparison: RunComparison,
-    candidate: ComparedCandidate,
-    a: RunSamples,
-    b: RunSamples,
-    row_href: RowHref | None,
+    comparison: RunComparison, candidate: ComparedCandidate, a: RunSamples, b: RunSamples
 ) -> dict[str, Any]:
+    from osmosis_ai.evaluation.comparison.tables import changed_metrics, changed_rows, changed_slices
     from osmosis_ai.evaluation.comparison.words import row_counts
 
-    rows = candidate.rows
-    kinds = (
-        [] if rows is None else [("Broken", rows.broken), ("Fixed", rows.fixed), ("Unstable", rows.unstable)]
-    )
+    rows, names = candidate.rows, (a.name, b.name)
     return {
         "name": candidate.name,
-        "metrics": _metrics(comparison, candidate),
+        "names": names,
+        "metrics": changed_metrics(comparison, candidate),
         "scatter": _scatter(candidate, a, b),
         "counts": None if rows is None else row_counts(rows),
-        "rows": [
-            _rows(f"{title} rows ({kind.count:,})", kind, (a.name, b.name), row_href)
-            for title, kind in kinds
-            if kind.shown
-        ],
-        "slices": _slices(comparison, candidate),
+        "rows": list(changed_rows(names, rows, " are not shown")),
+        "slices": changed_slices(comparison, candidate),
     }
-
-
-def _differs(comparison: RunComparison) -> ComparedTable | None:
-    if not comparison.differs:
-        return None
-    runs = (comparison.baseline, *(each.totals for each in comparison.candidates))
-    columns = [TableColumn("Input"), *(TableColumn(run.name) for run in runs)]
-    return ComparedTable("What differs", columns, [(each.name, *each.values) for each in comparison.differs])
-
-
-def _metrics(comparison: RunComparison, candidate: ComparedCandidate) -> ComparedTable:
-    from osmosis_ai.evaluation.comparison.words import metrics_note
-
-    label = candidate.comparability.label
-    return ComparedTable(
-        f"{candidate.name} against {comparison.baseline.name}{f' ({label})' if label else ''}",
-        _change_columns(comparison, candidate, "Metric"),
-        [row for change in candidate.changes for row in _metric_rows(change, comparison.metric)],
-        metrics_note(candidate),
-    )
-
-
-def _metric_rows(change: MetricChange, deciding: str) -> Iterator[Sequence[TableCell]]:
-    decides = change.metric == deciding
-    yield (f"{change.metric} (decides)" if decides else change.metric, *_change_cells(change))
-    if decides and change.bounds is not None:
-        for name, bound in (("worst", change.bounds.worst), ("best", change.bounds.best)):
-            yield (f"unscored at {name}", *_change_cells(change, bound))
-
-
-def _change_columns(comparison: RunComparison, candidate: ComparedCandidate, first: str) -> list[TableColumn]:
-    from osmosis_ai.evaluation.comparison.verdict import confidence_words
-
-    several = len(comparison.candidates) > 1 and first == "Metric"
-    headings = (
-        comparison.baseline.name,
-        candidate.name,
-        "Difference",
-        f"{confidence_words(comparison.options.confidence)} interval",
-        "p (Holm)" if several else "p (BH)" if first == "Slice" else "p",
-        "Rows",
-    )
-    return [TableColumn(first), *(TableColumn(heading, "number") for heading in headings)]
-
-
-def _change_cells(found: MetricChange, bound: Any = None) -> list[TableCell]:
-    """Return the cells of a change, or of a bound of it, which has no values of its own."""
-    from osmosis_ai.evaluation.comparison.verdict import p_words
-    from osmosis_ai.evaluation.comparison.words import difference_words, interval_words, value_words
-
-    change = found.change if bound is None else bound
-    values = (found.a, found.b) if bound is None else (None, None)
-    p = None if change is None else change.p if change.p_adjusted is None else change.p_adjusted
-    return [
-        *(value_words(found.metric, value.value if value else None) for value in values),
-        difference_words(found.metric, change),
-        interval_words(found.metric, change),
-        p_words(p),
-        numbers.count(change.rows) if change else None,
-    ]
-
-
-def _rows(title: str, kind: OutcomesOfKind, runs: tuple[str, str], row_href: RowHref | None) -> ComparedTable:
-    from osmosis_ai.evaluation.comparison.verdict import p_words
-
-    left_out = kind.count - len(kind.shown)
-    rows: list[Sequence[TableCell]] = []
-    for row in kind.shown:
-        passes = (f"{passed} of {tried}" for passed, tried in zip(row.passes, row.attempts, strict=True))
-        place: TableCell = row.source_row
-        if row_href is not None:
-            place = Markup('<a href="{}">{}</a>').format(row_href(row.key, runs), row.source_row)
-        rows.append((place, row.key[:_DIGEST_CHARACTERS], *passes, p_words(row.p_adjusted)))
-    columns = [
-        TableColumn("Row", "number"),
-        TableColumn("Digest"),
-        *(TableColumn(heading, "number") for heading in (*runs, "p (BH)")),
-    ]
-    return ComparedTable(title, columns, rows, f"{left_out:,} more are not shown" if left_out else None)
-
-
-def _slices(comparison: RunComparison, candidate: ComparedCandidate) -> ComparedTable | None:
-    if not candidate.slices:
-        return None
-    return ComparedTable(
-        f"{comparison.metric} by slice",
-        [*_change_columns(comparison, candidate, "Slice"), TableColumn("Verdict")],
-        [
-            (
-                f"{each.column} = {numbers.MISSING if each.value is None else each.value}",
-                *_change_cells(each.change),
-                each.verdict or "too few rows",
-            )
-            for each in candidate.slices
-        ],
-        "p is adjusted for all slices; a slice of under 10 rows has no verdict",
-    )
-
-
-def _totals(comparison: RunComparison) -> ComparedTable:
-    runs = (comparison.baseline, *(each.totals for each in comparison.candidates))
-    headings = ("Rows", "Attempts", "Scored", "Cost", "Tokens", "Time in attempts")
-    return ComparedTable(
-        "What the runs took",
-        [TableColumn("Run"), *(TableColumn(heading, "number") for heading in headings)],
-        [
-            (
-                run.name,
-                numbers.count(run.rows),
-                numbers.count(run.tried),
-                numbers.count(run.scored),
-                numbers.money(run.cost_usd),
-                numbers.count(run.tokens),
-                numbers.duration(run.duration_s),
-            )
-            for run in runs
-        ],
-    )
 
 
 def _forest(comparison: RunComparison) -> SvgChart | None:

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.ui import numbers
-from osmosis_ai.ui.shell import TableColumn
 from osmosis_ai.viewer.access import Viewing
-from osmosis_ai.viewer.pages.compare_evaluations import ComparedTable
+from osmosis_ai.viewer.pages.training import chart_points
 
 if TYPE_CHECKING:
+    from osmosis_ai.evaluation.comparison.tables import ComparedTable
     from osmosis_ai.training.runs.run_differences import (
         ComparedTraining,
-        MetricDifference,
         TrainingDifferences,
     )
     from osmosis_ai.ui.charts import SvgChart
@@ -62,7 +61,7 @@ def _compared(run: RunDetail, curves: TrainingCurves) -> ComparedTraining:
 
 
 def _charts(names: Sequence[str], curves: Sequence[TrainingCurves]) -> Iterator[SvgChart]:
-    from osmosis_ai.ui.charts import ChartPoint, ChartSeries, line
+    from osmosis_ai.ui.charts import ChartSeries, line
 
     for key in _DRAWN:
         drawn = [
@@ -71,55 +70,29 @@ def _charts(names: Sequence[str], curves: Sequence[TrainingCurves]) -> Iterator[
             for curve in own.curves
             if curve.key == key and curve.points
         ]
-        if len(drawn) < 2:
-            continue
-        yield line(
-            [
-                ChartSeries(
-                    name,
-                    [
-                        ChartPoint(point.step, point.value, point.low, point.high, point.over)
-                        for point in curve.points
-                    ],
-                )
-                for name, curve in drawn
-            ],
-            label=drawn[0][1].title,
-            axis="step",
-        )
+        if len(drawn) >= 2:
+            series = [ChartSeries(name, chart_points(curve, hollow=False)) for name, curve in drawn]
+            yield line(series, label=drawn[0][1].title, axis="step")
 
 
 def _settings(names: Sequence[str], differences: Sequence[TrainingDifferences]) -> ComparedTable:
+    from osmosis_ai.evaluation.comparison.tables import ComparedTable
+
     values: dict[str, list[Any]] = {}
     for place, each in enumerate(differences, start=1):
         for setting in each.settings:
             row = values.setdefault(setting.key, [setting.a] * len(names))
             row[place] = setting.b
-    rows = [(key, *map(_shown, row)) for key, row in values.items()]
-    same = [("all settings", *("same" for _ in names))]
-    return ComparedTable(
-        "Configured differently", [TableColumn("Setting"), *map(TableColumn, names)], rows or same
-    )
-
-
-def _shown(value: Any) -> str | None:
-    return None if value is None else str(value)
+    rows = [
+        (key, *(numbers.MISSING if value is None else str(value) for value in row))
+        for key, row in values.items()
+    ] or [("all settings", *("same" for _ in names))]
+    return ComparedTable("Configured differently", ("Setting", *names), rows, range(len(names) + 1))
 
 
 def _metrics(a: str, b: str, differences: TrainingDifferences) -> ComparedTable:
-    headings = (f"{a}, last", f"{b}, last", "B - A", "95 % interval")
-    return ComparedTable(
-        f"{b} against {a}",
-        [TableColumn("Metric"), *(TableColumn(heading, "number") for heading in headings)],
-        [_metric_row(metric) for metric in differences.metrics],
-        differences.note,
-    )
+    from osmosis_ai.evaluation.comparison.tables import ComparedTable
 
-
-def _metric_row(metric: MetricDifference) -> tuple[str, ...]:
-    interval = (
-        f"{numbers.compact(metric.low)} to {numbers.compact(metric.high)}"
-        if metric.low is not None
-        else numbers.MISSING
-    )
-    return (metric.title, *map(numbers.compact, (metric.a, metric.b, metric.difference)), interval)
+    headings = ("Metric", f"{a}, last", f"{b}, last", "B - A", "95 % interval")
+    rows = [metric.words for metric in differences.metrics]
+    return ComparedTable(f"{b} against {a}", headings, rows, note=differences.note)

@@ -252,12 +252,12 @@ def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
             )
 
 
-def chart_points(curve: ViewedCurve) -> list[ChartPoint]:
-    """Return a curve's points as charts take them."""
+def chart_points(curve: ViewedCurve, *, hollow: bool = True) -> list[ChartPoint]:
+    """Return a curve's points as charts take them; ``hollow`` is whether some are drawn as such."""
     from osmosis_ai.ui.charts import ChartPoint
 
     return [
-        ChartPoint(point.step, point.value, point.low, point.high, point.over, is_hollow(point))
+        ChartPoint(point.step, point.value, point.low, point.high, point.over, hollow and is_hollow(point))
         for point in curve.points
     ]
 

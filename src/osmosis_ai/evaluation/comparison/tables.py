@@ -1,0 +1,159 @@
+"""What a comparison found, as tables of words: the same ones in a terminal, in a pull request and on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from osmosis_ai.evaluation.comparison.verdict import confidence_words, p_words
+from osmosis_ai.evaluation.comparison.words import (
+    difference_words,
+    interval_words,
+    metrics_note,
+    value_words,
+)
+from osmosis_ai.ui import numbers
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.comparison.engine import ComparedCandidate, RunComparison
+    from osmosis_ai.evaluation.comparison.metric_changes import MetricChange
+    from osmosis_ai.evaluation.comparison.numbers import Difference
+    from osmosis_ai.evaluation.comparison.row_outcomes import RowOutcomes
+    from osmosis_ai.evaluation.comparison.run_totals import RunTotals
+
+DIGEST_CHARACTERS = 12
+DECIDES = " (decides)"
+_SLICES_NOTE = "p is adjusted for all slices; a slice of under 10 rows has no verdict"
+Cells = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTable:
+    """A table of a comparison.
+
+    Attributes:
+        headings, rows: the first cell of a row names it.
+        texts: places of the columns that are no numbers.
+        note: what its numbers are of.
+        keys: of rows of a dataset, their digests.
+    """
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Cells]
+    texts: Sequence[int] = (0,)
+    note: str | None = None
+    keys: Sequence[str] = ()
+
+
+def runs_of(found: RunComparison) -> list[RunTotals]:
+    """Return what all runs come to, the baseline first."""
+    return [found.baseline, *(candidate.totals for candidate in found.candidates)]
+
+
+def differing_inputs(found: RunComparison) -> ComparedTable | None:
+    """Return what differs in the runs' inputs; None where nothing does."""
+    if not found.differs:
+        return None
+    headings = ["Input", *(run.name for run in runs_of(found))]
+    rows = [(each.name, *(value or numbers.MISSING for value in each.values)) for each in found.differs]
+    return ComparedTable("What differs", headings, rows, range(len(headings)))
+
+
+def changed_metrics(found: RunComparison, candidate: ComparedCandidate) -> ComparedTable:
+    """Return a candidate's metrics against the baseline's."""
+    rows = [row for change in candidate.changes for row in _metric_rows(change, found.metric)]
+    headings = _change_headings(found, candidate, "Metric")
+    return ComparedTable(_against(found, candidate), headings, rows, note=metrics_note(candidate))
+
+
+def changed_slices(found: RunComparison, candidate: ComparedCandidate) -> ComparedTable | None:
+    """Return the deciding metric by the values of a column; None where no column was asked for."""
+    if not candidate.slices:
+        return None
+    headings = [*_change_headings(found, candidate, "Slice"), "Verdict"]
+    rows = [
+        (
+            f"{each.column} = {numbers.MISSING if each.value is None else each.value}",
+            *_change_cells(each.change, each.change.change),
+            each.verdict or "too few rows",
+        )
+        for each in candidate.slices
+    ]
+    title = f"{_against(found, candidate)}: {found.metric} by slice"
+    return ComparedTable(title, headings, rows, (0, len(headings) - 1), _SLICES_NOTE)
+
+
+def changed_rows(runs: tuple[str, str], rows: RowOutcomes | None, more: str) -> Iterator[ComparedTable]:
+    """Yield the rows that broke, were fixed or are unstable between two runs; ``more`` says of others where they are."""
+    kinds = (("Broken", rows.broken), ("Fixed", rows.fixed), ("Unstable", rows.unstable)) if rows else ()
+    for name, kind in kinds:
+        if not kind.shown:
+            continue
+        cells = [
+            (
+                str(row.source_row),
+                row.key[:DIGEST_CHARACTERS],
+                *(f"{passed} of {tried}" for passed, tried in zip(row.passes, row.attempts, strict=True)),
+                p_words(row.p_adjusted),
+            )
+            for row in kind.shown
+        ]
+        left_out = kind.count - len(kind.shown)
+        yield ComparedTable(
+            f"{name} rows ({kind.count:,})",
+            ("Row", "Digest", *runs, "p (BH)"),
+            cells,
+            (1,),
+            f"{left_out:,} more{more}" if left_out else None,
+            [row.key for row in kind.shown],
+        )
+
+
+def taken(found: RunComparison) -> ComparedTable:
+    """Return what the runs took."""
+    headings = ("Run", "Rows", "Attempts", "Scored", "Cost", "Tokens", "Time in attempts")
+    rows = [
+        (
+            run.name,
+            *map(numbers.count, (run.rows, run.tried, run.scored)),
+            numbers.money(run.cost_usd),
+            numbers.count(run.tokens),
+            numbers.duration(run.duration_s),
+        )
+        for run in runs_of(found)
+    ]
+    return ComparedTable("What the runs took", headings, rows)
+
+
+def _against(found: RunComparison, candidate: ComparedCandidate) -> str:
+    label = candidate.comparability.label
+    return f"{candidate.name} against {found.baseline.name}{f' ({label})' if label else ''}"
+
+
+def _change_headings(found: RunComparison, candidate: ComparedCandidate, first: str) -> Sequence[str]:
+    several = len(found.candidates) > 1 and first == "Metric"
+    p = "p (Holm)" if several else "p (BH)" if first == "Slice" else "p"
+    interval = f"{confidence_words(found.options.confidence)} interval"
+    return (first, found.baseline.name, candidate.name, "Difference", interval, p, "Rows")
+
+
+def _metric_rows(each: MetricChange, deciding: str) -> Iterator[Cells]:
+    decides = each.metric == deciding
+    yield (each.metric + DECIDES if decides else each.metric, *_change_cells(each, each.change))
+    if decides and each.bounds is not None:
+        for name, bound in (("worst", each.bounds.worst), ("best", each.bounds.best)):
+            yield (f"  unscored at {name}", *_change_cells(each, bound, has_values=False))
+
+
+def _change_cells(each: MetricChange, change: Difference | None, *, has_values: bool = True) -> Cells:
+    p = None if change is None else change.p if change.p_adjusted is None else change.p_adjusted
+    values = (side.value if side is not None and has_values else None for side in (each.a, each.b))
+    return (
+        *(value_words(each.metric, value) for value in values),
+        difference_words(each.metric, change),
+        interval_words(each.metric, change),
+        p_words(p),
+        numbers.count(change.rows if change else None),
+    )

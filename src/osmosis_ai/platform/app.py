@@ -31,6 +31,7 @@ from osmosis_ai.platform.http import (
     sign_in_pages,
     tokens,
     training_runs,
+    workers,
     workspace_pages,
     workspaces,
 )
@@ -59,6 +60,7 @@ _IN_ORDER = (
         tokens,
         workspaces,
         blobs,
+        workers,
         secrets,
         rollouts,
         rollout_servers,
@@ -107,6 +109,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: PlatformServices = app.state.services
     anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
     services.datasets.ingest.start()
+    # Before any claim is answered: who works on a run could not say so while the platform was away.
+    await anyio.to_thread.run_sync(services.desk.renew_all)
     await anyio.to_thread.run_sync(services.run_deletion.finish)
     services.maintenance.start()
     services.sample_filling.start()

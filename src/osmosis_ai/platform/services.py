@@ -25,6 +25,7 @@ from osmosis_ai.platform.request_counts import RequestCounts
 from osmosis_ai.platform.rollout_servers import RolloutServerStore
 from osmosis_ai.platform.rollouts import RolloutStore
 from osmosis_ai.platform.runs.deleting import RunDeletion
+from osmosis_ai.platform.runs.desk.run_desk import RunDesk
 from osmosis_ai.platform.runs.imports.sessions import EvalImportStore
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.read.downloads import Downloads
@@ -78,6 +79,7 @@ class PlatformServices:
     readiness: Readiness
     request_counts: RequestCounts
     worker_access: WorkerAccess
+    desk: RunDesk
 
     def runs_of(self, kind: RunKind) -> RunStore:
         """Return the runs of one kind."""
@@ -106,6 +108,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     resumption = TrainingResumption(db, blobs, used_clock, logs, training_runs, config.runs_dir)
     datasets = DatasetStore(db, blobs, used_clock, logs)
     eval_imports = EvalImportStore(db, blobs, used_clock, logs, counts["eval"])
+    desk = RunDesk(config, db, used_clock, logs, blobs, vault, mirrors, signer)
     return PlatformServices(
         config=config,
         clock=used_clock,
@@ -140,10 +143,12 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
                 "datasets": datasets.ingest.recover,
                 "uploads of runs": eval_imports.tidy,
                 "checkpoints of runs": resumption.forget_old,
+                "stopped runs": desk.close_stopped,
             }
         ),
         sample_counts=SampleCounts(),
         readiness=Readiness(db, blobs, used_clock),
         request_counts=RequestCounts(),
         worker_access=WorkerAccess(db, used_clock, logs),
+        desk=desk,
     )

@@ -37,7 +37,7 @@ _STATUS_OF_CODE = {
     "RATE_LIMITED": 429,
     "WORKSPACE_REQUIRED": 400,
 }
-_SECRET_KEYS = frozenset({"value", "password", "provided", "token", "device_code"})
+_SECRET_KEYS = frozenset({"value", "password", "provided", "token", "device_code", "lease"})
 _INSTALLED = installed_state()
 _CHANGED = (
     "Osmosis was installed anew since this platform was started, and what it runs does not fit together any more: "

@@ -113,7 +113,7 @@ class Leases:
         with self._db.transaction() as session:
             session.execute(
                 update(DbRun)
-                .where(DbRun.lease_token.is_not(None))
+                .where(DbRun.status == "running", DbRun.lease_expires_at.is_not(None))
                 .values(lease_expires_at=self.now(session) + self.term)
             )
 
@@ -142,6 +142,17 @@ class Leases:
             if run is not None and run.lease_token == token:
                 _clear(run)
 
+    def require(self, lease: Lease) -> None:
+        """Find out by reading whether ``lease`` counts, before anything is done for its owner.
+
+        Raises:
+            LeaseLostError: its run has another owner, or has ended.
+        """
+        with self._db.session() as session:
+            run = session.get(DbRun, lease.run_id)
+        if run is None or not _is_owner(run, lease):
+            raise _lost(lease)
+
     @contextmanager
     def writing(self, lease: Lease) -> Iterator[tuple[Session, DbRun]]:
         """Write the run's row and what belongs to it, all or nothing; also renews the lease.
@@ -151,8 +162,8 @@ class Leases:
         """
         with self._db.transaction() as session:
             run = session.get(DbRun, lease.run_id, with_for_update=True)
-            if run is None or run.status != "running" or run.lease_token != lease.token:
-                raise LeaseLostError(f"the run {lease.run_id} is no longer this worker's.")
+            if run is None or not _is_owner(run, lease):
+                raise _lost(lease)
             self.extend(session, run)
             yield session, run
 
@@ -184,6 +195,15 @@ def is_free(run: DbRun, now: datetime, term: timedelta = LEASE) -> bool:
         return True
     left = run.lease_expires_at - now
     return left <= timedelta() or left > term + CLOCK_SLACK
+
+
+def _is_owner(run: DbRun, lease: Lease) -> bool:
+    # What was let go by name keeps its token, to know who asks again.
+    return run.status == "running" and run.lease_token == lease.token and run.lease_expires_at is not None
+
+
+def _lost(lease: Lease) -> LeaseLostError:
+    return LeaseLostError(f"the run {lease.run_id} is no longer this worker's.")
 
 
 def _clear(run: DbRun) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -22,6 +22,8 @@ from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.redaction import Redactor
 
+JOURNAL_NAME = "events.jsonl.gz"
+"""Of a run's blobs: its journal, once it has ended."""
 _IN_MEMORY_BYTES = 8 << 20
 # Half the time of the default level, for a tenth more bytes.
 _LEVEL = 4
@@ -43,16 +45,25 @@ def store_journal(events: Path, run_id: str, blobs: BlobStore, redactor: Redacto
     """
     if not events.exists() or not events.stat().st_size:
         return None
-    key = f"runs/{run_id}/events.jsonl.gz"
+    with events.open("rb") as lines:
+        return pack_journal(lines, run_id, blobs, redactor)
+
+
+def pack_journal(lines: Iterable[bytes], run_id: str, blobs: BlobStore, redactor: Redactor) -> str | None:
+    """Store the lines of a run's journal as :func:`store_journal` does those of a file."""
+    key, is_empty = f"runs/{run_id}/{JOURNAL_NAME}", True
     with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as packed:
-        with events.open("rb") as lines, gzip.GzipFile("", "wb", _LEVEL, packed, mtime=0) as journal:
+        with gzip.GzipFile("", "wb", _LEVEL, packed, mtime=0) as journal:
             previous = BEFORE_THE_FIRST
             for line in lines:
+                is_empty = False
                 body = _clean(line, redactor)
                 if body is None:
                     break
                 line, previous = sealed(body, previous)
                 journal.write(line)
+        if is_empty:
+            return None
         packed.seek(0)
         blobs.put(key, cast(BinaryIO, packed))
     return key

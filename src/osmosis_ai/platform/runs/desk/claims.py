@@ -52,11 +52,10 @@ class Claims:
         self._db = db
         self._leases = leases
 
-    def is_waiting(self, offer: WorkerOffer, scope: ClaimScope) -> bool:
-        """Tell, by reading alone, whether a claim may find a run."""
+    def waiting(self, offer: WorkerOffer, scope: ClaimScope) -> list[str]:
+        """Return, by reading alone, the runs that a claim may find now, the first choice first."""
         with self._db.session() as session:
-            is_made = session.scalar(select(DbRun.id).where(DbRun.claim_id == offer.claim_id)) is not None
-            return is_made or bool(self._candidates(session, offer, scope))
+            return self._candidates(session, offer, scope)
 
     def take(self, offer: WorkerOffer, scope: ClaimScope) -> tuple[Lease, bool] | None:
         """Become the owner of a run; None where there is none.
@@ -78,12 +77,42 @@ class Claims:
                 if run is None or not self._leases.is_open(session, run):
                     continue
                 run.claim_id, run.is_claim_answered = offer.claim_id, False
-                run.log_lines = 0
+                run.log_lines, run.claimable_at = 0, None
+                if run.lease_expires_at is not None:
+                    run.fruitless += 1  # its owner let it go by falling silent
                 return self._leases.give(session, run, secrets.token_urlsafe(24)), False
         return None
 
+    def stopped(self) -> list[str]:
+        """Return the runs of pools that are to stop and that nobody works on."""
+        with self._db.session() as session:
+            now = self._leases.now(session)
+            asked = (
+                DbRun.status == "running",
+                DbRun.stop_requested_at.is_not(None),
+                DbRun.pool.is_not(None),
+                or_(DbRun.lease_expires_at.is_(None), DbRun.lease_expires_at <= now),
+            )
+            return list(session.scalars(select(DbRun.id).where(*asked)))
+
+    def take_abandoned(self, run_id: str) -> Lease | None:
+        """Become the owner of an open run to end it, which is no attempt at it; None where it has one, or has ended."""
+        with self._db.transaction() as session:
+            run = session.get(DbRun, run_id, with_for_update=True)
+            if run is None or not self._leases.is_open(session, run):
+                return None
+            run.status, run.claim_id = "running", None
+            run.lease_token = secrets.token_urlsafe(24)
+            self._leases.extend(session, run)
+            return Lease(run.id, run.lease_token, run.attempt)
+
     def _given_again(self, session: Session, run: DbRun, scope: ClaimScope) -> Lease:
-        if run.is_claim_answered or run.lease_token is None or not _in_scope(run, scope):
+        if (
+            run.is_claim_answered
+            or run.lease_expires_at is None
+            or run.lease_token is None
+            or not _in_scope(run, scope)
+        ):
             raise ConflictError("this claim has been answered; a new claim needs an id of its own.")
         self._leases.extend(session, run)
         return Lease(run.id, run.lease_token, run.attempt)
@@ -96,17 +125,12 @@ class Claims:
         fitting = [row for row in waiting if scope.run_id is not None or _carries(offer, row.request)]
         if len(fitting) < 2:
             return [row.id for row in fitting]
-        at_work = Counter(
-            dict(
-                session.execute(
-                    select(DbRun.workspace_id, func.count())
-                    .where(DbRun.status == "running", DbRun.lease_expires_at > now)
-                    .group_by(DbRun.workspace_id)
-                )
-                .tuples()
-                .all()
-            )
+        counted = session.execute(
+            select(DbRun.workspace_id, func.count())
+            .where(DbRun.status == "running", DbRun.lease_expires_at > now)
+            .group_by(DbRun.workspace_id)
         )
+        at_work = Counter({row[0]: row[1] for row in counted})
         fitting.sort(key=lambda row: (at_work[row.workspace_id], row.created_at, row.id))
         return [row.id for row in fitting]
 
@@ -121,7 +145,7 @@ def _waiting(now: datetime, latest: datetime, offer: WorkerOffer, scope: ClaimSc
             and_(
                 DbRun.status == "running",
                 or_(
-                    DbRun.lease_token.is_(None),
+                    DbRun.lease_expires_at.is_(None),
                     DbRun.lease_expires_at <= now,
                     DbRun.lease_expires_at > latest,
                 ),

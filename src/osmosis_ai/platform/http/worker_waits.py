@@ -1,0 +1,111 @@
+"""Workers that wait for a reply: as coroutines, with no thread and no connection to the database between two looks.
+
+One task looks for all of them, while there are any. A worker that says something of a run ends its own wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from anyio.to_thread import run_sync
+from fastapi import FastAPI
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.runs.desk.watching import Idler
+from osmosis_ai.platform.services import PlatformServices
+
+LOOK_EVERY_S = 0.25
+Asked = TypeVar("Asked")
+Found = TypeVar("Found")
+
+
+@dataclass(eq=False)
+class _Held:
+    run_id: str
+    token: str
+    told: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(eq=False)
+class _Idle:
+    idler: Idler
+    told: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class WorkerWaits:
+    """The workers that wait at one application.
+
+    Args:
+        services: the platform's.
+    """
+
+    def __init__(self, services: PlatformServices) -> None:
+        self.services = services
+        self._held: dict[str, _Held] = {}
+        self._idle: list[_Idle] = []
+        self._looking: asyncio.Task[None] | None = None
+
+    def interrupt(self, run_id: str) -> None:
+        """End the wait for a run, if there is one: its worker has something to say."""
+        held = self._held.pop(run_id, None)
+        if held is not None:
+            held.told.set()
+
+    async def for_news(self, run_id: str, token: str, within_s: float) -> None:
+        """Wait until the owner of a run has to be told something."""
+        self.interrupt(run_id)
+        held = self._held[run_id] = _Held(run_id, token)
+        try:
+            await self._until(held.told, within_s)
+        finally:
+            if self._held.get(run_id) is held:
+                del self._held[run_id]
+
+    async def for_run(self, idler: Idler, within_s: float) -> None:
+        """Wait until there may be a run for a worker."""
+        idle = _Idle(idler)
+        self._idle.append(idle)
+        try:
+            await self._until(idle.told, within_s)
+        finally:
+            self._idle.remove(idle)
+
+    async def _until(self, told: asyncio.Event, within_s: float) -> None:
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        try:
+            await asyncio.wait_for(told.wait(), within_s)
+        except asyncio.TimeoutError:
+            return
+
+    async def _look(self) -> None:
+        watch = self.services.desk.watch
+        while self._held or self._idle:
+            held = {each.run_id: each.token for each in self._held.values()}
+            idle = list(self._idle)
+            try:
+                changed = await self._read(watch.changed, held)
+                served = await self._read(watch.served, [each.idler for each in idle])
+            except OsmosisError:
+                changed, served = set(), []  # the database is busy, which the next look may find otherwise
+            for run_id in changed:
+                self.interrupt(run_id)
+            for each in idle:
+                if any(each.idler is idler for idler in served):
+                    each.told.set()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _read(self, look: Callable[[Asked], Found], asked: Asked) -> Found:
+        # SQLite never makes a read wait; PostgreSQL is asked from a thread.
+        return look(asked) if self.services.db.is_sqlite else await run_sync(look, asked)
+
+
+def worker_waits(app: FastAPI) -> WorkerWaits:
+    """Return what waits at ``app``."""
+    found: WorkerWaits | None = getattr(app.state, "worker_waits", None)
+    if found is None or found.services is not app.state.services:
+        found = app.state.worker_waits = WorkerWaits(app.state.services)
+    return found

@@ -1,0 +1,178 @@
+"""The worker protocol over HTTP: four exchanges, each let in by a worker token or a ticket, and written by its lease's token.
+
+A claim that finds no run and a sync with nothing new may wait for their reply, and hold nothing meanwhile; the next exchange
+about the same run ends such a wait.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import orjson
+from fastapi import Depends, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
+
+from osmosis_ai._version import __version__
+from osmosis_ai.api.wire.base import WireModel
+from osmosis_ai.api.wire.workers import (
+    JOURNAL_OFFSET,
+    LARGEST_EXCHANGE_BYTES,
+    LEASE_LOST,
+    PROTOCOL,
+    EndRequest,
+    ReleaseRequest,
+    SyncReply,
+    SyncRequest,
+    WorkerOffer,
+)
+from osmosis_ai.platform.http.authentication import Services, bearer_token
+from osmosis_ai.platform.http.errors import JSON_BODY, ApiError, as_sentence
+from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.http.worker_waits import worker_waits
+from osmosis_ai.platform.runs.desk.journal_intake import JournalDivergedError
+from osmosis_ai.platform.runs.desk.watching import Idler
+from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
+from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.worker_access import WorkerRefused
+
+router = api_router("/api/workers")
+
+JOURNAL_DIVERGED = "JOURNAL_DIVERGED"
+M = TypeVar("M", bound=WireModel)
+Done = TypeVar("Done")
+_GZIP = 16 + zlib.MAX_WBITS
+_CLOSE = {"Connection": "close"}
+
+
+async def _spoken(version: str) -> None:
+    """Refuse a worker that speaks another version of the protocol (a dependency)."""
+    if version != f"v{PROTOCOL}":
+        raise ApiError(
+            426,
+            "WORKER_PROTOCOL",
+            f"this platform speaks version {PROTOCOL} of the worker protocol; install osmosis-ai {__version__} on the worker's "
+            "machine.",
+        )
+
+
+Spoken = Annotated[None, Depends(_spoken)]
+
+
+@router.post("/{version}/claim")
+async def claim(request: Request, services: Services, _spoken: Spoken) -> Response:
+    """Give a worker a run with all that it needs; 204 where there is none, after up to `wait_s` seconds."""
+    bearer, offer = bearer_token(request), await _read(request, WorkerOffer)
+    deadline = time.monotonic() + offer.wait_s
+    while True:
+        # Asked again after each wait: a token may be revoked meanwhile.
+        scope = await _do(services.worker_access.authorize_claim, bearer, offer)
+        assignment = await _do(services.desk.claim, offer, scope)
+        left_s = deadline - time.monotonic()
+        if assignment is not None:
+            return _reply(assignment)
+        if left_s <= 0 or await request.is_disconnected():
+            return Response(status_code=204)
+        await worker_waits(request.app).for_run(Idler(offer, scope), left_s)
+
+
+@router.post("/{version}/runs/{run_id}/sync")
+async def sync(request: Request, run_id: str, services: Services, _spoken: Spoken) -> Response:
+    """Keep a worker's lease and take what is new; with `may_wait`, reply when there is something to say, or in a third of a term."""
+    said = await _of_run(request, run_id, services, SyncRequest)
+    reply = await _do(services.desk.sync, run_id, said)
+    if said.may_wait and _has_nothing_to_say(reply):
+        token = said.lease.get_secret_value()
+        await worker_waits(request.app).for_news(run_id, token, reply.term_s / 3)
+        # Nothing is taken twice: this is the heartbeat that ends the wait.
+        reply = await _do(services.desk.sync, run_id, SyncRequest(lease=said.lease))
+    return _reply(reply)
+
+
+@router.post("/{version}/runs/{run_id}/end")
+async def end(request: Request, run_id: str, services: Services, _spoken: Spoken) -> Response:
+    """Give a run its outcome."""
+    said = await _of_run(request, run_id, services, EndRequest)
+    return _reply(await _do(services.desk.end, run_id, said))
+
+
+@router.post("/{version}/runs/{run_id}/release")
+async def release(request: Request, run_id: str, services: Services, _spoken: Spoken) -> Response:
+    """Let a run go as it is, for the worker after this one."""
+    said = await _of_run(request, run_id, services, ReleaseRequest)
+    return _reply(await _do(services.desk.release, run_id, said))
+
+
+async def _of_run(request: Request, run_id: str, services: PlatformServices, model: type[M]) -> M:
+    bearer = bearer_token(request)
+    await _do(services.worker_access.authorize_run, bearer, run_id)
+    said = await _read(request, model)
+    worker_waits(request.app).interrupt(run_id)
+    return said
+
+
+def _has_nothing_to_say(reply: SyncReply) -> bool:
+    return not (reply.stop or reply.uploads or reply.checkpoints or reply.agent or reply.renewed)
+
+
+async def _do(work: Callable[..., Done], *arguments: Any) -> Done:
+    """Return what blocking ``work`` does, or the refusal that it means."""
+    try:
+        return await run_in_threadpool(work, *arguments)
+    except WorkerRefused as error:
+        raise ApiError(error.status, error.reason, as_sentence(error)) from None
+    except LeaseLostError as error:
+        raise ApiError(409, LEASE_LOST, error.message) from None
+    except JournalOffsetError as error:
+        raise ApiError(409, JOURNAL_OFFSET, error.message, details=error.details) from None
+    except JournalDivergedError as error:
+        raise ApiError(409, JOURNAL_DIVERGED, error.message, details=error.details) from None
+
+
+async def _read(request: Request, model: type[M]) -> M:
+    body = await _unpacked(request)
+    try:
+        content = orjson.loads(body)
+    except ValueError:
+        raise ApiError(400, "INVALID_JSON", "the body of the request is no valid JSON.") from None
+    # What goes wrong from here on is told without the lease's token.
+    request.scope.setdefault(JSON_BODY, []).append(content)
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(include_input=False)) from None
+
+
+async def _unpacked(request: Request) -> bytes:
+    """Return the body, unpacked as it comes: what would become too large is refused before it is."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("gzip", "identity"):
+        raise ApiError(415, "ENCODING_UNKNOWN", "a request is sent as it is, or packed with gzip.")
+    unpacking = zlib.decompressobj(_GZIP) if encoding == "gzip" else None
+    body = bytearray()
+    async for chunk in request.stream():
+        left = LARGEST_EXCHANGE_BYTES + 1 - len(body)
+        try:
+            body += unpacking.decompress(chunk, left) if unpacking is not None else chunk
+        except zlib.error:
+            raise ApiError(
+                400, "INVALID_BODY", "the body of the request is no gzip.", headers=_CLOSE
+            ) from None
+        if len(body) > LARGEST_EXCHANGE_BYTES:
+            raise ApiError(
+                413,
+                "BODY_TOO_LARGE",
+                f"an exchange takes {LARGEST_EXCHANGE_BYTES >> 20} MiB, unpacked; the rest waits for the next one.",
+                headers=_CLOSE,
+            )
+    if unpacking is not None and not unpacking.eof:
+        raise ApiError(400, "INVALID_BODY", "the body of the request is cut off.")
+    return bytes(body)
+
+
+def _reply(model: WireModel) -> Response:
+    return Response(model.model_dump_json(by_alias=True, exclude_unset=True), media_type="application/json")

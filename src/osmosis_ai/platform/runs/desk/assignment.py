@@ -1,0 +1,239 @@
+"""What a worker is handed with a run: all that it needs to work on it, and nothing of any other.
+
+Where bytes are gone that an earlier worker was handed (its dataset was replaced, its repository disconnected), their URL is
+empty: a machine that has them goes on.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from pydantic import SecretStr
+
+from osmosis_ai.api.wire.workers import (
+    AgentPlace,
+    AssignedAdapter,
+    AssignedLease,
+    AssignedRun,
+    Assignment,
+    InputDownload,
+    JournalSegment,
+    StoredJournal,
+    StoredTraining,
+)
+from osmosis_ai.config.sections import served_agent
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.platform.blobs.signing import UrlSigner
+from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRun
+from osmosis_ai.platform.models import find_adapter
+from osmosis_ai.platform.rollout_servers import locate_server
+from osmosis_ai.platform.runs.desk.journal_folding import JournalFolding
+from osmosis_ai.platform.runs.desk.source_archives import SourceArchives
+from osmosis_ai.platform.runs.desk.training import stored_training
+from osmosis_ai.platform.runs.journal_segments import journal_segments
+from osmosis_ai.platform.runs.leases import Lease
+from osmosis_ai.platform.runs.submit.row_selection import RowSelection
+from osmosis_ai.platform.runs.submit.submitter import secret_values_of
+from osmosis_ai.platform.vault import Vault
+
+_LINK_TTL = timedelta(hours=1)
+_GONE = InputDownload(url="", size=0, sha256="0" * 64)
+
+
+class Assignments:
+    """Puts assignments together; every method blocks, and none belongs inside a transaction.
+
+    Args:
+        db, vault, blobs: the platform's.
+        signer: of its own URLs, which workers are told without their beginning.
+        sources: the archives of commits.
+        folding: of journals: a worker is handed blobs alone.
+        term: how long a lease lasts.
+    """
+
+    def __init__(
+        self,
+        db: Database,
+        vault: Vault,
+        blobs: BlobStore,
+        signer: UrlSigner,
+        sources: SourceArchives,
+        folding: JournalFolding,
+        term: timedelta,
+    ) -> None:
+        self._db = db
+        self._vault = vault
+        self._blobs = blobs
+        self._own = signer.base_url
+        self._sources = sources
+        self._folding = folding
+        self._term = term
+
+    def of(self, lease: Lease, *, next_s: float) -> Assignment:
+        """Return all that the owner of ``lease`` needs.
+
+        Raises:
+            OsmosisError: something of it is not there any more, or can not be had now (``is_infrastructure``).
+        """
+        run = self._run(lease.run_id)
+        return Assignment(
+            run=assigned_run(run),
+            lease=AssignedLease(
+                token=SecretStr(lease.token), attempt=lease.attempt, term_s=self._term.total_seconds()
+            ),
+            secrets=self.secrets(run),
+            source=self._source(run),
+            agent=self.agent(run),
+            dataset=self._dataset(run),
+            dataset_extension=_rows(run).extension,
+            adapter=self._adapter(run),
+            journal=self._journal(run),
+            training=self._training(run),
+            next_s=next_s,
+        )
+
+    def renewed(self, lease: Lease, *, next_s: float) -> Assignment:
+        """Return the same with URLs that are good again, and without secrets: these come with the claim alone."""
+        return self.of(lease, next_s=next_s).model_copy(update={"secrets": {}})
+
+    def secrets(self, run: DbRun) -> dict[str, SecretStr]:
+        """Return the values of a run's secrets, by name.
+
+        Raises:
+            OsmosisError: one is not stored any more.
+        """
+        values = secret_values_of(self._db, self._vault, run, secret_names(run))
+        return {name: SecretStr(value) for name, value in values.items()}
+
+    def agent(self, run: DbRun) -> AgentPlace | None:
+        """Return where a run's agent is served now; None where it is one of the commit, or is not registered."""
+        name = served_agent(run.request["experiment_config"]["entrypoint"])
+        if name is None:
+            return None
+        try:
+            place = locate_server(self._db, self._vault, run.workspace_id, name)
+        except NotFoundError:
+            return None  # it may be served again at any time
+        key = SecretStr(place.api_key) if place.api_key is not None else None
+        return AgentPlace(host=place.address.host, port=place.address.port, api_key=key)
+
+    def _run(self, run_id: str) -> DbRun:
+        with self._db.session() as session:
+            return session.get_one(DbRun, run_id)
+
+    def _source(self, run: DbRun) -> InputDownload | None:
+        if served_agent(run.request["experiment_config"]["entrypoint"]) is not None:
+            return None
+        with self._db.session() as session:
+            repository = session.get(DbRepository, run.repository_id) if run.repository_id else None
+        archive = self._sources.find(run.workspace_id, repository, run.commit_sha or "")
+        if archive is None:
+            return _gone_if_begun(
+                run, "the repository of this run was disconnected before the run began.", _CONNECT
+            )
+        return self._download(archive.blob_key, "source.tar.gz", archive.size, archive.sha256)
+
+    def _dataset(self, run: DbRun) -> InputDownload:
+        rows = _rows(run)
+        with self._db.session() as session:
+            dataset = session.get(DbDataset, run.dataset_id) if run.dataset_id else None
+        if dataset is None or dataset.blob_key is None or dataset.sha256 != rows.sha256:
+            what = "removed" if dataset is None else "replaced"
+            reason = f"the dataset '{run.dataset_name}' was {what} before the run began."
+            gone = _gone_if_begun(run, reason, "submit the run again")
+            return gone.model_copy(update={"sha256": rows.sha256})
+        filename = f"dataset.{rows.extension}"
+        return self._download(dataset.blob_key, filename, dataset.file_size, rows.sha256)
+
+    def _adapter(self, run: DbRun) -> AssignedAdapter | None:
+        model = find_adapter(self._db, run.workspace_id, run.model_path)
+        if model is None:
+            return None
+        return AssignedAdapter(
+            base_model=model.base_model,
+            files={
+                name: self._download(known["blob_key"], name, known["size"], known["sha256"])
+                for name, known in model.files.items()
+            },
+        )
+
+    def _journal(self, run: DbRun) -> StoredJournal:
+        self._folding.fold_all(run.id)
+        with self._db.session() as session:
+            current = session.get_one(DbRun, run.id)
+            segments = journal_segments(session, run.id)
+        return StoredJournal(
+            generation=current.journal_generation,
+            bytes=current.journal_bytes,
+            segments=[
+                JournalSegment(
+                    url=self._url(segment.blob_key, "events.jsonl.gz"),
+                    size=segment.length,
+                    sha256=segment.sha256,
+                    offset=segment.offset,
+                    packed=True,
+                )
+                for segment in segments
+                if segment.blob_key is not None
+            ],
+        )
+
+    def _training(self, run: DbRun) -> StoredTraining | None:
+        if run.kind != "training":
+            return None
+        with self._db.session() as session:
+            return stored_training(session, run, self._url)
+
+    def _download(self, key: str, filename: str, size: int, sha256: str) -> InputDownload:
+        return InputDownload(url=self._url(key, filename), size=size, sha256=sha256)
+
+    def _url(self, key: str, filename: str) -> str:
+        return self.told(self._blobs.signed_get_url(key, filename=filename, ttl=_LINK_TTL))
+
+    def told(self, url: str) -> str:
+        """Return a URL as workers are told: one of the platform's own without where that is, which they know better."""
+        return url.removeprefix(self._own)
+
+
+_CONNECT = "connect it with `osmosis platform connect`, then submit again"
+
+
+def assigned_run(run: DbRun) -> AssignedRun:
+    """Return a run as its worker knows it."""
+    return AssignedRun(
+        id=run.id,
+        name=run.name,
+        kind="training" if run.kind == "training" else "eval",
+        workspace_id=run.workspace_id,
+        request=run.request,
+        commit_sha=run.commit_sha or "",
+        branch=run.branch,
+        rollout_name=run.rollout_name,
+        dataset_name=run.dataset_name,
+        model_path=run.model_path,
+        seed=run.seed,
+        selection=run.selection or {},
+        retried=run.retried,
+    )
+
+
+def secret_names(run: DbRun) -> list[str]:
+    """Return the names of a run's secrets."""
+    return list((run.request.get("secrets") or {}).get("required") or ())
+
+
+def _rows(run: DbRun) -> RowSelection:
+    return RowSelection.read(run.selection or {})
+
+
+def _gone_if_begun(run: DbRun, reason: str, hint: str) -> InputDownload:
+    """Return the download of bytes that are gone, for whoever has them from before.
+
+    Raises:
+        OsmosisError: nobody has: no worker ever began.
+    """
+    if run.attempt <= 1:
+        raise OsmosisError(reason, hint=hint)
+    return _GONE

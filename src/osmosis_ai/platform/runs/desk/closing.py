@@ -1,0 +1,215 @@
+"""A run is closed: with an outcome, after its journal was folded, or let go for the worker after this one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Literal
+
+from pydantic import SecretStr
+from sqlalchemy import delete
+from sqlalchemy.orm import Session
+
+from osmosis_ai.api.wire.workers import EndRequest, ReleaseRequest, RunClosed
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun
+from osmosis_ai.platform.log_lines import LogLine, storable
+from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.runs.desk.journal_folding import JournalFolding
+from osmosis_ai.platform.runs.desk.training import forget_resume, resume_step
+from osmosis_ai.platform.runs.desk.uploads import RunUploads
+from osmosis_ai.platform.runs.eval_results import summarised_results
+from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER
+from osmosis_ai.platform.runs.leases import Lease, Leases
+from osmosis_ai.platform.runs.lifecycle import OPEN, LeaseLostError, Outcome
+from osmosis_ai.redaction import Redactor
+
+FRUITLESS = {"eval": 3, "training": 12}
+"""Workers in a row that got nothing done, after which a run of a pool fails: whatever it is would go on."""
+_FIRST_PAUSE = timedelta(seconds=0.5)
+_LONGEST_PAUSE = timedelta(minutes=5)
+
+Secrets = Callable[[DbRun], Mapping[str, SecretStr]]
+
+
+class RunClosing:
+    """Closes runs; every method blocks.
+
+    Args:
+        db, logs, blobs, leases, folding, uploads: the platform's.
+        secrets: returns the values of a run's secrets, which its journal is to lose.
+    """
+
+    def __init__(
+        self,
+        db: Database,
+        logs: LogStore,
+        blobs: BlobStore,
+        leases: Leases,
+        folding: JournalFolding,
+        uploads: RunUploads,
+        secrets: Secrets,
+    ) -> None:
+        self._db = db
+        self._logs = logs
+        self._blobs = blobs
+        self._leases = leases
+        self._folding = folding
+        self._uploads = uploads
+        self._secrets = secrets
+
+    def end(self, lease: Lease, request: EndRequest) -> RunClosed:
+        """Give a run its outcome; said again, it is what it was.
+
+        Raises:
+            LeaseLostError: the lease is over.
+        """
+        with self._db.session() as session:
+            run = session.get(DbRun, lease.run_id)
+        if run is not None and run.status not in OPEN and run.lease_token == lease.token:
+            return _closed(run)
+        self._leases.require(lease)
+        assert run is not None
+        key = self._kept_journal(run, lease)
+        obsolete: list[str] = []
+        with self._leases.writing(lease) as (session, run):
+            outcome: Outcome = "stopped" if run.stop_requested_at is not None else request.outcome
+            if key is not None:
+                run.journal_blob = key
+                session.execute(delete(DbJournalSegment).where(DbJournalSegment.run_id == run.id))
+                obsolete.append(f"runs/{run.id}/{SEGMENTS_FOLDER}")
+            self._number(run, request.ending)
+            if run.kind == "training" and outcome == "finished":
+                obsolete += forget_resume(run)
+            self._say_and_end(session, run, outcome, request.error)
+            run.lease_token = lease.token  # expired: it tells who may be answered again, and nothing else
+        for prefix in obsolete:
+            self._blobs.delete_below(prefix)
+        self._uploads.forget(lease.run_id)
+        return _closed(run)
+
+    def release(self, lease: Lease, request: ReleaseRequest) -> RunClosed:
+        """Let a run go as it is; of a pool's the desk counts setbacks, of others their executor does.
+
+        Raises:
+            LeaseLostError: the lease is over.
+        """
+        with self._db.session() as session:
+            found = session.get(DbRun, lease.run_id)
+        if found is not None and found.lease_token == lease.token and found.lease_expires_at is None:
+            return _closed(found)  # said again
+        with self._leases.writing(lease) as (session, run):
+            self._number(run, request.ending)
+            if request.setback is not None and run.pool is not None:
+                run.fruitless += 1
+                sentence = storable(request.setback).rstrip(".")
+                if not self._is_hopeless(run):
+                    pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (run.fruitless - 1))
+                    run.claimable_at = self._leases.now(session) + pause
+                    again = f"(trying again in {pause.total_seconds():g} s)"
+                    line = LogLine(f"{sentence} {again}", level="warning", step="run")
+                    self._logs.add(session, run.id, [line])
+            run.lease_expires_at = None
+            is_over = self._is_hopeless(run)
+        if is_over:
+            return self._give_up(lease, request.setback or "")
+        return _closed(run)
+
+    def close_if_over(self, lease: Lease, *, counts_deaths: bool) -> bool:
+        """End a run that was claimed and has nothing to be worked on: it is to stop, or no worker ever gets anything done.
+
+        Args:
+            lease: of the claim.
+            counts_deaths: whether nobody else does.
+        """
+        if not counts_deaths:
+            return False
+        with self._db.session() as session:
+            run = session.get_one(DbRun, lease.run_id)
+        if run.stop_requested_at is not None:
+            self._end_claimed(lease, "stopped")
+            return True
+        if self._is_hopeless(run):
+            self._end_claimed(lease, "failed", _hopeless(run))
+            return True
+        return False
+
+    def close_unassigned(self, lease: Lease, error: OsmosisError) -> None:
+        """End a run whose worker can not be handed what it needs, or let it go where that may be otherwise soon."""
+        if error.is_infrastructure:
+            self.let_go(lease)
+        else:
+            hint = f"; {error.hint.rstrip('.')}" if error.hint else ""
+            self._end_claimed(lease, "failed", f"{error.message.rstrip('.')}{hint}.")
+
+    def let_go(self, lease: Lease) -> None:
+        """Let a run go whose claim was not answered: it may be made again."""
+        with self._leases.writing(lease) as (_, run):
+            run.claim_id = run.lease_token = run.lease_expires_at = None
+
+    def _end_claimed(self, lease: Lease, outcome: Outcome, sentence: str | None = None) -> None:
+        """End a run whose claim goes on to the next one."""
+        with self._leases.writing(lease) as (_, run):
+            run.claim_id = None
+        self.end(lease, EndRequest.model_construct(outcome=outcome, error=sentence))
+
+    def _give_up(self, lease: Lease, reason: str) -> RunClosed:
+        with self._db.transaction() as session:
+            run = session.get_one(DbRun, lease.run_id, with_for_update=True)
+            if run.lease_token == lease.token and run.status in OPEN:
+                self._leases.extend(session, run)
+        return self.end(
+            lease,
+            EndRequest.model_construct(outcome="failed", error=f"{reason.rstrip('.')}; {_hopeless(run)}"),
+        )
+
+    def _is_hopeless(self, run: DbRun) -> bool:
+        return run.fruitless >= FRUITLESS[run.kind]
+
+    def _kept_journal(self, run: DbRun, lease: Lease) -> str | None:
+        """Store the journal of a run that ends; None where there is none, or it could not be stored, which is said."""
+        renewed_at = time.monotonic()
+
+        def still_mine() -> None:
+            nonlocal renewed_at
+            if time.monotonic() - renewed_at > self._leases.term.total_seconds() / 3:
+                self._leases.renew(lease)
+                renewed_at = time.monotonic()
+
+        try:
+            redactor = Redactor([value.get_secret_value() for value in self._secrets(run).values()])
+            return self._folding.store(run, redactor, still_mine)
+        except LeaseLostError:
+            raise
+        except (OSError, OsmosisError) as error:
+            line = LogLine(f"the journal could not be kept: {error}", level="warning", step="run")
+            self._logs.append(run.id, [line])
+            return None
+
+    def _number(self, run: DbRun, ending: str | None) -> None:
+        if run.kind == "eval" and run.metrics is not None:
+            run.results = summarised_results(run.results or {}, run.metrics)
+        if ending is not None:
+            run.results = {**(run.results or {}), "ending": storable(ending)}
+
+    def _say_and_end(self, session: Session, run: DbRun, outcome: Outcome, error: str | None) -> None:
+        sentence = storable(error) if error and outcome == "failed" else None
+        if sentence and run.kind == "training" and (step := resume_step(run)) is not None:
+            sentence += (
+                f" It can go on from the checkpoint of step {step}: `osmosis train resume {run.name}`."
+            )
+        line = LogLine(sentence or outcome, level="error" if sentence else "info", step="run")
+        self._logs.add(session, run.id, [line])
+        self._leases.end(run, outcome, sentence)
+
+
+def _closed(run: DbRun) -> RunClosed:
+    status: Literal["pending", "running", "finished", "failed", "stopped"] = run.status  # type: ignore[assignment]
+    return RunClosed(status=status)
+
+
+def _hopeless(run: DbRun) -> str:
+    return f"{run.fruitless} workers in a row ended without getting anything done; see the run's log, then submit again."

@@ -1,0 +1,120 @@
+"""Segments of a journal become blobs: many rows one blob while the run goes on, all of them the run's journal when it ends.
+
+A blob is stored before the row that names it, and rows go in the transaction that puts the folded one in their place. Who is
+killed in between leaves a blob that nobody names, below the run's own prefix.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from io import BytesIO
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun
+from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER, journal_segments, segment_bytes
+from osmosis_ai.platform.runs.stored_journal import pack_journal
+from osmosis_ai.redaction import Redactor
+
+FOLD_BYTES = 8 << 20
+_LEVEL = 4
+
+
+class JournalFolding:
+    """Folds the journals of one platform's runs.
+
+    Args:
+        db, blobs: the platform's.
+    """
+
+    def __init__(self, db: Database, blobs: BlobStore) -> None:
+        self._db = db
+        self._blobs = blobs
+
+    def fold_if_large(self, run_id: str) -> None:
+        """Fold the rows of a run's journal that are :data:`FOLD_BYTES` together, but for the last one; blocking."""
+        in_rows = select(func.sum(DbJournalSegment.length)).where(
+            DbJournalSegment.run_id == run_id, DbJournalSegment.content.is_not(None)
+        )
+        with self._db.session() as session:
+            is_large = (session.scalar(in_rows) or 0) >= FOLD_BYTES
+            rows = _rows(session, run_id)[:-1] if is_large else []
+        self._fold(run_id, rows)
+
+    def fold_all(self, run_id: str) -> None:
+        """Fold every row of a run's journal; blocking."""
+        with self._db.session() as session:
+            rows = _rows(session, run_id)
+        self._fold(run_id, rows)
+
+    def store(self, run: DbRun, redactor: Redactor, still_mine: Callable[[], None]) -> str | None:
+        """Store the whole journal of a run that ends, without its secrets; return its key, None where there is none.
+
+        Args:
+            run: which run.
+            redactor: knows its secrets.
+            still_mine: called again and again, since it may take a while.
+
+        Raises:
+            OSError, OsmosisError: the disk or the blobs did not take it, or have lost a part of it.
+        """
+        with self._db.session() as session:
+            segments = journal_segments(session, run.id)
+        return pack_journal(self._lines(segments, still_mine), run.id, self._blobs, redactor)
+
+    def _lines(self, segments: Sequence[DbJournalSegment], still_mine: Callable[[], None]) -> Iterator[bytes]:
+        for segment in segments:
+            still_mine()
+            yield from BytesIO(segment_bytes(self._blobs, segment))
+
+    def _fold(self, run_id: str, rows: Sequence[DbJournalSegment]) -> None:
+        if not rows:
+            return
+        whole = b"".join(row.content or b"" for row in rows)
+        first = rows[0]
+        name = f"{first.generation}-{first.offset}-{secrets.token_hex(8)}.jsonl.gz"
+        key = f"runs/{run_id}/{SEGMENTS_FOLDER}/{name}"
+        self._blobs.put(key, BytesIO(gzip.compress(whole, _LEVEL, mtime=0)))
+        with self._db.transaction() as session:
+            is_folded = self._replace(session, run_id, rows, whole, key)
+        if not is_folded:
+            self._blobs.delete(key)
+
+    def _replace(
+        self, session: Session, run_id: str, rows: Sequence[DbJournalSegment], whole: bytes, key: str
+    ) -> bool:
+        """Put one row in the place of many; False where one of them is not what it was."""
+        first = rows[0]
+        session.get(DbRun, run_id, with_for_update=True)
+        these = (
+            DbJournalSegment.run_id == run_id,
+            DbJournalSegment.generation == first.generation,
+            DbJournalSegment.seq.in_([row.seq for row in rows]),
+        )
+        now = session.execute(select(DbJournalSegment.seq, DbJournalSegment.sha256).where(*these))
+        if {row.seq: row.sha256 for row in now} != {row.seq: row.sha256 for row in rows}:
+            return False
+        session.execute(delete(DbJournalSegment).where(*these))
+        session.add(
+            DbJournalSegment(
+                run_id=run_id,
+                generation=first.generation,
+                seq=first.seq,
+                attempt=rows[-1].attempt,
+                offset=first.offset,
+                length=len(whole),
+                sha256=hashlib.sha256(whole).hexdigest(),
+                blob_key=key,
+            )
+        )
+        return True
+
+
+def _rows(session: Session, run_id: str) -> list[DbJournalSegment]:
+    return [segment for segment in journal_segments(session, run_id) if segment.content is not None]

@@ -1,0 +1,180 @@
+"""A worker's journal arrives: in parts, by their offsets, each once however often it is sent.
+
+What is accepted never changes within a journal's generation. So a part is compared with it outside of any transaction,
+and what it has beyond that is accepted in the transaction that also makes the rows of its samples: if the journal ends
+where it ended when it was compared. Small parts are put together until they are worth a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from osmosis_ai.api.wire.workers import JournalPart
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.db.base import upsert
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun, DbSample
+from osmosis_ai.platform.runs.journal_segments import segment_bytes
+from osmosis_ai.platform.runs.journalled import sample_row
+from osmosis_ai.platform.runs.lifecycle import JournalOffsetError
+
+# A row's content is written again with each part that is added to it.
+_ROW_BYTES = 32 << 10
+
+
+class JournalDivergedError(ConflictError):
+    """A part has other bytes than those that were accepted; ``details.offset`` says where."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(
+            f"the journal has other bytes at offset {offset} than the platform has accepted there.",
+            details={"offset": offset},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NewLines:
+    """What a part has beyond what is stored.
+
+    Attributes:
+        generation: of the journal that it belongs to.
+        offset: where it begins, which is where what is stored ends.
+        content: whole lines.
+        samples: the columns of their samples.
+    """
+
+    generation: int
+    offset: int
+    content: bytes
+    samples: Sequence[dict[str, Any]]
+
+
+def compare_part(db: Database, blobs: BlobStore, run_id: str, part: JournalPart) -> NewLines:
+    """Return what ``part`` has beyond what is stored of a run's journal; blocking.
+
+    Raises:
+        JournalOffsetError: it begins above that, or is of another generation than this or the next.
+        JournalDivergedError: it has other bytes than were accepted.
+        OsmosisError: it is cut off in mid-line, or has a line that is no record.
+    """
+    content = part.lines.encode()
+    if content and not content.endswith(b"\n"):
+        raise OsmosisError("a part of a journal has whole lines, each with its newline.")
+    with db.session() as session:
+        run = session.get_one(DbRun, run_id)
+        generation, stored = run.journal_generation, run.journal_bytes
+        if part.generation == generation + 1 and part.offset == 0:
+            generation, stored = part.generation, 0  # it begins anew
+        elif part.generation != generation or part.offset > stored:
+            raise JournalOffsetError(stored)
+        known = content[: stored - part.offset]
+        overlapped = _overlapped(session, run_id, generation, part.offset, len(known)) if known else ()
+    for segment in overlapped:
+        _compare(blobs, segment, known, part.offset)
+    new = content[len(known) :]
+    offset = part.offset + len(known)
+    return NewLines(generation, offset, new, _samples(run_id, new, offset, part.resumed))
+
+
+def take_lines(session: Session, run: DbRun, new: NewLines) -> list[str] | None:
+    """Accept ``new`` as part of the transaction that holds ``run``; None where more has been stored since it was compared.
+
+    Returns:
+        The keys of blobs that are nobody's once the transaction is committed.
+    """
+    if not new.content:
+        return []
+    obsolete: list[str] = []
+    if new.generation == run.journal_generation + 1:
+        obsolete = _begin_anew(session, run)
+    if (new.generation, new.offset) != (run.journal_generation, run.journal_bytes):
+        return None
+    _append(session, run, new)
+    run.journal_bytes += len(new.content)
+    run.fruitless = 0
+    upsert(session, DbSample, new.samples)
+    return obsolete
+
+
+def _overlapped(
+    session: Session, run_id: str, generation: int, offset: int, length: int
+) -> Sequence[DbJournalSegment]:
+    query = select(DbJournalSegment).where(
+        DbJournalSegment.run_id == run_id,
+        DbJournalSegment.generation == generation,
+        DbJournalSegment.offset < offset + length,
+        DbJournalSegment.offset + DbJournalSegment.length > offset,
+    )
+    return session.scalars(query.order_by(DbJournalSegment.seq)).all()
+
+
+def _compare(blobs: BlobStore, segment: DbJournalSegment, known: bytes, offset: int) -> None:
+    """Compare what was sent from ``offset`` on with a segment, where both have bytes."""
+    start = max(segment.offset, offset)
+    sent = known[start - offset : segment.offset + segment.length - offset]
+    if len(sent) == segment.length and hashlib.sha256(sent).hexdigest() == segment.sha256:
+        return
+    stored = segment_bytes(blobs, segment)[start - segment.offset :][: len(sent)]
+    if stored != sent:
+        same = next(index for index, pair in enumerate(zip(stored, sent, strict=True)) if pair[0] != pair[1])
+        raise JournalDivergedError(start + same)
+
+
+def _samples(run_id: str, content: bytes, offset: int, resumed: int) -> list[dict[str, Any]]:
+    samples = []
+    for line in content.split(b"\n")[:-1]:
+        try:
+            record = TerminalRecord.from_line(line)
+        except ValueError as error:
+            raise OsmosisError(
+                f"the journal is damaged at byte {offset}: {error}.", details={"offset": offset}
+            ) from None
+        end = offset + len(line) + 1
+        samples.append({**sample_row(run_id, record), "resumed": offset < resumed, "position": end})
+        offset = end
+    return samples
+
+
+def _begin_anew(session: Session, run: DbRun) -> list[str]:
+    """Forget what is stored of a journal, and what was made of it; return the keys of its blobs."""
+    mine = DbJournalSegment.run_id == run.id
+    keys = session.scalars(select(DbJournalSegment.blob_key).where(mine)).all()
+    session.execute(delete(DbJournalSegment).where(mine))
+    session.execute(delete(DbSample).where(DbSample.run_id == run.id))
+    run.journal_generation, run.journal_bytes = run.journal_generation + 1, 0
+    return [key for key in keys if key is not None]
+
+
+def _append(session: Session, run: DbRun, new: NewLines) -> None:
+    last = session.scalar(
+        select(DbJournalSegment)
+        .where(DbJournalSegment.run_id == run.id, DbJournalSegment.generation == run.journal_generation)
+        .order_by(DbJournalSegment.seq.desc())
+        .limit(1)
+    )
+    if last is not None and last.content is not None and last.attempt == run.attempt:
+        together = last.content + new.content
+        if len(together) <= _ROW_BYTES:
+            last.content, last.length = together, len(together)
+            last.sha256 = hashlib.sha256(together).hexdigest()
+            return
+    session.add(
+        DbJournalSegment(
+            run_id=run.id,
+            generation=run.journal_generation,
+            seq=0 if last is None else last.seq + 1,
+            attempt=run.attempt,
+            offset=new.offset,
+            length=len(new.content),
+            sha256=hashlib.sha256(new.content).hexdigest(),
+            content=new.content,
+        )
+    )

@@ -1,0 +1,206 @@
+"""What a worker says of its run becomes rows: files before the records that name them, all of it or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy.orm import Session
+
+from osmosis_ai.api.wire.workers import LogPart, RunFilePart, SyncRequest, TrainingNews
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.evaluation.run_state import ProgressSnapshot
+from osmosis_ai.platform.blobs.store import BlobInfo, BlobStore
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.base import upsert
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRun, DbRunFile
+from osmosis_ai.platform.log_lines import LogLine, storable
+from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.runs.desk.journal_intake import NewLines, compare_part, take_lines
+from osmosis_ai.platform.runs.desk.training import apply_training
+from osmosis_ai.platform.runs.desk.uploads import (
+    BegunUpload,
+    RunUploads,
+    blob_key,
+    note_wanted,
+    stored_blobs,
+)
+from osmosis_ai.platform.runs.eval_results import live_results
+from osmosis_ai.platform.runs.leases import Lease, Leases
+
+_FACTS = {"environment": 4096, "isolation": 255}
+"""Columns of a run's row that a worker fills, and how many characters they take."""
+_TRIES = 3
+
+
+@dataclass
+class TakenNews:
+    """What became of a worker's news.
+
+    Attributes:
+        run: its row, as it is now.
+        begun: the uploads that it may send.
+        checkpoints: names that kept checkpoints were given, by step.
+        obsolete: keys of blobs that are nobody's any more, and
+        obsolete_below: prefixes of such.
+        has_more_journal: whether lines of the journal were accepted.
+    """
+
+    run: DbRun
+    begun: Sequence[BegunUpload] = ()
+    checkpoints: dict[int, str] = field(default_factory=dict)
+    obsolete: list[str] = field(default_factory=list)
+    obsolete_below: list[str] = field(default_factory=list)
+    has_more_journal: bool = False
+
+
+class RunNews:
+    """Takes what workers say.
+
+    Args:
+        db, clock, logs, blobs, uploads: the platform's.
+    """
+
+    def __init__(
+        self, db: Database, clock: Clock, logs: LogStore, blobs: BlobStore, uploads: RunUploads
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._logs = logs
+        self._blobs = blobs
+        self._uploads = uploads
+
+    def take(self, leases: Leases, lease: Lease, request: SyncRequest) -> TakenNews:
+        """Write everything that ``request`` says; blocking.
+
+        Raises:
+            LeaseLostError: the lease is over.
+            OsmosisError: something of it can not be; nothing of it is written.
+        """
+        leases.require(lease)
+        self._uploads.complete(lease.run_id, request.sent)
+        begun = self._uploads.begin(lease.run_id, request.wanted)
+        for _ in range(_TRIES):
+            lines = self._compared(lease, request)
+            with leases.writing(lease) as (session, run):
+                taken = TakenNews(run, begun)
+                if self._write(session, run, request, lines, taken):
+                    break
+                session.rollback()
+        else:
+            raise ConflictError("the journal grows from another side; say it again.")
+        for key in taken.obsolete:
+            self._blobs.delete(key)
+        for prefix in taken.obsolete_below:
+            self._blobs.delete_below(prefix)
+        return taken
+
+    def _compared(self, lease: Lease, request: SyncRequest) -> NewLines | None:
+        if request.journal is None:
+            return None
+        return compare_part(self._db, self._blobs, lease.run_id, request.journal)
+
+    def _write(
+        self, session: Session, run: DbRun, request: SyncRequest, lines: NewLines | None, taken: TakenNews
+    ) -> bool:
+        """Write as part of the caller's transaction; False, to be taken back, where the journal has moved on."""
+        run.is_claim_answered = True
+        note_wanted(session, run.id, taken.begun)
+        upsert(session, DbRunFile, file_rows(session, run.id, request.files))
+        if lines is not None:
+            obsolete = take_lines(session, run, lines)
+            if obsolete is None:
+                return False
+            taken.obsolete = obsolete
+            taken.has_more_journal = bool(lines.content)
+        if request.log is not None:
+            self._take_log(session, run, request.log)
+        _take_facts(run, request)
+        if request.training is not None:
+            self._take_training(session, run, request.training, taken)
+        return True
+
+    def _take_log(self, session: Session, run: DbRun, part: LogPart) -> None:
+        known = run.log_lines - part.first
+        if known < 0:
+            raise ConflictError(
+                f"the log's next line is number {run.log_lines}.", details={"log_lines": run.log_lines}
+            )
+        new = part.lines[known:]
+        self._logs.add(
+            session,
+            run.id,
+            [
+                LogLine(storable(line.message), line.level, storable(line.step), line.details, line.timestamp)
+                for line in new
+            ],
+        )
+        run.log_lines += len(new)
+
+    def _take_training(self, session: Session, run: DbRun, news: TrainingNews, taken: TakenNews) -> None:
+        files = [each.blob for each in news.validation.files] if news.validation is not None else []
+        adapters = [name for part in news.checkpoints for name in part.files.values()]
+        sent = stored_blobs(session, run.id, {*files, *adapters})
+        applied = apply_training(session, run, news, sent, self._clock.now())
+        taken.checkpoints, taken.obsolete_below = applied.checkpoints, applied.obsolete
+        if applied.is_further:
+            run.fruitless = 0
+
+
+def file_rows(session: Session, run_id: str, files: Sequence[RunFilePart]) -> list[dict[str, Any]]:
+    """Return the rows of a run's files, each in a blob that was sent.
+
+    Raises:
+        ConflictError: its blob was not sent.
+        OsmosisError: it would reach out of its blob.
+    """
+    blobs = stored_blobs(session, run_id, {file.blob for file in files})
+    return [_file_row(run_id, file, blobs) for file in files]
+
+
+def _file_row(run_id: str, file: RunFilePart, blobs: Mapping[str, BlobInfo]) -> dict[str, Any]:
+    size = blobs[file.blob].size
+    is_piece = file.shard_offset is not None and file.shard_length is not None
+    end = (file.shard_offset or 0) + (file.shard_length or 0) if is_piece else file.size
+    if end > size or not file.path.isprintable() or "\\" in file.path:
+        raise OsmosisError(
+            f"{file.path[:200]!r} can not be a file of {size} bytes.", details={"path": file.path[:200]}
+        )
+    return {
+        "run_id": run_id,
+        "path": file.path,
+        "kind": file.kind,
+        "source_row_index": file.source_row_index,
+        "size": file.size,
+        "blob_key": blob_key(run_id, file.blob),
+        "shard_offset": file.shard_offset,
+        "shard_length": file.shard_length,
+    }
+
+
+def _take_facts(run: DbRun, request: SyncRequest) -> None:
+    for name, words in request.facts.items():
+        if name not in _FACTS:
+            raise OsmosisError(f"a worker does not say the `{name[:40]}` of a run.")
+        setattr(run, name, storable(words)[: _FACTS[name]])
+    run.grader_digest = run.grader_digest or request.grader_digest
+    if run.kind != "eval":
+        return
+    if request.metrics is not None:
+        run.metrics = request.metrics
+    if request.progress is not None:
+        try:
+            progress = _snapshots().validate_python(request.progress)
+            run.results = live_results(run.results or {}, progress, run.metrics)
+        except (ValidationError, KeyError, TypeError) as error:
+            raise OsmosisError(f"the numbers of the run are none: {type(error).__name__}.") from None
+        run.progress = {"completed": progress.completed, "total": progress.total}
+
+
+@cache
+def _snapshots() -> TypeAdapter[ProgressSnapshot]:
+    return TypeAdapter(ProgressSnapshot)

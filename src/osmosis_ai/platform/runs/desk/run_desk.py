@@ -1,0 +1,176 @@
+"""The platform's side of the worker protocol, on its database: a run is claimed, heard of, and closed.
+
+Every method may be called again with the same words, and blocks; none knows of HTTP. Whatever a worker says is written in
+one transaction that its lease's token opens (:meth:`~osmosis_ai.platform.runs.leases.Leases.writing`); blobs are there
+before it, and what is nobody's any more goes after it.
+"""
+
+from __future__ import annotations
+
+from osmosis_ai.api.wire.workers import (
+    Assignment,
+    EndRequest,
+    ReleaseRequest,
+    RunClosed,
+    SyncReply,
+    SyncRequest,
+    WorkerOffer,
+)
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.blobs.signing import UrlSigner
+from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.gitsync.mirror import MirrorStore
+from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.runs.desk.assignment import Assignments
+from osmosis_ai.platform.runs.desk.claims import Claims, ClaimScope
+from osmosis_ai.platform.runs.desk.closing import RunClosing
+from osmosis_ai.platform.runs.desk.journal_folding import JournalFolding
+from osmosis_ai.platform.runs.desk.news import RunNews
+from osmosis_ai.platform.runs.desk.pace import Pace
+from osmosis_ai.platform.runs.desk.source_archives import SourceArchives
+from osmosis_ai.platform.runs.desk.uploads import RunUploads
+from osmosis_ai.platform.runs.desk.watching import RunWatch
+from osmosis_ai.platform.runs.leases import Lease, Leases
+from osmosis_ai.platform.runs.lifecycle import Outcome
+from osmosis_ai.platform.vault import Vault
+
+
+class RunDesk:
+    """Where workers claim runs, say what they found out, and hand runs back.
+
+    Args:
+        config, db, clock, logs, blobs, vault, mirrors, signer: the platform's.
+
+    Attributes:
+        leases: of its runs.
+        watch: tells workers that wait from those that need not.
+    """
+
+    def __init__(
+        self,
+        config: PlatformConfig,
+        db: Database,
+        clock: Clock,
+        logs: LogStore,
+        blobs: BlobStore,
+        vault: Vault,
+        mirrors: MirrorStore,
+        signer: UrlSigner,
+    ) -> None:
+        self._logs = logs
+        self.leases = Leases(db, clock, config.lease_term)
+        self._claims = Claims(db, self.leases)
+        self.watch = RunWatch(db, self.leases, self._claims)
+        self._folding = JournalFolding(db, blobs)
+        self._uploads = RunUploads(db, blobs)
+        sources = SourceArchives(db, blobs, clock, mirrors)
+        term = config.lease_term
+        self._assignments = Assignments(db, vault, blobs, signer, sources, self._folding, term)
+        self._news = RunNews(db, clock, logs, blobs, self._uploads)
+        self._closing = RunClosing(
+            db, logs, blobs, self.leases, self._folding, self._uploads, self._assignments.secrets
+        )
+        self._pace = Pace(clock, term)
+
+    def claim(self, offer: WorkerOffer, scope: ClaimScope) -> Assignment | None:
+        """Give a worker a run; None where there is none for it.
+
+        Raises:
+            ConflictError: the claim was answered before, and its worker has begun.
+            OsmosisError: what a run needs can not be had now; the run is let go.
+        """
+        while (taken := self._claims.take(offer, scope)) is not None:
+            lease, is_again = taken
+            if self._closing.close_if_over(lease, counts_deaths=scope.run_id is None):
+                continue
+            try:
+                assignment = self._assignments.of(lease, next_s=self._pace.next_s())
+            except OsmosisError as error:
+                self._closing.close_unassigned(lease, error)
+                if error.is_infrastructure:
+                    raise
+                continue
+            except BaseException:
+                self._closing.let_go(lease)
+                raise
+            if assignment.secrets and not is_again:
+                names = ", ".join(sorted(assignment.secrets))
+                line = LogLine(
+                    f"handed the worker of attempt {lease.attempt} these secrets: {names}", step="run"
+                )
+                self._logs.append(lease.run_id, [line])
+            return assignment
+        return None
+
+    def sync(self, run_id: str, request: SyncRequest) -> SyncReply:
+        """Keep a worker's lease, take everything new, and say what there is to know.
+
+        Raises:
+            LeaseLostError: the run has another owner, or has ended; nothing is written.
+            JournalOffsetError, JournalDivergedError: the journal's part can not be taken; nothing is written.
+            ConflictError: a blob is named that did not come.
+            OsmosisError: what was said can not be.
+        """
+        lease = self._lease(run_id, request.lease.get_secret_value())
+        taken = self._news.take(self.leases, lease, request)
+        if taken.has_more_journal:
+            self._folding.fold_if_large(run_id)
+        run = taken.run
+        return SyncReply(
+            stop=run.stop_requested_at is not None,
+            term_s=self.leases.term.total_seconds(),
+            next_s=self._pace.next_s(run_id),
+            journal_bytes=run.journal_bytes,
+            log_lines=run.log_lines,
+            uploads=[
+                grant.model_copy(update={"url": self._assignments.told(grant.url)})
+                for grant in self._uploads.grants(run_id, taken.begun)
+            ],
+            checkpoints=taken.checkpoints,
+            agent=self._assignments.agent(run) if request.find_agent else None,
+            renewed=self._assignments.renewed(lease, next_s=self._pace.next_s()) if request.renew else None,
+        )
+
+    def end(self, run_id: str, request: EndRequest) -> RunClosed:
+        """Give a run its outcome; its journal is folded first.
+
+        Raises:
+            LeaseLostError: the run has another owner, or has ended otherwise.
+        """
+        return self._closing.end(self._lease(run_id, request.lease.get_secret_value()), request)
+
+    def release(self, run_id: str, request: ReleaseRequest) -> RunClosed:
+        """Let a run go as it is, for whoever comes next.
+
+        Raises:
+            LeaseLostError: the run has another owner, or has ended.
+        """
+        return self._closing.release(self._lease(run_id, request.lease.get_secret_value()), request)
+
+    def close_abandoned(self, run_id: str, outcome: Outcome, error: str | None = None) -> None:
+        """End an open run that nobody works on, with all that was accepted of it; harmless where somebody does.
+
+        Args:
+            run_id: which run.
+            outcome: what became of it; asked to stop, it is ``stopped``.
+            error: why it failed, a sentence.
+        """
+        lease = self._claims.take_abandoned(run_id)
+        if lease is not None:
+            self._closing.end(lease, EndRequest.model_construct(outcome=outcome, error=error))
+
+    def close_stopped(self) -> None:
+        """End the runs of pools that are to stop and that nobody works on: no worker may ever come for them."""
+        for run_id in self._claims.stopped():
+            self.close_abandoned(run_id, "stopped")
+
+    def renew_all(self) -> None:
+        """Give every owner a whole term: nobody could keep a lease while the platform was away."""
+        self.leases.renew_all()
+
+    def _lease(self, run_id: str, token: str) -> Lease:
+        return Lease(run_id, token, 0)

@@ -1,0 +1,197 @@
+"""The blobs that a worker sends: asked for, put to a signed URL, and taken once they are there and are what was announced.
+
+The platform is told of a blob's size and digest before a byte comes. Nothing here but :func:`note_wanted` belongs inside a
+transaction: the store is asked before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from osmosis_ai.api.wire.workers import SentUpload, UploadGrant, WantedUpload
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.platform.blobs.store import (
+    BlobInfo,
+    BlobStore,
+    BlobUpload,
+    PartsMismatch,
+    UploadNotFound,
+    check_key,
+)
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRunUpload
+from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER
+from osmosis_ai.platform.runs.stored_journal import JOURNAL_NAME
+
+URL_TTL = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class BegunUpload:
+    """An upload that a worker may send: as it was wanted, and under which id."""
+
+    wanted: WantedUpload
+    id: str
+    is_stored: bool = False
+
+
+class RunUploads:
+    """The uploads of one platform's workers.
+
+    Args:
+        db, blobs: the platform's.
+    """
+
+    def __init__(self, db: Database, blobs: BlobStore) -> None:
+        self._db = db
+        self._blobs = blobs
+
+    def complete(self, run_id: str, sent: Sequence[SentUpload]) -> None:
+        """Make blobs of what was sent; may be repeated. Blocking.
+
+        Raises:
+            ConflictError: an upload is unknown, or its bytes are gone; it has to be asked for again.
+            OsmosisError: other bytes came than were announced; they are forgotten.
+        """
+        known = self._known(run_id, [each.name for each in sent])
+        for each in sent:
+            row = known.get(each.name)
+            if row is None or row.upload_id != each.id:
+                raise _gone(each.name)
+            if not row.is_stored:
+                self._complete(row, each.etag)
+
+    def begin(self, run_id: str, wanted: Sequence[WantedUpload]) -> list[BegunUpload]:
+        """Begin the uploads that a worker asks for; one that was begun goes on. Blocking.
+
+        Raises:
+            ConflictError: there are other bytes under a name.
+            OsmosisError: it is no name of a blob.
+        """
+        known = self._known(run_id, [each.name for each in wanted])
+        return [self._begin(run_id, each, known.get(each.name)) for each in wanted]
+
+    def grants(self, run_id: str, begun: Sequence[BegunUpload]) -> list[UploadGrant]:
+        """Return where to send uploads; of one that is stored the URL is empty."""
+        return [
+            UploadGrant(
+                name=each.wanted.name,
+                id=each.id,
+                url=""
+                if each.is_stored
+                else self._blobs.signed_part_url(
+                    BlobUpload(each.id, blob_key(run_id, each.wanted.name)),
+                    1,
+                    size=each.wanted.size,
+                    ttl=URL_TTL,
+                ),
+            )
+            for each in begun
+        ]
+
+    def forget(self, run_id: str) -> None:
+        """Give up what is still under way of a run that has ended. Blocking."""
+        mine = DbRunUpload.run_id == run_id
+        with self._db.session() as session:
+            left = session.scalars(select(DbRunUpload).where(mine, DbRunUpload.is_stored.is_(False))).all()
+        for row in left:
+            self._blobs.abort_upload(BlobUpload(row.upload_id, blob_key(run_id, row.name)))
+        with self._db.transaction() as session:
+            session.execute(delete(DbRunUpload).where(mine))
+
+    def _known(self, run_id: str, names: Collection[str]) -> dict[str, DbRunUpload]:
+        if not names:
+            return {}
+        with self._db.session() as session:
+            named = (DbRunUpload.run_id == run_id, DbRunUpload.name.in_(names))
+            return {row.name: row for row in session.scalars(select(DbRunUpload).where(*named))}
+
+    def _complete(self, row: DbRunUpload, etag: str) -> None:
+        upload = BlobUpload(row.upload_id, blob_key(row.run_id, row.name))
+        try:
+            info = self._blobs.complete_upload(upload, [etag.strip('"')])
+        except (UploadNotFound, PartsMismatch):
+            raise _gone(row.name) from None
+        is_right = (info.size, info.sha256) == (row.size, row.sha256)
+        if not is_right:
+            self._blobs.delete(upload.key)
+        with self._db.transaction() as session:
+            current = session.get(DbRunUpload, (row.run_id, row.name), with_for_update=True)
+            if current is not None and current.upload_id == row.upload_id:
+                current.is_stored = is_right
+                if not is_right:
+                    session.delete(current)
+        if not is_right:
+            raise OsmosisError(
+                f"the bytes received of `{row.name}` are not those that were announced.",
+                details={"upload": row.name},
+            )
+
+    def _begin(self, run_id: str, wanted: WantedUpload, row: DbRunUpload | None) -> BegunUpload:
+        key = blob_key(run_id, wanted.name)
+        if row is not None and (row.size, row.sha256) == (wanted.size, wanted.sha256):
+            if row.is_stored:
+                return BegunUpload(wanted, row.upload_id, is_stored=True)
+            try:
+                self._blobs.parts(BlobUpload(row.upload_id, key))
+                return BegunUpload(wanted, row.upload_id)
+            except UploadNotFound:
+                pass
+        elif row is not None and row.is_stored:
+            raise ConflictError(
+                f"`{wanted.name}` is stored with other bytes; a blob never changes under its name.",
+                details={"upload": wanted.name},
+            )
+        return BegunUpload(wanted, self._blobs.begin_upload(key).id)
+
+
+def note_wanted(session: Session, run_id: str, begun: Sequence[BegunUpload]) -> None:
+    """Write down what a worker may send, as part of the transaction that holds its run."""
+    for each in begun:
+        if not each.is_stored:
+            named = {"run_id": run_id, "name": each.wanted.name}
+            described = {"size": each.wanted.size, "sha256": each.wanted.sha256, "upload_id": each.id}
+            session.merge(DbRunUpload(**named, **described, is_stored=False))
+
+
+def stored_blobs(session: Session, run_id: str, names: Collection[str]) -> Mapping[str, BlobInfo]:
+    """Return the blobs of these uploads.
+
+    Raises:
+        ConflictError: one of them was not sent.
+    """
+    if not names:
+        return {}
+    sent = (DbRunUpload.run_id == run_id, DbRunUpload.name.in_(names), DbRunUpload.is_stored)
+    rows = session.scalars(select(DbRunUpload).where(*sent))
+    found = {row.name: BlobInfo(row.size, row.sha256) for row in rows}
+    for name in names:
+        if name not in found:
+            raise _gone(name)
+    return found
+
+
+def blob_key(run_id: str, name: str) -> str:
+    """Return the key of an upload.
+
+    Raises:
+        OsmosisError: it can have none of this name.
+    """
+    if name == JOURNAL_NAME or name.partition("/")[0] == SEGMENTS_FOLDER:
+        raise OsmosisError(f"`{name}` is the platform's own.", details={"upload": name})
+    try:
+        return check_key(f"runs/{run_id}/{name}")
+    except ValueError:
+        raise OsmosisError(f"{name[:160]!r} can not be the name of a blob.") from None
+
+
+def _gone(name: str) -> ConflictError:
+    return ConflictError(
+        f"nothing has come of `{name[:160]}`: ask where to send it, and send it.",
+        details={"upload": name[:160]},
+    )

@@ -1,0 +1,66 @@
+"""The journal of a run that goes on: segments, each as it was accepted, in rows or folded into blobs.
+
+When the run ends they become its stored journal (``stored_journal.py``); :func:`run_records` reads either.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.platform.blobs.store import BlobError, BlobStore
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun
+from osmosis_ai.platform.runs.stored_journal import stored_records
+
+SEGMENTS_FOLDER = "journal"
+"""Of a run's blobs: where the segments of its journal are."""
+
+
+def run_records(db: Database, blobs: BlobStore, run_id: str) -> Iterator[TerminalRecord]:
+    """Yield the records of a run's journal, whether it goes on or has ended, as :func:`stored_records` does.
+
+    Raises:
+        BlobNotFound, BlobError, ConflictError: as there.
+    """
+    with db.session() as session:
+        run = session.get_one(DbRun, run_id)
+        segments = journal_segments(session, run_id) if run.journal_blob is None else ()
+    if run.journal_blob is not None:
+        yield from stored_records(blobs, run.journal_blob)
+    for segment in segments:
+        for line in BytesIO(segment_bytes(blobs, segment)):
+            yield TerminalRecord.from_line(line)
+
+
+def journal_segments(session: Session, run_id: str) -> Sequence[DbJournalSegment]:
+    """Return the segments of a run's journal, in their order."""
+    mine = select(DbJournalSegment).where(DbJournalSegment.run_id == run_id)
+    return session.scalars(mine.order_by(DbJournalSegment.generation, DbJournalSegment.seq)).all()
+
+
+def segment_bytes(blobs: BlobStore, segment: DbJournalSegment) -> bytes:
+    """Return a segment's lines.
+
+    Raises:
+        BlobNotFound: they are gone.
+        BlobError: they are others than were accepted.
+    """
+    if segment.content is not None:
+        return segment.content
+    assert segment.blob_key is not None
+    try:
+        with blobs.open(segment.blob_key) as packed, gzip.open(packed, "rb") as unpacked:
+            content = unpacked.read(segment.length + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        content = b""
+    if hashlib.sha256(content).hexdigest() != segment.sha256:
+        raise BlobError(f"the stored bytes of {segment.blob_key} are damaged.")
+    return content

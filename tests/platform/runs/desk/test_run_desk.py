@@ -1,0 +1,349 @@
+"""Workers at the desk: what they are handed, what is taken of what they say, and how their runs are closed."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.platform.db.tables import DbDataset, DbJournalSegment, DbRun, DbRunFile
+from osmosis_ai.platform.runs.desk import journal_folding
+from osmosis_ai.platform.runs.desk.claims import Claims, ClaimScope
+from osmosis_ai.platform.runs.desk.journal_intake import JournalDivergedError
+from osmosis_ai.platform.runs.journal_segments import run_records
+from osmosis_ai.platform.runs.leases import LEASE, Leases
+from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
+from osmosis_ai.platform.runs.stored_journal import stored_records
+from osmosis_ai.platform.services import PlatformServices
+from tests.platform.conftest import ManualClock, World
+from tests.platform.evaluations import Code, Submits, submit_body
+from tests.platform.runs.desk.desk_workers import ANY, DeskWorker, offer, records
+
+RUNS = "/api/cli/eval-runs"
+submitted = Submits(RUNS, submit_body).taken
+
+
+@pytest.fixture
+def worker(api: TestClient, services: PlatformServices) -> DeskWorker:
+    """The owner of a run that was submitted just now."""
+    submitted(api)
+    return DeskWorker.claims(services)
+
+
+def has_expired(clock: ManualClock) -> None:
+    clock.advance(LEASE.total_seconds() + 1)
+
+
+def test_a_worker_is_handed_all_that_its_run_needs(worker: DeskWorker, code: Code) -> None:
+    given = worker.assignment
+    assert given.source is not None
+    packed = worker.blob(given.source.url)
+    assert (len(packed), hashlib.sha256(packed).hexdigest()) == (given.source.size, given.source.sha256)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        members = archive.getmembers()
+    assert "rollouts/multiply/main.py" in [member.name for member in members]
+    assert {(member.mtime, member.uid, member.uname) for member in members} == {(0, 0, "")}
+    rows = worker.blob(given.dataset.url)
+    assert hashlib.sha256(rows).hexdigest() == given.dataset.sha256
+    assert given.run.request["experiment_config"]["rollout"] == "multiply"
+    assert (given.lease.attempt, given.lease.term_s) == (1, 30.0)
+    assert (given.journal.bytes, given.journal.segments, given.secrets) == (0, [], {})
+
+
+def test_a_commit_is_packed_once_and_the_same_bytes_each_time(
+    api: TestClient, services: PlatformServices, worker: DeskWorker
+) -> None:
+    first = worker.assignment.source
+    services.blobs.delete_below("sources")
+    submitted(api)
+    again = DeskWorker.claims(services).assignment.source
+    assert first is not None and again is not None and again.sha256 == first.sha256
+    assert list(services.blobs.keys("sources")) == [], "what is known is not packed again"
+
+
+def test_a_claim_made_again_gets_the_same_answer_until_its_worker_has_begun(
+    api: TestClient, services: PlatformServices
+) -> None:
+    submitted(api, secrets={"required": ["API_KEY"], "provided": {"API_KEY": "sk-one-two-three"}})
+    asked = offer()
+    first, again = (services.desk.claim(asked, ANY) for _ in range(2))
+    assert first is not None and again is not None
+    assert again.lease == first.lease
+    assert again.secrets["API_KEY"].get_secret_value() == "sk-one-two-three"
+    worker = DeskWorker(services, first)
+    said = [message for message in worker.messages() if "API_KEY" in message]
+    assert said == ["handed the worker of attempt 1 these secrets: API_KEY"]
+    assert "sk-one-two-three" not in str(said)
+    worker.sync()
+    with pytest.raises(ConflictError, match="has been answered"):
+        services.desk.claim(asked, ANY)
+
+
+def test_runs_of_a_pool_are_for_its_workers_alone(api: TestClient, services: PlatformServices) -> None:
+    submitted(api, advanced_config={"execution": {"pool": "gpu", "gpus": 2}})
+    assert services.desk.claim(offer(), ANY) is None
+    pool = ClaimScope(pool="gpu")
+    assert services.desk.claim(offer(gpus=1), pool) is None, "it has not what the run asks for"
+    assert services.desk.claim(offer(gpus=2), ClaimScope(pool="gpu", workspaces=frozenset({"wsp_x"}))) is None
+    assert DeskWorker.claims(services, pool, gpus=2).run.status == "running"
+
+
+def test_the_workspace_with_the_fewest_at_work_goes_first(
+    api: TestClient, services: PlatformServices, clock: ManualClock, world: World
+) -> None:
+    for _ in range(3):
+        clock.advance(1)
+        submitted(api)
+    ivo = world.member("ivo", workspace="moss")
+    with services.db.transaction() as session:
+        last = session.query(DbRun).order_by(DbRun.created_at.desc()).first()
+        assert last is not None
+        last.workspace_id = ivo.workspace.id
+    leases = Leases(services.db, clock)
+    claims = Claims(services.db, leases)
+    order = []
+    for _ in range(3):
+        taken = claims.take(offer(), ANY)
+        assert taken is not None
+        order.append(taken[0].run_id)
+    assert order[1] == last.id, "the newest, but nobody works for its workspace"
+
+
+def test_lines_become_samples_once_however_often_they_are_sent(worker: DeskWorker) -> None:
+    worker.write(records(3))
+    half = len(worker.journal) // 3
+    assert worker.sync(journal=worker.part(end=half)).journal_bytes == half
+    # The answer was lost, and more has come since.
+    assert worker.sync(journal=worker.part()).journal_bytes == len(worker.journal)
+    assert worker.sync(journal=worker.part(half)).journal_bytes == len(worker.journal)
+    samples = worker.samples()
+    assert [(each.row_index, each.position) for each in samples] == [
+        (row, half * (row + 1)) for row in range(3)
+    ]
+    assert not any(each.resumed for each in samples)
+
+
+def test_a_part_above_what_is_stored_is_told_where_that_ends(worker: DeskWorker) -> None:
+    worker.write(records(2))
+    half = len(worker.journal) // 2
+    with pytest.raises(JournalOffsetError) as refused:
+        worker.sync(journal=worker.part(half))
+    assert refused.value.stored == 0
+    assert worker.samples() == []
+
+
+def test_other_bytes_below_what_is_stored_are_refused_where_they_begin(worker: DeskWorker) -> None:
+    worker.write(records(2))
+    worker.sync(journal=worker.part())
+    changed = worker.journal.replace(b'"reward":1.0', b'"reward":0.5', 1)
+    with pytest.raises(JournalDivergedError) as refused:
+        worker.sync(journal=worker.part(lines=changed.decode()))
+    assert refused.value.details["offset"] == worker.journal.index(b"1.0")
+    assert [each.reward for each in worker.samples()] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("lines", ['{"row_index": 0}\n', '{"row_index": 0', "no record\n"])
+def test_a_line_that_is_no_record_leaves_nothing(worker: DeskWorker, lines: str) -> None:
+    with pytest.raises(OsmosisError):
+        worker.sync(journal=worker.part(lines=lines), facts={"environment": "x"})
+    assert (worker.run.journal_bytes, worker.run.environment) == (0, None)
+
+
+def test_a_journal_that_begins_anew_takes_the_place_of_the_one_before(worker: DeskWorker) -> None:
+    worker.write(records(3))
+    worker.sync(journal=worker.part())
+    worker.journal = b""
+    worker.write(records(1, reward=0.25))
+    worker.sync(journal=worker.part(generation=1))
+    assert [(each.row_index, each.reward) for each in worker.samples()] == [(0, 0.25)]
+    with pytest.raises(JournalOffsetError):
+        worker.sync(journal=worker.part(generation=0))
+
+
+def test_a_line_of_the_log_is_kept_once(worker: DeskWorker) -> None:
+    worker.say("one", "two", first=0)
+    worker.say("one", "two", "three", first=0)
+    with pytest.raises(ConflictError):
+        worker.say("five", first=4)
+    assert [message for message in worker.messages() if message in ("one", "two", "three", "five")] == [
+        "one",
+        "two",
+        "three",
+    ]
+
+
+def test_a_file_is_there_before_the_row_that_names_it(worker: DeskWorker) -> None:
+    file = {"path": "artifacts/a.txt", "kind": "artifacts", "size": 5, "blob": "files/abc"}
+    with pytest.raises(ConflictError, match="files/abc"):
+        worker.sync(files=[file])
+    grant = worker.wants("files/abc", b"hello")
+    assert worker.wants("files/abc", b"hello").id == grant.id
+    with pytest.raises(ConflictError, match="files/abc"):
+        worker.sync(files=[file])
+    sent = worker.puts(grant, b"hello")
+    for _ in range(2):
+        worker.sync(sent=[sent], files=[file])
+    worker.sync(files=[{**file, "path": "artifacts/b.txt"}])
+    with worker.services.db.session() as session:
+        row = session.get_one(DbRunFile, (worker.run_id, "artifacts/b.txt"))
+    with worker.services.blobs.open(row.blob_key) as blob:
+        assert blob.read() == b"hello"
+    assert worker.wants("files/abc", b"hello").url == "", "the platform has it"
+
+
+def test_bytes_that_are_not_those_announced_are_forgotten(worker: DeskWorker) -> None:
+    sent = worker.puts(worker.wants("files/abc", b"hello"), b"jello")
+    with pytest.raises(OsmosisError, match="not those that were announced"):
+        worker.sync(sent=[sent])
+    with pytest.raises(ConflictError):
+        worker.sync(sent=[sent])
+    worker.sync(sent=[worker.sends("files/abc", b"hello")])
+
+
+@pytest.mark.parametrize("name", ["../x", "events.jsonl.gz", "journal/0", "a//b", "/etc/passwd"])
+def test_a_blob_has_a_name_of_its_own(worker: DeskWorker, name: str) -> None:
+    with pytest.raises(OsmosisError):
+        worker.wants(name, b"x")
+
+
+def test_a_run_that_ends_keeps_its_journal_without_secrets(
+    api: TestClient, services: PlatformServices
+) -> None:
+    submitted(api, secrets={"required": ["API_KEY"], "provided": {"API_KEY": "sk-one-two-three"}})
+    worker = DeskWorker.claims(services)
+    worker.write(records(2, notes="it said sk-one-two-three"))
+    worker.sync(journal=worker.part())
+    assert [each.notes for each in run_records(services.db, services.blobs, worker.run_id)] == [
+        "it said sk-one-two-three"
+    ] * 2
+    assert (worker.ends().status, worker.ends().status) == ("finished", "finished")
+    run = worker.run
+    assert run.journal_blob is not None
+    kept = list(stored_records(services.blobs, run.journal_blob))
+    assert [each.row_index for each in kept] == [0, 1]
+    assert not any("sk-one-two-three" in (each.notes or "") for each in kept)
+    assert run.sealed_secrets is None
+    with services.db.session() as session:
+        assert session.query(DbJournalSegment).count() == 0
+    assert [key for key in services.blobs.keys(f"runs/{worker.run_id}") if "/journal/" in key] == []
+    with pytest.raises(LeaseLostError):
+        worker.sync()
+
+
+def test_a_run_that_was_asked_to_stop_is_stopped_whatever_happened(worker: DeskWorker) -> None:
+    assert not worker.sync().stop
+    worker.services.eval_runs.stop(worker.run.workspace_id, worker.run_id, by="mara")
+    assert worker.sync().stop
+    assert worker.ends("failed", error="it broke").status == "stopped"
+    assert worker.run.error is None
+
+
+def test_the_next_worker_is_handed_the_journal_and_the_one_before_writes_no_more(
+    worker: DeskWorker, clock: ManualClock
+) -> None:
+    worker.write(records(3))
+    worker.sync(journal=worker.part())
+    worker.write(records(1, first=3))  # never sent
+    has_expired(clock)
+    successor = DeskWorker.claims(worker.services)
+    journal = successor.assignment.journal
+    assert (successor.assignment.lease.attempt, successor.run_id) == (2, worker.run_id)
+    stored = b"".join(gzip.decompress(successor.blob(segment.url)) for segment in journal.segments)
+    assert stored == worker.journal[: journal.bytes] and journal.bytes < len(worker.journal)
+    assert [segment.sha256 for segment in journal.segments] == [hashlib.sha256(stored).hexdigest()]
+    for late in (lambda: worker.sync(journal=worker.part()), worker.ends, worker.releases):
+        with pytest.raises(LeaseLostError):
+            late()
+    successor.journal = stored
+    successor.write(records(1, first=3, reward=0.5))
+    successor.sync(journal=successor.part(journal.bytes, resumed=journal.bytes))
+    assert [each.reward for each in successor.samples()] == [1.0, 1.0, 1.0, 0.5]
+
+
+def test_rows_are_folded_into_blobs_while_the_run_goes_on(
+    worker: DeskWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_folding, "FOLD_BYTES", 100_000)
+    sent = 0
+    for start in range(0, 600, 100):
+        worker.write(records(100, first=start, notes="x" * 200))
+        worker.sync(journal=worker.part(sent))
+        sent = len(worker.journal)
+    with worker.services.db.session() as session:
+        segments = session.query(DbJournalSegment).order_by(DbJournalSegment.seq).all()
+    assert segments[0].blob_key is not None and segments[-1].content is not None
+    ends = [segment.offset + segment.length for segment in segments]
+    assert [segment.offset for segment in segments] == [0, *ends[:-1]]
+    # From the middle of a folded one on.
+    middle = worker.journal.index(b"\n", segments[0].length // 2) + 1
+    assert worker.sync(journal=worker.part(middle)).journal_bytes == sent
+    assert len(list(run_records(worker.services.db, worker.services.blobs, worker.run_id))) == 600
+    worker.ends()
+    key = worker.run.journal_blob
+    assert key is not None and len(list(stored_records(worker.services.blobs, key))) == 600
+
+
+def test_a_run_that_is_let_go_is_for_whoever_comes_next(worker: DeskWorker) -> None:
+    assert worker.releases().status == "running"
+    assert worker.releases().status == "running", "said again"
+    with pytest.raises(LeaseLostError):
+        worker.sync()
+    assert DeskWorker.claims(worker.services).assignment.lease.attempt == 2
+
+
+def test_a_run_of_a_pool_fails_when_no_worker_gets_anything_done(
+    api: TestClient, services: PlatformServices, clock: ManualClock
+) -> None:
+    submitted(api, advanced_config={"execution": {"pool": "gpu"}})
+    pool = ClaimScope(pool="gpu")
+    for tries in range(3):
+        worker = DeskWorker.claims(services, pool)
+        assert worker.releases(setback="its worker died (signal 9).").status == (
+            "running" if tries < 2 else "failed"
+        )
+        assert services.desk.claim(offer(), pool) is None, "not at once"
+        clock.advance(60)
+    assert worker.run.error == (
+        "its worker died (signal 9); 3 workers in a row ended without getting anything done; see the run's log, then submit "
+        "again."
+    )
+
+
+def test_a_dataset_that_was_replaced_before_the_run_began_fails_it(
+    api: TestClient, services: PlatformServices
+) -> None:
+    run = submitted(api)
+    with services.db.transaction() as session:
+        session.query(DbDataset).update({"sha256": "0" * 64})
+    assert services.desk.claim(offer(), ANY) is None
+    with services.db.session() as session:
+        ended: Any = session.get_one(DbRun, run["id"])
+    assert ended.status == "failed"
+    assert ended.error == "the dataset 'multiply' was replaced before the run began; submit the run again."
+
+
+def test_an_abandoned_run_is_ended_with_all_that_was_accepted(worker: DeskWorker, clock: ManualClock) -> None:
+    worker.write(records(2))
+    worker.sync(journal=worker.part())
+    worker.services.desk.close_abandoned(worker.run_id, "failed", "its node was lost.")
+    assert worker.run.status == "running", "somebody works on it"
+    has_expired(clock)
+    worker.services.desk.close_abandoned(worker.run_id, "failed", "its node was lost.")
+    run = worker.run
+    assert (run.status, run.error, run.attempt) == ("failed", "its node was lost.", 1)
+    assert run.journal_blob is not None
+
+
+def test_a_platform_that_was_away_gives_every_owner_a_whole_term(
+    worker: DeskWorker, clock: ManualClock
+) -> None:
+    has_expired(clock)
+    worker.services.desk.renew_all()
+    assert worker.services.desk.claim(offer(), ANY) is None
+    worker.sync()

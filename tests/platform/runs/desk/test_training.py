@@ -26,10 +26,9 @@ from osmosis_ai.platform.db.tables import Base, DbLoraModel, DbMetricPoint, DbRu
 from osmosis_ai.platform.runs.desk.training import (
     AppliedTraining,
     apply_training,
-    forget_resume,
-    resume_step,
     stored_training,
 )
+from osmosis_ai.platform.runs.resume_state import forget_resume, resume_step
 from osmosis_ai.platform.runs.training_names import RESUME_FILE, version_of
 from osmosis_ai.training.runs.metrics import TRAINING_REWARD
 from tests.platform.databases import postgres_database

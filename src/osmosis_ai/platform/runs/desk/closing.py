@@ -19,12 +19,12 @@ from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun
 from osmosis_ai.platform.log_lines import LogLine, storable
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.desk.journal_folding import JournalFolding
-from osmosis_ai.platform.runs.desk.training import forget_resume, resume_step
 from osmosis_ai.platform.runs.desk.uploads import RunUploads
 from osmosis_ai.platform.runs.eval_results import summarised_results
 from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import OPEN, LeaseLostError, Outcome
+from osmosis_ai.platform.runs.resume_state import forget_resume, resume_step
 from osmosis_ai.redaction import Redactor
 
 FRUITLESS = {"eval": 3, "training": 12}

@@ -33,6 +33,7 @@ from osmosis_ai.platform.blobs.store import BlobInfo
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun, DbRunFile, new_id
 from osmosis_ai.platform.runs.read.training_curves import VALIDATION
+from osmosis_ai.platform.runs.resume_state import folder_of, resume_archive_of
 from osmosis_ai.platform.runs.training_names import (
     CHECKPOINTS,
     KIND,
@@ -103,7 +104,7 @@ def stored_training(session: Session, run: DbRun, sign: Callable[[str, str], str
         sign: returns a URL of a blob, by its key and the name that it is downloaded under.
     """
     kept = session.scalars(select(DbLoraModel.step).where(DbLoraModel.run_id == run.id))
-    resume = _resume(run)
+    resume = resume_archive_of(run)
     return StoredTraining(
         checkpoint_steps=sorted(kept),
         validation=_stored_validation(session, run),
@@ -116,26 +117,6 @@ def stored_training(session: Session, run: DbRun, sign: Callable[[str, str], str
             else None
         ),
     )
-
-
-def resume_step(run: DbRun) -> int | None:
-    """Return the step of the archive that any machine can go on from; None where there is none."""
-    resume = _resume(run)
-    return resume["step"] if resume else None
-
-
-def forget_resume(run: DbRun) -> list[str]:
-    """Let go of the archive that another machine would go on from; return the prefixes of its blobs."""
-    resume = _resume(run)
-    if resume is None:
-        return []
-    run.training_state = {key: value for key, value in (run.training_state or {}).items() if key != "resume"}
-    return [_folder(resume["blob_key"])]
-
-
-def _resume(run: DbRun) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = (run.training_state or {}).get("resume")
-    return found
 
 
 def _furthest(run: DbRun) -> int:
@@ -292,12 +273,12 @@ def _keep_resume(run: DbRun, part: CheckpointPart, sent: Mapping[str, BlobInfo])
     """Have other machines go on from this archive, and not from the one before; one that is older changes nothing."""
     if list(part.files) != [RESUME_FILE]:
         raise _refused("an archive to go on from that is not one file")
-    stored, before = _file(run, RESUME_FILE, part.files[RESUME_FILE], RESUME, sent), _resume(run)
+    stored, before = _file(run, RESUME_FILE, part.files[RESUME_FILE], RESUME, sent), resume_archive_of(run)
     if before is not None and part.step < before["step"]:
-        return [_folder(stored["blob_key"])]
+        return [folder_of(stored["blob_key"])]
     run.training_state = {**(run.training_state or {}), "resume": {"step": part.step, **stored}}
     is_other = before is not None and before["blob_key"] != stored["blob_key"]
-    return [_folder(before["blob_key"])] if before is not None and is_other else []
+    return [folder_of(before["blob_key"])] if before is not None and is_other else []
 
 
 def _file(run: DbRun, name: str, upload: str, below: str, sent: Mapping[str, BlobInfo]) -> dict[str, Any]:
@@ -305,10 +286,6 @@ def _file(run: DbRun, name: str, upload: str, below: str, sent: Mapping[str, Blo
         raise _refused(f"the file {name!r} of a checkpoint")
     info = _stored(upload, sent)
     return {"blob_key": _key(run, upload), "size": info.size, "sha256": info.sha256}
-
-
-def _folder(blob_key: str) -> str:
-    return blob_key.rpartition("/")[0]
 
 
 def _key(run: DbRun, upload: str) -> str:

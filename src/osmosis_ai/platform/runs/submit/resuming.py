@@ -19,9 +19,9 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
-from osmosis_ai.platform.runs.desk.training import forget_resume, resume_step
 from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
 from osmosis_ai.platform.runs.read.run_store import RunStore
+from osmosis_ai.platform.runs.resume_state import forget_resume, resume_step
 from osmosis_ai.platform.runs.submit.training_request import read_training_request
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.secrets import resolve_scopes
@@ -80,7 +80,8 @@ class TrainingResumption:
             if run.status not in UNFINISHED:
                 raise _not_resumable(run)
             run.status = "pending"
-            run.error = run.completed_at = run.stop_requested_at = None
+            run.error = run.completed_at = run.stop_requested_at = run.claimable_at = None
+            run.fruitless = 0
             run.secret_scopes = {**scopes}
             run.results = {key: value for key, value in (run.results or {}).items() if key != "ending"}
             line = LogLine(f"{by} resumed the run: it goes on from the checkpoint of step {step}", step="run")

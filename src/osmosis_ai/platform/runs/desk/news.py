@@ -58,7 +58,7 @@ class TakenNews:
     has_more_journal: bool = False
 
 
-class RunNews:
+class WorkerNews:
     """Takes what workers say.
 
     Args:

@@ -14,7 +14,7 @@ _FORGOTTEN_AFTER = 2
 """Terms."""
 
 
-class Pace:
+class SyncPace:
     """Counts the runs that are heard of.
 
     Args:

@@ -29,8 +29,8 @@ from osmosis_ai.platform.runs.desk.assignment import Assignments
 from osmosis_ai.platform.runs.desk.claims import Claims, ClaimScope
 from osmosis_ai.platform.runs.desk.closing import RunClosing
 from osmosis_ai.platform.runs.desk.journal_folding import JournalFolding
-from osmosis_ai.platform.runs.desk.news import RunNews
-from osmosis_ai.platform.runs.desk.pace import Pace
+from osmosis_ai.platform.runs.desk.news import WorkerNews
+from osmosis_ai.platform.runs.desk.pace import SyncPace
 from osmosis_ai.platform.runs.desk.source_archives import SourceArchives
 from osmosis_ai.platform.runs.desk.uploads import RunUploads
 from osmosis_ai.platform.runs.desk.watching import RunWatch
@@ -70,11 +70,11 @@ class RunDesk:
         sources = SourceArchives(db, blobs, clock, mirrors)
         term = config.lease_term
         self._assignments = Assignments(db, vault, blobs, signer, sources, self._folding, term)
-        self._news = RunNews(db, clock, logs, blobs, self._uploads)
+        self._news = WorkerNews(db, clock, logs, blobs, self._uploads)
         self._closing = RunClosing(
             db, logs, blobs, self.leases, self._folding, self._uploads, self._assignments.secrets
         )
-        self._pace = Pace(clock, term)
+        self._pace = SyncPace(clock, term)
 
     def claim(self, offer: WorkerOffer, scope: ClaimScope) -> Assignment | None:
         """Give a worker a run; None where there is none for it.

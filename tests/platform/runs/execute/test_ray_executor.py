@@ -108,8 +108,8 @@ def test_a_run_becomes_a_job_that_is_followed_to_its_end(cluster: Cluster, membe
     cluster.rounds()
     assert cluster.ray.bodies == {
         "osm-run_a-1": {
-            "entrypoint": "exec osmosis platform worker --run run_a --platform https://osmosis.example "
-            "--ticket-env OSMOSIS_WORKER_TICKET",
+            "entrypoint": "exec osmosis platform worker --run run_a --url https://osmosis.example "
+            "--token-env OSMOSIS_WORKER_TICKET",
             "submission_id": "osm-run_a-1",
             "entrypoint_num_cpus": 2,
             "entrypoint_num_gpus": 1,

@@ -358,11 +358,11 @@ class RayExecutor:
 
     def _wanted(self, run: DbRun, job: str, ticket: str) -> WantedJob:
         asked = read_execution(run.request.get("advanced_config"))
-        command = ["osmosis", "platform", "worker", "--run", run.id, "--platform", self._config.base_url]
+        command = ["osmosis", "platform", "worker", "--run", run.id, "--url", self._config.base_url]
         return WantedJob(
             job,
             # `exec`: what the cluster ends is the worker, with no shell in between.
-            shlex.join(["exec", *command, "--ticket-env", TICKET_VARIABLE]),
+            shlex.join(["exec", *command, "--token-env", TICKET_VARIABLE]),
             ticket,
             cpus=asked.cpus or 1.0,
             gpus=asked.gpus or 0,

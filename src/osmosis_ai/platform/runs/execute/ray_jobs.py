@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 TICKET_VARIABLE = "OSMOSIS_WORKER_TICKET"
 """The variable of a job's environment that holds its ticket."""
 TIMEOUT_S = 10.0
+SUBMIT_TIMEOUT_S = 30.0
+"""A head that has just got a node may take more than ten seconds to accept a job."""
 _PREFIX = "osm-"
 _LOOKED_AT_FOR_S = 60.0
 _LARGEST_REPLY_BYTES = 64 << 20
@@ -262,7 +264,11 @@ class RayJobs:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             with self._client.stream(
-                method, f"{self._cluster.address}{path}", headers=headers, json=body
+                method,
+                f"{self._cluster.address}{path}",
+                headers=headers,
+                json=body,
+                timeout=SUBMIT_TIMEOUT_S if body else TIMEOUT_S,
             ) as reply:
                 return reply.status_code, b"".join(self._bounded(reply)).decode("utf-8", "replace")
         except (httpx.HTTPError, httpx.InvalidURL) as error:

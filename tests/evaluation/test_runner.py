@@ -16,6 +16,7 @@ from osmosis_ai.driving.attempts import call_seed
 from osmosis_ai.driving.machine import LimitedBy, LimitTally, MachineWatch
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation import journal as journal_module
+from osmosis_ai.evaluation import journal_checkpoint
 from osmosis_ai.evaluation.budget import Budget
 from osmosis_ai.evaluation.rollout_source import ProjectSource
 from osmosis_ai.evaluation.runner import EvalRunner
@@ -75,6 +76,9 @@ class World:
 
     def records(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.directory / "events.jsonl").read_text().splitlines()]
+
+    def log(self) -> list[str]:
+        return (self.directory / "logs.txt").read_text().splitlines()
 
     def metrics(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.directory / "metrics.json").read_text())
@@ -409,6 +413,25 @@ async def test_an_interruption_leaves_the_rest_pending_and_the_same_command_goes
     world.hooks = RecordingHooks()
     rest = await world.run()
     assert (rest.dispatched, rest.resumed, rest.succeeded) == (20, 10, 30)
+
+
+async def test_a_run_that_goes_on_from_a_checkpoint_tells_what_its_whole_journal_tells(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_checkpoint, "EVERY", 2)
+    world.model.respond = lambda body: Reply("wrong" if body["messages"][0]["content"] == "two" else "ok")
+    await world.run(options={"budget": Budget(max_tokens=1)}, n=2)
+    await world.run(n=2)
+    files = ("index.jsonl", "summary.jsonl")
+    told = []
+    for known in (6, None):
+        await world.run(n=2)
+        last = [json.loads(line[line.index("{") :]) for line in world.log() if "continuing from" in line][-1]
+        assert last == {"finished": 6, **({"from_checkpoint": known} if known else {})}
+        numbers = {name: world.metrics()[name] for name in ("summary", "estimates")}
+        told.append((numbers, [(world.directory / name).read_bytes() for name in files]))
+        (world.directory / "events.checkpoint").unlink()
+    assert told[0] == told[1]
 
 
 async def test_a_disk_that_fills_up_halts_the_run_and_loses_nothing_that_counted(

@@ -11,9 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from osmosis_ai.errors import OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.record import TerminalRecord
+
+
+_UNKEPT = ", so the budget cannot be kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,22 @@ class Spent(NamedTuple):
 NOTHING = Spent(0, 0.0)
 
 
+class Spendings(NamedTuple):
+    """What all that was counted comes to: enough to go on counting from.
+
+    Attributes:
+        cost_known: whether any price was.
+        without_tokens: whether a model's endpoint did not report tokens.
+        without_cost: whether the cost of a model call was not known.
+    """
+
+    tokens: int = 0
+    cost_usd: float = 0.0
+    cost_known: bool = False
+    without_tokens: bool = False
+    without_cost: bool = False
+
+
 class Spending:
     """What a run has cost so far, measured against its budget.
 
@@ -71,10 +93,24 @@ class Spending:
         self._earlier_s = earlier_s
         self._clock = clock
         self._started = clock()
-        self._unmeasured: str | None = None
-        self.cost_usd = 0.0
-        self.tokens = 0
-        self.cost_known = False
+        self.go_on_from(Spendings())
+
+    def go_on_from(self, counted: Spendings) -> None:
+        """Have ``counted`` in place of what was."""
+        self.tokens, self.cost_usd, self.cost_known = counted[:3]
+        self._without_tokens, self._without_cost = counted[3:]
+
+    @property
+    def counted(self) -> Spendings:
+        """What all that was counted comes to."""
+        return Spendings(
+            self.tokens, self.cost_usd, self.cost_known, self._without_tokens, self._without_cost
+        )
+
+    def add_record(self, record: TerminalRecord) -> None:
+        """Count what an attempt has cost, its judges included."""
+        self.add(calls=record.model_calls or 0, tokens=record.tokens or 0, cost_usd=record.cost_usd)
+        self.add_judges(tokens=record.judge_tokens or 0, cost_usd=record.judge_cost_usd)
 
     def add(self, *, calls: int, tokens: int, cost_usd: float | None) -> None:
         """Count the model calls of an attempt."""
@@ -82,10 +118,8 @@ class Spending:
         if cost_usd is not None:
             self.cost_usd += cost_usd
             self.cost_known = True
-        if calls and not tokens:
-            self._unmeasured = "the model's endpoint does not report how many tokens it used"
-        elif calls and cost_usd is None and self._budget.max_cost_usd is not None:
-            self._unmeasured = "the cost of a model call is not known"
+        self._without_tokens |= bool(calls and not tokens)
+        self._without_cost |= bool(calls and cost_usd is None)
 
     def add_judges(self, *, tokens: int, cost_usd: float | None) -> None:
         """Count what an attempt's grader asked of judges; a price that is not known ends no budget."""
@@ -119,4 +153,8 @@ class Spending:
             return f"${cost_usd:.4f} spent of `--max-cost {limits.max_cost_usd:g}`"
         if limits.max_tokens is not None and tokens >= limits.max_tokens:
             return f"{tokens:,} tokens used of `{limits.tokens_option} {limits.max_tokens}`"
-        return f"{self._unmeasured}, so the budget cannot be kept" if self._unmeasured else None
+        if self._without_tokens:
+            return f"the model's endpoint does not report how many tokens it used{_UNKEPT}"
+        if self._without_cost and limits.max_cost_usd is not None:
+            return f"the cost of a model call is not known{_UNKEPT}"
+        return None

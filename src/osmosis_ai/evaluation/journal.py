@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -96,13 +96,13 @@ class Journal:
         """Committed bytes."""
         return self._size
 
-    def replay(self, chain: Chain | None = None) -> Iterator[Entry]:
-        """Yield every committed record, oldest first, in constant memory; ``chain`` as in :func:`replay`.
+    def replay(self, chain: Chain | None = None, start: int = 0) -> Iterator[Entry]:
+        """Yield every committed record, oldest first, in constant memory; the arguments are those of :func:`replay`.
 
         Raises:
             JournalCorruptionError: at the first line that is not a record.
         """
-        return replay(self.path, chain=chain)
+        return replay(self.path, start, chain=chain)
 
     async def append(self, record: TerminalRecord) -> int:
         """Make ``record`` durable and return its offset. Cancelling the caller does not undo the write.
@@ -199,8 +199,8 @@ def replay(path: Path, start: int = 0, *, chain: Chain | None = None) -> Iterato
     """Yield every terminated line of ``path`` from byte ``start`` on.
 
     An unterminated last line is passed over, so a file may be read while it is being written. Digests are checked
-    when it is read from its beginning, and then by ``chain`` where one is given; what is read on from a later byte is
-    read as it is.
+    when it is read from its beginning, and by ``chain`` where one is given, which has followed what is before
+    ``start``; what is otherwise read on from a later byte is read as it is.
 
     Raises:
         JournalCorruptionError: at the first line that is not a record.
@@ -211,23 +211,25 @@ def replay(path: Path, start: int = 0, *, chain: Chain | None = None) -> Iterato
 
 def parsed_lines(
     path: Path, parse: Callable[[bytes], Parsed], start: int = 0, *, chain: Chain | None = None
-) -> Iterator[tuple[int, bytes, Parsed]]:
+) -> Generator[tuple[int, bytes, Parsed], None, None]:
     """Yield (offset, line, what ``parse`` makes of it); what it refuses with a ValueError is damage.
 
     Otherwise as :func:`replay`, which this is for whoever needs less of a line, and faster.
     """
     followed = chain or (Chain() if start == 0 else None)
-    for number, (offset, line) in enumerate(committed_lines(path, start), start=1):
+    begun = chain.begun if chain is not None else 0
+    for number, (offset, line) in enumerate(committed_lines(path, start), start=begun + 1):
         try:
             parsed = parse(line)
             if followed is not None:
                 followed.follow(line)
         except ValueError as error:
-            where = f"line {number}" if start == 0 else f"byte {offset}"
+            counted = start == 0 or begun > 0
+            where = f"line {number}" if counted else f"byte {offset}"
             raise JournalCorruptionError(
                 f"the journal `{path}` is damaged at {where}: {error}. "
                 "A run is not continued from a damaged journal.",
-                details={"path": str(path), "line": number if start == 0 else None, "offset": offset},
+                details={"path": str(path), "line": number if counted else None, "offset": offset},
                 hint=salvage_hint(path),
             ) from None
         yield offset, line, parsed

@@ -45,12 +45,17 @@ class Chain:
     Attributes:
         last: the digest of the last line followed.
         without_digest: lines that had none.
+        uncovered: of them, those behind the last line that had one.
+        begun: lines that were followed before this object was made, where that is known.
     """
 
-    def __init__(self, last: bytes = BEFORE_THE_FIRST) -> None:
+    def __init__(
+        self, last: bytes = BEFORE_THE_FIRST, *, begun: int = 0, without_digest: int = 0, uncovered: int = 0
+    ) -> None:
+        self.begun = begun
         self.last = last
-        self.without_digest = 0
-        self._uncovered = 0  # of them, those behind the last line that had one
+        self.without_digest = without_digest
+        self.uncovered = uncovered
 
     def follow(self, line: bytes) -> bool:
         """Take the next line; return whether it states its digest.
@@ -60,7 +65,7 @@ class Chain:
         """
         body, stated = opened(line)
         digest = digest_of(body, self.last)
-        before, self._uncovered = self._uncovered, self._uncovered + 1 if stated is None else 0
+        before, self.uncovered = self.uncovered, self.uncovered + 1 if stated is None else 0
         self.without_digest += stated is None
         if stated is None or stated == digest:
             self.last = digest

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
 
 from osmosis_ai.driving.classify import STATUSES, Status
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.sample_columns import RecordColumns
 
 WorkItem = tuple[int, int]
 """A work item as (row_index, run_index)."""
@@ -53,6 +57,28 @@ class Ledger:
         self._offsets[item] = offset
         self._states[item] = _CODES[status]
         self._todo[item] = 0
+
+    def settle_columns(self, columns: RecordColumns) -> None:
+        """Note many records in their order, as :meth:`settle` does each; all are of items of the run."""
+        import numpy as np
+
+        items = columns.items(self.n)
+        # Of several records of one item the last counts: so NumPy assigns.
+        np.frombuffer(self._offsets, dtype=np.int64)[items] = columns["offset"]
+        np.frombuffer(self._states, dtype=np.uint8)[items] = columns["sample"]["status"] - 1
+        np.frombuffer(self._todo, dtype=np.uint8)[items] = 0
+
+    def foreign(self, columns: RecordColumns) -> WorkItem | None:
+        """Return the first of many items that does not belong to the run."""
+        import numpy as np
+
+        rows, runs = columns["row"], columns["run"]
+        inside = (rows >= 0) & (rows < self.rows) & (runs >= 0) & (runs < self.n)
+        held = inside.copy()
+        states = np.frombuffer(self._states, dtype=np.uint8)
+        held[inside] = states[columns.items(self.n)[inside]] != _LEFT_OUT
+        absent = np.flatnonzero(~held)
+        return (int(rows[absent[0]]), int(runs[absent[0]])) if absent.size else None
 
     def reopen_failed(self) -> None:
         """Ask for another attempt on every item that failed or was skipped; its record stands meanwhile."""

@@ -36,6 +36,7 @@ class RunDirectory:
         self.manifest = path / "manifest.json"
         self.config = path / "config.toml"
         self.events = path / "events.jsonl"
+        self.checkpoint = path / "events.checkpoint"
         self.log = path / "logs.txt"
         self.server_log = path / "rollout-server.log"
         self.index = path / "index.jsonl"
@@ -132,19 +133,21 @@ class RunDirectory:
             replacing(self.summary) as summary,
         ):
             for row_index, run_index, offset in ledger.recorded():
-                record = journal.record(offset)
-                if record is None:
+                line = journal.line(offset)
+                if line is None:
                     continue
+                # A record that the session has read, and checked, or written.
+                record = orjson.loads(line)
                 entry = {
                     "row_index": row_index,
                     "run_index": run_index,
-                    "rollout_id": record.rollout_id,
+                    "rollout_id": record["rollout_id"],
                     "trajectory_filename": TRAJECTORY_FILE if has_trajectory(row_index, run_index) else None,
-                    "status": record.status,
-                    "reward": record.reward,
-                    "tokens": record.tokens,
-                    "duration_ms": record.duration_ms,
-                    "error_type": record.error_type,
+                    "status": record["status"],
+                    "reward": record.get("reward"),
+                    "tokens": record.get("tokens"),
+                    "duration_ms": record["duration_ms"],
+                    "error_type": record.get("error_type"),
                     "resumed": True if offset < resumed_before else None,
                 }
                 known = {key: value for key, value in entry.items() if value is not None}

@@ -14,12 +14,13 @@ from pathlib import Path
 
 from osmosis_ai.driving.machine import LimitTally
 from osmosis_ai.evaluation.budget import Spending
-from osmosis_ai.evaluation.journal import Journal, JournalCorruptionError, salvage_hint
-from osmosis_ai.evaluation.journal_chain import Chain
+from osmosis_ai.evaluation.journal import Journal, JournalCorruptionError, replay, salvage_hint
+from osmosis_ai.evaluation.journal_checkpoint import JournalCheckpoint
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.metrics import MetricsAccumulator, RunMetrics
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_log import RunLog
+from osmosis_ai.evaluation.sample_columns import RecordColumns
 from osmosis_ai.evaluation.trajectory_export import Projector
 from osmosis_ai.redaction import Redactor
 
@@ -70,6 +71,7 @@ class RunState:
 
     Attributes:
         tally: of what holds this session back.
+        records: of the journal that are in it.
         unverified: replayed records that have no digest, so that damage to them could not be seen.
     """
 
@@ -90,6 +92,7 @@ class RunState:
         self.projector = projector
         self.log = log
         self.redact = redact
+        self.records = 0
         self.unverified = 0
         self._pass_threshold = pass_threshold
         self.tally = LimitTally()
@@ -100,14 +103,18 @@ class RunState:
         # A snapshot reads the metrics in another thread.
         self._metrics_lock = threading.Lock()
 
-    def replay(self, journal: Journal) -> None:
-        """Take in what earlier sessions recorded.
+    def replay(self, journal: Journal, checkpoint: JournalCheckpoint) -> None:
+        """Take in what earlier sessions recorded: what the journal's checkpoint has of it, then the rest.
 
         Raises:
             JournalCorruptionError: when a line is no record, or of an item that the run does not have.
         """
-        chain = Chain()
-        for offset, _, record in journal.replay(chain):
+        for columns in checkpoint.columns():
+            require_all_part_of_run(self.ledger, columns, journal.path)
+            self._count_columns(columns)
+        self.spending.go_on_from(checkpoint.spent)
+        chain = checkpoint.chain()
+        for offset, _, record in journal.replay(chain, checkpoint.end):
             require_part_of_run(self.ledger, record, journal.path)
             self.spend(record)
             self._count(record, offset)
@@ -115,8 +122,7 @@ class RunState:
 
     def spend(self, record: TerminalRecord) -> None:
         """Count what an attempt has cost; its place is free before its record is durable, the money is not."""
-        self.spending.add(calls=record.model_calls or 0, tokens=record.tokens or 0, cost_usd=record.cost_usd)
-        self.spending.add_judges(tokens=record.judge_tokens or 0, cost_usd=record.judge_cost_usd)
+        self.spending.add_record(record)
 
     async def prepare(self, record: TerminalRecord) -> None:
         """Make way for a record that may replace an older one: the older one's copies go first."""
@@ -174,6 +180,7 @@ class RunState:
         )
 
     def _count(self, record: TerminalRecord, offset: int) -> None:
+        self.records += 1
         self.ledger.settle(record.row_index, record.run_index, record.status, offset)
         # Only failed and skipped items are ever redone, so no reward is counted twice.
         if record.status == "success" and record.reward is not None:
@@ -182,6 +189,40 @@ class RunState:
             self._passed += record.reward >= self._pass_threshold
         with self._metrics_lock:
             self.metrics.add_record(record)
+
+    def _count_columns(self, columns: RecordColumns) -> None:
+        self.records += len(columns)
+        self.ledger.settle_columns(columns)
+        rewards = columns.rewards
+        self._scored += rewards.size
+        self._reward_sum = sum(rewards.tolist(), self._reward_sum)
+        self._passed += int((rewards >= self._pass_threshold).sum())
+        self.metrics.add_columns(columns)
+
+
+def settle_recorded(ledger: Ledger, events: Path, checkpoint: JournalCheckpoint) -> None:
+    """Learn from a journal, and from its checkpoint, which items are finished; others' records are passed over.
+
+    Raises:
+        JournalCorruptionError: when a line is no record.
+    """
+    for columns in checkpoint.columns():
+        require_all_part_of_run(ledger, columns, events)
+        ledger.settle_columns(columns)
+    for offset, _, record in replay(events, checkpoint.end, chain=checkpoint.chain()):
+        if ledger.holds(record.row_index, record.run_index):
+            ledger.settle(record.row_index, record.run_index, record.status, offset)
+
+
+def require_all_part_of_run(ledger: Ledger, columns: RecordColumns, journal: Path) -> None:
+    """Check many results as :func:`require_part_of_run` does each.
+
+    Raises:
+        JournalCorruptionError: one is of an item that the run does not have.
+    """
+    foreign = ledger.foreign(columns)
+    if foreign is not None:
+        raise not_part_of_run(*foreign, journal)
 
 
 def require_part_of_run(ledger: Ledger, record: TerminalRecord, journal: Path) -> None:

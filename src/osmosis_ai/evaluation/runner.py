@@ -24,6 +24,7 @@ from osmosis_ai.evaluation.execution import Execution, Job, OpenModel
 from osmosis_ai.evaluation.headline import copied_rows
 from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
 from osmosis_ai.evaluation.journal import Journal
+from osmosis_ai.evaluation.journal_checkpoint import CheckpointWriter, JournalCheckpoint
 from osmosis_ai.evaluation.ledger import Ledger, WorkItem
 from osmosis_ai.evaluation.manifest import Manifest, run_inputs
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
@@ -32,7 +33,7 @@ from osmosis_ai.evaluation.rollout_source import RolloutSource
 from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
-from osmosis_ai.evaluation.run_state import RunState
+from osmosis_ai.evaluation.run_state import RunState, settle_recorded
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec
 from osmosis_ai.evaluation.summary import RunSummary, describe_run, first_failures
 from osmosis_ai.evaluation.trajectory_export import Projector
@@ -117,7 +118,9 @@ class EvalRunner:
             opened = open_run(held, self._output_root, self._options, inputs, self._config_stem)
             if self._options.salvage:
                 await asyncio.to_thread(self._salvage, opened)
-            ledger = self._replay_ledger(opened)
+            directory = opened.directory
+            checkpoint = await asyncio.to_thread(JournalCheckpoint.of, directory.checkpoint, directory.events)
+            ledger = self._replay_ledger(opened, checkpoint)
             self._servers = self._useful_servers(ledger)
             self._hooks.plan(self._plan(opened, ledger))
             if warning := copied_rows(self._copies.count, len(self._selection)):
@@ -131,7 +134,7 @@ class EvalRunner:
             for warning in exposure_warnings(secret_values):
                 self._hooks.note(warning)
             session = _Session(
-                self._job(opened.directory), self._hooks, self._open_model, secret_values, held
+                self._job(directory), checkpoint, self._hooks, self._open_model, secret_values, held
             )
             summary = await session.run(self._manifest(opened, inputs, Redactor(secret_values.values())))
             if after_finalize is not None:
@@ -152,15 +155,11 @@ class EvalRunner:
             inputs["work_items"] = sorted(map(list, self._only))
         return {**inputs, **self._rollout.inputs()}
 
-    def _replay_ledger(self, opened: OpenedRun) -> Ledger:
+    def _replay_ledger(self, opened: OpenedRun, checkpoint: JournalCheckpoint) -> Ledger:
         """Learn what is left, before anything is written."""
         ledger = Ledger(len(self._selection), self._spec.evaluation.n, only=self._only)
         if opened.manifest is not None and opened.directory.events.exists():
-            from osmosis_ai.evaluation.journal import replay
-
-            for offset, _, record in replay(opened.directory.events):
-                if ledger.holds(record.row_index, record.run_index):
-                    ledger.settle(record.row_index, record.run_index, record.status, offset)
+            settle_recorded(ledger, opened.directory.events, checkpoint)
         if self._options.retry_failed:
             ledger.reopen_failed()
         return ledger
@@ -251,12 +250,15 @@ class _Session:
     def __init__(
         self,
         job: Job,
+        checkpoint: JournalCheckpoint,
         hooks: RunHooks,
         open_model: OpenModel,
         secret_values: Mapping[str, str],
         held: ExitStack,
     ) -> None:
         self._job = job
+        self._checkpoint = checkpoint
+        self._checkpoints = CheckpointWriter(checkpoint, job.directory.events)
         self._hooks = hooks
         self._open_model = open_model
         self._secret_values = secret_values
@@ -277,9 +279,13 @@ class _Session:
             self._resumed = len(state.ledger) - state.ledger.open_count
             log.write("run", "session starts", run=manifest.run_name, pending=state.ledger.open_count)
             if self._resumed:
-                log.write("resume", "continuing from the journal", finished=self._resumed)
+                known = self._checkpoint.records or None
+                log.write(
+                    "resume", "continuing from the journal", finished=self._resumed, from_checkpoint=known
+                )
             if state.unverified:
                 self._note_unverified(state.unverified, log)
+            self._indexed = state.records, state.projector.copied
             self._write_snapshots("running")
             execution: Execution | None = None
             stop: Stop | None = None
@@ -318,7 +324,7 @@ class _Session:
             redact=self._redact,
             pass_threshold=spec.evaluation.pass_threshold,
         )
-        state.replay(journal)
+        state.replay(journal, self._checkpoint)
         if job.options.retry_failed:
             ledger.reopen_failed()
         return state
@@ -376,6 +382,7 @@ class _Session:
                     await asyncio.to_thread(self._write_snapshots, "running")
                 took_s = time.monotonic() - now
                 snapshot_at = time.monotonic() + max(_SNAPSHOT_S, took_s / _SNAPSHOT_SHARE)
+            await self._checkpoints.keep_up(self._state.records, self._state.log)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(over.wait(), _PROGRESS_S)
 
@@ -386,9 +393,15 @@ class _Session:
             n=job.spec.evaluation.n,
             total_dataset_rows=job.selection.total_rows,
         )
-        job.directory.write_index(
-            state.ledger, resumed_before=self._resumed_before, has_trajectory=state.projector.has_trajectory
-        )
+        shown = state.records, state.projector.copied
+        # What a session begins with is in the index, but for what a killed one had not written: that has time.
+        if status != "running" or shown != self._indexed or not job.directory.index.exists():
+            job.directory.write_index(
+                state.ledger,
+                resumed_before=self._resumed_before,
+                has_trajectory=state.projector.has_trajectory,
+            )
+            self._indexed = shown
         duration_ms = round(state.spending.elapsed_s * 1000)
         described = describe_run(
             job.spec, self._manifest, job.selection.drawn, status=status, duration_ms=duration_ms
@@ -401,6 +414,7 @@ class _Session:
         state, directory = self._state, self._job.directory
         await asyncio.to_thread(state.projector.stop, patience_s=0.0)
         await asyncio.to_thread(state.projector.copy_missing)
+        await self._checkpoints.keep_up(state.records, state.log)
         with contextlib.suppress(OSError):
             redact_server_logs(directory.server_log, self._redact)
         complete = stop is None and state.ledger.open_count == 0

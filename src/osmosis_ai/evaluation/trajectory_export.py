@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import operator
 import os
 import re
 import shutil
@@ -87,6 +88,11 @@ class Projector:
         """Tell whether the item's trajectory has been copied."""
         return self._has_trajectory[row_index * self._ledger.n + run_index] == 1
 
+    @property
+    def copied(self) -> int:
+        """Trajectories that are copied."""
+        return self._has_trajectory.count(1)
+
     def submit(self, row_index: int, run_index: int, rollout_id: str, *, expects_trajectory: bool) -> None:
         """Copy an attempt's files soon. Never blocks: beyond a bound they are left to the end of the run."""
         now = time.monotonic()
@@ -119,12 +125,14 @@ class Projector:
 
     def copy_missing(self) -> None:
         """Make every copy that can be made and is not there; blocking. Call it after :meth:`stop`."""
-        trials = {entry.name for entry in _entries(self._directory.trials)}
         lacking = [
             (offset, row_index, run_index)
             for row_index, run_index, offset in self._ledger.recorded()
             if not self._is_copied(row_index * self._ledger.n + run_index)
         ]
+        if not lacking:
+            return
+        trials = {entry.name for entry in _entries(self._directory.trials)}
         with JournalReader(self._directory.events) as journal:
             # The newest first: where attempts are taken away once they are stored elsewhere, few are left.
             for offset, row_index, run_index in sorted(lacking, reverse=True):
@@ -153,6 +161,8 @@ class Projector:
                 row_index, run_index = int(match[1]), int(match[2])
                 if self._ledger.holds(row_index, run_index):
                     found[row_index * self._ledger.n + run_index] = 1
+        # A trajectory is copied last: there is nothing left to be copied of what has one.
+        self._has_artifacts[:] = map(operator.or_, self._has_artifacts, self._has_trajectory)
 
     def _work(self) -> None:
         while (copy := self._take()) is not None:

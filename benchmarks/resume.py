@@ -1,0 +1,156 @@
+"""What it takes to go on with a run of which much is finished, beside one of which little is.
+
+Both runs are as `eval run` leaves them: results in the journal, an attempt's directory and the copy of its trajectory
+for each, and one attempt left to be made. `eval run` goes on with them in turns, under a budget of time that is spent:
+it finds out what is finished, prepares and starts the rollout's server, starts no attempt, and writes its tables. The
+first session of each is not timed; what it leaves beside the journal, the others may use. Shown are the best of the
+sessions, in seconds of wall clock and of processor, and their ratio; of the larger run also a session that found
+nothing beside the journal.
+
+    python benchmarks/resume.py                                   # two minutes
+    python benchmarks/resume.py --few 2 --many 8 --runs 1         # seconds
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from engine import stand_in_model
+from servers import make_workspace
+
+from osmosis_ai.evaluation.journal_chain import sealed
+from osmosis_ai.evaluation.record import TerminalRecord
+
+
+class Run:
+    """A run of ``finished`` results, and of one attempt that is left."""
+
+    def __init__(self, workspace: Path, finished: int, base_url: str) -> None:
+        self._workspace = workspace
+        self.finished = finished
+        self._environment = {
+            **os.environ,
+            "OPENAI_BASE_URL": base_url,
+            "OPENAI_API_KEY": "not-checked",
+            "BENCH_CPU_S": "0",
+        }
+        make_workspace(workspace, finished + 1)
+        self.directory = workspace / ".osmosis/evals/bench"
+
+    def prepare(self) -> None:
+        """Let a session begin the run, write its results, and let another find them."""
+        self.session()
+        last = b""
+        with (self.directory / "events.jsonl").open("wb") as journal:
+            for row in range(self.finished):
+                line, last = sealed(self._finish(row).to_line(), last)
+                journal.write(line)
+        self.session()
+
+    def _finish(self, row: int) -> TerminalRecord:
+        rollout_id = f"{row:032x}"
+        document = json.dumps({"trajectory_id": rollout_id, "steps": []})
+        trial = self.directory / "rollout_trials" / rollout_id
+        trial.mkdir(parents=True)
+        (trial / "trajectory.json").write_text(document)
+        (self.directory / "trajectories" / f"row_{row}_run_0.json").write_text(document)
+        return TerminalRecord(
+            row_index=row,
+            run_index=0,
+            rollout_id=rollout_id,
+            status="success",
+            duration_ms=1000 + row % 700,
+            source_row_index=row,
+            reward=float(row % 3 > 0),
+            tokens=100 + row % 50,
+            prompt_tokens=60,
+            completion_tokens=40 + row % 50,
+            model_calls=1,
+            cost_usd=0.01,
+            model_latency_ms=500.0,
+            row_digest=f"{row:032x}",
+            input=f"Compute {row}",
+            output="done",
+        )
+
+    def forget(self) -> None:
+        """Leave the next session nothing but the journal."""
+        (self.directory / "events.checkpoint").unlink(missing_ok=True)
+
+    def session(self) -> tuple[float, float]:
+        """Go on with the run; return the seconds that took, and those of processors."""
+        command = ["eval", "run", "configs/eval/bench.toml", "--name", "bench", "--yes", "--json"]
+        before, begun = _used_s(), time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "osmosis_ai", *command, "--max-time", "0.001"],
+            cwd=self._workspace,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+        )
+        taken = time.perf_counter() - begun, _used_s() - before
+        if '"kind":"budget"' not in (self.directory / "logs.txt").read_text().splitlines()[-2]:
+            raise SystemExit(
+                f"the session did not stop by its budget: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+            )
+        return taken
+
+
+def _used_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def best(sessions: list[tuple[float, float]]) -> dict[str, float]:
+    """Return the least seconds: of wall clock and of processors."""
+    return {
+        name: round(min(taken), 2)
+        for name, taken in zip(("wall", "cpu"), zip(*sessions, strict=True), strict=True)
+    }
+
+
+def measure(few: Run, many: Run, runs: int) -> dict[str, dict[str, float]]:
+    taken: dict[str, list[tuple[float, float]]] = {"few": [], "many": [], "many, from the journal alone": []}
+    for _ in range(runs):
+        taken["few"].append(few.session())
+        taken["many"].append(many.session())
+    for _ in range(runs):
+        many.forget()
+        taken["many, from the journal alone"].append(many.session())
+    return {name: best(sessions) for name, sessions in taken.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--few", type=int, default=1_000, help="finished attempts of the one run")
+    parser.add_argument("--many", type=int, default=100_000, help="and of the other")
+    parser.add_argument("--runs", type=int, default=3, help="timed sessions of each")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="osmosis-bench-") as directory, stand_in_model(1.0) as base_url:
+        few = Run(Path(directory, "few"), options.few, base_url)
+        many = Run(Path(directory, "many"), options.many, base_url)
+        few.prepare()
+        many.prepare()
+        figures = measure(few, many, options.runs)
+    ratio = {name: round(figures["many"][name] / figures["few"][name], 2) for name in ("wall", "cpu")}
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, best of {options.runs}")
+    for name, seconds in figures.items():
+        print(f"{name}: {seconds['wall']:.2f} s, {seconds['cpu']:.2f} s of processor")
+    print(
+        f"{options.many:,} finished attempts take {ratio['wall']:.2f}x the time of {options.few:,}, {ratio['cpu']:.2f}x the processor's"
+    )
+    print(json.dumps({"seconds": figures, "ratio": ratio}))
+
+
+if __name__ == "__main__":
+    main()

@@ -53,9 +53,9 @@ def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRou
     """
     router = APIRouter(redirect_slashes=False, route_class=route_class)
     add_page(router, viewing, home, runs.page)
-    add_page(router, viewing, "/evals", runs.evaluations)
-    add_page(router, viewing, "/training", runs.trainings)
-    add_page(router, viewing, "/rubrics", runs.rubrics, needs="rubrics")
+    add_page(router, viewing, "/evals", partial(runs.page, kind="eval"))
+    add_page(router, viewing, "/training", partial(runs.page, kind="training"))
+    add_page(router, viewing, "/rubrics", partial(runs.page, kind="rubric"), needs="rubrics")
     add_page(router, viewing, "/evals/{run}", evaluation.page)
     add_page(router, viewing, "/evals/{run}/samples", samples.page)
     add_page(router, viewing, "/evals/{run}/samples.csv", partial(_export, kind="csv"))
@@ -67,9 +67,9 @@ def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRou
     )
     add_page(router, viewing, "/evals/{run}/log", log.page)
     add_page(router, viewing, "/training/{run}", training.page)
-    add_page(router, viewing, "/training/{run}/log", log.of_training)
-    add_page(router, viewing, "/training/{run}/validation/{item}", conversation.of_validation)
-    add_page(router, viewing, "/training/{run}/validation/{item}/raw", conversation_files.raw_of_validation)
+    add_page(router, viewing, "/training/{run}/log", partial(log.page, kind="training"))
+    add_page(router, viewing, "/training/{run}/validation/{item}", _of_validation(conversation.page))
+    add_page(router, viewing, "/training/{run}/validation/{item}/raw", _of_validation(conversation_files.raw))
     add_page(router, viewing, "/rubrics/{run}", rubric.page, needs="rubrics")
     add_page(router, viewing, "/compare", compare.page)
     add_page(router, viewing, "/compare/row", compare.row)
@@ -130,6 +130,11 @@ def nothing_here(view: Viewing, path: str) -> Response:
     lists = [name for item in view.shell.nav if (name := item.href.removeprefix(view.root).strip("/"))]
     nearest = get_close_matches(path.removeprefix(view.root).strip("/")[:200], lists, n=3, cutoff=0)
     return refusal(view, NotFoundError(f"there is no page at {path[:200]}.", details={"nearest": nearest}))
+
+
+def _of_validation(page: PageFunction) -> PageFunction:
+    """Return the same page of a training run's newest validation."""
+    return lambda view, words, **path: page(replace(view, of_validation=True), words, **path)
 
 
 def _export(view: Viewing, words: Words, *, run: str, kind: str) -> Response:

@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.record import TerminalRecord
 
 
+_SAME = (
+    *("status", "row_digest", "tokens", "duration_ms", "model_latency_ms", "cost_usd"),
+    *("boundary", "category", "error", "input", "output"),
+)
+
+
 def validated_record(samples: ValidationSamples | None, run: str, row: int, attempt: int) -> TerminalRecord:
     """Return the record of a sample.
 
@@ -39,20 +45,10 @@ def validated_entry(record: TerminalRecord, pass_threshold: float) -> SampleEntr
     return SampleEntry(
         row=record.row_index,
         attempt=record.run_index,
-        status=record.status,
         passed=None if reward is None else reward >= pass_threshold,
         source_row=record.source_row_index,
-        row_digest=record.row_digest,
         reward=reward,
-        tokens=record.tokens,
-        duration_ms=record.duration_ms,
-        model_latency_ms=record.model_latency_ms,
-        cost_usd=record.cost_usd,
-        boundary=record.boundary,
-        category=record.category,
-        error=record.error,
-        input=record.input,
-        output=record.output,
+        **{name: getattr(record, name) for name in _SAME},
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -108,11 +108,6 @@ def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
             "address": lambda **more: one.href + _query(state | more, hidden),
         },
     )
-
-
-def of_validation(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
-    """Return the page of a sample of a training run's newest validation."""
-    return page(replace(view, of_validation=True), words, run=run, item=item)
 
 
 def place_of(item: str) -> tuple[int, int]:

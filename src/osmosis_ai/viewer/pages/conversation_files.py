@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
@@ -73,11 +72,6 @@ def _shown(view: Viewing, run: str, row: int, attempt: int) -> RenderedPage:
             "is_head": stored.content is None,
         },
     )
-
-
-def raw_of_validation(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage | Response:
-    """Return the same of a training run's newest validation."""
-    return raw(replace(view, of_validation=True), words, run=run, item=item)
 
 
 def artifact(view: Viewing, _words: Words, *, run: str, item: str, path: str) -> Response:

@@ -34,20 +34,6 @@ class FailureLine:
 
 
 @dataclass(frozen=True, slots=True)
-class EarlierRun:
-    """The run before on the same config.
-
-    Attributes:
-        difference: of the pass rates, this one's minus that one's; None where one has none.
-    """
-
-    entry: RunEntry
-    href: str
-    compare_href: str | None
-    difference: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class SlicedColumn:
     """The numbers by the values of a column of the dataset, or why there are none."""
 
@@ -182,8 +168,8 @@ def flat_config(config: Mapping[str, Any], above: str = "") -> list[tuple[str, s
     return found
 
 
-def _before(view: Viewing, detail: RunDetail) -> EarlierRun | None:
-    """Return the run before on the same config; None where there is none."""
+def _before(view: Viewing, detail: RunDetail) -> Mapping[str, Any] | None:
+    """Return the run before on the same config; ``difference`` is of the pass rates, this one's minus that one's."""
     before = detail.previous
     if before is None:
         return None
@@ -191,12 +177,12 @@ def _before(view: Viewing, detail: RunDetail) -> EarlierRun | None:
     compare = f"{view.href('compare')}?" + "&".join(
         query_string({"run": name})[1:] for name in (before.name, detail.summary.name)
     )
-    return EarlierRun(
-        before,
-        view.run_href("eval", before.name),
-        compare if view.can("compare") else None,
-        ours - theirs if ours is not None and theirs is not None else None,
-    )
+    return {
+        "entry": before,
+        "href": view.run_href("eval", before.name),
+        "compare_href": compare if view.can("compare") else None,
+        "difference": ours - theirs if ours is not None and theirs is not None else None,
+    }
 
 
 def _slices(view: Viewing, detail: RunDetail, words: Words) -> Sequence[SlicedColumn]:

@@ -29,8 +29,3 @@ def page(view: Viewing, words: Words, *, run: str, kind: RunKind = "eval") -> Re
         parts={"log": "log_lines.html"},
         live=live,
     )
-
-
-def of_training(view: Viewing, words: Words, *, run: str) -> RenderedPage:
-    """Return lines of a training run's log."""
-    return page(view, words, run=run, kind="training")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from markupsafe import Markup
@@ -18,7 +18,7 @@ from osmosis_ai.viewer.queries import (
     word,
     words_of_run_query,
 )
-from osmosis_ai.viewer.source import RunEntry, RunKind, RunQuery, RunSort
+from osmosis_ai.viewer.source import RunEntry, RunKind, RunQuery, RunSort, SampleQuery
 
 RUNS_A_PAGE = 50
 FIRST_COMMANDS: dict[RunKind | None, Sequence[str]] = {
@@ -62,7 +62,9 @@ def page(view: Viewing, words: Words, *, kind: RunKind | None = None) -> Rendere
             "until": word(words, "until"),
             "statuses": _STATUSES,
             "here": here,
-            "headings": {name: _sorting(query, here, name) for name in _sorted_by(kind)},
+            "headings": {
+                name: sort_link(query, here, filters, name, ("name", "status")) for name in _sorted_by(kind)
+            },
             "next": found.next and here + query_string(filters, cursor=found.next),
             "previous": found.previous and here + query_string(filters, cursor=found.previous),
             "filtered": is_filtered(query),
@@ -73,21 +75,6 @@ def page(view: Viewing, words: Words, *, kind: RunKind | None = None) -> Rendere
             "compare": view.href("compare"),
         },
     )
-
-
-def evaluations(view: Viewing, words: Words) -> RenderedPage:
-    """Return evaluations."""
-    return page(view, words, kind="eval")
-
-
-def trainings(view: Viewing, words: Words) -> RenderedPage:
-    """Return training runs."""
-    return page(view, words, kind="training")
-
-
-def rubrics(view: Viewing, words: Words) -> RenderedPage:
-    """Return rubric results."""
-    return page(view, words, kind="rubric")
 
 
 def _trend(run: RunEntry) -> Markup:
@@ -105,12 +92,17 @@ def _sorted_by(kind: RunKind | None) -> Sequence[RunSort]:
     return [name for name in shown if name != "pass_rate" or kind != "training"]
 
 
-def _sorting(query: RunQuery, here: str, name: RunSort) -> SortLink:
-    """Return the heading that sorts by ``name``, the other way round where it does so already."""
-    texts: dict[RunSort, str] = {"pass_rate": "Pass rate", "started": "Started"}
+def sort_link(
+    query: RunQuery | SampleQuery, here: str, shown: Mapping[str, str], name: str, rising: Sequence[str]
+) -> SortLink:
+    """Return the heading that sorts by ``name``, the other way round where it does so already.
+
+    Args:
+        query: what is shown now, ``shown`` its words.
+        rising: what is sorted from the least on when it is not sorted by yet; of everything else the greatest comes first.
+    """
     now = query.sort == name
-    # Names read from A on; of everything else the greatest comes first.
-    descending = not query.descending if now else name not in ("name", "status")
-    words = words_of_run_query(query) | {"sort": name, "dir": "desc" if descending else "asc"}
+    descending = not query.descending if now else name not in rising
+    words = {**shown, "sort": name, "dir": "desc" if descending else "asc"}
     order = ("descending" if query.descending else "ascending") if now else None
-    return SortLink(texts.get(name, name.capitalize()), here + query_string(words), order)
+    return SortLink(name.replace("_", " ").capitalize(), here + query_string(words), order)

@@ -9,7 +9,7 @@ from typing import get_args
 
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.conversation_search import search_conversations
-from osmosis_ai.viewer.pages.runs import SortLink
+from osmosis_ai.viewer.pages.runs import sort_link
 from osmosis_ai.viewer.queries import (
     Words,
     cursor_of,
@@ -31,20 +31,6 @@ class SampleLine:
 
     sample: SampleEntry
     href: str
-
-
-@dataclass(frozen=True, slots=True)
-class RowOfSamples:
-    """The attempts on a row that are on this page of the table."""
-
-    row: int
-    source_row: int | None
-    lines: Sequence[SampleLine]
-
-    @property
-    def passed(self) -> int:
-        """How many of them passed."""
-        return sum(line.sample.passed is True for line in self.lines)
 
 
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
@@ -76,13 +62,17 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "search": search,
             "query": query,
             "lines": lines,
-            "groups": _by_row(lines) if grouped and query.sort == "row" else None,
+            "groups": [(row, list(found)) for row, found in groupby(lines, key=lambda line: line.sample.row)]
+            if grouped and query.sort == "row"
+            else None,
             "grouped": grouped,
             "in_conversations": in_conversations,
             "can_search": view.can("conversations"),
             "outcomes": _outcomes(query, here, shown, found.counts),
             "ranges": _ranges(filters),
-            "headings": {name: _sorting(query, here, shown, name) for name in get_args(SampleSort)},
+            "headings": {
+                name: sort_link(query, here, shown, name, ("row", "reward")) for name in get_args(SampleSort)
+            },
             "filtered": is_filtered(query),
             "narrowed": is_filtered(replace(query, text="", outcome=None)),
             "next": found.next and here + query_string(shown, cursor=found.next),
@@ -91,13 +81,6 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
         },
         parts={"samples": "samples_table.html"},
     )
-
-
-def _by_row(lines: Sequence[SampleLine]) -> Sequence[RowOfSamples]:
-    return [
-        RowOfSamples(row, (of_row := list(found))[0].sample.source_row, of_row)
-        for row, found in groupby(lines, key=lambda line: line.sample.row)
-    ]
 
 
 def _outcomes(
@@ -124,13 +107,3 @@ def _ranges(filters: dict[str, str]) -> Sequence[tuple[str, str, str, str]]:
         (label, name, filters.get(f"min_{name}", ""), filters.get(f"max_{name}", ""))
         for name, label in labels.items()
     ]
-
-
-def _sorting(query: SampleQuery, here: str, shown: dict[str, str], name: SampleSort) -> SortLink:
-    """Return the heading that sorts by ``name``, the other way round where it does so already."""
-    now = query.sort == name
-    # Rows are read from the first on, rewards from the worst; of everything else the greatest comes first.
-    descending = not query.descending if now else name not in ("row", "reward")
-    words = shown | {"sort": "" if name == "row" else name, "dir": "desc" if descending else ""}
-    order = ("descending" if query.descending else "ascending") if now else None
-    return SortLink(name.capitalize(), here + query_string(words), order)

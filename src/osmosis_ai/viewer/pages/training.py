@@ -15,6 +15,7 @@ from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.pages.evaluation import flat_config, known_facts, live_changes, log_tail
 from osmosis_ai.viewer.queries import Words, word
 from osmosis_ai.viewer.read_sample import outcome_of
+from osmosis_ai.viewer.source import TrainingCurves
 from osmosis_ai.viewer.validation import validated_entry
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
         RunEntry,
         SampleEntry,
         SavedAdapter,
-        TrainingCurves,
         ViewedCurve,
     )
 
@@ -61,18 +61,6 @@ _HOLLOW = f"under {_LEAST} scored"
 
 
 @dataclass(frozen=True, slots=True)
-class MetricLine:
-    """A metric in a line of the table of all of them."""
-
-    title: str
-    first: float
-    last: float
-    least: float
-    most: float
-    steps: int
-
-
-@dataclass(frozen=True, slots=True)
 class ValidationTable:
     """The samples of the newest validation with their addresses, or what is wrong with the record of them."""
 
@@ -81,20 +69,12 @@ class ValidationTable:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterLine:
-    """A saved adapter, and by their names the commands that do something with it."""
-
-    adapter: SavedAdapter
-    commands: Sequence[tuple[str, str]]
-
-
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     """Return a training run; ``smooth`` in the address is how much of what came before a point of a curve has."""
     smoothing = _smoothing(words)
     live = live_changes(view, "training", run)
     detail = view.read(view.source.run, "training", run)
-    curves = view.read(view.source.curves, run) if _shows_curves(view) else _no_curves()
+    curves = view.read(view.source.curves, run) if _shows_curves(view) else TrainingCurves()
     summary = detail.summary
     validated = _validated(view, run)
     return RenderedPage(
@@ -106,7 +86,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "validated": validated,
             "outcome_of": outcome_of,
             "adapters": [
-                AdapterLine(adapter, () if view.is_local else _commands(summary, adapter))
+                (adapter, () if view.is_local else _commands(summary, adapter))
                 for adapter in curves.checkpoints
             ],
             **log_tail(view, summary),
@@ -137,7 +117,7 @@ def shown(
         "smoothings": SMOOTHINGS,
         "metrics": [_line(curve) for curve in curves.curves if curve.points],
         "warnings": [mark for mark in curves.marks if mark.kind == "warning"],
-        "adapters": [AdapterLine(adapter, ()) for adapter in curves.checkpoints],
+        "adapters": [(adapter, ()) for adapter in curves.checkpoints],
         "facts": known_facts(detail),
         "config": flat_config(detail.config_effective),
     }
@@ -159,12 +139,6 @@ def _validated(view: Viewing, run: str) -> ValidationTable:
     return ValidationTable(
         samples, [(each, here.sample_href(run, each.row, each.attempt)) for each in entries]
     )
-
-
-def _no_curves() -> TrainingCurves:
-    from osmosis_ai.viewer.source import TrainingCurves
-
-    return TrainingCurves()
 
 
 def _smoothing(words: Words) -> float:
@@ -268,9 +242,10 @@ def _drawn(marks: Sequence[CurveMark]) -> Sequence[CurveMark]:
     return sorted(ordered[:_MOST_MARKS], key=lambda mark: mark.step)
 
 
-def _line(curve: ViewedCurve) -> MetricLine:
+def _line(curve: ViewedCurve) -> tuple[Any, ...]:
+    """Return a metric's title, its first, last, least and greatest value, and how many steps have one."""
     values = [point.value for point in curve.points if isfinite(point.value)] or [float("nan")]
-    return MetricLine(curve.title, values[0], values[-1], min(values), max(values), len(curve.points))
+    return (curve.title, values[0], values[-1], min(values), max(values), len(curve.points))
 
 
 def _commands(run: RunEntry, adapter: SavedAdapter) -> Sequence[tuple[str, str]]:

@@ -24,7 +24,14 @@ from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.queries import Words, query_string, sample_query, word, words_of_sample_query
 from osmosis_ai.viewer.read_sample import ReadSample, conversation_in, outcome_of
 from osmosis_ai.viewer.shown_steps import ShownSteps, shown_steps
-from osmosis_ai.viewer.source import RunEntry, SampleDetail, SampleEntry, SampleQuery, StoredConversation
+from osmosis_ai.viewer.source import (
+    RunEntry,
+    SampleDetail,
+    SampleEntry,
+    SampleQuery,
+    StoredArtifact,
+    StoredConversation,
+)
 from osmosis_ai.viewer.validation import validated_sample
 
 HIDEABLE = ("system", "tools", "reasoning")
@@ -98,7 +105,7 @@ def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
             "as_markdown": word(words, "text") == "markdown",
             "near": _near(view, run, one.detail, _query(kept | {"text": state["text"]}, hidden)),
             "elsewhere": _elsewhere(view, run, one.sample, asked=word(words, "elsewhere") is not None),
-            "artifacts": _artifacts(view, run, one),
+            "artifacts": _artifacts(view, run, one.sample),
             "copies": _copies(one),
             "waterfalls": [
                 (each, chart) for each in (one, other) if each and (chart := _waterfall(each.conversation))
@@ -210,8 +217,8 @@ def _near(view: Viewing, run: str, detail: SampleDetail, words: str) -> Mapping[
 
 def _elsewhere(
     view: Viewing, run: str, sample: SampleEntry, *, asked: bool
-) -> Sequence[tuple[RunEntry, SampleEntry, str, str]] | None:
-    """Return the same row in other runs: run, sample, its address, and its name for ``with``; None before one asks.
+) -> Sequence[tuple[RunEntry, SampleEntry]] | None:
+    """Return the same row in other runs; None before one asks.
 
     On this machine every run's journal has to be read for it, which a first page has no time for.
     """
@@ -219,31 +226,15 @@ def _elsewhere(
         return None
     if view.of_validation or sample.row_digest is None:
         return ()
-    return [
-        (
-            entry,
-            each,
-            view.sample_href(entry.name, each.row, each.attempt),
-            f"{entry.name}/{each.row}.{each.attempt}",
-        )
-        for entry, each in view.source.elsewhere(sample.row_digest, limit=_ELSEWHERE)
-        if entry.name != run
-    ]
+    found = view.source.elsewhere(sample.row_digest, limit=_ELSEWHERE)
+    return [(entry, each) for entry, each in found if entry.name != run]
 
 
-def _artifacts(view: Viewing, run: str, one: ViewedSample) -> Sequence[tuple[str, int, str]]:
-    """Return path, size in bytes and address of the files that the attempt left."""
+def _artifacts(view: Viewing, run: str, sample: SampleEntry) -> Sequence[StoredArtifact]:
+    """Return the files that the attempt left."""
     if view.of_validation or not view.can("artifacts"):
         return ()
-    item = f"{one.sample.row}.{one.sample.attempt}"
-    return [
-        (
-            file.path,
-            file.size,
-            view.run_href("eval", run, "samples", item, "artifacts", *file.path.split("/")),
-        )
-        for file in view.source.artifacts(run, one.sample.row, one.sample.attempt)
-    ]
+    return view.source.artifacts(run, sample.row, sample.attempt)
 
 
 def _waterfall(conversation: Conversation) -> SvgChart | None:

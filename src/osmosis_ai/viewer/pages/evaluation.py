@@ -33,15 +33,6 @@ class FailureLine:
     all_href: str
 
 
-@dataclass(frozen=True, slots=True)
-class SlicedColumn:
-    """The numbers by the values of a column of the dataset, or why there are none."""
-
-    column: str
-    slices: Sequence[RunSlice] = ()
-    problem: str | None = None
-
-
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     """Return an evaluation."""
     live = live_changes(view, "eval", run)
@@ -185,8 +176,13 @@ def _before(view: Viewing, detail: RunDetail) -> Mapping[str, Any] | None:
     }
 
 
-def _slices(view: Viewing, detail: RunDetail, words: Words) -> Sequence[SlicedColumn]:
-    """Return the numbers by the values of the column that the address names, else of those that the decide file does."""
+def _slices(
+    view: Viewing, detail: RunDetail, words: Words
+) -> Sequence[tuple[str, Sequence[RunSlice], str | None]]:
+    """Return columns of the dataset, the numbers by their values, and why there are none.
+
+    The column is that which the address names, else those that the decide file does.
+    """
     if not view.can("compare") or not view.wants("slices"):
         return ()
     named, decided = word(words, "slice"), detail.decided.slices if detail.decided is not None else ()
@@ -194,18 +190,19 @@ def _slices(view: Viewing, detail: RunDetail, words: Words) -> Sequence[SlicedCo
         return ()
     from osmosis_ai.evaluation.comparison.run_slices import run_slices
 
-    columns, found = (named,) if named is not None else decided, list[SlicedColumn]()
+    columns = (named,) if named is not None else decided
+    found: list[tuple[str, Sequence[RunSlice], str | None]] = []
     try:
         samples = view.source.run_samples(detail.summary.name)
     except NotFoundError:
         raise
     except OsmosisError as error:
-        return [SlicedColumn(columns[0], problem=error.message)]
+        return [(columns[0], (), error.message)]
     for column in columns:
         try:
-            found.append(SlicedColumn(column, run_slices(samples, [column])))
+            found.append((column, run_slices(samples, [column]), None))
         except OsmosisError as error:
-            found.append(SlicedColumn(column, problem=error.message))
+            found.append((column, (), error.message))
     return found
 
 

@@ -7,7 +7,6 @@ and said.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
@@ -26,27 +25,6 @@ if TYPE_CHECKING:
 RECORDS_A_PAGE = 50
 _MOST_SCORES = 10_000_000
 _UNREADABLE = "What was measured of the judges is not in the file, or not as this release writes it: the records are below."
-
-
-@dataclass(frozen=True, slots=True)
-class JudgementLine:
-    """What one call said of a record."""
-
-    who: str
-    score: float | None
-    explanation: str | None
-    error: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedLine:
-    """A record with what was said of it; ``number`` is its 1-based place."""
-
-    number: int
-    label: str
-    mean: float | None
-    people: float | None
-    calls: Sequence[JudgementLine]
 
 
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
@@ -79,7 +57,7 @@ def shown(detail: RunDetail, start: int, end: int | None, *, text: bool = True) 
     """
     document, records = detail.summary_numbers, _records(detail)
     measured = _measured(document, records)
-    lines = [_line(start + number, record) for number, record in enumerate(records[start:end], 1)]
+    lines = [_line(start + number, record, text=text) for number, record in enumerate(records[start:end], 1)]
     return {
         "title": detail.summary.name,
         "run": detail.summary,
@@ -88,18 +66,13 @@ def shown(detail: RunDetail, start: int, end: int | None, *, text: bool = True) 
         "facts": detail.facts,
         "rubric": detail.config_written,
         "measured": measured,
-        "records": lines if text else [_numbers_of(line) for line in lines],
+        "records": lines,
         "total": len(records),
     }
 
 
 def _records(detail: RunDetail) -> Sequence[Mapping[str, Any]]:
     return [each for each in _list(detail.summary_numbers.get("records")) if isinstance(each, dict)]
-
-
-def _numbers_of(line: JudgedLine) -> JudgedLine:
-    calls = [replace(call, explanation=None, error=None) for call in line.calls]
-    return replace(line, label="", calls=calls)
 
 
 def _start(cursor: str | None, records: int) -> int:
@@ -174,26 +147,27 @@ def _calls(record: Mapping[str, Any]) -> Iterator[tuple[str, int, Mapping[str, A
             yield str(call.get("model") or ""), run if isinstance(run, int) and run > 0 else 1, call
 
 
-def _line(number: int, record: Mapping[str, Any]) -> JudgedLine:
+def _line(number: int, record: Mapping[str, Any], *, text: bool) -> Mapping[str, Any]:
+    """Return a record with what was said of it: ``people`` is their score; without ``text`` nothing that was said."""
     calls = [
-        JudgementLine(
-            f"{model}, run {run}" if model else f"Run {run}",
-            as_number(call.get("score")),
-            as_text(call.get("explanation")),
-            as_text(call.get("error")) or as_text(call.get("reason")),
-        )
+        {
+            "who": f"{model}, run {run}" if model else f"Run {run}",
+            "score": as_number(call.get("score")),
+            "explanation": as_text(call.get("explanation")) if text else None,
+            "error": (as_text(call.get("error")) or as_text(call.get("reason"))) if text else None,
+        }
         for model, run, call in _calls(record)
     ]
     statistics = record.get("statistics")
     mean = as_number(statistics.get("average")) if isinstance(statistics, dict) else None
     consensus = as_number(record.get("consensus"))
-    return JudgedLine(
-        number,
-        str(record.get("label", record.get("conversation_id")) or number),
-        mean if consensus is None else consensus,
-        as_number(record.get("human_score")),
-        calls,
-    )
+    return {
+        "number": number,
+        "label": str(record.get("label", record.get("conversation_id")) or number) if text else "",
+        "mean": mean if consensus is None else consensus,
+        "people": as_number(record.get("human_score")),
+        "calls": calls,
+    }
 
 
 def _list(value: Any) -> Sequence[Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
+from operator import attrgetter
 from typing import get_args
 
 from osmosis_ai.viewer.access import RenderedPage, Viewing
@@ -20,17 +20,9 @@ from osmosis_ai.viewer.queries import (
     searches_conversations,
     words_of_sample_query,
 )
-from osmosis_ai.viewer.source import Outcome, SampleEntry, SampleQuery, SampleSort
+from osmosis_ai.viewer.source import Outcome, SampleSort
 
 SAMPLES_A_PAGE = 100
-
-
-@dataclass(frozen=True, slots=True)
-class SampleLine:
-    """A sample of the table; its link keeps the filter, so that the next one is the next inside it."""
-
-    sample: SampleEntry
-    href: str
 
 
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
@@ -51,7 +43,6 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     }
     # A sample's neighbours come from the table, which does not know what conversations hold.
     near = query_string(filters | {"q": ""} if in_conversations else filters)
-    lines = [SampleLine(each, view.sample_href(run, each.row, each.attempt) + near) for each in found.items]
     return RenderedPage(
         "samples.html",
         {
@@ -61,15 +52,17 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "found": found,
             "search": search,
             "query": query,
-            "lines": lines,
-            "groups": [(row, list(found)) for row, found in groupby(lines, key=lambda line: line.sample.row)]
+            "run": run,
+            "near": near,
+            "groups": [(row, list(those)) for row, those in groupby(found.items, key=attrgetter("row"))]
             if grouped and query.sort == "row"
             else None,
             "grouped": grouped,
             "in_conversations": in_conversations,
             "can_search": view.can("conversations"),
-            "outcomes": _outcomes(query, here, shown, found.counts),
-            "ranges": _ranges(filters),
+            "outcomes": get_args(Outcome),
+            "address": lambda **more: here + query_string(shown, **more),
+            "filters": filters,
             "headings": {
                 name: sort_link(query, here, shown, name, ("row", "reward")) for name in get_args(SampleSort)
             },
@@ -77,33 +70,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "narrowed": is_filtered(replace(query, text="", outcome=None)),
             "next": found.next and here + query_string(shown, cursor=found.next),
             "previous": found.previous and here + query_string(shown, cursor=found.previous),
-            "exports": [(kind, f"{here}.{kind}{query_string(shown, group='')}") for kind in ("csv", "jsonl")],
+            "exported": query_string(shown, group=""),
         },
         parts={"samples": "samples_table.html"},
     )
-
-
-def _outcomes(
-    query: SampleQuery, here: str, shown: dict[str, str], counts: object
-) -> Sequence[tuple[str, str, bool, int | None]]:
-    """Return (word, link, whether it is chosen, how many) of every outcome, and of all."""
-    known = counts if isinstance(counts, dict) else {}
-    choices: Sequence[Outcome | None] = (None, *get_args(Outcome))
-    return [
-        (
-            outcome or "all",
-            here + query_string(shown | {"outcome": outcome or ""}),
-            query.outcome == outcome,
-            known.get(outcome or "unfiltered"),
-        )
-        for outcome in choices
-    ]
-
-
-def _ranges(filters: dict[str, str]) -> Sequence[tuple[str, str, str, str]]:
-    """Return (label, word, least, most) of what can be limited."""
-    labels = {"reward": "Reward", "tokens": "Tokens", "seconds": "Seconds", "cost": "Cost, USD"}
-    return [
-        (label, name, filters.get(f"min_{name}", ""), filters.get(f"max_{name}", ""))
-        for name, label in labels.items()
-    ]

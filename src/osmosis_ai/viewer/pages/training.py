@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -20,14 +20,12 @@ from osmosis_ai.viewer.validation import validated_entry
 
 if TYPE_CHECKING:
     from osmosis_ai.training.runs.validation_headline import ValidationHeadline
-    from osmosis_ai.training.runs.validation_samples import ValidationSamples
     from osmosis_ai.ui.charts import ChartPoint, SvgChart
     from osmosis_ai.viewer.source import (
         CurveMark,
         CurveValue,
         RunDetail,
         RunEntry,
-        SampleEntry,
         SavedAdapter,
         ViewedCurve,
     )
@@ -58,15 +56,6 @@ _CHARTS: Sequence[tuple[str, Sequence[str]]] = (
 _MOST_MARKS = 40
 _LEAST = percent(LEAST_SCORED, digits=0)
 _HOLLOW = f"under {_LEAST} scored"
-
-
-@dataclass(frozen=True, slots=True)
-class ValidationTable:
-    """The samples of the newest validation with their addresses, or what is wrong with the record of them."""
-
-    samples: ValidationSamples | None = None
-    lines: Sequence[tuple[SampleEntry, str]] = ()
-    problem: str | None = None
 
 
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
@@ -123,22 +112,23 @@ def shown(
     }
 
 
-def _validated(view: Viewing, run: str) -> ValidationTable:
+def _validated(view: Viewing, run: str) -> Mapping[str, Any]:
+    """Return the samples of the newest validation with their addresses, or what is wrong with the record of them."""
+    found: dict[str, Any] = {"samples": None, "lines": (), "problem": None}
     if not view.can("conversations") or not view.wants("validation"):
-        return ValidationTable()
+        return found
     try:
         samples = view.read(view.source.validation, run)
     except NotFoundError:
         raise
     except OsmosisError as error:
-        return ValidationTable(problem=error.message)
+        return {**found, "problem": error.message}
     if samples is None:
-        return ValidationTable()
+        return found
     here = replace(view, of_validation=True)
     entries = [validated_entry(record, samples.pass_threshold) for record in samples.records]
-    return ValidationTable(
-        samples, [(each, here.sample_href(run, each.row, each.attempt)) for each in entries]
-    )
+    lines = [(each, here.sample_href(run, each.row, each.attempt)) for each in entries]
+    return {**found, "samples": samples, "lines": lines}
 
 
 def _smoothing(words: Words) -> float:

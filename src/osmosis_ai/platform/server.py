@@ -247,7 +247,11 @@ def _serving_api(
 @contextmanager
 def _running_executor(services: PlatformServices, config: PlatformConfig) -> Iterator[None]:
     parts = (config, services.db, services.clock, services.logs)
-    executor = LocalExecutor(*parts) if config.ray is None else RayExecutor(*parts, services.worker_access)
+    executor = (
+        LocalExecutor(*parts)
+        if config.ray is None
+        else RayExecutor(*parts, services.worker_access, services.desk)
+    )
     executor.start()
     try:
         yield

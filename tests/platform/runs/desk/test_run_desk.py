@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import tarfile
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from fastapi.testclient import TestClient
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.db.tables import DbDataset, DbJournalSegment, DbRun, DbRunFile
+from osmosis_ai.platform.ray_cluster import RayCluster
 from osmosis_ai.platform.runs.desk import journal_folding
 from osmosis_ai.platform.runs.desk.claims import Claims, ClaimScope
 from osmosis_ai.platform.runs.desk.journal_intake import JournalDivergedError
+from osmosis_ai.platform.runs.desk.run_desk import RunDesk
 from osmosis_ai.platform.runs.journal_segments import run_records
 from osmosis_ai.platform.runs.leases import LEASE, Leases
 from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
@@ -313,6 +316,21 @@ def test_a_run_of_a_pool_fails_when_no_worker_gets_anything_done(
         "its worker died (signal 9); 3 workers in a row ended without getting anything done; see the run's log, then submit "
         "again."
     )
+
+
+def test_on_a_cluster_the_desk_counts_what_runs_without_a_pool_were_let_go_for(
+    api: TestClient, services: PlatformServices
+) -> None:
+    run = submitted(api)
+    on_ray = replace(services.config, ray=RayCluster("http://127.0.0.1:8265"))
+    parts = (services.db, services.clock, services.logs, services.blobs, services.vault, services.mirrors)
+    desk = RunDesk(on_ray, *parts, services.url_signer)
+    worker = DeskWorker.claims(replace(services, desk=desk), ClaimScope(run_id=run["id"]))
+    worker.releases(setback="its disk is full")
+    assert worker.run.fruitless == 1
+    assert desk.claim(offer(), ANY) is None, "not at once"
+    said = [line.message for line in services.logs.page(run["id"]).logs]
+    assert "its disk is full (trying again in 0.5 s)" in said
 
 
 def test_a_dataset_that_was_replaced_before_the_run_began_fails_it(

@@ -41,6 +41,7 @@ class RunClosing:
     Args:
         db, logs, blobs, leases, folding, uploads: the platform's.
         secrets: returns the values of a run's secrets, which its journal is to lose.
+        all_are_elsewhere: whether runs without a pool are worked on elsewhere, too, where no executor counts setbacks.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class RunClosing:
         folding: JournalFolding,
         uploads: RunUploads,
         secrets: Secrets,
+        *,
+        all_are_elsewhere: bool = False,
     ) -> None:
         self._db = db
         self._logs = logs
@@ -60,6 +63,7 @@ class RunClosing:
         self._folding = folding
         self._uploads = uploads
         self._secrets = secrets
+        self._all_are_elsewhere = all_are_elsewhere
 
     def end(self, lease: Lease, request: EndRequest) -> RunClosed:
         """Give a run its outcome; said again, it is what it was.
@@ -92,7 +96,7 @@ class RunClosing:
         return _closed(run)
 
     def release(self, lease: Lease, request: ReleaseRequest) -> RunClosed:
-        """Let a run go as it is; of a pool's the desk counts setbacks, of others their executor does.
+        """Let a run go as it is; of those that are worked on elsewhere the desk counts setbacks, of others their executor.
 
         Raises:
             LeaseLostError: the lease is over.
@@ -103,7 +107,8 @@ class RunClosing:
             return _closed(found)  # said again
         with self._leases.writing(lease) as (session, run):
             self._number(run, request.ending)
-            if request.setback is not None and run.pool is not None:
+            is_counted = run.pool is not None or self._all_are_elsewhere
+            if request.setback is not None and is_counted:
                 run.fruitless += 1
                 sentence = storable(request.setback).rstrip(".")
                 if not self._is_hopeless(run):

@@ -72,7 +72,14 @@ class RunDesk:
         self._assignments = Assignments(db, vault, blobs, signer, sources, self._folding, term)
         self._news = WorkerNews(db, clock, logs, blobs, self._uploads)
         self._closing = RunClosing(
-            db, logs, blobs, self.leases, self._folding, self._uploads, self._assignments.secrets
+            db,
+            logs,
+            blobs,
+            self.leases,
+            self._folding,
+            self._uploads,
+            self._assignments.secrets,
+            all_are_elsewhere=config.ray is not None,
         )
         self._pace = SyncPace(clock, term)
 

@@ -5,8 +5,9 @@ was released or has expired, and a job is worth no more than the ticket it carri
 platform that starts finds them by their ids. A cluster that hangs, or is gone, costs nobody anything but time: once it
 answers, what it has forgotten is submitted anew.
 
-A job that ended without progress is followed by another after twice the time; after :data:`FRUITLESS_DEATHS` of them in
-a row the run fails. Jobs that the cluster lost, or never began, do not count.
+A job that ended without progress is followed by another after twice the time; after :data:`FRUITLESS` of them in
+a row the run fails. Jobs that the cluster lost, or never began, do not count. Why a worker let its run go, the desk says on
+the run; it counts these, too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.log_lines import Level, LogLine
 from osmosis_ai.platform.logs import LogStore
-from osmosis_ai.platform.runs.execute.executor import FRUITLESS_DEATHS, STOP_GRACE_S
+from osmosis_ai.platform.runs.desk.closing import FRUITLESS
+from osmosis_ai.platform.runs.desk.run_desk import RunDesk
+from osmosis_ai.platform.runs.execute.executor import STOP_GRACE_S
 from osmosis_ai.platform.runs.execute.ray_jobs import (
     TICKET_VARIABLE,
     RayError,
@@ -43,7 +46,7 @@ from osmosis_ai.platform.runs.execute.ray_jobs import (
 )
 from osmosis_ai.platform.runs.execute.worker_process import ENDED, NOT_MINE
 from osmosis_ai.platform.runs.leases import Leases
-from osmosis_ai.platform.runs.lifecycle import OPEN, Outcome
+from osmosis_ai.platform.runs.lifecycle import OPEN
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +147,7 @@ class RayExecutor:
         config: the cluster, how many jobs at a time, and where nodes reach the platform.
         db, clock, logs: the platform's.
         tickets: makes the right to claim a run.
+        desk: ends runs that nobody works on.
         jobs: stands in for the cluster.
     """
 
@@ -154,6 +158,7 @@ class RayExecutor:
         clock: Clock,
         logs: LogStore,
         tickets: Tickets,
+        desk: RunDesk,
         *,
         jobs: RayJobs | None = None,
     ) -> None:
@@ -164,6 +169,7 @@ class RayExecutor:
         self._clock = clock
         self._logs = logs
         self._tickets = tickets
+        self._desk = desk
         self._leases = Leases(db, clock, config.lease_term)
         self._ray = jobs or RayJobs(config.ray, monotonic=clock.monotonic)
         self._jobs: dict[str, _Job] = {}
@@ -291,7 +297,7 @@ class RayExecutor:
             what = f"has ended: {state.ending}"
             is_death = not state.is_blameless and state.exit_code not in _NO_FAILURES
             trouble.deaths += is_death
-            if is_death and trouble.deaths >= FRUITLESS_DEATHS[run.kind]:
+            if is_death and trouble.deaths >= FRUITLESS[run.kind]:
                 trouble.verdict = (
                     f"{trouble.deaths} Ray jobs in a row ended without getting anything done, the last one, {job.id}, so: "
                     f"{state.ending}. The cluster has their logs (`ray job logs {job.id}`)."
@@ -312,21 +318,11 @@ class RayExecutor:
             is_stopped = run.stop_requested_at is not None
             if run.id in self._jobs or not (is_stopped or verdict) or not self._leases.is_free(run):
                 continue
-            if is_stopped:
-                self._close(run.id, "stopped")
-            else:
-                self._close(run.id, "failed", verdict)
+            self._desk.close_abandoned(
+                run.id, "stopped" if is_stopped else "failed", None if is_stopped else verdict
+            )
         for run_id in self._trouble.keys() - runs.keys():
             del self._trouble[run_id]
-
-    def _close(self, run_id: str, outcome: Outcome, error: str | None = None) -> None:
-        with self._db.transaction() as session:
-            run = session.get(DbRun, run_id, with_for_update=True)
-            if run is None or not self._leases.is_open(session, run):
-                return
-            self._leases.end(run, outcome, error)
-            said = LogLine(error or outcome, level="error" if error else "info", step="executor")
-            self._logs.add(session, run_id, [said])
 
     # -- starts --------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.http.connection_limits import ConnectionLimits, limited_protocol
+from osmosis_ai.platform.http.worker_waits import WaitingServer
 from osmosis_ai.platform.isolation import look_at_isolation
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
 from osmosis_ai.platform.ray_cluster import require_usable_cluster
@@ -37,7 +38,6 @@ from osmosis_ai.platform.runs.execute.ray_executor import RayExecutor
 from osmosis_ai.platform.services import PlatformServices, build_services
 from osmosis_ai.supervision import is_debuggable, keep_to_itself
 from osmosis_ai.supervision.listening import listen
-from osmosis_ai.viewer.live_routes import LiveServer
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-class _Api(LiveServer):
+class _Api(WaitingServer):
     """Says when it answers, or that it never will."""
 
     def __init__(self, config: uvicorn.Config) -> None:

@@ -6,6 +6,7 @@ One task looks for all of them, while there are any. A worker that says somethin
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -16,6 +17,7 @@ from fastapi import FastAPI
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.runs.desk.watching import Idler
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.viewer.live_routes import LiveServer
 
 LOOK_EVERY_S = 0.25
 Asked = TypeVar("Asked")
@@ -47,6 +49,14 @@ class WorkerWaits:
         self._held: dict[str, _Held] = {}
         self._idle: list[_Idle] = []
         self._looking: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def close(self) -> None:
+        """End every wait, also those that would begin: the server stops."""
+        self._is_closed = True
+        waiting: list[_Held | _Idle] = [*self._held.values(), *self._idle]
+        for each in waiting:
+            each.told.set()
 
     def interrupt(self, run_id: str) -> None:
         """End the wait for a run, if there is one: its worker has something to say."""
@@ -74,6 +84,8 @@ class WorkerWaits:
             self._idle.remove(idle)
 
     async def _until(self, told: asyncio.Event, within_s: float) -> None:
+        if self._is_closed:
+            return
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
         try:
@@ -101,6 +113,16 @@ class WorkerWaits:
     async def _read(self, look: Callable[[Asked], Found], asked: Asked) -> Found:
         # SQLite never makes a read wait; PostgreSQL is asked from a thread.
         return look(asked) if self.services.db.is_sqlite else await run_sync(look, asked)
+
+
+class WaitingServer(LiveServer):
+    """A server that ends what waits at it, workers and streams, when it is told to stop."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop, waits first."""
+        if isinstance(self.config.app, FastAPI):
+            worker_waits(self.config.app).close()
+        await super().shutdown(sockets)
 
 
 def worker_waits(app: FastAPI) -> WorkerWaits:

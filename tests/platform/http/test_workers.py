@@ -1,0 +1,221 @@
+"""The worker protocol over HTTP: who is let in, what is refused before it is read, and what waits for its reply."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from fastapi.testclient import TestClient
+
+from osmosis_ai.api.wire.workers import (
+    CLAIM,
+    JOURNAL_OFFSET,
+    LARGEST_EXCHANGE_BYTES,
+    LEASE_LOST,
+    Assignment,
+    SyncReply,
+    run_route,
+)
+from osmosis_ai.platform.http.worker_waits import worker_waits
+from osmosis_ai.platform.services import PlatformServices
+from tests.platform.conftest import application, assert_flat_error
+from tests.platform.evaluations import Submits, submit_body
+from tests.platform.runs.conftest import code, rows  # noqa: F401 - fixtures of `member`
+from tests.platform.runs.conftest import member as member_with_code  # noqa: F401
+from tests.platform.runs.desk.desk_workers import journal_of, offer, records
+
+SUBMITS = Submits("/api/cli/eval-runs", submit_body)
+GPU = {"execution": {"pool": "gpu"}}
+
+
+@pytest.fixture
+def member(member_with_code: Any) -> Any:  # noqa: F811
+    return member_with_code
+
+
+@pytest.fixture
+def token(services: PlatformServices) -> str:
+    return services.worker_access.create_token("gpu")[1]
+
+
+class Spoken:
+    """What a machine of the pool `gpu` says."""
+
+    def __init__(self, api: TestClient, token: str) -> None:
+        self.api = api
+        self.headers = {"Authorization": f"Bearer {token}"}
+
+    def post(self, route: str, body: Any, **headers: str) -> httpx.Response:
+        content = body if isinstance(body, bytes) else orjson.dumps(body)
+        return self.api.post(route, content=content, headers={**self.headers, **headers})
+
+    def claim(self, **said: Any) -> httpx.Response:
+        return self.post(CLAIM, offer(**said).to_wire())
+
+    def claimed(self, **said: Any) -> Assignment:
+        reply = self.claim(**said)
+        assert reply.status_code == 200, reply.text
+        return Assignment.model_validate(reply.json())
+
+    def sync(self, given: Assignment, **news: Any) -> httpx.Response:
+        lease = given.lease.token.get_secret_value()
+        return self.post(run_route(given.run.id, "sync"), {"lease": lease, **news})
+
+
+@pytest.fixture
+def machine(api: TestClient, token: str) -> Spoken:
+    SUBMITS.taken(api, advanced_config=GPU)
+    return Spoken(api, token)
+
+
+def test_a_run_is_claimed_heard_of_and_ended(machine: Spoken, services: PlatformServices) -> None:
+    given = machine.claimed()
+    assert given.source is not None
+    # The URL is the permission; no credential goes there.
+    assert machine.api.get(given.source.url, headers={"Authorization": ""}).status_code == 200
+    lines = journal_of(records(2)).decode()
+    packed = gzip.compress(
+        orjson.dumps(
+            {
+                "lease": given.lease.token.get_secret_value(),
+                "journal": {"generation": 0, "offset": 0, "lines": lines},
+            }
+        )
+    )
+    route = run_route(given.run.id, "sync")
+    reply = SyncReply.model_validate(machine.post(route, packed, **{"Content-Encoding": "gzip"}).json())
+    assert (reply.journal_bytes, reply.stop) == (len(lines), False)
+    ended = machine.post(
+        run_route(given.run.id, "end"),
+        {"lease": given.lease.token.get_secret_value(), "outcome": "finished"},
+    )
+    assert ended.json() == {"status": "finished"}
+    assert_flat_error(machine.sync(given), 409, LEASE_LOST)
+    assert machine.claim().status_code == 204
+
+
+def test_a_part_of_a_journal_is_told_where_it_belongs(machine: Spoken) -> None:
+    given = machine.claimed()
+    part = {"generation": 0, "offset": 7, "lines": journal_of(records(1)).decode()}
+    body = assert_flat_error(machine.sync(given, journal=part), 409, JOURNAL_OFFSET)
+    assert body["details"] == {"bytes": 0}
+
+
+@pytest.mark.parametrize(
+    ("bearer", "status"),
+    [("osm-wk-none", 401), ("of a user", 403), ("of another pool", 403), ("revoked", 401)],
+)
+def test_nobody_else_says_anything_of_a_run(
+    machine: Spoken, services: PlatformServices, bearer: str, status: int
+) -> None:
+    given = machine.claimed()
+    if bearer == "of a user":
+        bearer = machine.api.headers["Authorization"].removeprefix("Bearer ")
+    elif bearer == "of another pool":
+        bearer = services.worker_access.create_token("cpu")[1]
+    elif bearer == "revoked":
+        bearer = machine.headers["Authorization"].removeprefix("Bearer ")
+        for known in services.worker_access.tokens():
+            services.worker_access.revoke_token(known.id)
+    reply = Spoken(machine.api, bearer).sync(given)
+    assert reply.status_code == status, reply.text
+    assert given.lease.token.get_secret_value() not in reply.text
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(machine: Spoken) -> None:
+    given = machine.claimed()
+    bomb = gzip.compress(b" " * (64 * LARGEST_EXCHANGE_BYTES))
+    assert len(bomb) < LARGEST_EXCHANGE_BYTES
+    route = run_route(given.run.id, "sync")
+    assert_flat_error(machine.post(route, bomb, **{"Content-Encoding": "gzip"}), 413, "BODY_TOO_LARGE")
+    assert_flat_error(machine.post(route, b" " * (LARGEST_EXCHANGE_BYTES + 1)), 413, "BODY_TOO_LARGE")
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "status", "code_"),
+    [
+        (b"no gzip", "gzip", 400, "INVALID_BODY"),
+        (gzip.compress(b"{}")[:-9], "gzip", 400, "INVALID_BODY"),
+        (b"{}", "br", 415, "ENCODING_UNKNOWN"),
+        (b'{"lease": NaN}', "identity", 400, "INVALID_JSON"),
+        (b'{"lease": 1}', "identity", 400, "VALIDATION_FAILED"),
+        (b"[]", "identity", 400, "VALIDATION_FAILED"),
+    ],
+)
+def test_what_is_no_exchange_is_refused(
+    machine: Spoken, body: bytes, encoding: str, status: int, code_: str
+) -> None:
+    given = machine.claimed()
+    route = run_route(given.run.id, "sync")
+    assert_flat_error(machine.post(route, body, **{"Content-Encoding": encoding}), status, code_)
+
+
+def test_a_worker_of_another_protocol_is_told_which_one_is_spoken(machine: Spoken) -> None:
+    body = assert_flat_error(machine.post("/api/workers/v2/claim", offer().to_wire()), 426, "WORKER_PROTOCOL")
+    assert "version 1" in body["error"] and "install osmosis-ai" in body["error"]
+
+
+@pytest.fixture
+def later() -> Any:
+    """Something said in another thread, whose answer may wait."""
+    with ThreadPoolExecutor(4) as threads:
+        yield threads.submit
+
+
+Later = Callable[..., "Future[httpx.Response]"]
+
+
+def held(machine: Spoken, services: PlatformServices, count: int = 1) -> None:
+    """Wait until so many wait for their reply."""
+    waits = worker_waits(application(services))
+    for _ in range(6000):
+        if len(waits._held) + len(waits._idle) == count:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("nobody waits")
+
+
+def test_a_stop_is_told_at_once_to_a_worker_that_waits(
+    machine: Spoken, services: PlatformServices, later: Later
+) -> None:
+    given = machine.claimed()
+    answer = later(machine.sync, given, may_wait=True)
+    held(machine, services)
+    services.eval_runs.stop(given.run.workspace_id, given.run.id, by="mara")
+    assert answer.result(60).json()["stop"] is True
+
+
+def test_the_next_exchange_about_a_run_ends_the_wait_of_the_one_before(
+    machine: Spoken, services: PlatformServices, later: Later
+) -> None:
+    given = machine.claimed()
+    answer = later(machine.sync, given, may_wait=True)
+    held(machine, services)
+    assert machine.sync(given).json()["stop"] is False
+    assert answer.result(60).json()["stop"] is False
+
+
+def test_a_worker_that_waits_learns_that_its_run_is_another_ones(
+    machine: Spoken, services: PlatformServices, later: Later
+) -> None:
+    given = machine.claimed()
+    answer = later(machine.sync, given, may_wait=True)
+    held(machine, services)
+    services.desk.leases.release(given.run.id, given.lease.token.get_secret_value())
+    assert_flat_error(answer.result(60), 409, LEASE_LOST)
+
+
+def test_a_claim_waits_for_a_run(machine: Spoken, services: PlatformServices, later: Later) -> None:
+    machine.claimed()
+    answers = [later(machine.claim, wait_s=25) for _ in range(2)]
+    held(machine, services, 2)
+    SUBMITS.taken(machine.api, advanced_config=GPU)
+    SUBMITS.taken(machine.api, advanced_config=GPU)
+    runs = {Assignment.model_validate(answer.result(60).json()).run.id for answer in answers}
+    assert len(runs) == 2

@@ -1,0 +1,68 @@
+"""Claims at once on an engine with several writers: each run goes to one worker, whoever asks at the same moment."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from osmosis_ai.platform.clock import SystemClock
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRun, DbWorkspace
+from osmosis_ai.platform.runs.desk.claims import Claims
+from osmosis_ai.platform.runs.leases import LEASE, Leases
+from tests.platform.conftest import ManualClock
+from tests.platform.databases import postgres_database
+from tests.platform.runs.desk.desk_workers import ANY, offer
+
+pytestmark = pytest.mark.integration
+RUNS = 12
+
+
+def test_a_run_goes_to_one_worker_and_its_lease_runs_by_the_databases_clock() -> None:
+    with postgres_database() as url:
+        db = Database(url)
+        db.migrate()
+        try:
+            add_runs(db)
+            # The clock of this machine is far behind; the database's decides.
+            clock = BehindClock()
+            claims = Claims(db, Leases(db, clock))
+            with ThreadPoolExecutor(4) as threads:
+                taken = list(threads.map(lambda _: claims.take(offer(), ANY), range(RUNS + 2)))
+            leases = [each[0] for each in taken if each is not None]
+            assert len({lease.run_id for lease in leases}) == len(leases) == RUNS
+            with db.session() as session:
+                ends = [session.get_one(DbRun, lease.run_id).lease_expires_at for lease in leases]
+            left = [end - datetime.now(timezone.utc) for end in ends if end is not None]
+            assert len(left) == RUNS and all(timedelta() < each <= LEASE for each in left)
+        finally:
+            db.dispose()
+
+
+class BehindClock(SystemClock):
+    def now(self) -> datetime:
+        return super().now() - timedelta(days=1)
+
+
+def add_runs(db: Database) -> None:
+    now = ManualClock().now()
+    with db.transaction() as session:
+        session.add(DbWorkspace(id="wsp_1", name="fern", created_at=now))
+        session.flush()
+        session.add_all(
+            DbRun(
+                id=f"run_{number}",
+                workspace_id="wsp_1",
+                kind="eval",
+                name=f"run-{number}",
+                status="pending",
+                created_at=now + timedelta(seconds=number),
+                request={},
+                rollout_name="multiply",
+                dataset_name="multiply",
+                model_path="osmosis/tiny",
+            )
+            for number in range(RUNS)
+        )

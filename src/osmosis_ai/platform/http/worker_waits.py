@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from anyio.to_thread import run_sync
 from fastapi import FastAPI
+from sqlalchemy.exc import DBAPIError
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.runs.desk.watching import Idler
@@ -101,8 +102,11 @@ class WorkerWaits:
             try:
                 changed = await self._read(watch.changed, held)
                 served = await self._read(watch.served, [each.idler for each in idle])
-            except OsmosisError:
-                changed, served = set(), []  # the database is busy, which the next look may find otherwise
+            except (OsmosisError, DBAPIError):
+                changed, served = (
+                    set(),
+                    [],
+                )  # the database does not answer, which the next look may find otherwise
             for run_id in changed:
                 self.interrupt(run_id)
             for each in idle:
@@ -112,7 +116,8 @@ class WorkerWaits:
 
     async def _read(self, look: Callable[[Asked], Found], asked: Asked) -> Found:
         # SQLite never makes a read wait; PostgreSQL is asked from a thread.
-        return look(asked) if self.services.db.is_sqlite else await run_sync(look, asked)
+        with self.services.desk.silence.noticed():
+            return look(asked) if self.services.db.is_sqlite else await run_sync(look, asked)
 
 
 class WaitingServer(LiveServer):

@@ -31,6 +31,7 @@ from osmosis_ai.platform.runs.desk.closing import RunClosing
 from osmosis_ai.platform.runs.desk.journal_folding import JournalFolding
 from osmosis_ai.platform.runs.desk.news import WorkerNews
 from osmosis_ai.platform.runs.desk.pace import SyncPace
+from osmosis_ai.platform.runs.desk.silence import DatabaseSilence
 from osmosis_ai.platform.runs.desk.source_archives import SourceArchives
 from osmosis_ai.platform.runs.desk.uploads import RunUploads
 from osmosis_ai.platform.runs.desk.watching import RunWatch
@@ -47,6 +48,7 @@ class RunDesk:
 
     Attributes:
         leases: of its runs.
+        silence: notices whether the database answers.
         watch: tells workers that wait from those that need not.
     """
 
@@ -63,6 +65,7 @@ class RunDesk:
     ) -> None:
         self._logs = logs
         self.leases = Leases(db, clock, config.lease_term)
+        self.silence = DatabaseSilence(clock, self.leases)
         self._claims = Claims(db, self.leases)
         self.watch = RunWatch(db, self.leases, self._claims)
         self._folding = JournalFolding(db, blobs)
@@ -90,7 +93,7 @@ class RunDesk:
             ConflictError: the claim was answered before, and its worker has begun.
             OsmosisError: what a run needs can not be had now; the run is let go.
         """
-        while (taken := self._claims.take(offer, scope)) is not None:
+        while (taken := self._take(offer, scope)) is not None:
             lease, is_again = taken
             if self._closing.close_if_over(lease, counts_deaths=scope.run_id is None):
                 continue
@@ -123,7 +126,8 @@ class RunDesk:
             OsmosisError: what was said can not be.
         """
         lease = self._lease(run_id, request.lease.get_secret_value())
-        taken = self._news.take(self.leases, lease, request)
+        with self.silence.noticed():
+            taken = self._news.take(self.leases, lease, request)
         if taken.has_more_journal:
             self._folding.fold_if_large(run_id)
         run = taken.run
@@ -178,6 +182,10 @@ class RunDesk:
     def renew_all(self) -> None:
         """Give every owner a whole term: nobody could keep a lease while the platform was away."""
         self.leases.renew_all()
+
+    def _take(self, offer: WorkerOffer, scope: ClaimScope) -> tuple[Lease, bool] | None:
+        with self.silence.noticed():
+            return self._claims.take(offer, scope)
 
     def _lease(self, run_id: str, token: str) -> Lease:
         return Lease(run_id, token, 0)

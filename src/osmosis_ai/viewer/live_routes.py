@@ -46,22 +46,14 @@ class LiveServer(uvicorn.Server):
 
 def add_live(router: APIRouter, viewing: Callable[..., Viewing]) -> None:
     """Add the addresses of what is new in evaluations and training runs."""
-    kinds: tuple[RunKind, ...] = ("eval", "training")
-    for kind in kinds:
-        router.add_api_route(
-            f"/{SECTIONS[kind]}/{{run}}/changes",
-            _endpoint(kind, viewing),
-            methods=["GET"],
-            include_in_schema=False,
-            response_model=None,
-        )
 
+    def add(kind: RunKind) -> None:
+        @router.get(f"/{SECTIONS[kind]}/{{run}}/changes", include_in_schema=False, response_model=None)
+        async def changes(request: Request, view: Viewing = Depends(viewing)) -> Response:  # noqa: B008 - FastAPI's way
+            return await live_reply(request, view, kind, request.path_params["run"])
 
-def _endpoint(kind: RunKind, viewing: Callable[..., Viewing]) -> Callable[..., Any]:
-    async def changes(request: Request, view: Viewing = Depends(viewing)) -> Response:  # noqa: B008 - FastAPI's way
-        return await live_reply(request, view, kind, request.path_params["run"])
-
-    return changes
+    add("eval")
+    add("training")
 
 
 async def live_reply(request: Request, view: Viewing, kind: RunKind, run: str) -> Response:

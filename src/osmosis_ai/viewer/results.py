@@ -142,35 +142,10 @@ def sentence(headline: Headline | None) -> str:
     return f"{passing} {verb}{within}; {headline.scored_words} scored."
 
 
-@dataclass(frozen=True, slots=True)
-class FewScored:
-    """What a pass rate could be had every finished sample a score: a rate over a part says little of the rest.
+def few_scored_bounds(headline: Headline | None, passed: int | None = None) -> str | None:
+    """Return between what a pass rate lies that too few of the finished samples are behind; None where there are enough.
 
-    Attributes:
-        share: how much of what finished is scored.
-        unscored: how many are not.
-        worst, best: the pass rate, were all of them to fail, and to pass (Manski 1990); over samples.
-    """
-
-    share: float
-    scored: int
-    unscored: int
-    worst: float
-    best: float
-
-    @property
-    def words(self) -> str:
-        """It in a sentence."""
-        finished = self.scored + self.unscored
-        return (
-            f"Only {self.scored:,} of {finished:,} finished samples have a score ({numbers.percent(self.share)}). "
-            f"Were all {self.unscored:,} others to fail, {numbers.percent(self.worst)} of {finished:,} would pass; "
-            f"were all to pass, {numbers.percent(self.best)}."
-        )
-
-
-def few_scored_bounds(headline: Headline | None, passed: int | None = None) -> FewScored | None:
-    """Return the bounds of a pass rate that too few of the finished samples are behind; None where there are enough.
+    The bounds are the rates, were all that have no score to fail, and to pass (Manski 1990); over samples.
 
     Args:
         headline: of the run.
@@ -178,13 +153,15 @@ def few_scored_bounds(headline: Headline | None, passed: int | None = None) -> F
     """
     if headline is None:
         return None
-    finished = headline.planned - headline.pending - headline.skipped
-    unscored = finished - headline.scored
-    if finished <= 0 or headline.scored >= LEAST_SCORED * finished:
+    scored, finished = headline.scored, headline.planned - headline.pending - headline.skipped
+    if finished <= 0 or scored >= LEAST_SCORED * finished:
         return None
-    known = round((headline.pass_rate or 0.0) * headline.scored) if passed is None else passed
-    return FewScored(
-        headline.scored / finished, headline.scored, unscored, known / finished, (known + unscored) / finished
+    unscored = finished - scored
+    known = round((headline.pass_rate or 0.0) * scored) if passed is None else passed
+    share, worst, best = (numbers.percent(count / finished) for count in (scored, known, known + unscored))
+    return (
+        f"Only {scored:,} of {finished:,} finished samples have a score ({share}). Were all {unscored:,} others to fail, "
+        f"{worst} of {finished:,} would pass; were all to pass, {best}."
     )
 
 

@@ -44,6 +44,12 @@ def shown_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(label, str(value)) for label, value in facts.items() if value is not None]
 
 
+def secret_names(manifest: Manifest) -> list[str]:
+    """Return the names of a run's secrets."""
+    names = manifest.inputs.get("secret_names")
+    return [str(each) for each in names] if isinstance(names, list) else []
+
+
 def commit_of(entry: RunEntry) -> str | None:
     """Return the commit that a run was made of, and whether there were changes beside it."""
     return entry.commit and f"{entry.commit}{' (dirty)' if entry.dirty else ''}"

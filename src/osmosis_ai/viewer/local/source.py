@@ -38,6 +38,7 @@ from osmosis_ai.viewer.local.evaluations import (
 from osmosis_ai.viewer.local.judging_sessions import session_detail
 from osmosis_ai.viewer.local.log_file import cursor_at, read_log
 from osmosis_ai.viewer.local.places import RunPlace, RunPlaces, namesakes
+from osmosis_ai.viewer.local.recorded import secret_names
 from osmosis_ai.viewer.local.run_index import RunIndex
 from osmosis_ai.viewer.local.run_list import RunList
 from osmosis_ai.viewer.local.sample_list import SampleList, position_of
@@ -261,16 +262,14 @@ class LocalSource:
             problems.append(_PARTLY_READ.format(share=progress))
         decided, refused = decided_about(known, place.path)
         problems += refused
-        inputs = known.manifest.inputs
-        names = inputs.get("secret_names")
         return RunDetail(
             summary=known.entry,
             estimates=known.estimates,
             summary_numbers=known.numbers or {},
             config_written=read_config(samples.index.directory),
-            config_effective=inputs,
+            config_effective=known.manifest.inputs,
             facts=facts_of(known, place.path),
-            secret_names=[str(each) for each in names] if isinstance(names, list) else (),
+            secret_names=secret_names(known.manifest),
             failures=samples.failures(),
             rewards=samples.rewards(),
             problems=problems,

@@ -33,7 +33,7 @@ from osmosis_ai.training.runs.metrics import (
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.viewer.local.conversation_files import read_environment
 from osmosis_ai.viewer.local.log_file import parse_line
-from osmosis_ai.viewer.local.recorded import commit_of, recorded_entry, shown_facts
+from osmosis_ai.viewer.local.recorded import commit_of, recorded_entry, secret_names, shown_facts
 from osmosis_ai.viewer.source import CurveMark, RunDetail, RunEntry, SavedAdapter, TrainingCurves
 from osmosis_ai.viewer.training_curves import viewed_curves
 
@@ -93,7 +93,7 @@ def training_detail(known: KnownTraining, path: Path) -> RunDetail:
     if known.manifest is None:
         return RunDetail(known.entry, facts=[("Directory", str(path))], problems=known.problems)
     inputs, entry = known.manifest.inputs, known.entry
-    names, written = inputs.get("secret_names"), known.manifest.provenance.get("config")
+    written = known.manifest.provenance.get("config")
     last = known.records[-1].step if known.records else 0
     total = known.sessions[-1].get("total_steps") if known.sessions else None
     facts = {
@@ -114,7 +114,7 @@ def training_detail(known: KnownTraining, path: Path) -> RunDetail:
         config_written=config_text(written) if isinstance(written, dict) else None,
         config_effective=inputs,
         facts=shown_facts(facts),
-        secret_names=[str(each) for each in names] if isinstance(names, list) else (),
+        secret_names=secret_names(known.manifest),
         problems=known.problems,
     )
 

@@ -26,6 +26,7 @@ from osmosis_ai.api.platform_url import ALLOW_INSECURE_ENV, ensure_secure, is_lo
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.accounts import FirstLogin, bootstrap
 from osmosis_ai.platform.app import create_app
+from osmosis_ai.platform.blobs.move_marks import read_file_marks
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.http.connection_limits import ConnectionLimits, limited_protocol
@@ -133,9 +134,11 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
 
 
 def _check_blobs(services: PlatformServices) -> None:
-    """Refuse to start where files cannot be kept, unless that may pass."""
+    """Refuse to start where files cannot be kept, unless that may pass, and where they are no more."""
     try:
         services.blobs.check()
+        marks = read_file_marks(services.blobs)
+        marks.require_here("files", services.config.blobs_shown, "OSMOSIS_BLOBS_URL")
     except BlobStoreBusy as error:
         logger.warning("%s", error.message)
 

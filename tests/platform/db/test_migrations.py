@@ -46,7 +46,7 @@ def value(column: sa.Column[Any], row: int) -> Any:
         return None
     for key in column.foreign_keys:
         return value(key.column, row)
-    kind = column.type
+    kind = column.type.impl if isinstance(column.type, sa.TypeDecorator) else column.type
     if isinstance(kind, sa.JSON):
         return {"row": row, "text": "grüezi"}
     if isinstance(kind, sa.Boolean):

@@ -8,6 +8,7 @@ from osmosis_ai.cli.platform import member, repository, secret_key, token, user,
 from osmosis_ai.cli.platform.backup import backup
 from osmosis_ai.cli.platform.connect import connect
 from osmosis_ai.cli.platform.disconnect import disconnect
+from osmosis_ai.cli.platform.move import move
 from osmosis_ai.cli.platform.restore import restore
 from osmosis_ai.cli.platform.start import start
 from osmosis_ai.cli.platform.status import status
@@ -21,6 +22,7 @@ app.command("connect")(connect)
 app.command("disconnect")(disconnect)
 app.command("backup")(backup)
 app.command("restore")(restore)
+app.command("move")(move)
 
 tokens = typer.Typer(help="Make, list and revoke tokens.")
 tokens.command("create")(token.create)

@@ -17,14 +17,18 @@ def backup(
         typer.Argument(help="The file to write; compressed when its name ends in .gz.", show_default=False),
     ],
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    with_bucket: Annotated[
+        bool, typer.Option("--with-bucket", help="Also fetch the files that lie in a bucket.")
+    ] = False,
 ) -> OperationResult:
     """Write a backup of the platform of this machine, whether or not it runs.
 
-    The file holds the database, datasets, results, Git mirrors and the encryption keys of the secrets: keep it
-    as safe as the platform itself.
+    The file holds the rows of the database, datasets, results, Git mirrors and the encryption keys of the secrets: keep
+    it as safe as the platform itself. Files in a bucket (OSMOSIS_BLOBS_URL) are left out unless they are asked for.
 
     Examples:
         osmosis platform backup osmosis.tar.gz
+        osmosis platform backup osmosis.tar.gz --with-bucket
     """
     from osmosis_ai.cli.output import formats
     from osmosis_ai.cli.platform.local_platform import platform_extra
@@ -35,10 +39,10 @@ def backup(
 
     config = from_environment()
     with current().status(f"Backing up {config.home}"):
-        report = create_backup(config, file, overwrite=force)
+        report = create_backup(config, file, overwrite=force, with_bucket=with_bucket)
     if report.missing_blobs:
         current().warn(
-            f"{report.missing_blobs} files that the database knows are not in {config.home}: they were lost "
+            f"{report.missing_blobs} files that the database knows are not in {config.blobs_shown}: they were lost "
             "before this backup.",
             code="MISSING_FILES",
         )

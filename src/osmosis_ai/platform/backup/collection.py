@@ -45,12 +45,14 @@ class Collection:
         home: the data directory.
         stage: where the links go.
         database: the file that is copied in another way.
+        holds_blobs: whether the platform's files lie there; else what does has been moved elsewhere.
     """
 
-    def __init__(self, home: Path, stage: Path, database: Path) -> None:
+    def __init__(self, home: Path, stage: Path, database: Path, *, holds_blobs: bool = True) -> None:
         self._home = home.resolve()
         self._stage = stage
         self._database = database
+        self._holds_blobs = holds_blobs
         self._beside_database = {f"{database.name}{end}" for end in ("", "-wal", "-shm", "-journal", ".lock")}
 
     def gather(self, below: str = "") -> None:
@@ -74,6 +76,7 @@ class Collection:
         return (
             path in (LOCK_NAME, STATE_NAME, "platform.db", "blobs/incoming", "blob-copies")
             or path.startswith(_STAGE_PREFIX)
+            or (path == "blobs" and not self._holds_blobs)
             or (name in self._beside_database and self._home / place == self._database.parent)
             or (path.startswith("git/") and name.endswith(".lock"))
             or (path.startswith("runs/") and name == "worker.lock")

@@ -109,8 +109,8 @@ class LocalBlobStore:
             shutil.rmtree(self._path(prefix))
 
     def keys(self, prefix: str) -> Iterator[str]:
-        """Yield the keys below ``prefix``."""
-        for directory, _, names in os.walk(self._path(prefix)):
+        """Yield the keys below ``prefix``; below ``""`` are all."""
+        for directory, _, names in os.walk(self._path(prefix) if prefix else self._objects):
             for name in names:
                 yield (Path(directory) / name).relative_to(self._objects).as_posix()
 

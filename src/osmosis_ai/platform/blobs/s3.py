@@ -150,8 +150,8 @@ class S3BlobStore:
                 pass
 
     def keys(self, prefix: str) -> Iterator[str]:
-        """Yield the keys below ``prefix``."""
-        below = f"{self._address.key_of(check_key(prefix))}/"
+        """Yield the keys below ``prefix``; below ``""`` are all."""
+        below = f"{self._key(prefix)}/" if prefix else self._address.key_of("")
         for found in self._listed("list_objects_v2", "Contents", "list", Prefix=below):
             if (key := self._own_key(found["Key"])) is not None:
                 yield key

@@ -162,7 +162,7 @@ class BlobStore(Protocol):
         ...
 
     def keys(self, prefix: str) -> Iterator[str]:
-        """Yield the keys below ``prefix``, a key without its last segments, in no order."""
+        """Yield the keys below ``prefix``, a key without its last segments, in no order; below ``""`` are all."""
         ...
 
     def local_copy(self, key: str) -> AbstractContextManager[Path]:

@@ -13,17 +13,20 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.db.connection_failures import PATIENCE, connection_failure
+from osmosis_ai.platform.db.move_marks import read_marks
+from osmosis_ai.platform.move_marks import Marks
 
 Read = TypeVar("Read")
 
@@ -48,6 +51,10 @@ class DatabaseBusyError(OsmosisError):
     is_infrastructure = True
 
 
+class DatabaseUnreachableError(DatabaseBusyError):
+    """The database's server does not answer, or takes no further connection."""
+
+
 class StorageFullError(OsmosisError):
     """The disk is full, or failed; what was being written was taken back."""
 
@@ -62,20 +69,33 @@ class Database:
 
     Args:
         url: a SQLAlchemy URL of SQLite or PostgreSQL.
+        named: what gave the URL, for messages.
 
     Raises:
         OsmosisError: when the URL is not one, or its driver is not installed.
     """
 
-    def __init__(self, url: str) -> None:
-        self._url = _parse(url)
+    def __init__(self, url: str, *, named: str = "OSMOSIS_DATABASE_URL") -> None:
+        self._url = _parse(url, named)
         self.is_sqlite = self._url.get_backend_name() == "sqlite"
         self._engine = _create_engine(self._url, self.is_sqlite)
         self._writing = threading.Lock()
         self._writer: int | None = None
 
     def __repr__(self) -> str:
-        return f"Database({self._url.render_as_string(hide_password=True)!r})"
+        return f"Database({self.shown!r})"
+
+    @property
+    def shown(self) -> str:
+        """What people are told of where it is: nothing that could hold a password."""
+        if self.is_sqlite:
+            return f"sqlite:///{self._url.database}"
+        url = self._url
+        user = f"{url.username}@" if url.username else ""
+        port = f":{url.port}" if url.port else ""
+        return (
+            f"postgresql://{user}{url.host or _first(url.query.get('host')) or ''}{port}/{url.database or ''}"
+        )
 
     @property
     def sqlite_path(self) -> Path | None:
@@ -139,12 +159,29 @@ class Database:
         """Bring the schema up to this release; safe when several processes do so at once.
 
         Raises:
+            ConflictError: what it holds moved elsewhere, or is not all here yet.
+            OsmosisError: when the database was written by a newer release.
+        """
+        self.move_marks().require_here("database", self.shown, "OSMOSIS_DATABASE_URL")
+        self.bring_up_to_date()
+
+    def bring_up_to_date(self) -> None:
+        """Bring the schema up to this release, also of a database that no platform may start on.
+
+        Raises:
             OsmosisError: when the database was written by a newer release.
         """
         from osmosis_ai.platform.db.migrations import upgrade
 
         with self._translated():
             upgrade(self._url, self.sqlite_path)
+
+    def move_marks(self) -> Marks:
+        """Return what moves have left here."""
+        if self.sqlite_path is not None and not self.sqlite_path.exists():
+            return Marks()
+        with self.session() as session:
+            return read_marks(session.connection())
 
     def dispose(self) -> None:
         """Close every idle connection."""
@@ -174,6 +211,11 @@ class Database:
         try:
             yield
         except (DBAPIError, sqlite3.OperationalError) as error:
+            if not self.is_sqlite and isinstance(error, DBAPIError) and (does := connection_failure(error)):
+                raise DatabaseUnreachableError(
+                    f"the database {self.shown} {does}.",
+                    hint="see to it that its server runs and takes this connection, then try again",
+                ) from None
             text = str(error.orig if isinstance(error, DBAPIError) else error).lower()
             if "database is locked" in text or "database table is locked" in text:
                 raise _busy() from error
@@ -186,6 +228,25 @@ class Database:
             raise
 
 
+@contextmanager
+def opened_database(url: str) -> Iterator[Database]:
+    """Open a database while the block lasts.
+
+    Raises:
+        OsmosisError: as :class:`Database`.
+    """
+    database = Database(url)
+    try:
+        yield database
+    finally:
+        database.dispose()
+
+
+def _first(value: str | Sequence[str] | None) -> str | None:
+    """Return the first of the values that a URL gives for a name."""
+    return value if value is None or isinstance(value, str) else next(iter(value), None)
+
+
 def _busy() -> DatabaseBusyError:
     return DatabaseBusyError(
         "the platform's database is busy: another process has been writing to it for too long.",
@@ -193,13 +254,13 @@ def _busy() -> DatabaseBusyError:
     )
 
 
-def _parse(url: str) -> Any:
+def _parse(url: str, named: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         # The text may hold a password, so it is not repeated.
         raise OsmosisError(
-            "OSMOSIS_DATABASE_URL is no database URL.",
+            f"{named} is no database URL.",
             hint="write it as sqlite:////path/to/platform.db or postgresql://user:password@host/database",
         ) from None
     backend = parsed.get_backend_name()
@@ -208,10 +269,12 @@ def _parse(url: str) -> Any:
     return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
 
 
-def _create_engine(url: Any, is_sqlite: bool) -> Engine:
+def _create_engine(url: URL, is_sqlite: bool) -> Engine:
+    patience = {} if is_sqlite else {name: value for name, value in PATIENCE.items() if name not in url.query}
     try:
         engine = create_engine(
             url,
+            connect_args=patience,
             pool_size=_POOL_SIZE,
             max_overflow=_POOL_OVERFLOW,
             pool_timeout=BUSY_TIMEOUT_S,

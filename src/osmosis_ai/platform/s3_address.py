@@ -69,8 +69,10 @@ def parse_s3_address(url: str) -> S3Address:
             "credentials do not belong into the address of a bucket.",
             hint="give them as boto3 finds them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role",
         )
-    if not _BUCKET.fullmatch(parts.netloc) or parts.fragment:
+    if not parts.netloc or parts.fragment:
         raise _refused("it names no bucket")
+    if not _BUCKET.fullmatch(parts.netloc):
+        raise _refused("a bucket's name has 3 to 63 lower-case letters, digits, '-' and '.'")
     prefix = parts.path.strip("/")
     if len(prefix) > _MAX_PREFIX_CHARS or (prefix and not _PREFIX.fullmatch(prefix)):
         raise _refused("its path may hold letters, digits, '.', '_' and '-' between slashes")

@@ -169,7 +169,8 @@ def _next_steps(
     steps = [f"What was replaced: {report.backup.path}"] if report.backup else []
     if database_url is not None:
         in_home = database_url == f"sqlite:///{config.home / 'platform.db'}"
-        shown = f"export OSMOSIS_DATABASE_URL={report.database}    with its password, if it has one"
+        more = "    with its password, if it has one" if not database_url.startswith(_SQLITE) else ""
+        shown = f"export OSMOSIS_DATABASE_URL='{report.database}'{more}"
         steps.append("unset OSMOSIS_DATABASE_URL" if in_home else shown)
     if blobs_url is not None:
         steps.append(f"export OSMOSIS_BLOBS_URL='{blobs_url}'" if blobs_url else "unset OSMOSIS_BLOBS_URL")

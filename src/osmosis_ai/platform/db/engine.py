@@ -93,9 +93,10 @@ class Database:
         url = self._url
         user = f"{url.username}@" if url.username else ""
         port = f":{url.port}" if url.port else ""
-        return (
-            f"postgresql://{user}{url.host or _first(url.query.get('host')) or ''}{port}/{url.database or ''}"
-        )
+        shown = f"postgresql://{user}{url.host or ''}{port}/{url.database or ''}"
+        # A directory with the server's socket does not stand where a host does.
+        directory = None if url.host else _first(url.query.get("host"))
+        return f"{shown}?host={directory}" if directory else shown
 
     @property
     def sqlite_path(self) -> Path | None:

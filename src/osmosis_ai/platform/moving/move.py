@@ -166,7 +166,7 @@ def _keep(
         return None
     if not replaces:
         raise ConflictError(
-            f"{' and '.join(move.shown for move in replaced)} holds what this platform had before it moved.",
+            f"what this platform had before it moved is in {' and '.join(move.shown for move in replaced)}.",
             hint="--replace makes a backup of that, and then replaces it",
         )
     whats = {move.what for move in replaced}

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from anyio.from_thread import BlockingPortal
 from fastapi.testclient import TestClient
 
 from osmosis_ai.api.wire.workers import (
@@ -219,3 +220,14 @@ def test_a_claim_waits_for_a_run(machine: Spoken, services: PlatformServices, la
     SUBMITS.taken(machine.api, advanced_config=GPU)
     runs = {Assignment.model_validate(answer.result(60).json()).run.id for answer in answers}
     assert len(runs) == 2
+
+
+def test_a_server_that_stops_lets_nobody_wait(
+    machine: Spoken, services: PlatformServices, later: Later, portal: BlockingPortal
+) -> None:
+    given = machine.claimed()
+    answers = [later(machine.claim, wait_s=25), later(machine.sync, given, may_wait=True)]
+    held(machine, services, 2)
+    waits = worker_waits(application(services))
+    portal.call(waits.close)
+    assert [answer.result(60).status_code for answer in answers] == [204, 200]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from functools import cache
 from typing import Any
 
 from sqlalchemy import JSON, DateTime, MetaData, TypeDecorator
@@ -50,15 +51,20 @@ class Base(DeclarativeBase):
 
 def upsert(session: Session, model: type[Base], rows: Sequence[dict[str, Any]]) -> None:
     """Insert ``rows`` of ``model``, replacing those with the same primary key; all rows have the same keys."""
+    if rows:
+        statement = _upsert_of(model, session.get_bind().dialect.name, tuple(rows[0]))
+        # One row a statement, compiled once: a statement of hundreds of rows is compiled anew each time, for ten times
+        # what its execution takes.
+        session.execute(statement, rows)
+
+
+@cache
+def _upsert_of(model: type[Base], engine: str, columns: tuple[str, ...]) -> Any:
     from sqlalchemy.dialects import postgresql, sqlite
 
-    if not rows:
-        return
     table = model.__table__
     key = [column.name for column in table.primary_key]
-    dialect: Any = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
+    dialect: Any = sqlite if engine == "sqlite" else postgresql
     statement = dialect.insert(table)
-    changed = {name: statement.excluded[name] for name in rows[0] if name not in key}
-    # One row a statement, compiled once: a statement of hundreds of rows is compiled anew each time, for ten times
-    # what its execution takes.
-    session.execute(statement.on_conflict_do_update(index_elements=key, set_=changed), rows)
+    changed = {name: statement.excluded[name] for name in columns if name not in key}
+    return statement.on_conflict_do_update(index_elements=key, set_=changed)

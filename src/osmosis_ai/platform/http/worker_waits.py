@@ -43,6 +43,9 @@ class WorkerWaits:
 
     Args:
         services: the platform's.
+
+    Attributes:
+        is_closed: whether nobody waits any more.
     """
 
     def __init__(self, services: PlatformServices) -> None:
@@ -50,11 +53,11 @@ class WorkerWaits:
         self._held: dict[str, _Held] = {}
         self._idle: list[_Idle] = []
         self._looking: asyncio.Task[None] | None = None
-        self._is_closed = False
+        self.is_closed = False
 
     def close(self) -> None:
         """End every wait, also those that would begin: the server stops."""
-        self._is_closed = True
+        self.is_closed = True
         waiting: list[_Held | _Idle] = [*self._held.values(), *self._idle]
         for each in waiting:
             each.told.set()
@@ -85,7 +88,7 @@ class WorkerWaits:
             self._idle.remove(idle)
 
     async def _until(self, told: asyncio.Event, within_s: float) -> None:
-        if self._is_closed:
+        if self.is_closed:
             return
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())

@@ -75,9 +75,10 @@ async def claim(request: Request, services: Services, _spoken: Spoken) -> Respon
         left_s = deadline - time.monotonic()
         if assignment is not None:
             return _reply(assignment)
-        if left_s <= 0 or await request.is_disconnected():
+        waits = worker_waits(request.app)
+        if left_s <= 0 or waits.is_closed or await request.is_disconnected():
             return Response(status_code=204)
-        await worker_waits(request.app).for_run(Idler(offer, scope), left_s)
+        await waits.for_run(Idler(offer, scope), left_s)
 
 
 @router.post("/{version}/runs/{run_id}/sync")

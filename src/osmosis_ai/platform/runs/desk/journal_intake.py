@@ -24,7 +24,7 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun, DbSample
 from osmosis_ai.platform.runs.journal_segments import segment_bytes
 from osmosis_ai.platform.runs.journalled import sample_row
-from osmosis_ai.platform.runs.lifecycle import JournalOffsetError
+from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
 
 # A row's content is written again with each part that is added to it.
 _ROW_BYTES = 32 << 10
@@ -61,6 +61,7 @@ def compare_part(db: Database, blobs: BlobStore, run_id: str, part: JournalPart)
     """Return what ``part`` has beyond what is stored of a run's journal; blocking.
 
     Raises:
+        LeaseLostError: the run was deleted.
         JournalOffsetError: it begins above that, or is of another generation than this or the next.
         JournalDivergedError: it has other bytes than were accepted.
         OsmosisError: it is cut off in mid-line, or has a line that is no record.
@@ -69,7 +70,9 @@ def compare_part(db: Database, blobs: BlobStore, run_id: str, part: JournalPart)
     if content and not content.endswith(b"\n"):
         raise OsmosisError("a part of a journal has whole lines, each with its newline.")
     with db.session() as session:
-        run = session.get_one(DbRun, run_id)
+        run = session.get(DbRun, run_id)
+        if run is None:
+            raise LeaseLostError(f"the run {run_id} is gone.")
         generation, stored = run.journal_generation, run.journal_bytes
         if part.generation == generation + 1 and part.offset == 0:
             generation, stored = part.generation, 0  # it begins anew

@@ -20,6 +20,7 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile
 from osmosis_ai.platform.log_lines import LogLine, storable
 from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.runs.desk.journal_folding import is_worth_a_look
 from osmosis_ai.platform.runs.desk.journal_intake import NewLines, compare_part, take_lines
 from osmosis_ai.platform.runs.desk.training import apply_training
 from osmosis_ai.platform.runs.desk.uploads import (
@@ -47,7 +48,7 @@ class TakenNews:
         checkpoints: names that kept checkpoints were given, by step.
         obsolete: keys of blobs that are nobody's any more, and
         obsolete_below: prefixes of such.
-        has_more_journal: whether lines of the journal were accepted.
+        may_be_folded: whether so much of the journal came that some of it may be folded.
     """
 
     run: DbRun
@@ -55,7 +56,7 @@ class TakenNews:
     checkpoints: dict[int, str] = field(default_factory=dict)
     obsolete: list[str] = field(default_factory=list)
     obsolete_below: list[str] = field(default_factory=list)
-    has_more_journal: bool = False
+    may_be_folded: bool = False
 
 
 class WorkerNews:
@@ -81,7 +82,10 @@ class WorkerNews:
             LeaseLostError: the lease is over.
             OsmosisError: something of it can not be; nothing of it is written.
         """
-        leases.require(lease)
+        if request.sent or request.wanted:
+            leases.require(
+                lease
+            )  # before the store is asked anything; the rest is not written without it anyway
         self._uploads.complete(lease.run_id, request.sent)
         begun = self._uploads.begin(lease.run_id, request.wanted)
         for _ in range(_TRIES):
@@ -116,7 +120,7 @@ class WorkerNews:
             if obsolete is None:
                 return False
             taken.obsolete = obsolete
-            taken.has_more_journal = bool(lines.content)
+            taken.may_be_folded = is_worth_a_look(lines.offset, run.journal_bytes)
         if request.log is not None:
             self._take_log(session, run, request.log)
         _take_facts(run, request)

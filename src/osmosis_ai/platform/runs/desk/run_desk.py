@@ -128,7 +128,7 @@ class RunDesk:
         lease = self._lease(run_id, request.lease.get_secret_value())
         with self.silence.noticed():
             taken = self._news.take(self.leases, lease, request)
-        if taken.has_more_journal:
+        if taken.may_be_folded:
             self._folding.fold_if_large(run_id)
         run = taken.run
         return SyncReply(

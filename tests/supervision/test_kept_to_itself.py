@@ -11,13 +11,14 @@ import os
 import pwd
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from osmosis_ai.supervision import ChildProcess, kept_to_itself
-from osmosis_ai.supervision.kept_to_itself import MAX_HANDED_BYTES, is_debuggable
+from osmosis_ai.supervision.kept_to_itself import is_debuggable
 
 pytestmark = pytest.mark.integration
 CANARY = "canary-8731"
@@ -106,8 +107,31 @@ print(json.dumps([CANARY in began_with, first, second, sorted(name for name in o
     assert json.loads(told.read_text()) == [False, {"SECRET": CANARY}, {}, []]
 
 
-def test_more_than_a_pipe_holds_is_refused_before_anything_is_started(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="more than a process can be handed"):
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_child_is_told_more_than_a_pipe_holds(reads: bool, tmp_path: Path) -> None:
+    program = "from osmosis_ai.supervision import take_handed\nprint(len(take_handed()['TOKEN']))"
+    told, before = tmp_path / "told", set(threading.enumerate())
+    child = ChildProcess(
+        [sys.executable, "-c", program if reads else "print('ended')"],
+        env=dict(os.environ),
+        cwd=tmp_path,
+        stdout=told,
+        handed={"TOKEN": "x" * 1_000_000},
+    )
+    assert await asyncio.wait_for(child.wait(), 60) == 0, told.read_text()
+    await child.stop()
+    assert told.read_text().strip() == ("1000000" if reads else "ended")
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_what_is_handed_to_a_program_that_there_is_not_waits_for_nobody(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(OSError, match="/no/such/program"):
         ChildProcess(
-            ["/no/such/program"], env={}, cwd=tmp_path, stdout=None, handed={"SECRET": "x" * MAX_HANDED_BYTES}
+            ["/no/such/program"], env={}, cwd=tmp_path, stdout=None, handed={"TOKEN": "x" * 1_000_000}
         )
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive()

@@ -111,8 +111,7 @@ class ChildProcess:
         stderr: likewise; by default it follows ``stdout``.
         outlives: whether it goes on without this process, untied.
         pass_fds: descriptors that it inherits under the same numbers.
-        handed: what it alone is to know, of 16 KiB at most
-            (:func:`~osmosis_ai.supervision.kept_to_itself.take_handed`).
+        handed: what it alone is to know (:func:`~osmosis_ai.supervision.kept_to_itself.take_handed`).
         contained: whether the command is a sandbox around the program, which a signal would end at once: the program
             is asked to end by its lifeline.
 

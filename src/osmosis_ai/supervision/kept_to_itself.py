@@ -13,12 +13,14 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from threading import Thread
 
 DEBUGGABLE_ENV = "OSMOSIS_DEBUGGABLE"
 HANDED_ENV = "_OSMOSIS_HANDED_FD"
 _PR_SET_DUMPABLE = 4
 # What a pipe takes before anybody reads it: 64 KiB on Linux, 16 on macOS (pipe(7), and its kernel's `sys/pipe.h`).
-MAX_HANDED_BYTES = 16 * 1024
+PIPE_BYTES = 16 * 1024
 
 
 def is_debuggable(environ: Mapping[str, str]) -> bool:
@@ -33,17 +35,25 @@ def keep_to_itself(environ: Mapping[str, str]) -> None:
 
 
 def pipe_of(content: bytes) -> int:
-    """Return the read end of a pipe that holds ``content``, for a child that inherits it.
+    """Return the read end of a pipe that gives ``content``, for a child that inherits it.
 
-    Raises:
-        ValueError: it is more than a pipe holds.
+    What a pipe does not hold is written while the child reads; the writing ends with the last read end, however that
+    ends.
     """
-    if len(content) > MAX_HANDED_BYTES:
-        raise ValueError(f"{len(content)} bytes are more than a process can be handed")
     read_end, write_end = os.pipe()
-    os.write(write_end, content)
-    os.close(write_end)
+    if len(content) <= PIPE_BYTES:
+        _write_all(write_end, content)
+    else:
+        Thread(target=_write_all, args=(write_end, content), name="osmosis-handing", daemon=True).start()
     return read_end
+
+
+def _write_all(write_end: int, content: bytes) -> None:
+    # A child that ends unread breaks the pipe: nobody is left who would miss the rest.
+    with suppress(BrokenPipeError), os.fdopen(write_end, "wb", buffering=0) as pipe:
+        left = memoryview(content)
+        while left:
+            left = left[pipe.write(left) or 0 :]
 
 
 def take_handed() -> dict[str, str]:

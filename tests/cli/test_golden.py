@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai._version import __version__
+from osmosis_ai.sandbox import SandboxCapability
 from tests.cli import (
     golden_accounts,
     golden_agents,
@@ -67,6 +68,9 @@ def test_every_command_prints_what_it_printed(
     group: str, maze: Maze, monkeypatch: pytest.MonkeyPatch, logging_as_it_was: None
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(
+        "osmosis_ai.sandbox.check_sandbox", lambda *_: SandboxCapability(Path("/usr/bin/bwrap"))
+    )
     for name in CANARIES:
         monkeypatch.setenv(name, "sk-golden-canary")
     changed = []

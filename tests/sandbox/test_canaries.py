@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import osmosis_ai
+from osmosis_ai.sandbox import processors_for
 from tests.sandbox.conftest import Machine
 
 pytestmark = pytest.mark.integration
@@ -195,3 +197,16 @@ def test_a_process_that_takes_more_memory_than_the_run_may_gets_none(machine: Ma
     ended = machine.run("head -c 300000000 /dev/zero | tail -c 300000000 | wc -c")
     assert "300000000" not in ended.stdout
     assert "memory" in ended.stdout
+
+
+def test_a_run_starts_on_as_many_processors_as_it_was_granted(machine: Machine) -> None:
+    from dataclasses import replace
+
+    there = os.sched_getaffinity(0)
+    assert processors_for(None) == processors_for(len(there)) == ()
+    if len(there) < 2 or shutil.which("taskset") is None:
+        pytest.skip("there is one processor, or no taskset")
+    chosen = processors_for(0.5)
+    assert len(chosen) == 1 and set(chosen) < there
+    machine.sandbox = replace(machine.sandbox, limits=replace(machine.sandbox.limits, processors=chosen))
+    assert machine.run("grep Cpus_allowed_list /proc/self/status").stdout.split()[1] == str(chosen[0])

@@ -54,6 +54,7 @@ class PlatformConfig:
             (``OSMOSIS_RECOMMENDED_CLI_VERSION``); empty: nobody is.
         isolation: whether rollouts run in a sandbox (``OSMOSIS_ISOLATION``): where it works, always, or never.
         network: what rollouts reach (``OSMOSIS_NETWORK``); ``none`` holds for every run, None leaves it to each.
+        executes_nothing: why no run is executed on this machine; the platform finds that out when it starts.
         lease_s: how long a worker's right to its run lasts from each word of it on (``OSMOSIS_LEASE_SECONDS``).
         metrics_token: what `/metrics` is read with (``OSMOSIS_METRICS_TOKEN``); empty: nobody reads it.
     """
@@ -72,6 +73,7 @@ class PlatformConfig:
     isolation: IsolationSetting = "auto"
     network: Network | None = None
     blobs_url: str = ""
+    executes_nothing: str | None = None
     lease_s: int = 30
     metrics_token: str = field(default="", repr=False)
 

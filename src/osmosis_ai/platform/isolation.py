@@ -11,6 +11,7 @@ import os
 
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.sandbox import (
     ISOLATION_ENV,
     Isolation,
@@ -55,6 +56,12 @@ def look_at_isolation(config: PlatformConfig) -> tuple[str, bool]:
     if found.warning is not None:
         logger.warning("%s", found.warning)
     return f"{found.words}, network {config.network or 'host'}" if found.is_sandboxed else found.words, True
+
+
+def isolation_shown(config: PlatformConfig, run: DbRun) -> str | None:
+    """Return what is told of a run: what held its rollouts back, or why this platform does not begin it."""
+    waits = run.status == "pending" and run.pool is None
+    return run.isolation or (config.executes_nothing if waits else None)
 
 
 def require_one_workspace(

@@ -107,11 +107,13 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         listener = stack.enter_context(_listen(config.host, config.port))
         host, port = listener.getsockname()[:2]
         bound = replace(config, port=port)
+        # What holds rollouts back on a cluster, its nodes say of each run.
+        isolation, executes = look_at_isolation(bound) if bound.ray is None else (None, True)
+        if not executes:
+            bound = replace(bound, executes_nothing=isolation)
         services = build_services(bound)
         stack.callback(services.db.dispose)
         _check_blobs(services)
-        # What holds rollouts back on a cluster, its nodes say of each run.
-        isolation, executes = look_at_isolation(bound) if bound.ray is None else (None, True)
         process = PlatformProcess(
             os.getpid(),
             services.clock.now().isoformat(timespec="seconds"),

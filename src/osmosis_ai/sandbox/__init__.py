@@ -15,7 +15,7 @@ from osmosis_ai.sandbox.isolation import (
     isolation_setting,
     stricter,
 )
-from osmosis_ai.sandbox.limits import RunLimits
+from osmosis_ai.sandbox.limits import RunLimits, processors_for
 from osmosis_ai.sandbox.network import NETWORK_ENV, InnerListener, Network, narrower, network_setting
 from osmosis_ai.sandbox.places import interpreter_places
 from osmosis_ai.sandbox.self_test import check_sandbox
@@ -37,5 +37,6 @@ __all__ = [
     "isolation_setting",
     "narrower",
     "network_setting",
+    "processors_for",
     "stricter",
 ]

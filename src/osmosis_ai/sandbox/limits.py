@@ -6,6 +6,9 @@ each other's. For a process that is root outside of it the kernel does not keep 
 
 from __future__ import annotations
 
+import math
+import os
+import random
 from dataclasses import dataclass
 
 MOST_PROCESSES = 4096
@@ -23,11 +26,14 @@ class RunLimits:
         memory_gb: of each process's data, in GiB; None for no limit.
         processes: at a time, threads included.
         temporary_bytes: of each place for temporary files.
+        processors: the numbers of those that its processes start on; empty for all. No more than an agreement: a process
+            may choose others.
     """
 
     memory_gb: float | None = None
     processes: int = MOST_PROCESSES
     temporary_bytes: int = TEMPORARY_BYTES
+    processors: tuple[int, ...] = ()
 
     def shell(self) -> str:
         """Return the words of a POSIX shell that keep it and its children to the limits."""
@@ -35,4 +41,19 @@ class RunLimits:
         words = ["ulimit -c 0", f"{{ ulimit -u {self.processes} || ulimit -p {self.processes}; }}"]
         if self.memory_gb is not None:
             words.append(f"ulimit -d {max(1, int(self.memory_gb * _GIB // 1024))}")
+        if self.processors:
+            # Of util-linux; where it is missing, all are used.
+            words.append(f"taskset -pc {','.join(map(str, self.processors))} $$ >/dev/null")
         return " 2>/dev/null; ".join(words) + " 2>/dev/null"
+
+
+def processors_for(cpus: float | None) -> tuple[int, ...]:
+    """Return processors for a run that was granted ``cpus``: of those that this process has, drawn anew for each run.
+
+    Empty where it was granted as many as there are, or nobody said how many.
+    """
+    if cpus is None or not hasattr(os, "sched_getaffinity"):
+        return ()
+    there = sorted(os.sched_getaffinity(0))
+    count = math.ceil(cpus)
+    return tuple(sorted(random.SystemRandom().sample(there, count))) if count < len(there) else ()

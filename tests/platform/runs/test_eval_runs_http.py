@@ -27,7 +27,11 @@ submitted, refused = SUBMITS.taken, SUBMITS.refused
 
 
 def test_a_submitted_run_can_be_read_by_name_and_id_at_once(
-    api: TestClient, code: Code, member: Member
+    api: TestClient,
+    code: Code,
+    member: Member,
+    services: PlatformServices,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = submitted(api, advanced_config={"engine": {"max_parallel": 6}}, env_config={"LOG_LEVEL": "DEBUG"})
     assert set(run) == {"id", "name", "status", "created_at", "platform_url"}
@@ -72,6 +76,10 @@ def test_a_submitted_run_can_be_read_by_name_and_id_at_once(
     # What was submitted can be submitted again as it is told.
     assert by_name["request"]["advanced_config"] == {"engine": {"max_parallel": 6}}
     assert api.post(RUNS, json=by_name["request"]).status_code == 200
+    assert "isolation" not in by_name
+    why = "required, and not possible, so no run is executed: no user namespaces; sysctl -w x=1"
+    monkeypatch.setitem(services.config.__dict__, "executes_nothing", why)
+    assert api.get(f"{RUNS}/{run['name']}").json()["isolation"] == why
     assert by_name["entrypoint"] == "main.py"
     assert by_name["env_config"] == {"LOG_LEVEL": "DEBUG"}
     assert by_name["dataset"]["name"] == by_name["rollout"]["name"] == "multiply"

@@ -250,6 +250,16 @@ def test_a_run_tells_what_it_ran_in_and_what_held_it_back(
     assert ("Environment", ran["environment"]) in facts and ("Isolation", ran["isolation"]) in facts
 
 
+def test_a_run_that_waits_for_a_machine_with_a_sandbox_says_so_and_what_to_do(
+    source: PlatformSource, services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "required, and not possible, so no run is executed: no user namespaces; sysctl -w x=1"
+    monkeypatch.setitem(services.config.__dict__, "executes_nothing", why)
+    for name, known in {"waits": {}, "elsewhere": {"pool": "gpu"}, "over": {"status": "failed"}}.items():
+        add_run(services, member, name, **{"status": "pending", **known})
+        assert (("Isolation", why) in source.run("eval", name).facts) is (name == "waits")
+
+
 def test_what_another_workspace_has_is_not_there_and_the_nearest_names_are(
     services: PlatformServices, member: Member, stranger: Member, run: DbRun
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 import respx
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.sandbox import SandboxCapability
 from osmosis_ai.services.workspaces.doctor import examine
 from tests.logins import FERN, IDENTITY, REFUSALS, VERIFIED, make_checkout, save_login, use_platform
 from tests.workspace.builders import git, make_repository, make_workspace
@@ -20,6 +21,13 @@ REQUIRED = [
     "CLAUDE.md",
     "configs/AGENTS.md",
 ]
+
+
+@pytest.fixture(autouse=True)
+def unable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine can not make a sandbox, which is no fault of a workspace."""
+    unable = SandboxCapability(problem="no bwrap", remedy="install it")
+    monkeypatch.setattr("osmosis_ai.sandbox.check_sandbox", lambda: unable)
 
 
 def test_the_resource_has_the_keys_that_scripts_know(tmp_path: Path) -> None:
@@ -38,6 +46,7 @@ def test_the_resource_has_the_keys_that_scripts_know(tmp_path: Path) -> None:
         "fixed": [],
         "gitignore": {"missing": [".env", ".osmosis/"], "added": []},
         "tracked_env_files": [],
+        "sandbox": {"works": False, "problem": "no bwrap", "remedy": "install it"},
     }
 
 

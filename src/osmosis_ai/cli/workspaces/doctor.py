@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,6 +37,7 @@ def doctor(
     ignoring, tracked = resource["gitignore"], resource["tracked_env_files"]
     rows.append((".gitignore", _ignoring(ignoring["missing"], ignoring["added"])))
     rows += [(name, Styled("in the repository, keys and all", "bad")) for name in tracked]
+    rows.append(("sandbox", _sandbox(resource["sandbox"])))
     linked = resource["workspace"]
     steps = []
     if resource["missing"]:
@@ -62,6 +63,13 @@ def doctor(
         ],
         next_steps=steps,
     )
+
+
+def _sandbox(found: dict[str, Any]) -> Cell:
+    """Return whether `--isolate` works here; that it does not is no fault of the workspace."""
+    if found["works"]:
+        return Styled("works (bubblewrap): `osmosis eval run --isolate`", "good")
+    return Styled(f"not possible here: {found['problem']}; {found['remedy']}", "dim")
 
 
 def _ignoring(missing: list[str], added: list[str]) -> Cell:

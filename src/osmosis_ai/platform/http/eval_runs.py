@@ -54,7 +54,7 @@ def get_eval_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> 
         results=_results(run),
         dataset=runs.named(run.dataset_id, run.dataset_name),
         rollout=runs.named(run.rollout_id, run.rollout_name),
-        **runs.configuration(run),
+        **runs.configuration(services, run),
         **runs.present({"grader_digest": run.grader_digest}),
         **_relatives(run, family),
     )

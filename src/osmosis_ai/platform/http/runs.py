@@ -14,6 +14,7 @@ from osmosis_ai.api.wire.base import LogPage, Named
 from osmosis_ai.api.wire.runs import CheckedRepository, StopReply, SubmitCheck, SubmittedRun
 from osmosis_ai.config.checks import ConfigKind
 from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
@@ -22,6 +23,7 @@ from osmosis_ai.platform.http.page_links import page_url, run_url, run_url_below
 from osmosis_ai.platform.http.paging import LogPaging
 from osmosis_ai.platform.http.routing import api_router, quick_read
 from osmosis_ai.platform.http.run_events import add_run_events
+from osmosis_ai.platform.isolation import isolation_shown
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
 from osmosis_ai.platform.runs.read.run_store import FoundRun, ListedRun, RunEndedError, RunStore
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError
@@ -206,7 +208,7 @@ def detail_fields(services: PlatformServices, scope: Scope, found: FoundRun) -> 
     return {**_own_fields(found.run, *by), "platform_url": run_url(services, scope.workspace, found.run)}
 
 
-def configuration(run: DbRun) -> dict[str, Any]:
+def configuration(services: PlatformServices, run: DbRun) -> dict[str, Any]:
     """Return what a detail says of how a run was configured, as far as there is anything to say."""
     known = {
         "entrypoint": run.request["experiment_config"]["entrypoint"],
@@ -215,15 +217,15 @@ def configuration(run: DbRun) -> dict[str, Any]:
         "env_config": run.request.get("env_config"),
         "resolved_secret_scopes": run.secret_scopes or None,
     }
-    return {**present(known), **_repeatable(run)}
+    return {**present(known), **_repeatable(services.config, run)}
 
 
-def _repeatable(run: DbRun) -> dict[str, Any]:
+def _repeatable(config: PlatformConfig, run: DbRun) -> dict[str, Any]:
     """Return what is needed to submit a run again; of one that was executed elsewhere, only which rows it has."""
     rows = {"dataset_sha256": (run.selection or {}).get("sha256")}
     if run.imported is not None:
         return present(rows)
-    ran = {"environment": run.environment, "isolation": run.isolation}
+    ran = {"environment": run.environment, "isolation": isolation_shown(config, run)}
     return present({"request": run.request, **rows, "platform_version": run.platform_version, **ran})
 
 

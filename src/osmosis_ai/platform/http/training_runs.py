@@ -73,7 +73,7 @@ def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str)
         dataset=runs.named(run.dataset_id, run.dataset_name),
         rollout=runs.named(run.rollout_id, run.rollout_name),
         config=effective_training_config(request),
-        **runs.configuration(run),
+        **runs.configuration(services, run),
     )
 
 

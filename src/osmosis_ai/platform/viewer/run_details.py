@@ -32,6 +32,7 @@ def eval_detail(
     estimates: Estimates | None,
     *,
     previous: RunEntry | None,
+    isolation: str | None,
 ) -> RunDetail:
     """Return an evaluation in full.
 
@@ -41,6 +42,7 @@ def eval_detail(
         samples: those of the family.
         estimates: over these samples; None before anything is counted.
         previous: the run before on its config.
+        isolation: what holds it back, in words.
     """
     run = family.original
     if family.retries and estimates is not None:
@@ -51,7 +53,7 @@ def eval_detail(
         summary_numbers=(run.metrics or {}).get("summary") or {},
         config_written=_submitted(run),
         config_effective=_eval_config(run),
-        facts=[fact for fact in _eval_facts(run, family) if fact[1]],
+        facts=[fact for fact in _eval_facts(run, family, isolation or "") if fact[1]],
         secret_names=_secret_names(run),
         failures=samples.failures(),
         rewards=samples.rewards(),
@@ -61,7 +63,13 @@ def eval_detail(
 
 
 def training_detail(
-    entry: RunEntry, run: DbRun, curves: Sequence[MetricCurve], *, previous: RunEntry | None, resumable: bool
+    entry: RunEntry,
+    run: DbRun,
+    curves: Sequence[MetricCurve],
+    *,
+    previous: RunEntry | None,
+    isolation: str | None,
+    resumable: bool,
 ) -> RunDetail:
     """Return a training run in full, but for its curves."""
     request = read_training_request(run.request)
@@ -73,7 +81,7 @@ def training_detail(
         summary_numbers=run.results or {},
         config_written=_submitted(run),
         config_effective=effective_training_config(request),
-        facts=[fact for fact in _training_facts(run, curves) if fact[1]],
+        facts=[fact for fact in _training_facts(run, curves, isolation or "") if fact[1]],
         secret_names=_secret_names(run),
         previous=previous,
         commands=commands,
@@ -105,7 +113,7 @@ def _as_one(entry: RunEntry, headline: Headline, estimates: Estimates) -> RunEnt
     )
 
 
-def _eval_facts(run: DbRun, family: RunFamily) -> Iterator[tuple[str, str]]:
+def _eval_facts(run: DbRun, family: RunFamily, isolation: str) -> Iterator[tuple[str, str]]:
     rows = rows_of(run)
     if run.imported is not None:
         yield "Imported", RunOrigin.model_validate(run.imported).words
@@ -114,22 +122,22 @@ def _eval_facts(run: DbRun, family: RunFamily) -> Iterator[tuple[str, str]]:
     for retry in family.retries:
         yield "Retry", f"{retry.name} ({retry.status})"
     yield "Rows", rows.words if rows is not None else ""
-    yield from _common_facts(run)
+    yield from _common_facts(run, isolation)
     yield "Grader", run.grader_digest or ""
 
 
-def _training_facts(run: DbRun, curves: Sequence[MetricCurve]) -> Iterator[tuple[str, str]]:
+def _training_facts(run: DbRun, curves: Sequence[MetricCurve], isolation: str) -> Iterator[tuple[str, str]]:
     results = run.results or {}
     if "current_step" in results:
         yield "Step", f"{results['current_step']:,} of {results.get('total_steps') or 0:,}"
     validation = validation_of(curves)
     if validation is not None:
         yield from validation.facts()
-    yield from _common_facts(run)
+    yield from _common_facts(run, isolation)
     yield "Ended because", str(results.get("ending") or "")
 
 
-def _common_facts(run: DbRun) -> Iterator[tuple[str, str]]:
+def _common_facts(run: DbRun, isolation: str) -> Iterator[tuple[str, str]]:
     done = run.progress or {}
     if done:
         yield "Progress", f"{done.get('completed') or 0:,} of {done.get('total') or 0:,} samples"
@@ -137,7 +145,7 @@ def _common_facts(run: DbRun) -> Iterator[tuple[str, str]]:
     yield "Branch", run.branch or ""
     yield "Seed", str(run.seed) if run.imported is None else ""
     yield "Environment", run.environment or ""
-    yield "Isolation", run.isolation or ""
+    yield "Isolation", isolation
     yield "Dataset, SHA-256", str((run.selection or {}).get("sha256") or "")
     yield "Submitted", date(run.created_at)
     yield "Attempts of the worker", str(run.attempt) if run.attempt > 1 else ""

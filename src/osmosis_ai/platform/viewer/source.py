@@ -20,6 +20,7 @@ from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
+from osmosis_ai.platform.isolation import isolation_shown
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.read.merging import RunFamily, merge
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
@@ -105,10 +106,20 @@ class PlatformSource:
             entry, previous = lists.with_previous(run)
             if kind == "eval":
                 samples = FamilySamples(session, family, self.counts)
-                return eval_detail(entry, family, samples, self._estimates(family), previous=previous)
+                return eval_detail(
+                    entry,
+                    family,
+                    samples,
+                    self._estimates(family),
+                    previous=previous,
+                    isolation=isolation_shown(self.services.config, run),
+                )
         curves = read_curves(self.services.db, run.id)
         resumable = self.services.resumption.resumable(run)
-        return training_detail(entry, run, curves, previous=previous, resumable=resumable)
+        isolation = isolation_shown(self.services.config, run)
+        return training_detail(
+            entry, run, curves, previous=previous, isolation=isolation, resumable=resumable
+        )
 
     def samples(
         self, run: str, query: SampleQuery, *, limit: int, cursor: str | None = None

@@ -1,6 +1,7 @@
 """Look at a workspace directory and mend what is missing, without an account and without a network.
 
-Who is logged in is also told which workspace the repository belongs to; that this cannot be found out is no fault.
+Who is logged in is also told which workspace the repository belongs to; that this cannot be found out is no fault. Nor
+is that this machine can not hold rollouts back: it is said, with what mends it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.auth import WorkspaceMembership
+    from osmosis_ai.sandbox import SandboxCapability
 
 LOOKUP_TIMEOUT_S = 5.0
 
@@ -43,11 +45,13 @@ class Checkup:
     Args:
         report: the directories and guides.
         origin: where the repository is from.
+        sandbox: what this machine can do to hold rollouts back.
         workspace: the one it belongs to on the platform one is logged in to.
     """
 
     report: doctor.DoctorReport
     origin: Origin
+    sandbox: SandboxCapability
     workspace: WorkspaceMembership | None = None
 
     def resource(self) -> dict[str, Any]:
@@ -66,6 +70,11 @@ class Checkup:
             "fixed": list(self.report.fixed),
             "gitignore": {"missing": list(self.report.unignored), "added": list(self.report.ignored)},
             "tracked_env_files": list(self.report.tracked_env_files),
+            "sandbox": {
+                "works": self.sandbox.works,
+                "problem": self.sandbox.problem,
+                "remedy": self.sandbox.remedy,
+            },
         }
 
 
@@ -81,9 +90,12 @@ def examine(path: Path | None = None, *, fix: bool = False) -> Checkup:
         ConflictError: when something stands in the way of the fix.
         OsmosisError: when directories are missing and ``fix`` is not set; its details are the resource.
     """
+    from osmosis_ai import sandbox
+
     report = doctor.fix(path) if fix else doctor.check(path)
     origin = _origin_of(report.root)
-    checkup = Checkup(report, origin, _linked_workspace(origin.identity) if origin.identity else None)
+    linked = _linked_workspace(origin.identity) if origin.identity else None
+    checkup = Checkup(report, origin, sandbox.check_sandbox(), linked)
     if not report.valid:
         raise OsmosisError(
             f"{report.root} is not a complete workspace directory. Missing:\n"

@@ -21,6 +21,7 @@ from osmosis_ai.sandbox import (
     check_sandbox,
     choose_isolation,
     narrower,
+    processors_for,
     stricter,
 )
 
@@ -98,8 +99,7 @@ def contain(
         raise
     if not isolation.is_sandboxed:
         return RunContainment(isolation, None, cache_dir())
-    sandbox = capability.sandbox(
-        directory.source, hidden=[config.home], limits=RunLimits(memory_gb=asked.memory_gb), network=network
-    )
+    limits = RunLimits(memory_gb=asked.memory_gb, processors=processors_for(asked.cpus))
+    sandbox = capability.sandbox(directory.source, hidden=[config.home], limits=limits, network=network)
     because = _GUARDED if is_guarded else ""
     return RunContainment(isolation, sandbox, cache_dir() / "workspaces" / workspace_id, because)

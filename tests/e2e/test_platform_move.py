@@ -39,6 +39,8 @@ max_response_length = 64
 checkpoint_save_freq = 1
 [advanced]
 max_steps = 2
+[secrets]
+required = ["MOVED_KEY"]
 """
 
 
@@ -58,6 +60,9 @@ def test_a_platform_moves_to_a_server_and_a_bucket_trains_there_and_moves_back(t
         env = given
         osmosis("platform", "connect", str(scratch.origin))
         osmosis("dataset", "upload", "data/multiply.jsonl", "--wait", "--yes")
+        env["MOVED_KEY"] = "sk-canary-4711"
+        osmosis("secret", "set", "MOVED_KEY", "--env", "MOVED_KEY")
+        del env["MOVED_KEY"]
         evaluated = osmosis("eval", "submit", EVAL, "--yes").resource["name"]
         assert osmosis("eval", "watch", evaluated).resource["status"] == "finished"
 
@@ -108,5 +113,7 @@ def test_a_platform_moves_to_a_server_and_a_bucket_trains_there_and_moves_back(t
         listed = json.loads(osmosis("train", "checkpoints", trained).out)["items"]
         assert [each["checkpoint_step"] for each in listed] == saved
     results = scratch.workspace / ".osmosis" / "evals" / evaluated
+    rows = [path.read_bytes() for path in (scratch.root / "data").glob("platform.db*")]
+    assert rows and not [each for each in rows if b"sk-canary" in each]
     assert len(list((results / "trajectories").glob("*.json"))) == 8
     assert all((scratch.root / "data" / "blobs" / "objects" / key).is_file() for key in adapters)

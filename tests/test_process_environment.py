@@ -16,7 +16,7 @@ CANARIES = {
     "OPENAI_API_KEY": "canary",
     "OSMOSIS_TOKEN": "canary",
     "OSMOSIS_PLATFORM_URL": "canary",
-    "_OSMOSIS_RUN_TOKEN": "canary",
+    "_OSMOSIS_WORKER_CREDENTIAL": "canary",
     "HF_TOKEN": "canary",
     "LD_PRELOAD": "canary",
     "BASH_ENV": "canary",

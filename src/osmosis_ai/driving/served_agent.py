@@ -19,7 +19,7 @@ import orjson
 
 from osmosis_ai.driving.agent_address import AgentAddress, AgentAddressError, open_agent_session
 from osmosis_ai.driving.callback_server import CallbackAddress
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.llm.transport import connection_failure, is_loopback
 
 if TYPE_CHECKING:
@@ -295,3 +295,11 @@ def _read(body: bytes) -> AgentHealth:
     info: dict[str, Any] = {name: told[name][:256] for name in _HEALTH_TEXTS if type(told.get(name)) is str}
     info |= {name: told[name] for name in _HEALTH_COUNTS if type(told.get(name)) is int and told[name] >= 0}
     return AgentHealth(info)
+
+
+def not_registered(name: str) -> NotFoundError:
+    """Return the error of a name that no agent has."""
+    return NotFoundError(
+        f"no served agent '{name[:255]}' is registered in this workspace.",
+        hint="`osmosis serve` registers the agent that it serves; `osmosis rollout server list` shows all",
+    )

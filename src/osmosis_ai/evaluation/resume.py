@@ -51,7 +51,7 @@ def open_run(
         ResumeRefusedError: when the named run has other inputs.
     """
     if options.name is not None:
-        return _open_named(stack, output_root, options.name, inputs, fresh=options.fresh)
+        return _open_named(stack, output_root, options.name, inputs, options)
     if not options.fresh:
         for name in _continuable(output_root, inputs, retry_failed=options.retry_failed):
             try:
@@ -66,13 +66,13 @@ def open_run(
 
 
 def _open_named(
-    stack: ExitStack, output_root: Path, name: str, inputs: Mapping[str, Any], *, fresh: bool
+    stack: ExitStack, output_root: Path, name: str, inputs: Mapping[str, Any], options: EvalRunOptions
 ) -> OpenedRun:
     stack.enter_context(RunLock(output_root, name))
     directory = RunDirectory(output_root / name)
-    put_aside = directory.put_aside() if fresh else None
+    put_aside = directory.put_aside() if options.fresh else None
     if not directory.manifest.exists():
-        if directory.is_foreign():
+        if directory.is_foreign() and not options.adopts_journal:
             raise OsmosisError(
                 f"`{directory.path}` is there already, and it is not a run; choose another `--name`."
             )

@@ -158,7 +158,7 @@ class EvalRunner:
     def _replay_ledger(self, opened: OpenedRun, checkpoint: JournalCheckpoint) -> Ledger:
         """Learn what is left, before anything is written."""
         ledger = Ledger(len(self._selection), self._spec.evaluation.n, only=self._only)
-        if opened.manifest is not None and opened.directory.events.exists():
+        if opened.directory.events.exists():
             settle_recorded(ledger, opened.directory.events, checkpoint)
         if self._options.retry_failed:
             ledger.reopen_failed()
@@ -199,7 +199,7 @@ class EvalRunner:
             total=len(ledger),
             pending=ledger.open_count,
             resumed=len(ledger) - ledger.open_count,
-            continued=opened.manifest is not None,
+            continued=opened.manifest is not None or bool(len(ledger) - ledger.open_count),
             found=opened.found,
             put_aside=opened.put_aside,
             servers=self._servers,

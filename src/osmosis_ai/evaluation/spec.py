@@ -65,6 +65,8 @@ class EvalRunOptions:
         seed: the run's seed; part of the resume lock.
         budget: when to stop dispatching.
         previews: whether the journal keeps how input and output of each sample begin.
+        adopts_journal: whether a journal of that name, without anything beside it, is this run's: come from another
+            machine.
     """
 
     name: str | None = None
@@ -79,6 +81,7 @@ class EvalRunOptions:
     seed: int = 0
     budget: Budget = field(default_factory=Budget)
     previews: bool = True
+    adopts_journal: bool = False
 
     def __post_init__(self) -> None:
         if self.name is not None:

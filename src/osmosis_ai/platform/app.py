@@ -102,6 +102,19 @@ def create_app(services: PlatformServices) -> FastAPI:
     return app
 
 
+def create_worker_app(services: PlatformServices) -> FastAPI:
+    """Return the application that answers the workers of this machine alone: their exchanges, and bytes by signed URL."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.services = services
+    install_error_handlers(app)
+    app.add_middleware(RawPath)
+    app.add_middleware(BodyLimit, streamed=("/blobs/",))
+    app.add_middleware(ErrorEdge)
+    for resource in (workers, blobs):
+        app.include_router(resource.router)
+    return app
+
+
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     import anyio.to_thread

@@ -1,6 +1,8 @@
 """What happened to a dataset or a run, line by line, in the order it was written.
 
-Lines are only ever added. No line is longer than ``MAX_MESSAGE_CHARS``, whatever a process printed, and are blanked before a line is kept, not when it is shown. A cursor is the place between two lines, so paging neither skips nor repeats one while more are written.
+Lines are only ever added. No line is longer than ``MAX_MESSAGE_CHARS``, whatever a process printed, and secrets are
+blanked before a line is kept, not when it is shown. A cursor is the place between two lines, so paging neither skips
+nor repeats one while more are written.
 """
 
 from __future__ import annotations

@@ -17,8 +17,14 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from osmosis_ai.driving.agent_address import AgentAddress, AgentAddressError, open_agent_session
-from osmosis_ai.driving.served_agent import PROBE_TIMEOUT_S, AgentHealth, AgentLocation, probe_agent
-from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.driving.served_agent import (
+    PROBE_TIMEOUT_S,
+    AgentHealth,
+    AgentLocation,
+    not_registered,
+    probe_agent,
+)
+from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.db.tables import DbRolloutServer, DbUser, new_id
 
 if TYPE_CHECKING:
@@ -219,14 +225,6 @@ def server_locator(
         return location
 
     return locate
-
-
-def not_registered(name: str) -> NotFoundError:
-    """Return the error of a name that no agent has."""
-    return NotFoundError(
-        f"no served agent '{name[:_LONGEST_NAME]}' is registered in this workspace.",
-        hint="`osmosis serve` registers the agent that it serves; `osmosis rollout server list` shows all",
-    )
 
 
 def server_context(server_id: str) -> str:

@@ -32,6 +32,7 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.http.connection_limits import ConnectionLimits, limited_protocol
 from osmosis_ai.platform.http.worker_waits import WaitingServer
 from osmosis_ai.platform.isolation import look_at_isolation
+from osmosis_ai.platform.local_execution import open_local_executor
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
 from osmosis_ai.platform.ray_cluster import require_usable_cluster
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor
@@ -251,12 +252,12 @@ def _serving_api(
 
 @contextmanager
 def _running_executor(services: PlatformServices, config: PlatformConfig) -> Iterator[None]:
-    parts = (config, services.db, services.clock, services.logs)
-    executor = (
-        LocalExecutor(*parts)
-        if config.ray is None
-        else RayExecutor(*parts, services.worker_access, services.desk)
-    )
+    executor: LocalExecutor | RayExecutor
+    if config.ray is None:
+        executor = open_local_executor(services, config=config)
+    else:
+        parts = (config, services.db, services.clock, services.logs, services.worker_access, services.desk)
+        executor = RayExecutor(*parts)
     executor.start()
     try:
         yield

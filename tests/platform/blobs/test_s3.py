@@ -25,7 +25,7 @@ from osmosis_ai.platform.blobs.s3 import S3BlobStore
 from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStoreBusy, BlobStoreError
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig, from_environment
-from osmosis_ai.platform.runs.execute.worker_process import bucket_access, worker_environment
+from osmosis_ai.platform.runs.execute.worker_process import worker_environment
 from osmosis_ai.platform.s3_address import S3Address, parse_s3_address
 
 pytestmark = pytest.mark.integration
@@ -228,17 +228,12 @@ def test_urls_of_clients_name_the_address_that_clients_reach(
     assert scripted.seen == []
 
 
-def test_a_worker_gets_the_credentials_and_keeps_them_to_itself(store: S3BlobStore, tmp_path: Path) -> None:
+def test_a_worker_knows_neither_the_bucket_nor_its_credentials(tmp_path: Path) -> None:
     environ = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "PATH": "/bin", "OTHER": "x"}
     url = "s3://models/osmosis"
     config = from_environment({"OSMOSIS_HOME": str(tmp_path), "OSMOSIS_BLOBS_URL": url})
-    given = bucket_access(environ, config)
-    assert given["AWS_SECRET_ACCESS_KEY"] == SECRET and given["OSMOSIS_BLOBS_URL"] == url
-    assert "OTHER" not in given and not given.keys() & worker_environment(environ, config).keys()
-    store.take_credentials(given)
-    assert not [name for name in given if name.startswith("AWS_")]
-    local = from_environment({"OSMOSIS_HOME": str(tmp_path)})
-    assert bucket_access(environ, local) == {}
+    given = worker_environment(environ, config)
+    assert not [name for name in given if name.startswith("AWS_")] and url not in given.values()
 
 
 # Addresses

@@ -25,7 +25,7 @@ FILES = [b"", b"first", b"second " * 1000, bytes(range(256))]
 def pieces(services: PlatformServices, tmp_path: Path) -> Iterator[list[ShardPiece]]:
     writer = ShardWriter(tmp_path)
     added = [writer.add(content) for content in FILES]
-    writer.store(services.blobs, KEY)
+    services.blobs.put(KEY, writer.content())
     yield added
     writer.close()
 
@@ -40,7 +40,7 @@ def test_a_write_that_failed_leaves_no_gap(services: PlatformServices, tmp_path:
     writer.add(b"kept")
     writer._file.write(b"half of a file that the disk did not take")
     piece = writer.add(b"next")
-    writer.store(services.blobs, KEY)
+    services.blobs.put(KEY, writer.content())
     writer.close()
     assert read_piece(services.blobs, KEY, piece) == b"next"
     assert services.blobs.size(KEY) == piece.offset + piece.length
@@ -63,7 +63,7 @@ def test_bytes_that_unpack_to_very_many_take_no_more_memory_than_the_file_said(
 ) -> None:
     writer = ShardWriter(tmp_path)
     bomb = writer.add(bytes(50_000_000))
-    writer.store(services.blobs, KEY)
+    services.blobs.put(KEY, writer.content())
     writer.close()
     with pytest.raises(BlobError, match="damaged"):
         read_piece(services.blobs, KEY, bomb._replace(size=10))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.platform.local_execution import open_local_executor
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World
@@ -40,7 +41,7 @@ def member(world: World, code: Code, services: PlatformServices, rows: list[dict
 @pytest.fixture
 def executor_later(services: PlatformServices) -> Iterator[LocalExecutor]:
     """An executor that the test starts."""
-    made = LocalExecutor(services.config, services.db, services.clock, services.logs)
+    made = open_local_executor(services)
     yield made
     made.close()
 
@@ -48,8 +49,7 @@ def executor_later(services: PlatformServices) -> Iterator[LocalExecutor]:
 @pytest.fixture
 def unsandboxed(services: PlatformServices) -> Iterator[LocalExecutor]:
     """One whose rollouts write where they like, for tests that have them tell what they see."""
-    config = replace(services.config, isolation="off")
-    made = LocalExecutor(config, services.db, services.clock, services.logs)
+    made = open_local_executor(services, config=replace(services.config, isolation="off"))
     yield made
     made.close()
 

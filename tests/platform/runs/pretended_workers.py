@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.runs.execute.executor import LocalExecutor
+from osmosis_ai.platform.local_execution import open_local_executor
 from osmosis_ai.platform.runs.execute.worker_process import ENDED
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
@@ -18,9 +19,9 @@ class Pretended:
 
     pid = 2**22 + 1
 
-    def __init__(self, run_id: str, token: str) -> None:
+    def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        self.token = token
+        self.token = secrets.token_urlsafe(24)
         self.status: int | None = None
 
     def poll(self) -> int | None:
@@ -39,12 +40,10 @@ class Bench:
         self.clock = clock
         self.leases = Leases(services.db, clock)
         self.started: list[Pretended] = []
-        self.executor = LocalExecutor(
-            services.config, services.db, clock, services.logs, start_worker=self._start
-        )
+        self.executor = open_local_executor(services, start_worker=self._start)
 
-    def _start(self, run_id: str, token: str) -> Pretended:
-        self.started.append(Pretended(run_id, token))
+    def _start(self, run_id: str, credential: str, claim_id: str) -> Pretended:
+        self.started.append(Pretended(run_id))
         return self.started[-1]
 
     def add(self, name: str, member: Member, **changes: Any) -> str:
@@ -69,6 +68,7 @@ class Bench:
     def claim(self, worker: Pretended) -> Lease:
         lease = self.leases.claim(worker.run_id, worker.token)
         assert lease is not None
+        self.directory(worker.run_id).note_lease(worker.token)
         return lease
 
     def record(self, run_id: str) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from fastapi.testclient import TestClient
 
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.platform.clock import SystemClock
+from osmosis_ai.platform.local_execution import open_local_executor
 from osmosis_ai.platform.runs.execute.executor import LocalExecutor
-from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD
 from tests.platform.conftest import Member
@@ -208,7 +209,7 @@ def test_a_model_of_ones_own_is_trained_deployed_and_evaluated(
 
 
 def test_a_run_that_is_killed_then_stopped_and_resumed_elsewhere_comes_to_the_same_curve(
-    api: TestClient, services: PlatformServices, executor: LocalExecutor
+    api: TestClient, services: PlatformServices, executor: LocalExecutor, tmp_path: Path
 ) -> None:
     undisturbed = submit(api)
     assert ended(api, undisturbed["name"])["status"] == "finished"
@@ -226,12 +227,18 @@ def test_a_run_that_is_killed_then_stopped_and_resumed_elsewhere_comes_to_the_sa
     stopped = ended(api, disturbed["name"])
     assert (stopped["status"], stopped["resumable"]) == ("stopped", True)
     assert stopped["current_step"] < STEPS, "there is something left to do"
-    # What the next machine has of it: nothing but what was sent.
-    wait_until(lambda: not WorkingDirectory(services.config.runs_dir, disturbed["id"]).is_worked_on())
-    shutil.rmtree(services.config.runs_dir / disturbed["id"])
-    resumed = api.post(f"{RUNS}/{disturbed['name']}/resume", json={}).json()
-    assert (resumed["id"], resumed["step"]) == (disturbed["id"], stopped["current_step"])
-    found = ended(api, disturbed["name"])
+    executor.close()
+    shutil.rmtree(services.config.runs_dir)
+    elsewhere = replace(services.config, home=tmp_path / "elsewhere")
+    elsewhere.prepare_home()
+    other = open_local_executor(services, config=elsewhere)
+    other.start()
+    try:
+        resumed = api.post(f"{RUNS}/{disturbed['name']}/resume", json={}).json()
+        assert (resumed["id"], resumed["step"]) == (disturbed["id"], stopped["current_step"])
+        found = ended(api, disturbed["name"])
+    finally:
+        other.close()
     assert found["status"] == "finished", messages(api, disturbed["name"])
     took_over = f"went on, on another machine, from the checkpoint of step {resumed['step']}"
     assert took_over in messages(api, disturbed["name"])

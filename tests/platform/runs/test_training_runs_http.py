@@ -12,11 +12,10 @@ from fastapi.testclient import TestClient
 
 from osmosis_ai.api.wire.workers import CheckpointPart, TrainingNews, TrainingStart, TrainingStep
 from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.local_execution import open_local_executor
 from osmosis_ai.platform.runs.desk.training import ROLLOUTS
-from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError
-from osmosis_ai.platform.runs.work.training_sink import DatabaseSink
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD, StepRecord
@@ -30,6 +29,7 @@ from tests.platform.evaluations import (
     submit_body,
     training_body,
 )
+from tests.platform.training_desk import DeskSink
 
 needs("torch")
 
@@ -49,7 +49,7 @@ class Told:
 
     def __init__(self, services: PlatformServices, lease: Lease) -> None:
         leases = Leases(services.db, services.clock)
-        self.sink = DatabaseSink(lease, leases, services.blobs, services.clock)
+        self.sink = DeskSink(lease, leases, services.blobs, services.clock)
 
     def begin(self, *, total_steps: int, steps_done: int = 0) -> None:
         start = TrainingStart(total_steps=total_steps, steps_done=steps_done)
@@ -562,7 +562,7 @@ def test_what_a_run_goes_on_from_outlives_restarts_of_the_platform_for_a_month(
         run["id"]: WorkingDirectory(services.config.runs_dir, run["id"])
         for run in (stopped, failed, finished)
     }
-    executor = LocalExecutor(services.config, services.db, clock, services.logs)
+    executor = open_local_executor(services)
     executor._remove_leftovers()
     kept = {id: directory.checkpoint_step() for id, directory in directories.items()}
     assert kept == {stopped["id"]: 7, failed["id"]: 7, finished["id"]: None}

@@ -9,13 +9,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.runs.leases import Leases
-from osmosis_ai.platform.runs.work.training_sink import DatabaseSink
 from osmosis_ai.platform.runs.work.validation_files import ValidationFiles
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from tests.platform.conftest import Member, assert_flat_error
+from tests.platform.training_desk import DeskSink
 from tests.platform.viewer.runs_world import add_run
 from tests.viewer.source_contract import leave_validation, sample_record
 
@@ -37,7 +37,7 @@ def validate(services: PlatformServices, run_id: str, step: int) -> None:
     leave_validation(directory, samples, {(1, 0): b'{"steps": [%d]}' % step})
     lease = leases.claim(run_id, f"worker-{step}")
     assert lease is not None
-    sink = DatabaseSink(lease, leases, services.blobs, services.clock)
+    sink = DeskSink(lease, leases, services.blobs, services.clock)
     files = ValidationFiles(sink, sink.stored().validation, Redactor(), directory)
     files.publish()
     leases.release(run_id, f"worker-{step}")

@@ -14,7 +14,6 @@ from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.runs.journalled import sample_row
 from osmosis_ai.platform.runs.leases import Leases
-from osmosis_ai.platform.runs.work.training_sink import DatabaseSink
 from osmosis_ai.platform.runs.work.validation_files import ValidationFiles
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices, build_services
@@ -22,6 +21,7 @@ from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.databases import platform_database
+from tests.platform.training_desk import DeskSink
 from tests.platform.viewer.runs_world import REQUEST, add_run, source_of
 from tests.viewer.source_contract import SourceContract, leave_validation
 
@@ -68,7 +68,7 @@ class PlatformPlace:
         assert lease is not None
         directory = WorkingDirectory(services.config.runs_dir, id).training
         leave_validation(directory, samples, conversations)
-        sink = DatabaseSink(lease, leases, services.blobs, services.clock)
+        sink = DeskSink(lease, leases, services.blobs, services.clock)
         files = ValidationFiles(sink, sink.stored().validation, Redactor(), directory)
         files.publish()
         files.publish()

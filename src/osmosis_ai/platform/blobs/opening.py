@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 
 from osmosis_ai.errors import MissingExtraError
 from osmosis_ai.platform.blobs.copies import BlobCopies
@@ -15,13 +14,12 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.s3_address import parse_s3_address
 
 
-def open_blob_store(config: PlatformConfig, clock: Clock, *, takes_credentials: bool = False) -> BlobStore:
+def open_blob_store(config: PlatformConfig, clock: Clock) -> BlobStore:
     """Return the store that the platform of ``config`` keeps its blobs in.
 
     Args:
         config: of the platform.
         clock: its clock.
-        takes_credentials: whether the store's credentials go out of this process's environment.
 
     Raises:
         OsmosisError: the address is none.
@@ -32,7 +30,4 @@ def open_blob_store(config: PlatformConfig, clock: Clock, *, takes_credentials: 
     address = parse_s3_address(config.blobs_url)
     if importlib.util.find_spec("boto3") is None:
         raise MissingExtraError("s3", "boto3")
-    store = S3BlobStore(address, clock, BlobCopies(config.blob_copies_dir))
-    if takes_credentials:
-        store.take_credentials(os.environ)
-    return store
+    return S3BlobStore(address, clock, BlobCopies(config.blob_copies_dir))

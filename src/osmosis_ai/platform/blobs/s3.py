@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
@@ -232,13 +232,6 @@ class S3BlobStore:
     def sweep(self) -> None:
         """Remove what processes that were killed have left half-copied; the store keeps nothing half-written."""
         self._copies.sweep(self._clock.now())
-
-    def take_credentials(self, environ: MutableMapping[str, str]) -> None:
-        """Remember the credentials that ``environ`` holds, and remove them: nothing else in this process has a use
-        for them. Those that are fetched anew from a container's service stay where boto3 looks for them."""
-        self._connected()
-        for name in [name for name in environ if name.startswith("AWS_") and "_CONTAINER_" not in name]:
-            del environ[name]
 
     def has_credentials_of_machine(self) -> bool:
         """Tell whether the store's credentials are those that every program on this machine is given that asks for

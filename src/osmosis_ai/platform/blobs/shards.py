@@ -52,18 +52,14 @@ class ShardWriter:
         return piece
 
     def content(self) -> BinaryIO:
-        """Return all of it, from its beginning; it is added to no more."""
+        """Return all of it, to be read from its beginning; it may be asked for again, and added to no more.
+
+        Raises:
+            OSError: the disk did not take it.
+        """
         self._file.truncate(self.size)
         self._file.seek(0)
         return self._file
-
-    def store(self, blobs: BlobStore, key: str) -> None:
-        """Make it the blob ``key``; it may be stored again, and added to no more.
-
-        Raises:
-            OSError, OsmosisError: the store did not take it.
-        """
-        blobs.put(key, self.content())
 
     def close(self) -> None:
         """Forget it."""

@@ -4,7 +4,9 @@
         worker.lock     held by the worker's process for as long as it lives
         worker.log      what the worker's process printed; nothing, if all is well
         setback.txt     why the last worker gave up, when that was no fault of the run
-        source/         the commit's files
+        lease           the digest of the lease that the last worker of this machine had
+        source.tar.gz   the commit's files, as the platform has packed them
+        source/         the same, unpacked
         dataset.<ext>   the rows
         adapter/        the adapter that the run's model is, where it is one
         evaluation/<run name>/   an evaluation's run directory, with the engine's journal
@@ -15,6 +17,7 @@ The lock is the kernel's: it is free exactly when no worker of this machine is a
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -39,7 +42,9 @@ class WorkingDirectory:
         self.path = runs_dir / run_id
         self.log = self.path / "worker.log"
         self._setback = self.path / "setback.txt"
+        self._lease = self.path / "lease"
         self.source = self.path / "source"
+        self.source_archive = self.path / "source.tar.gz"
         self.adapter = self.path / "adapter"
         self.output_root = self.path / "evaluation"
         self.training = TrainingDirectory(self.path / "training")
@@ -88,6 +93,17 @@ class WorkingDirectory:
             return ""
         return f"It can go on from the checkpoint of step {step}: `osmosis train resume {run_name}`."
 
+    def note_lease(self, token: str) -> None:
+        """Say which lease this machine's worker has, so that it can be told from another machine's."""
+        write_atomic(self._lease, hashlib.sha256(token.encode()).hexdigest())
+
+    def had_lease(self, token: str) -> bool:
+        """Tell whether a lease was that of this machine's last worker."""
+        try:
+            return self._lease.read_text("ascii") == hashlib.sha256(token.encode()).hexdigest()
+        except (OSError, ValueError):
+            return False
+
     def note_setback(self, reason: str) -> None:
         """Say why a worker gives up for now; on a full disk it stays unsaid."""
         with suppress(OSError):
@@ -127,7 +143,8 @@ class WorkingDirectory:
         if not checkpoints:
             self.remove()
             return
-        for path in (self.source, self.adapter, self.output_root, *self.path.glob("dataset.*")):
+        inputs = (self.source, self.source_archive, self.adapter, *self.path.glob("dataset.*"))
+        for path in (*inputs, self.output_root):
             _delete(path)
         for path in (training.trials, training.served_adapters, training.learner):
             _delete(path)

@@ -136,7 +136,7 @@ def test_a_run_whose_journal_cannot_be_kept_is_given_up_all_the_same_and_says_so
         bench.executor.round()
         clock.advance(300)
     assert (bench.run(run_id).status, bench.run(run_id).journal_blob) == ("failed", None)
-    assert any("could not all be kept: " in line and "GONE_KEY" in line for line in messages(bench, run_id))
+    assert any("could not be kept: " in line and "GONE_KEY" in line for line in messages(bench, run_id))
 
 
 def test_a_training_run_that_is_given_up_says_how_it_goes_on(
@@ -367,7 +367,7 @@ def test_child_processes_get_what_makes_programs_run_and_nothing_else() -> None:
     assert (worker["OSMOSIS_HOME"], worker["HF_HOME"]) == ("/h", "/m")
     assert not {"OPENAI_API_KEY", "OSMOSIS_TOKEN", "HF_TOKEN"} & worker.keys()
     # What a run is claimed with, and the database's password, would be read by every program of this user.
-    assert "password" not in str(worker) and "_OSMOSIS_RUN_TOKEN" not in worker
+    assert "password" not in str(worker) and "_OSMOSIS_WORKER_CREDENTIAL" not in worker
 
 
 def test_a_failure_is_one_line_that_keeps_its_end_and_its_hint() -> None:

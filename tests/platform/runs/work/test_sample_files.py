@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from osmosis_ai.api.wire.workers import SentUpload
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES
 from osmosis_ai.platform.runs.run_files import open_run_file
-from osmosis_ai.platform.runs.work.sample_files import SampleFiles
+from osmosis_ai.platform.runs.work.run_channel import OutgoingBlob
+from osmosis_ai.platform.runs.work.sample_files import FileNews, RecordedItem, SampleFiles
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.redaction import Redactor
 from tests.evaluation.builders import record
+
+
+def storing_in(services: PlatformServices) -> Callable[[Sequence[OutgoingBlob]], list[SentUpload]]:
+    """Return what sends blobs of the run ``run_1``."""
+
+    def store(blobs: Sequence[OutgoingBlob]) -> list[SentUpload]:
+        sent = []
+        for blob in blobs:
+            blob.content.seek(0)
+            info = services.blobs.put(f"runs/run_1/{blob.name}", blob.content)
+            assert (info.size, info.sha256) == (blob.size, blob.sha256)
+            sent.append(SentUpload(name=blob.name, id=blob.name, etag="", size=blob.size, sha256=blob.sha256))
+        return sent
+
+    return store
+
+
+def item_of(done: TerminalRecord) -> RecordedItem:
+    return RecordedItem(done.row_index, done.run_index, done.rollout_id, done.source_row_index)
 
 
 @pytest.mark.parametrize(
@@ -36,13 +58,13 @@ def test_no_value_of_a_secret_makes_an_artifact_of_json_unreadable(
     artifact = directory.artifacts / "row_0_run_0" / name
     artifact.parent.mkdir(parents=True)
     artifact.write_bytes(content)
-    files = SampleFiles("run_1", directory, services.blobs, Redactor(["123456", "true"]))
-    files.expect([record()])
-    (row,) = files.rest()
-    with services.blobs.open(row["blob_key"]) as blob:
+    files = SampleFiles(directory, storing_in(services), Redactor(["123456", "true"]))
+    files.expect([item_of(record())])
+    (row,) = files.rest().files
+    with services.blobs.open(f"runs/run_1/{row.blob}") as blob:
         kept = blob.read()
     assert kept == stored
-    assert row["size"] == len(stored)
+    assert row.size == len(stored)
     if name.endswith(".json"):
         assert json.loads(kept)
 
@@ -61,16 +83,14 @@ class Worker:
     def begin(self) -> SampleFiles:
         """Begin as a worker that follows another."""
         self.files = SampleFiles(
-            "run_1",
             self.directory,
-            self.services.blobs,
+            storing_in(self.services),
             Redactor(["s3cret-value"]),
-            lambda paths: [path for path in paths if path in self.rows],
             clock=lambda: self.now,
         )
         return self.files
 
-    def finish(self, row: int, content: bytes | None = b'{"n": 1}', **artifacts: bytes) -> TerminalRecord:
+    def finish(self, row: int, content: bytes | None = b'{"n": 1}', **artifacts: bytes) -> RecordedItem:
         """Have an attempt end, with what the engine and the rollout's server write of it."""
         done = record(row)
         name, trial = f"row_{row}_run_0", self.directory.trial(done.rollout_id)
@@ -81,11 +101,15 @@ class Worker:
         for file, data in artifacts.items():
             (self.directory.artifacts / name).mkdir(exist_ok=True)
             (self.directory.artifacts / name / file).write_bytes(data)
-        return done
+        return item_of(done)
 
-    def tell(self, rows: list[dict[str, Any]]) -> None:
-        self.rows |= {row["path"]: row for row in rows}
-        if rows:
+    def tell(self, news: FileNews) -> None:
+        told = {each.name for each in news.sent}
+        for part in news.files:
+            assert part.blob in told
+            row = part.model_dump() | {"blob_key": f"runs/run_1/{part.blob}"}
+            self.rows[part.path] = row
+        if news:
             self.files.written()
 
     def tell_rest(self) -> None:
@@ -126,7 +150,7 @@ def test_a_shard_is_stored_when_it_is_old_enough_for_somebody_to_look(worker: Wo
     assert len(worker.rows) == 1
     worker.now = 100.5
     worker.files.expect([worker.finish(1)])
-    assert worker.files.ready() == []
+    assert not worker.files.ready()
     worker.now = 101.1
     worker.tell(worker.files.ready())
     assert len(worker.rows) == 2
@@ -139,7 +163,7 @@ def test_rows_that_the_database_did_not_take_are_given_again_and_nothing_is_dele
     worker.now = 1.0
     first = worker.files.ready()
     worker.files.expect([worker.finish(1)])
-    assert worker.files.ready() == first and len(first) == 1
+    assert worker.files.ready() == first and len(first.files) == 1
     assert "row_0_run_0.json" in worker.left()
     worker.tell(first)
     worker.tell_rest()
@@ -152,7 +176,7 @@ def test_a_worker_that_follows_a_killed_one_stores_only_what_is_not_known(worker
     done = worker.finish(1)
     worker.files.expect([done])
     worker.files.rest()  # stored, and killed before the database knew
-    worker.begin().expect([record(0), done], resumed=True)
+    worker.begin().expect([item_of(record(0)), done], resumed=True)
     before = dict(worker.rows)
     worker.tell_rest()
     assert worker.rows["trajectories/row_0_run_0.json"] == before["trajectories/row_0_run_0.json"]

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,16 +20,19 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai import training
-from osmosis_ai.api.wire.workers import StoredTraining, TrainingNews
+from osmosis_ai._version import __version__
+from osmosis_ai.api.wire.workers import StoredTraining, TrainingNews, UploadGrant, WorkerOffer
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
-from osmosis_ai.platform.blobs.local import LocalBlobStore
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.runs.desk.claims import ClaimScope
 from osmosis_ai.platform.runs.execute.worker_process import LEARNER_LOST
-from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
+from osmosis_ai.platform.runs.work.inputs import RunInputs
 from osmosis_ai.platform.runs.work.publisher import Publisher
+from osmosis_ai.platform.runs.work.run_channel import RunChannel
 from osmosis_ai.platform.runs.work.run_work import Interrupt, WorkResult
 from osmosis_ai.platform.runs.work.training_publisher import TrainingPublisher
 from osmosis_ai.platform.runs.work.training_work import PreparedTraining, TrainingWork
@@ -45,14 +50,16 @@ from osmosis_ai.training.runs.metrics import (
     VALIDATION_PLANNED,
     MetricsHistory,
     StepRecord,
+    read_history,
 )
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import TrainingSummary
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from tests.lazily import needs
-from tests.platform.conftest import assert_flat_error
-from tests.platform.evaluations import experiment, training_body
+from tests.platform.conftest import ManualClock, assert_flat_error
+from tests.platform.evaluations import experiment, training_body, wait_until
+from tests.platform.runs.work.claimed_runs import DeskLink
 
 needs("torch")
 
@@ -85,6 +92,8 @@ class PretendedTrainer:
 
     async def run(self) -> TrainingSummary:
         self.directory.checkpoints.mkdir(parents=True, exist_ok=True)
+        if not self.directory.manifest.exists():
+            Manifest.new("training", {}, {}).write(self.directory.manifest)
         loop = asyncio.get_running_loop()
         self.hooks.started(lambda: loop.call_soon_threadsafe(self.stopped.set))
         self.hooks.plan(TrainingPlan(self.directory.path, "osmosis/tiny", 100, 5, 32, STEPS, 0, "cpu"))
@@ -124,30 +133,42 @@ class Bench:
         reply = api.post(RUNS, json=training_body(**changes))
         assert reply.status_code == 200, reply.text
         self.id, self.name = reply.json()["id"], reply.json()["name"]
+        self.config = services.config
         self.directory = WorkingDirectory(services.config.runs_dir, self.id)
-        self.leases = Leases(services.db, services.clock)
         self.prepared: PreparedTraining | None = None
         self.error: Exception | None = None
+
+    def move(self, home: Path) -> None:
+        """Let the next workers be of another machine, with a home of its own."""
+        self.config = replace(self.services.config, home=home)
+        self.config.prepare_home()
+        self.directory = WorkingDirectory(self.config.runs_dir, self.id)
 
     def work(self, interrupt: Interrupt | None = None) -> WorkResult | None:
         """Let a worker work on the run once; return its verdict, or None with the error kept."""
         services = self.services
-        lease: Lease | None = self.leases.claim(self.id, f"worker-{os.urandom(4).hex()}")
-        assert lease is not None
+        offer = WorkerOffer(claim_id=os.urandom(16).hex(), sdk_version=__version__, run_id=self.id)
+        assignment = services.desk.claim(offer, ClaimScope(run_id=self.id))
+        assert assignment is not None
+        channel = RunChannel(DeskLink(services), assignment)
         self.directory.create()
-        work = TrainingWork(services.config, services.db, self.directory, lease)
+        inputs = RunInputs(self.config, channel, self.directory)
+        work = TrainingWork(inputs, channel, self.directory)
         self.prepared = work.prepare()
-        publisher = Publisher(lease, self.leases, services.logs, services.clock, self.prepared.redactor)
+        channel.sync()  # hears whether it is to stop
+        publisher = Publisher(channel, services.clock, self.prepared.redactor)
         publisher.start()
         verdict = None
         try:
             verdict = asyncio.run(work.execute(self.prepared, publisher, interrupt or Interrupt()))
         except Exception as error:
             self.error = error
+        except Gone:
+            publisher._closing = True
+            publisher._thread.join()  # type: ignore[union-attr]
+            raise
         publisher.finish()
-        with self.leases.writing(lease) as (_, run):
-            work.record(run)
-        self.leases.release(self.id, lease.token)
+        channel.release(ending=work.ending)
         return verdict
 
     def ask_to_stop(self) -> None:
@@ -191,6 +212,68 @@ def finishes(pretended: PretendedTrainer) -> Ending:
 def is_stopped(pretended: PretendedTrainer) -> Ending:
     pretended.take_steps(1, 7)
     return Ending("stopped", "stopped after step 7.")
+
+
+def goes_on(pretended: PretendedTrainer) -> Ending:
+    (*_, last) = checkpoints_in(pretended.directory.checkpoints)
+    pretended.take_steps(last.step + 1, STEPS)
+    return Ending("finished", f"all {STEPS} steps are done.")
+
+
+class Gone(BaseException):
+    """A machine, with everything on it."""
+
+
+def test_another_machine_goes_on_from_the_last_checkpoint_that_was_sent_with_the_curve_up_to_it(
+    bench: Bench, ends: Any, tmp_path: Path, clock: ManualClock, services: PlatformServices
+) -> None:
+    def is_lost(pretended: PretendedTrainer) -> Ending:
+        pretended.take_steps(1, 7)
+        wait_until(lambda: any(services.blobs.keys(f"runs/{bench.id}/resume")))
+        raise Gone
+
+    ends(is_lost)
+    with pytest.raises(Gone):
+        bench.work()
+    clock.advance(60)
+    bench.move(tmp_path / "elsewhere")
+    ends(goes_on)
+    assert bench.work() == WorkResult("finished")
+    steps = [record.step for record in read_history(bench.directory.training.metrics)]
+    assert steps == bench.steps() == list(range(1, STEPS + 1))
+    assert bench.checkpoints() == [5, STEPS]
+    assert "went on, on another machine, from the checkpoint of step 5" in bench.log()
+
+
+def test_a_machine_that_is_told_to_leave_sends_its_last_checkpoint_and_one_that_is_behind_fetches_it(
+    bench: Bench, ends: Any, tmp_path: Path
+) -> None:
+    ends(is_stopped)
+    assert bench.work() == WorkResult(None)
+    assert bench.checkpoints() == [5], "step 7 is no place where the run ended"
+    first = bench.directory
+    bench.move(tmp_path / "elsewhere")
+    ends(lambda pretended: pretended.take_steps(8, 8) or Ending("stopped", "stopped after step 8."))
+    bench.work()
+    assert [each.step for each in checkpoints_in(bench.directory.training.checkpoints)] == [7, 8]
+    bench.directory, bench.config = first, bench.services.config
+    ends(goes_on)
+    assert bench.work() == WorkResult("finished")
+    assert "on another machine, from the checkpoint of step 8" in bench.log()
+    assert bench.steps() == list(range(1, STEPS + 1))
+
+
+def test_a_stored_checkpoint_that_can_not_be_used_is_told_and_leaves_nothing_behind(
+    bench: Bench, ends: Any, tmp_path: Path, services: PlatformServices
+) -> None:
+    ends(is_stopped)
+    bench.work()
+    (key,) = services.blobs.keys(f"runs/{bench.id}/resume")
+    services.blobs.put(key, BytesIO(b"something else"))
+    bench.move(tmp_path / "elsewhere")
+    with pytest.raises(OsmosisError, match="that the run was to go on from can not be used"):
+        bench.work()
+    assert list(bench.directory.training.path.iterdir()) == []
 
 
 def test_a_finished_run_keeps_the_checkpoints_that_are_due_and_the_last(bench: Bench, ends: Any) -> None:
@@ -271,13 +354,13 @@ def test_a_checkpoint_that_finds_the_disk_full_is_stored_when_there_is_room(
     bench: Bench, ends: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     puts = iter([OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
-    real, refused = LocalBlobStore.put, threading.Event()
+    real, refused = DeskLink.send, threading.Event()
 
-    def put(self: LocalBlobStore, key: str, stream: Any) -> Any:
+    def send(self: DeskLink, grant: UploadGrant, content: Any, size: int) -> str:
         if (error := next(puts, None)) is not None:
             refused.set()
             raise error
-        return real(self, key, stream)
+        return real(self, grant, content, size)
 
     def goes_on(pretended: PretendedTrainer) -> Ending:
         pretended.take_steps(1, 5)
@@ -286,7 +369,7 @@ def test_a_checkpoint_that_finds_the_disk_full_is_stored_when_there_is_room(
         return Ending("finished", "done.")
 
     ends(goes_on)
-    monkeypatch.setattr(LocalBlobStore, "put", put)
+    monkeypatch.setattr(DeskLink, "send", send)
     assert bench.work() == WorkResult("finished")
     assert bench.checkpoints() == [5, STEPS]
     assert "the checkpoint of step 5 could not be stored: [Errno 28] No space left on device" in bench.log()
@@ -295,11 +378,11 @@ def test_a_checkpoint_that_finds_the_disk_full_is_stored_when_there_is_room(
 def test_a_run_whose_last_checkpoint_cannot_be_stored_has_failed(
     bench: Bench, ends: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def put(self: LocalBlobStore, key: str, stream: Any) -> Any:
+    def send(self: DeskLink, grant: UploadGrant, content: Any, size: int) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     ends(finishes)
-    monkeypatch.setattr(LocalBlobStore, "put", put)
+    monkeypatch.setattr(DeskLink, "send", send)
     verdict = bench.work()
     assert verdict is not None and verdict.outcome == "failed"
     assert "its last checkpoint could not be stored" in (verdict.error or "")
@@ -392,24 +475,24 @@ def test_the_conversations_of_the_newest_validation_are_kept_without_secrets(
         keys = services.blobs.keys(f"runs/{bench.id}/validation")
         return {key.split("/")[3].partition("-")[0] for key in keys}
 
-    real = LocalBlobStore.put
+    real = DeskLink.send
 
-    def put(self: LocalBlobStore, key: str, stream: Any) -> Any:
-        if "/validation/4-" in key and key.endswith("-conversations"):
+    def send(self: DeskLink, grant: UploadGrant, content: Any, size: int) -> str:
+        if grant.name.startswith("validation/4-") and grant.name.endswith("-conversations"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(self, key, stream)
+        return real(self, grant, content, size)
 
     def validates_again(pretended: PretendedTrainer) -> Ending:
         validates(pretended, 4, "again")
         return is_stopped(pretended)
 
-    monkeypatch.setattr(LocalBlobStore, "put", put)
+    monkeypatch.setattr(DeskLink, "send", send)
     ends(validates_again)
     bench.work()
     assert source.validation(bench.name) == first, "the one before is whole; half a new one is none"
     assert "the conversations of the newest validation could not be stored" in bench.log()
     assert "2" in kept_steps()
-    monkeypatch.setattr(LocalBlobStore, "put", real)
+    monkeypatch.setattr(DeskLink, "send", real)
     ends(is_stopped)
     bench.work()
     second = source.validation(bench.name)

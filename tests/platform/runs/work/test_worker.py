@@ -13,10 +13,12 @@ from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.execute.worker_process import ENDED, SET_BACK
 from osmosis_ai.platform.runs.work.eval_work import EvalWork
+from osmosis_ai.platform.runs.work.inputs import RunInputs
 from osmosis_ai.platform.runs.work.training_work import TrainingWork
 from osmosis_ai.platform.runs.work.worker import Worker
 from tests.platform.conftest import Member
 from tests.platform.runs.pretended_workers import Bench, messages
+from tests.platform.runs.work.claimed_runs import held
 
 
 @pytest.fixture(autouse=True)
@@ -34,14 +36,13 @@ def worked(bench: Bench, run_id: str, failure: Exception, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(EvalWork, "prepare", prepare)
     monkeypatch.setattr(TrainingWork, "prepare", prepare)
-    services = bench.services
+    services, directory = bench.services, bench.directory(run_id)
+    directory.create()
     lease = bench.leases.claim(run_id, "w")
     assert lease is not None
-    directory = bench.directory(run_id)
-    directory.create()
-    return Worker(
-        services.config, services.db, bench.leases, bench.clock, services.logs, directory, lease
-    ).run()
+    channel = held(services, lease)
+    inputs = RunInputs(services.config, channel, directory)
+    return Worker(channel, inputs, directory, bench.clock).run()
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_what_is_no_fault_of_the_run_leaves_it_open_for_another_worker(
     run_id = bench.add("a", member)
     assert worked(bench, run_id, failure, monkeypatch) == SET_BACK
     run = bench.run(run_id)
-    assert (run.status, run.lease_token, run.error) == ("running", None, None)
+    assert (run.status, run.lease_expires_at, run.error) == ("running", None, None)
     assert bench.directory(run_id).take_setback() == failure.message
 
 
@@ -81,8 +82,8 @@ def test_a_training_run_that_fails_with_a_checkpoint_says_how_it_goes_on(
     member: Member,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run_id = bench.add("a", member, kind="training")
-    bench.record(run_id)
+    archive = {"step": 1, "blob_key": "runs/a/resume/1-a/checkpoint.tar", "size": 1, "sha256": "0" * 64}
+    run_id = bench.add("a", member, kind="training", training_state={"resume": archive})
     assert worked(bench, run_id, OsmosisError("the GPU is gone."), monkeypatch) == ENDED
     assert bench.run(run_id).error == (
         "the GPU is gone. It can go on from the checkpoint of step 1: `osmosis train resume a`."

@@ -20,10 +20,13 @@ import secrets
 import signal
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from sqlalchemy import and_, func, select
 
+from osmosis_ai.api.wire.workers import EndRequest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.config import PlatformConfig
@@ -31,7 +34,8 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
-from osmosis_ai.platform.runs.execute.last_records import gather_last_records
+from osmosis_ai.platform.runs.desk.run_desk import RunDesk
+from osmosis_ai.platform.runs.execute.last_records import send_left_records
 from osmosis_ai.platform.runs.execute.worker_process import (
     ENDED,
     LEARNER_LOST,
@@ -39,10 +43,10 @@ from osmosis_ai.platform.runs.execute.worker_process import (
     SET_BACK,
     StartWorker,
     WorkerProcess,
-    WorkerStarter,
 )
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
+from osmosis_ai.platform.runs.resume_state import resume_step
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.supervision import exit_words
 
@@ -72,7 +76,6 @@ class _Worker:
     run_name: str
     kind: str
     workspace_id: str
-    token: str
     process: WorkerProcess
     recorded: int
     stop_by: float | None = None
@@ -91,13 +94,25 @@ class _FailureStreak:
         return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self.deaths + self.setbacks - 1)))
 
 
+class Tickets(Protocol):
+    """Makes and voids the tickets that runs are claimed with."""
+
+    def issue_ticket(self, run_id: str) -> str: ...
+
+    def note_running(self, run_id: str) -> None: ...
+
+    def withdraw(self, run_id: str) -> None: ...
+
+
 class LocalExecutor:
     """Executes runs in child processes of this process.
 
     Args:
         config: how many at a time, and where they work.
-        db, clock, logs: the platform's.
-        start_worker: another way to start workers.
+        db, clock, logs, desk: the platform's.
+        tickets: makes the right to claim a run.
+        start_worker: starts workers.
+        on_closed: called when no worker is left.
         stop_grace_s: how long a worker may take to stop.
     """
 
@@ -107,16 +122,22 @@ class LocalExecutor:
         db: Database,
         clock: Clock,
         logs: LogStore,
+        desk: RunDesk,
+        tickets: Tickets,
         *,
-        start_worker: StartWorker | None = None,
+        start_worker: StartWorker,
+        on_closed: Callable[[], None] = lambda: None,
         stop_grace_s: float = STOP_GRACE_S,
     ) -> None:
         self._config = config
         self._db = db
         self._clock = clock
         self._logs = logs
+        self._desk = desk
+        self._tickets = tickets
         self._leases = Leases(db, clock, config.lease_term)
-        self._start_worker = start_worker or WorkerStarter(config)
+        self._start_worker = start_worker
+        self._on_closed = on_closed
         self._stop_grace_s = stop_grace_s
         self._workers: dict[str, _Worker] = {}
         self._trouble: dict[str, _FailureStreak] = {}
@@ -145,8 +166,9 @@ class LocalExecutor:
         for worker in self._workers.values():
             worker.process.kill()
             with contextlib.suppress(OsmosisError):
-                self._leases.release(worker.run_id, worker.token)
+                self._let_go(worker.run_id)
         self._workers.clear()
+        self._on_closed()
 
     def round(self) -> None:
         """Do once what there is to do: clean up, stop, start. The thread does this again and again."""
@@ -179,8 +201,9 @@ class LocalExecutor:
     def _handle_exit(self, worker: _Worker, status: int) -> None:
         """Take note of a worker's end; what it left behind is free for the next one."""
         directory = WorkingDirectory(self._config.runs_dir, worker.run_id)
+        self._tickets.withdraw(worker.run_id)
         if status in (ENDED, NOT_MINE):
-            self._leases.release(worker.run_id, worker.token)
+            self._let_go(worker.run_id)
             self._trouble.pop(worker.run_id, None)
             if status == NOT_MINE:
                 self._trouble[worker.run_id] = _FailureStreak(
@@ -197,30 +220,35 @@ class LocalExecutor:
         trouble.not_before = self._clock.monotonic() + trouble.pause_s()
         reason = directory.take_setback() if status == SET_BACK else ""
         given_up = trouble.setbacks >= SETBACKS or trouble.deaths >= FRUITLESS_DEATHS[worker.kind]
-        lost = gather_last_records(self._config, self._db, self._clock, worker.run_id) if given_up else None
+        self._let_go(worker.run_id)
         with self._db.transaction() as session:
             run = session.get(DbRun, worker.run_id, with_for_update=True)
-            if run is None or run.status not in OPEN or run.lease_token not in (None, worker.token):
-                self._trouble.pop(worker.run_id, None)
+            if run is None or not self._leases.is_open(session, run):
+                self._trouble.pop(worker.run_id, None)  # it has ended, or somebody else has it
                 return
-            run.lease_token = run.lease_expires_at = None
-            if lost is not None:
-                self._logs.add(session, run.id, [LogLine(lost, level="warning", step="executor")])
             if not given_up:
                 line = LogLine(
                     _retry_sentence(worker, status, trouble, reason), level="warning", step="executor"
                 )
                 self._logs.add(session, run.id, [line])
                 return
-            self._trouble.pop(worker.run_id, None)
-            if run.stop_requested_at is not None:
-                self._leases.end(run, "stopped")
-                return
-            sentence = _failure_sentence(
-                status, trouble, reason, directory, directory.resume_advice(run.name)
-            )
-            self._logs.add(session, run.id, [LogLine(sentence, level="error", step="executor")])
-            self._leases.end(run, "failed", sentence)
+            lease = self._leases.give(session, run, secrets.token_urlsafe(24))
+        self._trouble.pop(worker.run_id, None)
+        # The platform says by itself from which checkpoint it knows of the run can go on.
+        advice = directory.resume_advice(run.name) if resume_step(run) is None else ""
+        sentence = _failure_sentence(status, trouble, reason, directory, advice)
+        lost = send_left_records(self._desk, run, lease, directory.evaluation(run.name))
+        if lost is not None:
+            self._logs.append(run.id, [LogLine(lost, level="warning", step="executor")])
+        ended = EndRequest.model_validate({"lease": lease.token, "outcome": "failed", "error": sentence})
+        self._desk.end(run.id, ended)
+
+    def _let_go(self, run_id: str) -> None:
+        """Free a run of the lease that a worker of this machine had, which is dead."""
+        with self._db.session() as session:
+            token = session.scalar(select(DbRun.lease_token).where(DbRun.id == run_id))
+        if token is not None and WorkingDirectory(self._config.runs_dir, run_id).had_lease(token):
+            self._leases.release(run_id, token)
 
     # -- stops ---------------------------------------------------------------------------------
 
@@ -260,22 +288,15 @@ class LocalExecutor:
             # A worker gathers what was recorded; it starts nothing, so it needs no slot.
             self._start(run)
             return
-        with self._db.transaction() as session:
-            row = session.get(DbRun, run.id, with_for_update=True)
-            if row is not None and self._leases.is_open(session, row):
-                self._leases.end(row, "stopped")
-                self._logs.add(session, row.id, [LogLine("stopped", step="run")])
+        self._desk.close_abandoned(run.id, "stopped")
         directory.remove()
 
     def _start(self, run: DbRun) -> None:
         directory = WorkingDirectory(self._config.runs_dir, run.id)
         directory.create()
-        token = secrets.token_urlsafe(24)
         recorded = directory.recorded(run.name)
-        process = self._start_worker(run.id, token)
-        self._workers[run.id] = _Worker(
-            run.id, run.name, run.kind, run.workspace_id, token, process, recorded
-        )
+        process = self._start_worker(run.id, self._tickets.issue_ticket(run.id), secrets.token_hex(16))
+        self._workers[run.id] = _Worker(run.id, run.name, run.kind, run.workspace_id, process, recorded)
 
     def _to_be_stopped(self) -> list[DbRun]:
         with self._db.session() as session:
@@ -324,14 +345,14 @@ class LocalExecutor:
     def _is_free(self, run: DbRun) -> bool:
         if WorkingDirectory(self._config.runs_dir, run.id).is_worked_on():
             return False  # the worker of a platform that was killed is about to follow it
-        if run.lease_token is not None and self._ran_here(run):
-            # Its worker was of this machine and is dead: there is no reason to wait for the lease to expire.
-            self._leases.release(run.id, run.lease_token)
+        if self._leases.is_free(run):
             return True
-        return self._leases.is_free(run)
-
-    def _ran_here(self, run: DbRun) -> bool:
-        return WorkingDirectory(self._config.runs_dir, run.id).path.is_dir()
+        # If its worker was of this machine it is dead: there is no reason to wait for the lease to expire.
+        token = run.lease_token
+        if token is None or not WorkingDirectory(self._config.runs_dir, run.id).had_lease(token):
+            return False
+        self._leases.release(run.id, token)
+        return True
 
     def _remove_leftovers(self) -> None:
         """Delete the working directories of runs that have ended, as far as a crash has left some."""

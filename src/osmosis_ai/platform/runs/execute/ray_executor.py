@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Protocol
 
 from sqlalchemy import select
 from sqlalchemy.orm import load_only
@@ -34,7 +33,7 @@ from osmosis_ai.platform.log_lines import Level, LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.desk.closing import FRUITLESS
 from osmosis_ai.platform.runs.desk.run_desk import RunDesk
-from osmosis_ai.platform.runs.execute.executor import STOP_GRACE_S
+from osmosis_ai.platform.runs.execute.executor import STOP_GRACE_S, Tickets
 from osmosis_ai.platform.runs.execute.ray_jobs import (
     TICKET_VARIABLE,
     RayError,
@@ -81,16 +80,6 @@ _OPEN_RUNS = (
         )
     )
 )
-
-
-class Tickets(Protocol):
-    """Makes and voids the tickets that jobs claim their runs with."""
-
-    def issue_ticket(self, run_id: str) -> str: ...
-
-    def note_running(self, run_id: str) -> None: ...
-
-    def withdraw(self, run_id: str) -> None: ...
 
 
 @dataclass

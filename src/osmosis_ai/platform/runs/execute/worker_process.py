@@ -1,9 +1,8 @@
 """A worker's process: how it is started, what it inherits of the platform's own environment, and how it may end.
 
 The variables are named one by one, because whoever starts a platform has keys of their own in their shell. A run's
-secrets are added to its rollout's server alone; the worker itself gets where the platform is, and the rollout does not.
-The right to its run and the database's address, which may hold a password, reach it by a pipe: every program of the user
-can read the environment that another was started with.
+secrets are added to its rollout's server alone. Where the platform is and the right to claim its run reach the worker by a
+pipe: every program of the user can read the environment that another was started with.
 """
 
 from __future__ import annotations
@@ -24,7 +23,11 @@ from osmosis_ai.sandbox import ISOLATION_ENV, NETWORK_ENV
 from osmosis_ai.supervision import ChildProcess
 from osmosis_ai.supervision.kept_to_itself import DEBUGGABLE_ENV
 
-TOKEN_VARIABLE = "_OSMOSIS_RUN_TOKEN"
+PLATFORM_URL = "_OSMOSIS_PLATFORM_URL"
+CREDENTIAL = "_OSMOSIS_WORKER_CREDENTIAL"
+CLAIM_ID = "_OSMOSIS_CLAIM_ID"
+HANDS_OUT_KEYS = "_OSMOSIS_HANDS_OUT_KEYS"
+"""Set where this machine gives the credentials of the platform's bucket to every program that asks for them."""
 
 # How a worker's process may end; any other way is a death.
 ENDED = 0
@@ -51,35 +54,35 @@ class WorkerProcess(Protocol):
 
 
 class StartWorker(Protocol):
-    """Starts the worker of a run, which is to claim it with ``token``."""
+    """Starts the worker of a run, which is to claim it with ``credential``, as the claim ``claim_id``."""
 
-    def __call__(self, run_id: str, token: str) -> WorkerProcess: ...
+    def __call__(self, run_id: str, credential: str, claim_id: str) -> WorkerProcess: ...
 
 
 class WorkerStarter:
     """Starts worker processes of this very installation, in an environment of their own.
 
     Args:
-        config: the platform that they work for.
+        config: where they work, and how rollouts are held back.
+        address: where they find the platform.
+        hands_out_keys: whether this machine gives the credentials of the platform's bucket to every program that asks.
     """
 
-    def __init__(self, config: PlatformConfig) -> None:
+    def __init__(self, config: PlatformConfig, address: str, *, hands_out_keys: bool = False) -> None:
         self._config = config
+        self._address = address
+        self._more = {HANDS_OUT_KEYS: "1"} if hands_out_keys else {}
 
-    def __call__(self, run_id: str, token: str) -> WorkerProcess:
+    def __call__(self, run_id: str, credential: str, claim_id: str) -> WorkerProcess:
         """Start the worker of a run."""
         directory = WorkingDirectory(self._config.runs_dir, run_id)
         directory.create()
         return ChildProcess(
             [sys.executable, "-m", "osmosis_ai.platform.runs.work.worker", run_id],
-            env=worker_environment(os.environ, self._config),
+            env={**worker_environment(os.environ, self._config), **self._more},
             cwd=directory.path,
             stdout=directory.log,
-            handed={
-                TOKEN_VARIABLE: token,
-                "OSMOSIS_DATABASE_URL": self._config.database_url,
-                **bucket_access(os.environ, self._config),
-            },
+            handed={PLATFORM_URL: self._address, CREDENTIAL: credential, CLAIM_ID: claim_id},
         )
 
 
@@ -102,15 +105,3 @@ def worker_environment(environ: Mapping[str, str], config: PlatformConfig) -> di
         "PYTHONUNBUFFERED": "1",
         "PYTHONSAFEPATH": "1",
     }
-
-
-def bucket_access(environ: Mapping[str, str], config: PlatformConfig) -> dict[str, str]:
-    """Return what a worker needs for a platform's bucket: its address, and all that boto3 finds credentials by.
-
-    Args:
-        environ: the platform's own.
-        config: where its data is.
-    """
-    if not config.blobs_url:
-        return {}
-    return {"OSMOSIS_BLOBS_URL": config.blobs_url, **chosen(environ, (), ("AWS_",))}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import select
-
 from osmosis_ai._version import __version__
+from osmosis_ai.api.wire.workers import AssignedRun
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.policy import TrainedAdapter, open_policy
@@ -21,13 +20,10 @@ from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, keeps_previews
 from osmosis_ai.evaluation.summary import RunSummary
-from osmosis_ai.platform.db.tables import DbRun, DbRunFile
 from osmosis_ai.platform.log_lines import Level, LogLine
-from osmosis_ai.platform.runs.journalled import record_eval_metrics
-from osmosis_ai.platform.runs.stored_journal import store_journal
 from osmosis_ai.platform.runs.submit.eval_request import EvalRequest, read_eval_request
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
-from osmosis_ai.platform.runs.work.inputs import RunInputs
+from osmosis_ai.platform.runs.work.journal_following import follow_journal
 from osmosis_ai.platform.runs.work.publisher import Publisher
 from osmosis_ai.platform.runs.work.run_work import Interrupt, PreparedRun, RunWork, WorkResult, one_sentence
 from osmosis_ai.platform.runs.work.sample_files import SampleFiles
@@ -52,23 +48,20 @@ class PreparedEval(PreparedRun):
 class EvalWork(RunWork[PreparedEval]):
     """The work on one evaluation run."""
 
-    _journal_blob: str | None = None
-
     def prepare(self) -> PreparedEval:
         """Get hold of everything the run needs; blocking.
 
         Raises:
             OsmosisError: something is no longer there.
         """
-        inputs = RunInputs(self._config, self._db, self._directory, self._lease.run_id)
-        run = inputs.run
-        request = read_eval_request(run.request)
+        inputs = self._inputs
+        request = read_eval_request(inputs.run.request)
         secret_values, policy = inputs.secret_values(request.secrets), inputs.policy()
-        common = inputs.common(secret_values, request)
+        common = inputs.common(request)
         return PreparedEval(
             **common,
             request=request,
-            rollout=inputs.rollout(request.experiment.entrypoint, common["redactor"], common["containment"]),
+            rollout=inputs.rollout(request.experiment.entrypoint, common["containment"]),
             dataset=inputs.dataset(),
             rows=inputs.rows,
             adapter=TrainedAdapter(policy.base_model, policy.adapter) if policy.adapter else None,
@@ -82,10 +75,14 @@ class EvalWork(RunWork[PreparedEval]):
             OsmosisError: it could not be started; the model, the environment or the rollout's server says why.
         """
         run, directory = prepared.run, self._directory.evaluation(prepared.run.name)
+        if not publisher.is_following:
+            journal = self._channel.assignment.journal
+            followed = await asyncio.to_thread(follow_journal, directory.events, journal, self._channel.fetch)
+            if followed.is_rebuilt:
+                publisher.log(LogLine(followed.sentence, step="run"))
         if interrupt and not directory.events.exists():
             return WorkResult(None)
-        files = SampleFiles(run.id, directory, prepared.blobs, prepared.redactor, self._stored_paths)
-        publisher.follow(directory, files)
+        publisher.follow(directory, SampleFiles(directory, self._channel.store, prepared.redactor))
         runner = EvalRunner(
             spec=prepared.request.spec(commit_sha=prepared.commit_sha),
             options=EvalRunOptions(
@@ -94,6 +91,7 @@ class EvalWork(RunWork[PreparedEval]):
                 servers=prepared.request.servers,
                 verbose=True,
                 previews=keeps_previews(run.request.get("advanced_config")),
+                adopts_journal=True,
             ),
             dataset=prepared.dataset,
             selection=prepared.rows.rows(),
@@ -107,26 +105,6 @@ class EvalWork(RunWork[PreparedEval]):
             only=None if run.retried is None else [(row, attempt) for row, attempt in run.retried],
         )
         return _result(await runner.run())
-
-    def _stored_paths(self, paths: Collection[str]) -> Collection[str]:
-        """Return which of these files of the run the platform has."""
-        of_run = (DbRunFile.run_id == self._lease.run_id, DbRunFile.path.in_(paths))
-        with self._db.session() as session:
-            return session.scalars(select(DbRunFile.path).where(*of_run)).all()
-
-    def keep(self, prepared: PreparedEval) -> None:
-        """Store the journal; blocking.
-
-        Raises:
-            OSError, OsmosisError: the disk or the blobs did not take it.
-        """
-        events = self._directory.evaluation(prepared.run.name).events
-        self._journal_blob = store_journal(events, prepared.run.id, prepared.blobs, prepared.redactor)
-
-    def record(self, run: DbRun) -> None:
-        """Give ``run`` the numbers that the engine last wrote, if it wrote any, and the journal that is kept."""
-        record_eval_metrics(run, self._directory.evaluation(run.name))
-        run.journal_blob = self._journal_blob or run.journal_blob
 
 
 class _Hooks(RunHooks):
@@ -192,7 +170,7 @@ def _line(event: LogEvent) -> LogLine:
     return LogLine(event.message, _LEVELS[event.level], event.step, details, timestamp=event.time)
 
 
-def _provenance(run: DbRun, prepared: PreparedEval) -> dict[str, Any]:
+def _provenance(run: AssignedRun, prepared: PreparedEval) -> dict[str, Any]:
     experiment = prepared.request.experiment
     return {
         "sdk_version": __version__,

@@ -1,38 +1,34 @@
-"""What a run works on: its commit's files, its rows, the values of its secrets.
+"""What a run works on: its commit's files, its rows, the values of its secrets, as they came with the claim.
 
 Everything is put into the run's working directory first and used from there, so that a worker that continues the
-run later meets the same bytes, whatever happened to the repository or the dataset meanwhile.
+run later meets the same bytes, whatever happened to the repository or the dataset meanwhile. What is there with the
+right digest is not fetched again.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.api.wire.workers import InputDownload
 from osmosis_ai.config.sections import served_agent
+from osmosis_ai.datasets import file_digest
+from osmosis_ai.driving.agent_address import AgentAddress
+from osmosis_ai.driving.served_agent import AgentLocation, not_registered
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.rollout_source import ProjectSource, RolloutSource
 from osmosis_ai.evaluation.served_source import ServedSource
 from osmosis_ai.evaluation.spec import DatasetInput
-from osmosis_ai.platform.blobs.opening import open_blob_store
-from osmosis_ai.platform.blobs.s3 import S3BlobStore
-from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.datasets.lookup import open_dataset
-from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRepository, DbRun
-from osmosis_ai.platform.gitsync.mirror import MirrorStore
-from osmosis_ai.platform.models import copy_adapter, find_adapter
-from osmosis_ai.platform.rollout_servers import server_locator
 from osmosis_ai.platform.runs.submit.model_path import PolicyWeights
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.run_request import RunRequest
-from osmosis_ai.platform.runs.submit.submitter import secret_values_of
 from osmosis_ai.platform.runs.work.containment import RunContainment, contain
+from osmosis_ai.platform.runs.work.run_channel import RunChannel
+from osmosis_ai.platform.runs.work.source_archive import unpack_source
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
-from osmosis_ai.platform.vault import open_vault
 from osmosis_ai.redaction import Redactor
 
 
@@ -40,78 +36,80 @@ class RunInputs:
     """The inputs of one run.
 
     Args:
-        config, db: the platform's.
+        config: of this worker.
+        channel: to the platform.
         directory: where the run works.
-        run_id: which run.
+        hands_out_keys: whether this machine gives the credentials of the platform's bucket to every program that asks.
 
     Attributes:
-        run: its row, as it was when this was made.
-        commit_sha: the commit it executes.
+        run: as it was claimed.
         rows: which rows it uses.
-        blobs: where its files go.
+        redactor: knows the values of its secrets.
     """
 
     def __init__(
-        self, config: PlatformConfig, db: Database, directory: WorkingDirectory, run_id: str
+        self,
+        config: PlatformConfig,
+        channel: RunChannel,
+        directory: WorkingDirectory,
+        *,
+        hands_out_keys: bool = False,
     ) -> None:
         self._config = config
-        self._db = db
+        self._channel = channel
         self._directory = directory
-        self._vault = open_vault(config)
-        self.blobs = open_blob_store(config, SystemClock(), takes_credentials=True)
-        with db.session() as session:
-            self.run = session.get_one(DbRun, run_id)
-            repository_id = self.run.repository_id
-            self._repository = session.get(DbRepository, repository_id) if repository_id else None
-        assert self.run.commit_sha is not None
-        self.commit_sha: str = self.run.commit_sha
-        self.rows = RowSelection.read(self.run.selection or {})
+        self._hands_out_keys = hands_out_keys
+        self.run = channel.run
+        self.rows = RowSelection.read(self.run.selection)
+        values = channel.assignment.secrets.values()
+        self.redactor = Redactor([value.get_secret_value() for value in values])
 
     def source(self) -> Path:
-        """Return the commit's files, exported anew: an agent may have written into its own since the last time.
+        """Return the commit's files, unpacked anew: an agent may have written into its own since the last time.
 
         Raises:
-            OsmosisError: the repository is not connected any more.
+            OsmosisError: the repository is not connected any more, or its archive is no such thing.
+            OSError: this disk did not take it.
         """
-        source, repository = self._directory.source, self._repository
-        if repository is None:
-            if source.is_dir():
-                return source
+        source, archive = self._directory.source, self._directory.source_archive
+        given = self._channel.assignment.source
+        # One that is there was checked when it was fetched.
+        if given is None or not (self._is_here(given, archive) or archive.exists()):
             raise OsmosisError(
                 "the repository of this run was disconnected before the run began.",
                 hint="connect it with `osmosis platform connect`, then submit again",
             )
-        shutil.rmtree(source, ignore_errors=True)
-        mirrors = MirrorStore(self._config.git_dir)
-        try:
-            mirrors.export(repository, self.commit_sha, source)
-        finally:
-            mirrors.close()
+        unpack_source(archive, source)
         return source
 
-    def rollout(
-        self, entrypoint: str, redactor: Redactor, containment: RunContainment | None
-    ) -> RolloutSource:
+    def rollout(self, entrypoint: str, containment: RunContainment | None) -> RolloutSource:
         """Return the agent: a directory of the commit, or one that is served elsewhere.
 
         Args:
             entrypoint: of the run's config.
-            redactor: told of the key of a served agent.
             containment: what holds an agent of the commit back.
 
         Raises:
-            OsmosisError: the repository is not connected any more.
+            OsmosisError: as :meth:`source`.
         """
         agent = served_agent(entrypoint)
         if agent is None:
             sandbox = containment.sandbox if containment is not None else None
             return ProjectSource(self.source() / "rollouts" / self.run.rollout_name, sandbox)
-        return self.served(agent, redactor)
+        return self.served(agent)
 
-    def served(self, agent: str, redactor: Redactor) -> ServedSource:
+    def served(self, agent: str) -> ServedSource:
         """Return an agent that is served elsewhere, looked for whenever it has to be found."""
-        workspace_id = self.run.workspace_id
-        locate = server_locator(self._db, self._vault, workspace_id, agent, lambda key: redactor.add([key]))
+
+        def locate() -> AgentLocation:
+            place = self._channel.find_agent()
+            if place is None:
+                raise not_registered(agent)
+            key = place.api_key.get_secret_value() if place.api_key is not None else None
+            if key is not None:
+                self.redactor.add([key])
+            return AgentLocation(AgentAddress(place.host, place.port), key)
+
         return ServedSource(
             agent,
             locate,
@@ -126,40 +124,50 @@ class RunInputs:
         """
         run, rows = self.run, self.rows
         path = self._directory.dataset(rows.extension)
-        if not path.exists():
-            partial = path.with_name(f".{path.name}.partial")
-            row = open_dataset(self._db, self.blobs, run.dataset_id or "", partial)
-            if row.sha256 != rows.sha256:
-                partial.unlink()
-                raise OsmosisError(
-                    f"the dataset '{run.dataset_name}' was replaced before the run began.",
-                    hint="submit the run again",
-                )
-            partial.replace(path)
+        given = self._channel.assignment.dataset
+        if given.sha256 != rows.sha256 or not self._is_here(given, path):
+            raise OsmosisError(
+                f"the dataset '{run.dataset_name}' was replaced before the run began.",
+                hint="submit the run again",
+            )
         return DatasetInput(path, run.dataset_name, rows.sha256, "platform")
 
     def policy(self) -> PolicyWeights:
         """Return the weights of the run; those of an adapter in a copy of this run's own.
 
         Raises:
-            OsmosisError: what is stored of the adapter is not what was trained.
+            OsmosisError: what is stored of the adapter is not what was trained, or is gone.
         """
-        base, _, _ = self.run.model_path.rpartition(":")
-        adapter = self._directory.adapter
+        given, adapter = self._channel.assignment.adapter, self._directory.adapter
         if adapter.is_dir():
-            return PolicyWeights(base, adapter)
-        model = find_adapter(self._db, self.run.workspace_id, self.run.model_path)
-        if model is None:
+            return PolicyWeights(self.run.model_path.rpartition(":")[0], adapter)
+        if given is None:
             return PolicyWeights(self.run.model_path)
         partial = adapter.with_name(f".{adapter.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        copy_adapter(self.blobs, model, partial)
+        partial.mkdir(parents=True)
+        for name, file in given.files.items():
+            if Path(name).name != name or name in ("", ".", ".."):
+                raise OsmosisError(
+                    f"the adapter `{self.run.model_path}` has a file of no usable name: {name!r}."
+                )
+            self._channel.fetch(file, partial / name)
         partial.rename(adapter)
-        return PolicyWeights(base, adapter)
+        return PolicyWeights(given.base_model, adapter)
 
     def secret_values(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the value of every secret: those given with the submit, and those stored by now."""
-        return secret_values_of(self._db, self._vault, self.run, names)
+        """Return the value of every secret: those given with the submit, and those stored when it was claimed.
+
+        Raises:
+            OsmosisError: one did not come.
+        """
+        given = self._channel.assignment.secrets
+        if missing := [name for name in names if name not in given]:
+            raise OsmosisError(
+                f"the secret '{missing[0]}' is not stored any more.",
+                hint=f"store it with `osmosis secret set {missing[0]}`, then submit again",
+            )
+        return {name: given[name].get_secret_value() for name in names}
 
     def containment(self, request: RunRequest) -> RunContainment | None:
         """Return what holds the run's rollouts back; None for an agent that is served elsewhere.
@@ -169,12 +177,15 @@ class RunInputs:
         """
         if served_agent(request.experiment.entrypoint) is not None:
             return None
-        by_machine = isinstance(self.blobs, S3BlobStore) and self.blobs.has_credentials_of_machine()
         return contain(
-            self._config, self._directory, self.run.workspace_id, request.execution, hands_out_keys=by_machine
+            self._config,
+            self._directory,
+            self.run.workspace_id,
+            request.execution,
+            hands_out_keys=self._hands_out_keys,
         )
 
-    def common(self, secret_values: Mapping[str, str], request: RunRequest) -> dict[str, Any]:
+    def common(self, request: RunRequest) -> dict[str, Any]:
         """Return the fields of a :class:`~osmosis_ai.platform.runs.work.run_work.PreparedRun`.
 
         Raises:
@@ -182,8 +193,16 @@ class RunInputs:
         """
         return {
             "run": self.run,
-            "commit_sha": self.commit_sha,
-            "blobs": self.blobs,
-            "redactor": Redactor(secret_values.values()),
+            "commit_sha": self.run.commit_sha,
+            "redactor": self.redactor,
             "containment": self.containment(request),
         }
+
+    def _is_here(self, given: InputDownload, path: Path) -> bool:
+        """Have bytes at ``path``, fetched where they are not; False where nobody has them any more."""
+        if path.exists() and file_digest(path) == given.sha256:
+            return True
+        if not given.url:
+            return False
+        self._channel.fetch(given, path)
+        return True

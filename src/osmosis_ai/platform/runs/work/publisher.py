@@ -1,49 +1,66 @@
-"""What a worker finds out becomes visible: samples, numbers, log lines and files, while the run goes on.
+"""What a worker finds out becomes visible: results, numbers, log lines and files, while the run goes on.
 
-The engine's journal is the truth and this only copies from it: it is read from its beginning by every worker of a
-run, and each row written is keyed by (run, row, attempt), so that copying again changes nothing. Each round is one
-short transaction under the run's lease; blobs are stored before it, never inside.
+The engine's journal is the truth and this only copies from it, whole lines as they stand on the disk: what the platform
+has already it compares and acknowledges, so that saying it again changes nothing. The platform sets the pace; at the end
+everything is said at once.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from sqlalchemy.orm import Session
-
+from osmosis_ai.api.wire.workers import JournalPart, LogPart, SyncReply, WorkerLogLine
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.journal import JournalCorruptionError, replay
-from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.evaluation.journal import JournalCorruptionError
+from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.base import upsert
-from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
-from osmosis_ai.platform.log_lines import LogLine, storable
-from osmosis_ai.platform.logs import LogStore
-from osmosis_ai.platform.runs.eval_results import live_results
-from osmosis_ai.platform.runs.journalled import engine_metrics, grader_digest_of, sample_row
-from osmosis_ai.platform.runs.leases import Lease, Leases
-from osmosis_ai.platform.runs.lifecycle import LeaseLostError
-from osmosis_ai.platform.runs.work.sample_files import SampleFiles
+from osmosis_ai.platform.log_lines import LogLine, bounded, bounded_details, storable
+from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
+from osmosis_ai.platform.runs.work.journal_tail import JournalTail, TailPart
+from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError
+from osmosis_ai.platform.runs.work.run_channel import RunChannel
+from osmosis_ai.platform.runs.work.sample_files import FileNews, SampleFiles
 from osmosis_ai.redaction import Redactor
 
 ROUND_S = 0.25
-_RECORDS_PER_ROUND = 2000
 _LINES_PER_ROUND = 500
+_MOST_LOG_CHARS = 256 * 1024
+_FILES_PER_EXCHANGE = 1000
+_PATIENCE_S = 60.0
+"""How long the end of a run waits at least for a platform that does not answer."""
+_LONGEST_PAUSE_S = 5.0
+
+
+@dataclass
+class _News:
+    """What one exchange says."""
+
+    tail: TailPart | None = None
+    lines: list[LogLine] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+    progress: ProgressSnapshot | None = None
+    numbers_of: tuple[int, int] | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more of it waits for the next exchange."""
+        return len(self.lines) == _LINES_PER_ROUND or (self.tail is not None and self.tail.is_full)
 
 
 class Publisher:
     """Publishes one worker's findings in a thread of its own.
 
     Args:
-        lease: the right to write the run.
-        leases, logs: where it is written.
+        channel: to the platform.
         clock: dates the lines.
         redactor: blanks the run's secrets in everything that is published.
 
@@ -51,21 +68,20 @@ class Publisher:
         damage: of the journal, where it was found damaged; what stands before that is published.
     """
 
-    def __init__(
-        self, lease: Lease, leases: Leases, logs: LogStore, clock: Clock, redactor: Redactor
-    ) -> None:
-        self._lease = lease
-        self._leases = leases
-        self._logs = logs
+    def __init__(self, channel: RunChannel, clock: Clock, redactor: Redactor) -> None:
+        self._channel = channel
         self._clock = clock
-        self._redactor = redactor
+        self.redactor = redactor
         self._lines: deque[LogLine] = deque()
+        self._lines_told = 0
+        self._facts: dict[str, str] = {}
         self._writes: deque[Callable[[], None]] = deque()
         self._progress: ProgressSnapshot | None = None
         self._directory: RunDirectory | None = None
         self._files: SampleFiles | None = None
-        self._read_bytes = 0
-        self._resumed_bytes = 0
+        self._tail: JournalTail | None = None
+        self._numbers_of: tuple[int, int] | None = None
+        self._say_at = 0.0
         self._wake = threading.Event()
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -77,33 +93,32 @@ class Publisher:
         self._thread = threading.Thread(target=self._work, name="publisher", daemon=True)
         self._thread.start()
 
+    @property
+    def is_following(self) -> bool:
+        """Whether a run directory's journal is followed."""
+        return self._tail is not None
+
     def follow(self, directory: RunDirectory, files: SampleFiles) -> None:
         """Also publish what is recorded in the engine's run directory, and the files of its samples."""
-        self._resumed_bytes = directory.events.stat().st_size if directory.events.exists() else 0
-        self._files = files
-        self._directory = directory
+        if self._tail is None:
+            self._files, self._directory = files, directory
+            self._tail = JournalTail(directory.events, self._channel.assignment.journal)
 
     def log(self, line: LogLine) -> None:
         """Publish a log line, dated now unless it says otherwise; may be called from any thread."""
         self._lines.append(line if line.timestamp is not None else replace(line, timestamp=self._clock.now()))
 
     def write(self, write: Callable[[], None]) -> None:
-        """Have something written in the publisher's thread, behind what was handed over before it.
+        """Have something said in the publisher's thread, behind what was handed over before it.
 
-        It is called again, from its beginning, when the database or the blobs did not take it. May be called
+        It is called again, from its beginning, when the platform or the blobs did not take it. May be called
         from any thread.
         """
         self._writes.append(write)
 
     def know(self, **facts: str) -> None:
         """Publish what is known of the run, by the column of its row; may be called from any thread."""
-
-        def write() -> None:
-            with self._leases.writing(self._lease) as (_, run):
-                for name, words in facts.items():
-                    setattr(run, name, storable(self._redactor.text(words)))
-
-        self.write(write)
+        self._facts |= {name: storable(self.redactor.text(words)) for name, words in facts.items()}
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
         """Publish how far the run is; may be called from any thread."""
@@ -114,30 +129,47 @@ class Publisher:
 
         Raises:
             LeaseLostError: the run has another owner.
-            OsmosisError, OSError: the database or the blobs did not take it.
+            OsmosisError, OSError: the platform or the blobs did not take it, for as long as it is waited for.
         """
         self._closing = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
-        if isinstance(self.failure, LeaseLostError):
+        if isinstance(self.failure, LeaseLostError | CredentialRefusedError):
             raise self.failure
-        while self._round():
+        self.flush()
+        self._patiently(self._tell_rest)
+
+    def flush(self) -> None:
+        """Publish what there is, once :meth:`finish` has been called; as that."""
+        self._closing = True
+        while self._patiently(self._round):
             pass
-        while self._files is not None and (rows := self._files.rest()):
-            with self._leases.writing(self._lease) as (session, _):
-                upsert(session, DbRunFile, rows)
-            self._files.written()
+
+    def _patiently(self, say: Callable[[], bool]) -> bool:
+        """Say it until the platform has taken it, or has been away for long."""
+        pause_s, waiting = 0.25, threading.Event()
+        until = time.monotonic() + max(_PATIENCE_S, 4 * self._channel.term_s)
+        while True:
+            try:
+                return say()
+            except (LeaseLostError, CredentialRefusedError):
+                raise
+            except OsmosisError as error:
+                if not error.is_infrastructure or time.monotonic() >= until:
+                    raise
+            waiting.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _work(self) -> None:
         while not self._closing:
             try:
                 busy = self._round()
-            except LeaseLostError as error:
+            except (LeaseLostError, CredentialRefusedError) as error:
                 self.failure = error
                 return
             except (OsmosisError, OSError) as error:
-                # A full disk or a busy database: everything is tried again, and nothing was lost.
+                # A full disk or a platform that is away: everything is tried again, and nothing was lost.
                 self.failure, busy = error, False
             if not busy:
                 self._wake.wait(ROUND_S)
@@ -147,74 +179,140 @@ class Publisher:
         if self._writes:
             self._writes[0]()
             self._writes.popleft()
-        records = list(islice(self._new_records(), _RECORDS_PER_ROUND))
-        lines = list(islice(self._lines, _LINES_PER_ROUND))
-        progress = self._progress
-        files = self._files.ready() if self._files is not None else []
-        if not (records or lines or files or progress):
+        if not self._closing and time.monotonic() < self._say_at:
             return bool(self._writes)
-        with self._leases.writing(self._lease) as (session, run):
-            self._write(session, run, records, lines, files, progress)
-        if self._files is not None:
-            self._expect_files(self._files, records, files)
-        if records:
-            self._read_bytes = records[-1][1]
-        for _ in lines:
+        news = self._news()
+        if news.fields:
+            self._say(news)
+        elif news.tail is not None:
+            self._take_tail(news.tail)
+        told_files = self._tell(self._files.ready()) if self._files is not None else False
+        if self._closing:
+            return bool(news.fields or news.tail or told_files or self._writes)
+        return news.is_full or told_files or bool(self._writes)
+
+    def _tell_rest(self) -> bool:
+        while self._files is not None and self._tell(self._files.rest()):
+            pass
+        return False
+
+    def _news(self) -> _News:
+        news = _News()
+        said = news.fields
+        if self._tail is not None and self.damage is None:
+            news.tail = self._tail.read()
+            self.damage = self._tail.damage
+            if news.tail is not None and news.tail.lines:
+                tail = news.tail
+                said["journal"] = JournalPart(
+                    generation=self._channel.assignment.journal.generation,
+                    offset=tail.offset,
+                    lines=tail.lines,
+                    resumed=self._tail.resumed,
+                )
+        news.lines = self._next_lines()
+        if news.lines:
+            lines = [self._line(line) for line in news.lines]
+            said["log"] = LogPart(first=self._lines_told, lines=lines)
+        if facts := dict(self._facts):
+            said["facts"] = news.facts = facts
+        news.progress = self._progress
+        if news.progress is not None:
+            said["progress"] = asdict(news.progress)
+        self._add_numbers(news)
+        return news
+
+    def _say(self, news: _News) -> None:
+        try:
+            reply = self._channel.sync(**news.fields)
+        except JournalOffsetError as error:
+            if self._tail is not None:
+                self._tail.go_to(error.stored)
+            raise
+        # A full exchange is followed at once, others at the pace that the platform sets.
+        self._say_at = time.monotonic() + (0.0 if news.is_full else reply.next_s)
+        self._note_told(news, reply)
+
+    def _note_told(self, news: _News, reply: SyncReply) -> None:
+        for _ in news.lines:
             self._lines.popleft()
-        if self._progress is progress:
+        self._lines_told += len(news.lines)
+        for name, words in news.facts.items():
+            if self._facts.get(name) == words:
+                del self._facts[name]
+        if self._progress is news.progress:
             self._progress = None
-        return (
-            len(records) == _RECORDS_PER_ROUND
-            or len(lines) == _LINES_PER_ROUND
-            or bool(files or self._writes)
+        self._numbers_of = news.numbers_of or self._numbers_of
+        if news.tail is not None:
+            self._take_tail(news.tail)
+
+    def _take_tail(self, part: TailPart) -> None:
+        assert self._tail is not None
+        self._tail.take(part)
+        if self._files is not None:
+            self._files.expect(part.items, resumed=part.is_resumed)
+
+    def _tell(self, news: FileNews) -> bool:
+        """Say which files were sent, some in each exchange; return whether there were any."""
+        if self._files is None or not news:
+            return False
+        most = max(len(news.files), len(news.sent))
+        for start in range(0, most, _FILES_PER_EXCHANGE):
+            part = slice(start, start + _FILES_PER_EXCHANGE)
+            sent, files = list(news.sent[part]), list(news.files[part])
+            self._channel.sync(**({"sent": sent} if sent else {}), **({"files": files} if files else {}))
+        self._files.written()
+        return True
+
+    def _next_lines(self) -> list[LogLine]:
+        lines: list[LogLine] = []
+        room = _MOST_LOG_CHARS
+        for line in islice(self._lines, _LINES_PER_ROUND):
+            room -= len(line.message) + (len(str(line.details)) if line.details else 0)
+            if lines and room < 0:
+                break
+            lines.append(line)
+        return lines
+
+    def _line(self, line: LogLine) -> WorkerLogLine:
+        assert line.timestamp is not None  # `log` dates them
+        told = WorkerLogLine(
+            timestamp=line.timestamp,
+            level=line.level,
+            step=line.step[:64],
+            message=bounded(self.redactor.text(storable(line.message))),
         )
+        if line.details is not None:
+            told.details = bounded_details(self.redactor.tree(line.details))
+        return told
 
-    def _expect_files(
-        self,
-        sample_files: SampleFiles,
-        records: Sequence[tuple[int, int, TerminalRecord]],
-        rows: list[dict[str, Any]],
-    ) -> None:
-        if rows:
-            sample_files.written()
-        for resumed in (True, False):
-            # Those of earlier workers come first.
-            found = [each for offset, _, each in records if (offset < self._resumed_bytes) is resumed]
-            if found:
-                sample_files.expect(found, resumed=resumed)
-
-    def _new_records(self) -> Iterator[tuple[int, int, TerminalRecord]]:
-        if self._directory is None or self.damage or not self._directory.events.exists():
+    def _add_numbers(self, news: _News) -> None:
+        """Have ``news`` say what the engine has written of the run's numbers since they were last said."""
+        directory = self._directory
+        if directory is None:
             return
         try:
-            for entry in replay(self._directory.events, self._read_bytes):
-                yield entry.offset, entry.end, entry.record
-        except JournalCorruptionError as error:
-            self.damage = error
+            state = directory.metrics.stat()
+        except FileNotFoundError:
+            return
+        version = (state.st_mtime_ns, state.st_ino)
+        if version == self._numbers_of or (metrics := engine_metrics(directory)) is None:
+            return
+        news.numbers_of, news.fields["metrics"] = version, metrics
+        if (digest := grader_digest_of(directory)) is not None:
+            news.fields["grader_digest"] = digest
 
-    def _write(
-        self,
-        session: Session,
-        run: DbRun,
-        records: Iterable[tuple[int, int, TerminalRecord]],
-        lines: Iterable[LogLine],
-        files: list[dict[str, Any]],
-        progress: ProgressSnapshot | None,
-    ) -> None:
-        upsert(
-            session,
-            DbSample,
-            [
-                {**sample_row(run.id, record), "resumed": offset < self._resumed_bytes, "position": end}
-                for offset, end, record in records
-            ],
-        )
-        upsert(session, DbRunFile, files)
-        if progress is not None:
-            written = engine_metrics(self._directory) if self._directory is not None else None
-            run.metrics = written or run.metrics
-            run.results = live_results(run.results or {}, progress, run.metrics)
-            run.progress = {"completed": progress.completed, "total": progress.total}
-            if self._directory is not None:
-                run.grader_digest = run.grader_digest or grader_digest_of(self._directory)
-        self._logs.add(session, run.id, lines, redactor=self._redactor)
+
+def engine_metrics(directory: RunDirectory) -> dict[str, Any] | None:
+    """Return the numbers that the engine last wrote, as a run's row keeps them; None before there are any."""
+    written = directory.read_metrics()
+    if written is None:
+        return None
+    duration_ms = written["eval_run"]["duration_ms"]
+    return {"duration_ms": duration_ms, "summary": written["summary"], "estimates": written["estimates"]}
+
+
+def grader_digest_of(directory: RunDirectory) -> str | None:
+    """Return the digest of what grades a run, where that is known."""
+    # The engine writes the manifest before anything else, and never again.
+    return Manifest.load(directory.manifest).grader_digest if directory.manifest.exists() else None

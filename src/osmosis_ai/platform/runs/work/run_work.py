@@ -1,4 +1,4 @@
-"""What a worker does with a run, whatever its kind: get hold of what it needs, execute it, and say how that ended."""
+"""What a worker does with a run, whatever its kind: get hold of what it needs, and execute it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.platform.blobs.store import BlobStore
-    from osmosis_ai.platform.config import PlatformConfig
-    from osmosis_ai.platform.db.engine import Database
-    from osmosis_ai.platform.db.tables import DbRun
-    from osmosis_ai.platform.runs.leases import Lease
-    from osmosis_ai.platform.runs.lifecycle import Outcome
+    from osmosis_ai.api.wire.workers import AssignedRun
     from osmosis_ai.platform.runs.work.containment import RunContainment
+    from osmosis_ai.platform.runs.work.inputs import RunInputs
     from osmosis_ai.platform.runs.work.publisher import Publisher
+    from osmosis_ai.platform.runs.work.run_channel import RunChannel
     from osmosis_ai.platform.runs.working_directory import WorkingDirectory
     from osmosis_ai.redaction import Redactor
 
@@ -36,7 +33,7 @@ class WorkResult:
         keeps_files: whether its working directory stays as it is, for whoever runs the platform to look at.
     """
 
-    outcome: Outcome | None
+    outcome: Literal["finished", "failed"] | None
     error: str | None = None
     is_infrastructure: bool = False
     keeps_files: bool = False
@@ -77,9 +74,8 @@ class PreparedRun:
         containment: what holds its rollouts back; None where they are made elsewhere.
     """
 
-    run: DbRun
+    run: AssignedRun
     commit_sha: str
-    blobs: BlobStore
     redactor: Redactor = field(repr=False)
     containment: RunContainment | None
 
@@ -91,18 +87,19 @@ class RunWork(ABC, Generic[P]):
     """The work on one run.
 
     Args:
-        config, db: the platform's.
+        inputs: what it works on.
+        channel: to the platform.
         directory: where the run works.
-        lease: the right to it.
+
+    Attributes:
+        ending: why a training run ended before its last step, if it did so of its own accord.
     """
 
-    def __init__(
-        self, config: PlatformConfig, db: Database, directory: WorkingDirectory, lease: Lease
-    ) -> None:
-        self._config = config
-        self._db = db
+    def __init__(self, inputs: RunInputs, channel: RunChannel, directory: WorkingDirectory) -> None:
+        self._inputs = inputs
+        self._channel = channel
         self._directory = directory
-        self._lease = lease
+        self.ending: str | None = None
 
     @abstractmethod
     def prepare(self) -> P:
@@ -114,22 +111,11 @@ class RunWork(ABC, Generic[P]):
 
     @abstractmethod
     async def execute(self, prepared: P, publisher: Publisher, interrupt: Interrupt) -> WorkResult:
-        """Execute the run, or continue it.
+        """Execute the run, or continue it; may be called again, where the platform was away in between.
 
         Raises:
             OsmosisError: it could not be started; the error says why.
         """
-
-    def keep(self, prepared: P) -> None:
-        """Store what is to outlive the working directory of a run that ends; blocking.
-
-        Raises:
-            OSError, OsmosisError: the disk or the blobs did not take it.
-        """
-
-    @abstractmethod
-    def record(self, run: DbRun) -> None:
-        """Give ``run``, as part of the transaction that ends the turn, its last numbers."""
 
 
 def one_sentence(error: OsmosisError) -> str:

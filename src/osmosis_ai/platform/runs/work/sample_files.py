@@ -1,9 +1,8 @@
-"""The files of samples, from a worker's disk to blobs: each is stored once, whole, and without secrets.
+"""The files of samples, from a worker's disk to the platform: each is sent once, whole, and without secrets.
 
-Conversations go into shards, which are stored when they are large or old enough for somebody to look. An artifact's
-key follows from its path alone, so that storing it again after a crash replaces it by itself. What is stored and
-known to the database is deleted here, so that a run of any length takes little room. What the download layout has no
-place for (a name that is no text, a path too long) is left out.
+Conversations go into shards, which are sent when they are large or old enough for somebody to look. What the platform
+has is deleted here, so that a run of any length takes little room. What the download layout has no place for (a name
+that is no text, a path too long) is left out, and so is what is no file of the rollout's own: links, pipes, devices.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple, cast
+from typing import IO, BinaryIO, NamedTuple, cast
 
-from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.api.wire.workers import RunFilePart, SentUpload
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.trajectory_export import TRAJECTORY_WAIT_S, item_name
+from osmosis_ai.files import open_regular
 from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES, MOST_BYTES, ShardPiece, ShardWriter
-from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.runs.work.run_channel import OutgoingBlob
 from osmosis_ai.redaction import Redactor, clean_json
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 from osmosis_ai.viewer.local.conversation_files import read_diagnostics
@@ -42,8 +41,11 @@ _MOST_SAMPLES = 1_000
 _SHARE_OF_TIME = 0.01
 """Of the time a worker has worked, after which a shard is stored whatever its size: their number stays small."""
 _PATIENCE_S = 2 * TRAJECTORY_WAIT_S
-_THREADS = 4
-_IN_MEMORY_BYTES = 8 * 1024 * 1024
+_LEAST_AGE_S = 1.0
+"""Of a shard, so that a short run's are few, too."""
+_ARTIFACTS_AT_ONCE = 32
+_IN_MEMORY_BYTES = 1024 * 1024
+_LARGEST_DOCUMENT_BYTES = 8 * 1024 * 1024
 
 
 class _Item(NamedTuple):
@@ -60,6 +62,26 @@ class _Item(NamedTuple):
         return item_name(self.row_index, self.run_index)
 
 
+class RecordedItem(NamedTuple):
+    """What of a recorded attempt tells where its files are."""
+
+    row_index: int
+    run_index: int
+    rollout_id: str
+    source_row_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileNews:
+    """Files that were sent, and the uploads that they lie in; empty where there is nothing to tell."""
+
+    files: Sequence[RunFilePart] = ()
+    sent: Sequence[SentUpload] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.files)
+
+
 @dataclass(frozen=True, slots=True)
 class _SampleFile:
     """A file to be stored: where it lies, what it is called in downloads, and whose it is."""
@@ -70,44 +92,39 @@ class _SampleFile:
     source_row_index: int | None
 
 
+@dataclass
 class _OpenShard:
-    """A shard that is being filled: the rows of its files and of what was stored beside them, and whose they are."""
+    """A shard that is being filled: its files and what was sent beside them, and whose they are."""
 
-    def __init__(self, run_id: str, directory: Path) -> None:
-        self.key = f"runs/{run_id}/shards/{secrets.token_hex(16)}"
-        self.writer = ShardWriter(directory)
-        self.rows: list[dict[str, Any]] = []
-        self.items: list[_Item] = []
-        self.is_stored = False
+    writer: ShardWriter
+    name: str = field(default_factory=lambda: f"shards/{secrets.token_hex(16)}")
+    files: list[RunFilePart] = field(default_factory=list)
+    sent: list[SentUpload] = field(default_factory=list)
+    items: list[_Item] = field(default_factory=list)
+    is_stored: bool = False
 
 
 class SampleFiles:
-    """Stores trajectories and artifacts of one run.
+    """Sends trajectories and artifacts of one run.
 
     Args:
-        run_id: which run.
         directory: the engine's run directory.
-        blobs: where they go.
+        store: sends blobs of the run.
         redactor: blanks the run's secrets.
-        known: tells which of some paths earlier workers have stored.
         clock: in seconds, never back.
     """
 
     def __init__(
         self,
-        run_id: str,
         directory: RunDirectory,
-        blobs: BlobStore,
+        store: Callable[[Sequence[OutgoingBlob]], list[SentUpload]],
         redactor: Redactor,
-        known: Callable[[Collection[str]], Collection[str]] = lambda _: (),
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run_id = run_id
         self._directory = directory
-        self._blobs = blobs
+        self._send = store
         self._redactor = redactor
-        self._known = known
         self._clock = clock
         self._began = clock()
         self._stored_at = self._began
@@ -115,58 +132,65 @@ class SampleFiles:
         self._expected: dict[tuple[int, int], _Item] = {}
         self._shard: _OpenShard | None = None
 
-    def expect(self, records: Iterable[TerminalRecord], *, resumed: bool = False) -> None:
-        """Watch out for the files of these attempts; of ``resumed`` ones, an earlier worker may have stored some."""
+    def expect(self, items: Iterable[RecordedItem], *, resumed: bool = False) -> None:
+        """Watch out for the files of these attempts; of ``resumed`` ones, as far as earlier workers have left any here."""
         now = self._clock()
-        items = [
-            _Item(each.row_index, each.run_index, each.rollout_id, each.source_row_index, now)
-            for each in records
-        ]
-        known = set(self._known([_trajectory_path(each.name) for each in items])) if resumed else ()
-        for item in items:
-            # The trajectory is known last.
-            if _trajectory_path(item.name) not in known:
-                self._expected[item.row_index, item.run_index] = item
+        for row, attempt, rollout_id, source_row in items:
+            item = _Item(row, attempt, rollout_id, source_row, now)
+            if not resumed or self._has_left(item):
+                self._expected[row, attempt] = item
 
-    def ready(self) -> list[dict[str, Any]]:
-        """Return rows of ``run_files`` for files that are stored now; the same until :meth:`written` is called."""
+    def _has_left(self, item: _Item) -> bool:
+        return any(path.exists() for path in self._places(item))
+
+    def _places(self, item: _Item) -> tuple[Path, Path, Path]:
+        directory = self._directory
+        return (
+            directory.trajectories / f"{item.name}.json",
+            directory.artifacts / item.name,
+            directory.trial(item.rollout_id),
+        )
+
+    def ready(self) -> FileNews:
+        """Return what was sent by now; the same until :meth:`written` is called."""
         if self._shard is None or not self._shard.is_stored:
             self._collect(list(islice(self._expected, _LOOKS_PER_ROUND)), at_end=False)
-        return self._rows(at_end=False)
+        return self._news(at_end=False)
 
-    def rest(self) -> list[dict[str, Any]]:
-        """As :meth:`ready` when the engine has ended, with what the other attempts have; empty when all is stored."""
-        rows = self._rows(at_end=True) if self._is_full() else []
-        while self._expected and not rows:
+    def rest(self) -> FileNews:
+        """As :meth:`ready` when the engine has ended, with what the other attempts have; empty when all is told."""
+        news = self._news(at_end=True) if self._is_full() else FileNews()
+        while self._expected and not news:
             self._collect(list(islice(self._expected, _LOOKS_PER_ROUND)), at_end=True)
-            rows = self._rows(at_end=True) if self._is_full() else []
-        return rows or self._rows(at_end=True)
+            news = self._news(at_end=True) if self._is_full() else FileNews()
+        return news or self._news(at_end=True)
 
     def written(self) -> None:
-        """Take note that the rows are in the database: the files on this disk have done their duty."""
+        """Take note that the platform knows of them: the files on this disk have done their duty."""
         shard = self._shard
         if shard is None or not shard.is_stored:
             return
         self._shard = None
         shard.writer.close()
         for item in shard.items:
-            (self._directory.trajectories / f"{item.name}.json").unlink(missing_ok=True)
-            shutil.rmtree(self._directory.artifacts / item.name, ignore_errors=True)
-            shutil.rmtree(self._directory.trial(item.rollout_id), ignore_errors=True)
+            trajectory, artifacts, trial = self._places(item)
+            trajectory.unlink(missing_ok=True)
+            shutil.rmtree(artifacts, ignore_errors=True)
+            shutil.rmtree(trial, ignore_errors=True)
 
-    def _rows(self, *, at_end: bool) -> list[dict[str, Any]]:
+    def _news(self, *, at_end: bool) -> FileNews:
         shard = self._shard
         if shard is None or not shard.items:
-            return []
+            return FileNews()
         if not shard.is_stored:
             if not (at_end or self._is_full() or self._is_old()):
-                return []
+                return FileNews()
             if shard.writer.size:
-                shard.writer.store(self._blobs, shard.key)
+                shard.sent += self._send([OutgoingBlob.of(shard.name, shard.writer.content())])
             shard.is_stored, self._stored_at = True, self._clock()
-        if not shard.rows:
+        if not shard.files:
             self.written()  # none of its attempts left a file
-        return shard.rows
+        return FileNews(shard.files, shard.sent)
 
     def _is_full(self) -> bool:
         shard = self._shard
@@ -176,7 +200,7 @@ class SampleFiles:
 
     def _is_old(self) -> bool:
         now = self._clock()
-        return now - self._stored_at >= _SHARE_OF_TIME * (now - self._began)
+        return now - self._stored_at >= max(_LEAST_AGE_S, _SHARE_OF_TIME * (now - self._began))
 
     def _collect(self, places: Iterable[tuple[int, int]], *, at_end: bool) -> None:
         """Store the files of the attempts that have all of theirs, or at the end what they have."""
@@ -199,62 +223,60 @@ class SampleFiles:
         return self._clock() - item.since > _PATIENCE_S and not pending.exists()
 
     def _store(self, item: _Item) -> None:
-        """Store an attempt's files: artifacts as blobs of their own, its trajectory in the open shard."""
-        shard = self._shard = self._shard or _OpenShard(self._run_id, self._directory.path)
-        files = list(self._artifacts_of(item))
-        rows: list[dict[str, Any]] = []
-        if files:
-            with ThreadPoolExecutor(_THREADS, thread_name_prefix="sample-files") as threads:
-                rows += threads.map(self._store_artifact, files)
-        trajectory = self._directory.trajectories / f"{item.name}.json"
-        if trajectory.exists():
-            rows += self._store_trajectory(trajectory, item, shard)
-        if diagnostics := read_diagnostics(self._directory, item.rollout_id):
-            rows += self._store_diagnostics(diagnostics, item, shard)
-        shard.rows += rows
+        """Send an attempt's artifacts, as blobs of their own, and put its conversation into the open shard."""
+        shard = self._shard = self._shard or _OpenShard(ShardWriter(self._directory.path))
+        files, sent = len(shard.files), len(shard.sent)
+        try:
+            beside = list(self._artifacts_of(item))
+            for start in range(0, len(beside), _ARTIFACTS_AT_ONCE):
+                self._store_artifacts(beside[start : start + _ARTIFACTS_AT_ONCE], shard)
+            trajectory = self._places(item)[0]
+            if trajectory.exists():
+                self._store_trajectory(trajectory, item, shard)
+            if diagnostics := read_diagnostics(self._directory, item.rollout_id):
+                self._store_diagnostics(diagnostics, item, shard)
+        except BaseException:
+            # It is sent again, all of it.
+            del shard.files[files:], shard.sent[sent:]
+            raise
         shard.items.append(item)
 
-    def _store_diagnostics(self, content: bytes, item: _Item, shard: _OpenShard) -> Iterator[dict[str, Any]]:
+    def _store_diagnostics(self, content: bytes, item: _Item, shard: _OpenShard) -> None:
         path = diagnostics_path(item.row_index, item.run_index)
         found = _SampleFile(Path(), path, DIAGNOSTICS, item.source_row)
         with suppress(ValueError):  # cut off, or no JSON
             piece = shard.writer.add(clean_json(content, self._redactor))
-            yield self._row(found, shard.key, piece.size, piece)
+            shard.files.append(_part(found, shard.name, piece.size, piece))
 
-    def _store_trajectory(self, file: Path, item: _Item, shard: _OpenShard) -> Sequence[dict[str, Any]]:
+    def _store_trajectory(self, file: Path, item: _Item, shard: _OpenShard) -> None:
         try:
             content = clean_json(file.read_bytes(), self._redactor)
         except ValueError:
-            return []  # no JSON, or nested so deeply that nobody can tell what is in it
+            return  # no JSON, or nested so deeply that nobody can tell what is in it
         found = _SampleFile(file, _trajectory_path(item.name), "trajectories", item.source_row)
         if len(content) <= LARGEST_FILE_BYTES:
             piece = shard.writer.add(content)
-            return [self._row(found, shard.key, piece.size, piece)]
-        key = self._key(found)
-        return [self._row(found, key, self._blobs.put(key, BytesIO(content)).size)]
+            shard.files.append(_part(found, shard.name, piece.size, piece))
+            return
+        self._store_alone([(found, BytesIO(content))], shard)
 
-    def _store_artifact(self, found: _SampleFile) -> dict[str, Any]:
-        key = self._key(found)
-        with found.file.open("rb") as raw, _clean(raw, self._redactor) as clean:
-            info = self._blobs.put(key, clean)
-        return self._row(found, key, info.size)
+    def _store_artifacts(self, found: Sequence[_SampleFile], shard: _OpenShard) -> None:
+        with ExitStack() as stack:
+            clean: list[tuple[_SampleFile, BinaryIO]] = []
+            for each in found:
+                try:
+                    raw = stack.enter_context(open_regular(each.file))
+                except OSError:
+                    continue  # a link, a pipe, a device, or gone
+                clean.append((each, stack.enter_context(_clean(raw, self._redactor))))
+            self._store_alone(clean, shard)
 
-    def _key(self, found: _SampleFile) -> str:
-        return f"runs/{self._run_id}/files/{hashlib.sha256(found.path.encode()).hexdigest()}"
-
-    def _row(
-        self, found: _SampleFile, key: str, size: int, piece: ShardPiece | None = None
-    ) -> dict[str, Any]:
-        return {
-            "run_id": self._run_id,
-            "path": found.path,
-            "kind": found.kind,
-            "source_row_index": found.source_row_index,
-            "size": size,
-            "blob_key": key,
-            "shard_offset": None if piece is None else piece.offset,
-            "shard_length": None if piece is None else piece.length,
-        }
+    def _store_alone(self, found: Sequence[tuple[_SampleFile, BinaryIO]], shard: _OpenShard) -> None:
+        """Send files as blobs of their own, which are called by their paths and contents."""
+        blobs = [(each, _outgoing(each, content)) for each, content in found]
+        if blobs:
+            shard.sent += self._send([blob for _, blob in blobs])
+            shard.files += [_part(each, blob.name, blob.size) for each, blob in blobs]
 
     def _artifacts_of(self, item: _Item) -> Iterator[_SampleFile]:
         root = self._directory.artifacts / item.name
@@ -273,6 +295,24 @@ def diagnostics_path(row: int, attempt: int) -> str:
 
 def _trajectory_path(name: str) -> str:
     return f"trajectories/{name}.json"
+
+
+def _outgoing(found: _SampleFile, content: BinaryIO) -> OutgoingBlob:
+    measured = OutgoingBlob.of("", content)
+    called = hashlib.sha256(f"{found.path}\0{measured.sha256}".encode()).hexdigest()
+    return replace(measured, name=f"files/{called}")
+
+
+def _part(found: _SampleFile, blob: str, size: int, piece: ShardPiece | None = None) -> RunFilePart:
+    return RunFilePart(
+        path=found.path,
+        kind=found.kind,
+        size=size,
+        blob=blob,
+        source_row_index=found.source_row_index,
+        shard_offset=None if piece is None else piece.offset,
+        shard_length=None if piece is None else piece.length,
+    )
 
 
 def _is_downloadable(path: str) -> bool:
@@ -297,7 +337,7 @@ def _clean(raw: BinaryIO, redactor: Redactor) -> BinaryIO:
 
 def _copy_clean_json(raw: BinaryIO, clean: IO[bytes], redactor: Redactor) -> bool:
     """Copy an artifact that is one JSON value; return False, having copied nothing, when it is none."""
-    if os.fstat(raw.fileno()).st_size > _IN_MEMORY_BYTES:
+    if os.fstat(raw.fileno()).st_size > _LARGEST_DOCUMENT_BYTES:
         return False
     document = _clean_document(raw.read(), redactor)
     if document is None:

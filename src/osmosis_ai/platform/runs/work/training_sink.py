@@ -1,19 +1,15 @@
-"""Where a worker's news of its training run go, and the way there that leads into the platform's own database."""
+"""Where a worker's news of its training run go."""
 
 from __future__ import annotations
 
-import shutil
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, Protocol
 
 from osmosis_ai.api.wire.workers import InputDownload, StoredTraining, TrainingNews
-from osmosis_ai.files import replacing
-from osmosis_ai.platform.blobs.store import BlobStore
-from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.runs.desk.training import apply_training, stored_training
-from osmosis_ai.platform.runs.leases import Lease, Leases
+from osmosis_ai.platform.runs.work.run_channel import OutgoingBlob, RunChannel
 
 NO_BLOBS: Mapping[str, BinaryIO] = MappingProxyType({})
 
@@ -22,7 +18,7 @@ class TrainingSink(Protocol):
     """Takes what is new of one training run. Blocks; may be called from any thread, by one at a time."""
 
     def stored(self) -> StoredTraining:
-        """Return what the platform had of the run when this worker began with it."""
+        """Return what the platform has of the run: what it had when it was claimed, and what was sent since."""
         ...
 
     def send(self, news: TrainingNews, blobs: Mapping[str, BinaryIO] = NO_BLOBS) -> Mapping[int, str]:
@@ -47,37 +43,44 @@ class TrainingSink(Protocol):
         ...
 
 
-class DatabaseSink:
-    """The sink of a worker that has the platform's database at hand.
+class ChannelSink:
+    """The sink of a worker: its run's channel to the platform; remembers what it has sent.
 
     Args:
-        lease, leases: the right to write the run.
-        blobs: where files go.
-        clock: dates the checkpoints.
+        channel: of the run.
     """
 
-    def __init__(self, lease: Lease, leases: Leases, blobs: BlobStore, clock: Clock) -> None:
-        self._lease = lease
-        self._leases = leases
-        self._blobs = blobs
-        self._clock = clock
+    def __init__(self, channel: RunChannel) -> None:
+        self._channel = channel
+        self._stored = channel.assignment.training or StoredTraining()
+        # The publisher's thread and that of who ends the run may come at once.
+        self._lock = threading.Lock()
 
     def stored(self) -> StoredTraining:
         """As :meth:`TrainingSink.stored`."""
-        with self._leases.writing(self._lease) as (session, run):
-            return stored_training(session, run, lambda key, _: key)
+        return self._stored
 
     def send(self, news: TrainingNews, blobs: Mapping[str, BinaryIO] = NO_BLOBS) -> Mapping[int, str]:
         """As :meth:`TrainingSink.send`."""
-        below = f"runs/{self._lease.run_id}"
-        sent = {name: self._blobs.put(f"{below}/{name}", content) for name, content in blobs.items()}
-        with self._leases.writing(self._lease) as (session, run):
-            applied = apply_training(session, run, news, sent, self._clock.now())
-        for prefix in applied.obsolete:
-            self._blobs.delete_below(prefix)
-        return applied.checkpoints
+        with self._lock:
+            outgoing = [OutgoingBlob.of(name, content) for name, content in blobs.items()]
+            sent = self._channel.store(outgoing) if outgoing else []
+            reply = self._channel.sync(training=news, **({"sent": sent} if sent else {}))
+            self._note(news)
+        return reply.checkpoints
 
     def fetch(self, download: InputDownload, target: Path) -> None:
         """As :meth:`TrainingSink.fetch`."""
-        with self._blobs.open(download.url) as source, replacing(target, durable=False) as file:
-            shutil.copyfileobj(source, file)
+        self._channel.fetch(download, target)
+
+    def _note(self, news: TrainingNews) -> None:
+        stored, sent = self._stored, news.checkpoints
+        kept = {part.step for part in sent if not part.is_resume}
+        resumes = [part.step for part in sent if part.is_resume]
+        self._stored = stored.model_copy(
+            update={
+                "checkpoint_steps": sorted({*stored.checkpoint_steps, *kept}),
+                "validation": news.validation.version if news.validation is not None else stored.validation,
+                "resume_step": max([*resumes, stored.resume_step or 0]) or None,
+            }
+        )

@@ -16,20 +16,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from osmosis_ai._version import __version__
 from osmosis_ai.config.sections import served_agent
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.clock import SystemClock
-from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.execute.worker_process import LEARNER_LOST
-from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.submit.training_request import TrainingRequest, read_training_request
-from osmosis_ai.platform.runs.work.inputs import RunInputs
 from osmosis_ai.platform.runs.work.publisher import Publisher
 from osmosis_ai.platform.runs.work.run_work import Interrupt, PreparedRun, RunWork, WorkResult, one_sentence
 from osmosis_ai.platform.runs.work.training_publisher import PublishingHooks, TrainingPublisher, take_over
-from osmosis_ai.platform.runs.work.training_sink import DatabaseSink, TrainingSink
-from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.platform.runs.work.training_sink import ChannelSink, TrainingSink
 from osmosis_ai.process_environment import program_environment
 from osmosis_ai.training.learner.ranks import LearnerProcessLostError
 from osmosis_ai.training.runs.spec import TrainingSpec
@@ -59,23 +52,16 @@ class PreparedTraining(PreparedRun):
 class TrainingWork(RunWork[PreparedTraining]):
     """The work on one training run; arguments as of all :class:`RunWork`."""
 
-    def __init__(
-        self, config: PlatformConfig, db: Database, directory: WorkingDirectory, lease: Lease
-    ) -> None:
-        super().__init__(config, db, directory, lease)
-        self._leases = Leases(db, SystemClock())
-        self._ending: str | None = None
-
     def prepare(self) -> PreparedTraining:
         """Get hold of everything the run needs; blocking.
 
         Raises:
             OsmosisError: something is no longer there.
         """
-        inputs = RunInputs(self._config, self._db, self._directory, self._lease.run_id)
+        inputs = self._inputs
         run, request = inputs.run, read_training_request(inputs.run.request)
         policy, secret_values = inputs.policy(), inputs.secret_values(request.secrets)
-        common, agent = inputs.common(secret_values, request), served_agent(request.experiment.entrypoint)
+        common, agent = inputs.common(request), served_agent(request.experiment.entrypoint)
         spec = TrainingSpec(
             settings=request.settings,
             model_path=policy.base_model,
@@ -83,14 +69,14 @@ class TrainingWork(RunWork[PreparedTraining]):
             rollout_dir=(inputs.source() if agent is None else self._directory.path)
             / "rollouts"
             / run.rollout_name,
-            served=inputs.served(agent, common["redactor"]) if agent is not None else None,
+            served=inputs.served(agent) if agent is not None else None,
             entrypoint=request.experiment.entrypoint,
             adapter=policy.adapter,
             env=request.env,
             secret_values=secret_values,
             servers=request.servers,
         )
-        sink = DatabaseSink(self._lease, self._leases, inputs.blobs, SystemClock())
+        sink = ChannelSink(self._channel)
         took_over = take_over(self._directory.training, sink)
         return PreparedTraining(**common, request=request, spec=spec, sink=sink, took_over=took_over)
 
@@ -130,11 +116,6 @@ class TrainingWork(RunWork[PreparedTraining]):
             interrupt.listen(lambda: None)
         return await self._result(summary, training_publisher, publisher)
 
-    def record(self, run: DbRun) -> None:
-        """Say on ``run`` why it ended before its last step, if it did so of its own accord, and how its policy fell."""
-        if self._ending is not None:
-            run.results = {**(run.results or {}), "ending": self._ending}
-
     async def _train(self, prepared: PreparedTraining, hooks: PublishingHooks) -> TrainingSummary:
         from osmosis_ai.training.runs.trainer import Trainer
 
@@ -160,7 +141,7 @@ class TrainingWork(RunWork[PreparedTraining]):
         notes = [ending.message] if ending.because == "nothing_to_learn" else []
         notes += [_as_sentence(ending.warning)] if ending.warning else []
         if notes:
-            self._ending = " ".join(notes)
+            self.ending = " ".join(notes)
         if ending.because == "stopped":
             return await self._leave_run(training_publisher)
         publisher.log(LogLine(ending.message, step="run"))
@@ -170,7 +151,7 @@ class TrainingWork(RunWork[PreparedTraining]):
 
     async def _leave_run(self, training_publisher: TrainingPublisher) -> WorkResult:
         """Leave the run as it is, for any machine to go on with; what it learned is kept if this is its end, too."""
-        if self._leases.is_to_stop(self._lease):
+        if self._channel.stop_asked:
             await asyncio.to_thread(training_publisher.keep_last)
         await asyncio.to_thread(training_publisher.keep_to_go_on)
         return WorkResult(None)

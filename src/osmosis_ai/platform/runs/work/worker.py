@@ -1,7 +1,8 @@
 """The process that executes one run: ``python -m osmosis_ai.platform.runs.work.worker RUN_ID``.
 
-It owns the run while it holds its lease, and writes nothing without it. However it ends, the run is either
-terminal, with one sentence on why, or open and ready for the next worker, which continues from the journal.
+It speaks to the platform over HTTP alone. It owns the run while its lease stands, and writes nothing without it; cut off,
+it begins nothing more and goes on when the platform is back, if nobody has taken the run by then. However it ends, the run
+is either terminal, with one sentence on why, or open and ready for the next worker, which continues from the journal.
 Nothing is printed unless something went wrong before there was a log to write it to.
 """
 
@@ -11,184 +12,182 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from osmosis_ai import event_loop
+from osmosis_ai._version import __version__
+from osmosis_ai.api.wire.workers import Assignment, WorkerOffer
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import JournalCorruptionError
 from osmosis_ai.platform.clock import Clock, SystemClock
-from osmosis_ai.platform.config import PlatformConfig, from_environment
-from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.config import from_environment
 from osmosis_ai.platform.log_lines import LogLine
-from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.execute.worker_process import (
+    CLAIM_ID,
+    CREDENTIAL,
     ENDED,
+    HANDS_OUT_KEYS,
     LEASE_LOST,
     NOT_MINE,
+    PLATFORM_URL,
     SET_BACK,
-    TOKEN_VARIABLE,
 )
-from osmosis_ai.platform.runs.leases import HEARTBEAT_S, Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError
 from osmosis_ai.platform.runs.work.eval_work import EvalWork
+from osmosis_ai.platform.runs.work.http_link import HttpLink
+from osmosis_ai.platform.runs.work.inputs import RunInputs
+from osmosis_ai.platform.runs.work.lease_keeping import LeaseKeeping
+from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError
 from osmosis_ai.platform.runs.work.publisher import Publisher
+from osmosis_ai.platform.runs.work.run_channel import RunChannel
 from osmosis_ai.platform.runs.work.run_work import Interrupt, PreparedRun, RunWork, WorkResult, one_sentence
 from osmosis_ai.platform.runs.work.training_work import TrainingWork
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
-from osmosis_ai.process_environment import chosen
-from osmosis_ai.redaction import Redactor
 from osmosis_ai.supervision import keep_to_itself, lower_priority, take_handed, watch_parent
 
 # The worker before this one is being ended together with its platform.
 _LOCK_WAIT_S = 10.0
-_LISTEN_S = 0.5
+_KNOCK_S = 0.5
+"""How often a platform that was away is asked whether it is back."""
 # Of a column of a run's row.
 _LONGEST_WORDS = 255
 
 
-@dataclass(frozen=True)
 class Worker:
-    """One worker: what it works on, and with what."""
+    """One worker: what it works on, and with what.
 
-    config: PlatformConfig
-    db: Database
-    leases: Leases
-    clock: Clock
-    logs: LogStore
-    directory: WorkingDirectory
-    lease: Lease
+    Args:
+        channel: to the platform, of a run that was claimed.
+        inputs: of the run.
+        directory: where it works.
+        clock: dates what it says.
+    """
+
+    def __init__(
+        self, channel: RunChannel, inputs: RunInputs, directory: WorkingDirectory, clock: Clock
+    ) -> None:
+        self._channel = channel
+        self._directory = directory
+        self._interrupt = Interrupt()
+        self._is_leaving = False
+        self._was_cut_off = False
+        self._publisher = Publisher(channel, clock, inputs.redactor)
+        self._keeping = LeaseKeeping(
+            channel, on_lost=_end_at_once, on_cut_off=self._cut_off, on_refused=self.leave
+        )
+        does = TrainingWork if channel.run.kind == "training" else EvalWork
+        self._work: RunWork[Any] = does(inputs, channel, directory)
+
+    def leave(self) -> None:
+        """Have the worker put the run aside; from any thread."""
+        self._is_leaving = True
+        self._interrupt.set()
 
     def run(self) -> int:
         """Work on the run until it has ended or is to be left; return the exit status."""
-        interrupt = Interrupt()
-        signal.signal(signal.SIGTERM, lambda *_: interrupt.set())
-        heartbeat = _Heartbeat(self.leases, self.lease, on_stop=interrupt.set)
-        heartbeat.start()
-        work = self._work()
-        redactor = Redactor(())
-        publisher = Publisher(self.lease, self.leases, self.logs, self.clock, redactor)
-        prepared: PreparedRun | None = None
+        signal.signal(signal.SIGTERM, lambda *_: self.leave())
+        self._channel.listen(lambda: self._interrupt.set())
+        self._keeping.start()
+        publisher = self._publisher
         try:
-            try:
-                prepared = work.prepare()
-                redactor = prepared.redactor
-                publisher = Publisher(self.lease, self.leases, self.logs, self.clock, redactor)
-                publisher.start()
-                publisher.log(
-                    LogLine(f"attempt {self.lease.attempt} on commit {prepared.commit_sha[:12]}", step="run")
-                )
-                if prepared.containment is not None:
-                    publisher.log(prepared.containment.line)
-                    publisher.know(isolation=prepared.containment.words[:_LONGEST_WORDS])
-                result = event_loop.run(work.execute(prepared, publisher, interrupt))
-            except Exception as caught:  # the edge of this process: every end of a run is said on the run
-                error = _DamagedRunError(caught) if isinstance(caught, JournalCorruptionError) else caught
-                result = _failed(error)
-                if proof := _log_details(error):
-                    publisher.log(LogLine(proof, level="error", step="run"))
-            if prepared is not None and self._ends(result):
-                self._keep(work, prepared, publisher)
+            publisher.start()
+            result = self._result()
             publisher.finish()
             if publisher.damage is not None:
                 result = _failed(_DamagedRunError(publisher.damage))
             # A beat after the end would find no lease, and end this worker while it clears away.
-            heartbeat.stop()
-            return self._conclude(result, work if prepared is not None else None, redactor)
+            self._keeping.stop()
+            return self._conclude(result)
+        except CredentialRefusedError as error:
+            sys.stderr.write(f"{error.message}\n")
+            return ENDED
         finally:
-            heartbeat.stop()
+            self._keeping.stop()
 
-    def _work(self) -> RunWork[Any]:
-        with self.db.session() as session:
-            kind = session.get_one(DbRun, self.lease.run_id).kind
-        does = TrainingWork if kind == "training" else EvalWork
-        return does(self.config, self.db, self.directory, self.lease)
-
-    def _ends(self, result: WorkResult) -> bool:
-        """Tell whether no worker will go on with the run."""
-        over = result.outcome is not None and not result.is_infrastructure
-        return over or self.leases.is_to_stop(self.lease)
-
-    def _keep(self, work: RunWork[Any], prepared: PreparedRun, publisher: Publisher) -> None:
+    def _result(self) -> WorkResult:
         try:
-            work.keep(prepared)
-        except (OSError, OsmosisError) as error:
-            # Its samples are published: the run has ended as it has.
-            publisher.log(LogLine(f"the journal could not be kept: {error}", level="warning", step="run"))
+            prepared = self._work.prepare()
+            self._say_what_it_is(prepared)
+            return self._execute(prepared)
+        except (LeaseLostError, CredentialRefusedError):
+            raise
+        except Exception as caught:  # the edge of this process: every end of a run is said on the run
+            error = _DamagedRunError(caught) if isinstance(caught, JournalCorruptionError) else caught
+            if proof := _log_details(error):
+                self._publisher.log(LogLine(proof, level="error", step="run"))
+            return _failed(error)
 
-    def _conclude(self, result: WorkResult, work: RunWork[Any] | None, redactor: Redactor) -> int:
-        """Write how it ended, and return the exit status; a run that was asked to stop is stopped, whatever else
-        happened to it. What our own infrastructure failed at is left to the executor, which tries it again.
+    def _say_what_it_is(self, prepared: PreparedRun) -> None:
+        publisher = self._publisher
+        line = f"attempt {self._channel.attempt} on commit {prepared.commit_sha[:12]}"
+        publisher.log(LogLine(line, step="run"))
+        if prepared.containment is not None:
+            publisher.log(prepared.containment.line)
+            publisher.know(isolation=prepared.containment.words[:_LONGEST_WORDS])
+
+    def _execute(self, prepared: PreparedRun) -> WorkResult:
+        """Execute the run, again and again where the platform was away in between."""
+        while True:
+            result = event_loop.run(self._work.execute(prepared, self._publisher, self._interrupt))
+            is_over = result.outcome is not None or self._is_leaving or self._channel.stop_asked
+            if is_over or not self._was_cut_off or not self._wait_for_platform():
+                return result
+            words = f"the platform was away for {self._away_s:.0f} s; the run goes on"
+            self._publisher.log(LogLine(words, level="warning", step="run"))
+
+    def _cut_off(self) -> None:
+        self._was_cut_off, self._away_s = True, self._channel.silence_s()
+        self._interrupt.set()
+
+    def _wait_for_platform(self) -> bool:
+        """Wait until the platform answers again; False where the run is to be left."""
+        waiting = threading.Event()
+        while self._channel.has_run_out():
+            self._away_s = self._channel.silence_s()
+            if self._is_leaving:
+                return False
+            waiting.wait(_KNOCK_S)
+        self._was_cut_off, self._interrupt = False, Interrupt()
+        if self._is_leaving or self._channel.stop_asked:
+            self._interrupt.set()
+        return True
+
+    def _conclude(self, result: WorkResult) -> int:
+        """Say how it ended, and return the exit status; a run that was asked to stop is stopped, whatever else
+        happened to it. What our own infrastructure failed at is left to whoever starts workers, who tries it again.
         """
-        with self.leases.writing(self.lease) as (session, run):
-            outcome = "stopped" if run.stop_requested_at is not None else result.outcome
-            set_back = outcome == "failed" and result.is_infrastructure and result.error is not None
-            if work is not None:
-                work.record(run)
-            if set_back:
-                self.directory.note_setback(redactor.text(result.error or ""))
-            elif outcome is None:
-                line = LogLine(
-                    "the worker was asked to end; the run goes on when the platform does", step="run"
-                )
-                self.logs.add(session, run.id, [line], redactor=redactor)
-            else:
-                sentence = redactor.text(result.error) if result.error and outcome == "failed" else None
-                if sentence and (advice := self.directory.resume_advice(run.name)):
-                    sentence = f"{sentence} {advice}"
-                line = LogLine(sentence or outcome, level="error" if sentence else "info", step="run")
-                self.logs.add(session, run.id, [line], redactor=redactor)
-                self.leases.end(run, outcome, sentence)
-        if set_back or outcome is None:
-            self.leases.release(self.lease.run_id, self.lease.token)
-        elif outcome == "finished":
-            self.directory.remove()
+        channel, directory = self._channel, self._directory
+        stopped = channel.stop_asked
+        if (
+            result.outcome == "failed"
+            and result.is_infrastructure
+            and result.error is not None
+            and not stopped
+        ):
+            sentence = self._publisher.redactor.text(result.error)
+            directory.note_setback(sentence)
+            channel.release(setback=sentence, ending=self._work.ending)
+            return SET_BACK
+        if result.outcome is None and not stopped:
+            line = "the worker was asked to end; the run goes on when the platform does"
+            self._publisher.log(LogLine(line, step="run"))
+            self._publisher.flush()
+            channel.release(ending=self._work.ending)
+            return ENDED
+        outcome = result.outcome or "finished"
+        error = self._publisher.redactor.text(result.error) if result.error and outcome == "failed" else None
+        closed = channel.end(outcome, error, ending=self._work.ending)
+        if closed.status == "finished":
+            directory.remove()
         elif not result.keeps_files:
-            self.directory.keep_what_resumes()
-        return SET_BACK if set_back else ENDED
+            directory.keep_what_resumes()
+        return ENDED
 
 
-class _Heartbeat:
-    """Renews the lease in a thread of its own, and hears whether the run is to stop.
-
-    A worker that has lost its lease ends at once: its children follow, and its successor waits for nothing else.
-    """
-
-    def __init__(self, leases: Leases, lease: Lease, *, on_stop: Callable[[], None]) -> None:
-        self._leases = leases
-        self._lease = lease
-        self._on_stop = on_stop
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="heartbeat", daemon=True)
-
-    def start(self) -> None:
-        self._listen()
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._ended.set()
-
-    def _work(self) -> None:
-        beat_at = time.monotonic()
-        while not self._ended.wait(_LISTEN_S):
-            try:
-                self._listen()
-                if time.monotonic() >= beat_at:
-                    self._leases.renew(self._lease)
-                    beat_at = time.monotonic() + HEARTBEAT_S
-            except LeaseLostError:
-                if not self._ended.is_set():
-                    os._exit(LEASE_LOST)
-            except OsmosisError:
-                continue  # busy or full: the token still decides, so trying again is safe
-
-    def _listen(self) -> None:
-        if self._leases.is_to_stop(self._lease):
-            self._on_stop()
+def _end_at_once() -> None:
+    """End this process; its children follow, and its successor waits for nothing else."""
+    os._exit(LEASE_LOST)
 
 
 class _DamagedRunError(OsmosisError):
@@ -221,6 +220,14 @@ def _log_details(error: Exception) -> str | None:
     return error.message if error.hint is None else f"{error.message}\n{error.hint}"
 
 
+def _claimed(link: HttpLink, offer: WorkerOffer) -> Assignment | None:
+    try:
+        return link.claim(offer)
+    except OsmosisError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return None
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a worker; return its exit status."""
     keep_to_itself(os.environ)
@@ -228,24 +235,25 @@ def main(arguments: list[str] | None = None) -> int:
     lower_priority()
     (run_id,) = sys.argv[1:] if arguments is None else arguments
     handed = take_handed()
-    token = handed.pop(TOKEN_VARIABLE)
-    config = from_environment({**os.environ, **handed})
-    # Here boto3 finds them, and the store takes them out again.
-    os.environ.update(chosen(handed, (), ("AWS_",)))
+    config = from_environment(os.environ)
     directory = WorkingDirectory(config.runs_dir, run_id)
     # On one machine the lock tells more surely than any clock that the worker before is gone.
     if not directory.lock(timeout_s=_LOCK_WAIT_S):
         return NOT_MINE
-    db, clock = Database(config.database_url), SystemClock()
-    leases = Leases(db, clock)
-    lease = leases.claim(run_id, token)
-    if lease is None:
-        return NOT_MINE
-    worker = Worker(config, db, leases, clock, LogStore(db, clock), directory, lease)
+    link = HttpLink(handed[PLATFORM_URL], handed[CREDENTIAL])
+    offer = WorkerOffer(claim_id=handed[CLAIM_ID], sdk_version=__version__, run_id=run_id)
     try:
-        return worker.run()
+        assignment = _claimed(link, offer)
+        if assignment is None or assignment.run.id != run_id:
+            return NOT_MINE
+        directory.note_lease(assignment.lease.token.get_secret_value())
+        channel = RunChannel(link, assignment)
+        inputs = RunInputs(config, channel, directory, hands_out_keys=HANDS_OUT_KEYS in os.environ)
+        return Worker(channel, inputs, directory, SystemClock()).run()
     except LeaseLostError:
         return LEASE_LOST
+    finally:
+        link.close()
 
 
 if __name__ == "__main__":

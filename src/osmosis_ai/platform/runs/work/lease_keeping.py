@@ -1,0 +1,80 @@
+"""A worker's lease is kept while nothing else is said, and a stop is heard at once.
+
+One thread asks, and the platform holds the answer until there is something to tell. Another only looks at the clock: a
+platform that does not answer must not keep it from seeing that the lease has run out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.runs.lifecycle import LeaseLostError
+from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError
+from osmosis_ai.platform.runs.work.run_channel import RunChannel
+
+_LOOK_S = 0.25
+_SILENCE_IN_PACES = 1.5
+"""After how long of nothing said a question is held: never, while news flow at their pace."""
+
+
+class LeaseKeeping:
+    """Keeps the lease of one run, in threads of its own.
+
+    Args:
+        channel: to the platform.
+        on_lost: another owner has the run, or it has ended.
+        on_cut_off: no answer for a whole term: somebody else may have the run. Said anew after each answer.
+        on_refused: what this worker shows is not taken any more.
+    """
+
+    def __init__(
+        self,
+        channel: RunChannel,
+        *,
+        on_lost: Callable[[], None],
+        on_cut_off: Callable[[], None],
+        on_refused: Callable[[], None],
+    ) -> None:
+        self._channel = channel
+        self._on_lost = on_lost
+        self._on_cut_off = on_cut_off
+        self._on_refused = on_refused
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        """Keep it from now on; whether the run is to stop is known at once, where the platform answers."""
+        self._ask(may_wait=False)
+        for name, work in (("lease", self._keep), ("lease-watch", self._watch)):
+            threading.Thread(target=work, name=name, daemon=True).start()
+
+    def stop(self) -> None:
+        """Keep it no longer."""
+        self._ended.set()
+
+    def _keep(self) -> None:
+        while not self._ended.wait(_LOOK_S):
+            if self._channel.silence_s() >= max(_LOOK_S, _SILENCE_IN_PACES * self._channel.pace_s):
+                # One that was away is asked for an answer now.
+                self._ask(may_wait=not self._channel.has_run_out())
+
+    def _ask(self, *, may_wait: bool) -> None:
+        try:
+            self._channel.sync(**({"may_wait": True} if may_wait else {}))
+        except LeaseLostError:
+            if not self._ended.is_set():
+                self._on_lost()
+        except CredentialRefusedError:
+            self._ended.set()
+            self._on_refused()
+        except OsmosisError:
+            pass  # away or busy: the token still decides, so trying again is safe
+
+    def _watch(self) -> None:
+        is_said = False
+        while not self._ended.wait(_LOOK_S):
+            has_run_out = self._channel.has_run_out()
+            if has_run_out and not is_said:
+                self._on_cut_off()
+            is_said = has_run_out

@@ -101,6 +101,20 @@ def starts(maze: Maze) -> None:
     maze.patch.setattr("osmosis_ai.platform.server.run_platform", run_platform)
 
 
+def works(maze: Maze) -> None:
+    """Let a worker be asked to end when it has worked on a run."""
+    from osmosis_ai.platform.runs.work.worker_host import HostTerms, WorkedRun
+
+    def host_runs(
+        address: str, credential: str, terms: HostTerms, *, say: Callable[[str], None]
+    ) -> list[WorkedRun]:
+        say("took the run amber-fox-12 (attempt 1)")
+        return [WorkedRun("run_0123456789abcdef01234567", "amber-fox-12", 1, "left")]
+
+    (maze.scratch / "gpu.token").write_text("osmw_canary")
+    maze.patch.setattr("osmosis_ai.platform.runs.work.worker_host.host_runs", host_runs)
+
+
 def no_home(maze: Maze) -> None:
     maze.patch.setenv("OSMOSIS_HOME", str(maze.scratch / "another"))
 
@@ -141,6 +155,9 @@ CASES = (
     at("token create --user mara@fern.example --name ci"),
     at("token list"),
     at(f"token revoke {TOKEN_ID} --yes"),
+    at(
+        "worker --url https://osmosis.fern.example --pool gpu --token-file ../scratch/gpu.token --once", works
+    ),
     at("worker-token create --pool gpu --name attic"),
     at("worker-token create --pool gpu --workspace fern --output gpu-worker.token --force"),
     at("worker-token list"),

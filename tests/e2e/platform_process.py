@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from osmosis_ai.services.demo import Scratch
@@ -107,14 +108,14 @@ class Platform:
 
 
 class Run:
-    """A run, and its journal even after the platform has removed it."""
+    """A run, and its journal even after the platform, or the other machine it runs on, has removed it."""
 
-    def __init__(self, platform: Platform, run_id: str, name: str) -> None:
+    def __init__(self, platform: Platform, run_id: str, name: str, home: Path | None = None) -> None:
         self.platform = platform
         self.id = run_id
         self.name = name
         self.results = platform.workspace / ".osmosis" / "evals" / name
-        self._journal_path = platform.home / "runs" / run_id / "evaluation" / name / "events.jsonl"
+        self._journal_path = (home or platform.home) / "runs" / run_id / "evaluation" / name / "events.jsonl"
         self._journal: int | None = None
 
     def journal(self) -> list[bytes]:

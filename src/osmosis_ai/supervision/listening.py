@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -41,14 +41,21 @@ def why_not(error: Exception) -> str:
 @contextmanager
 def ended_by_signals(server: StoppableServer) -> Iterator[None]:
     """Have signals end ``server`` and not the process: uvicorn raises those it got once more when all is closed."""
+
+    def end() -> None:
+        server.should_exit = True
+
+    with told_of_signals(end):
+        yield
+
+
+@contextmanager
+def told_of_signals(tell: Callable[[], None]) -> Iterator[None]:
+    """Have Ctrl-C and SIGTERM call ``tell``, and not end the process; off the main thread nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def end(_number: int, _frame: object) -> None:
-        server.should_exit = True
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, lambda *_: tell()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

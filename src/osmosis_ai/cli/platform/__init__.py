@@ -13,6 +13,7 @@ from osmosis_ai.cli.platform.restore import restore
 from osmosis_ai.cli.platform.start import start
 from osmosis_ai.cli.platform.status import status
 from osmosis_ai.cli.platform.stop import stop
+from osmosis_ai.cli.platform.worker import worker
 
 app = typer.Typer(help="Run a platform of your own, and administer it on its machine.")
 app.command("start")(start)
@@ -23,6 +24,7 @@ app.command("disconnect")(disconnect)
 app.command("backup")(backup)
 app.command("restore")(restore)
 app.command("move")(move)
+app.command("worker")(worker)
 
 tokens = typer.Typer(help="Make, list and revoke tokens.")
 tokens.command("create")(token.create)

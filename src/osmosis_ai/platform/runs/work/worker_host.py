@@ -1,0 +1,347 @@
+"""A machine that takes runs: it claims, starts a worker's process for each run, and sees each of them to its end.
+
+It owns no run. A claim tells it that there is one; the worker makes the same claim again, under the same id, and has the
+same answer, for nothing was said of the run in between. So secrets and the lease reach the worker by no way of our own.
+What the host keeps of the answer is the lease's token, to let go of a run at once whose worker died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import SecretStr
+
+from osmosis_ai._version import __version__
+from osmosis_ai.api.wire.workers import LONGEST_WAIT_S, Assignment, ReleaseRequest, WorkerOffer
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.config import from_environment
+from osmosis_ai.platform.runs.execute.worker_process import (
+    ENDED,
+    LEASE_LOST,
+    NOT_MINE,
+    SET_BACK,
+    WorkerProcess,
+    WorkerStarter,
+)
+from osmosis_ai.platform.runs.work.http_link import HttpLink
+from osmosis_ai.platform.runs.work.platform_link import PlatformLink, PlatformUnreachableError
+from osmosis_ai.supervision import exit_words, keep_to_itself
+from osmosis_ai.supervision.listening import told_of_signals
+
+StartClaimed = Callable[[str, str], WorkerProcess]
+"""Starts the worker of a run (its id), which is to repeat the claim of this id."""
+Ending = Literal["ended", "left", "not_mine", "lease_lost", "set_back", "died"]
+
+ROUND_S = 0.2
+RUN_PATIENCE_S = 600.0
+"""For how long one run alone is asked for, where nobody said otherwise: as long as a ticket can be used to claim."""
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+_ENDINGS: dict[int, Ending] = {
+    ENDED: "ended",
+    NOT_MINE: "not_mine",
+    LEASE_LOST: "lease_lost",
+    SET_BACK: "set_back",
+}
+
+
+@dataclass(frozen=True)
+class HostTerms:
+    """What a machine takes, and for how long.
+
+    Attributes:
+        pool, run_id: whose runs, or this one alone.
+        slots: how many at a time.
+        once: whether it ends after the first.
+        idle_exit_s: after how long without a run it ends, in seconds; None: never.
+        labels, cpus, gpus, memory_gb: what it has for each run.
+    """
+
+    pool: str | None = None
+    run_id: str | None = None
+    slots: int = 1
+    once: bool = False
+    idle_exit_s: float | None = None
+    labels: tuple[str, ...] = ()
+    cpus: float | None = None
+    gpus: int = 0
+    memory_gb: float | None = None
+
+    def offer(self, claim_id: str, wait_s: float) -> WorkerOffer:
+        """Return a claim."""
+        return WorkerOffer(
+            claim_id=claim_id,
+            sdk_version=__version__,
+            run_id=self.run_id,
+            pool=self.pool,
+            labels=list(self.labels),
+            cpus=self.cpus,
+            gpus=self.gpus,
+            memory_gb=self.memory_gb,
+            wait_s=wait_s,
+        )
+
+
+@dataclass
+class WorkedRun:
+    """A run that a worker of this machine was started for, and how the worker ended; None while it works."""
+
+    id: str
+    name: str
+    attempt: int
+    ending: Ending | None = None
+
+
+@dataclass
+class _Worker:
+    run: WorkedRun
+    lease: SecretStr = field(repr=False)
+    process: WorkerProcess
+    is_told: bool = False
+
+    def ask_to_end(self) -> None:
+        """Have it put its run aside; whoever is asked twice ends at once."""
+        if not self.is_told:
+            self.is_told = True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGTERM)
+
+
+class WorkerHost:
+    """The workers of one machine.
+
+    Args:
+        link: the way to the platform.
+        start_worker: how a worker is started.
+        terms: what is taken.
+        say: takes a sentence for whoever watches.
+        monotonic: a clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        link: PlatformLink,
+        start_worker: StartClaimed,
+        terms: HostTerms,
+        *,
+        say: Callable[[str], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._link = link
+        self._start_worker = start_worker
+        self._terms = terms
+        self._say = say
+        self._monotonic = monotonic
+        self._workers: list[_Worker] = []
+        self._worked: list[WorkedRun] = []
+        self._answers: queue.SimpleQueue[Assignment | Exception | None] = queue.SimpleQueue()
+        self._claim_id = secrets.token_hex(16)
+        self._is_asking = False
+        self._refused: Exception | None = None
+        self._told = ""
+        self._failures = 0
+        self._not_before = 0.0
+        self._busy_at = monotonic()
+        self._asked_to_end = 0
+        self._parent = os.getppid()
+
+    def ask_to_end(self) -> None:
+        """Put the runs aside and end; asked again, end at once. For a signal's handler, too."""
+        self._asked_to_end += 1
+
+    def run(self) -> list[WorkedRun]:
+        """Take runs until there is a reason to end; return those that were taken.
+
+        Raises:
+            OsmosisError: the platform refused this machine, or did not give the one run that was asked for.
+            KeyboardInterrupt: it was asked to end at once.
+        """
+        try:
+            while not self._is_over():
+                self._tend_workers()
+                if self._takes_more() and not self._is_asking and self._monotonic() >= self._not_before:
+                    self._ask()
+                with contextlib.suppress(queue.Empty):
+                    self._take(self._answers.get(timeout=ROUND_S))
+            with contextlib.suppress(queue.Empty):
+                self._take(self._answers.get(block=False))  # what came too late to be worked on
+        finally:
+            for worker in self._workers:
+                worker.process.kill()
+        if self._refused is not None:
+            raise self._refused
+        return self._worked
+
+    # -- when to end ---------------------------------------------------------------------------
+
+    @property
+    def _is_leaving(self) -> bool:
+        return self._asked_to_end > 0 or self._refused is not None
+
+    def _is_over(self) -> bool:
+        if self._terms.run_id is not None and os.getppid() != self._parent:
+            self._asked_to_end = max(1, self._asked_to_end)  # the job that began us is gone
+        if self._asked_to_end > 1:
+            raise KeyboardInterrupt
+        if self._workers:
+            return False
+        return self._is_leaving or (self._is_single and bool(self._worked)) or self._was_idle_for_long()
+
+    @property
+    def _is_single(self) -> bool:
+        return self._terms.once or self._terms.run_id is not None
+
+    def _was_idle_for_long(self) -> bool:
+        if self._is_asking or self._idle_left_s() > 0:
+            return False
+        if self._terms.run_id is not None and self._refused is None:
+            raise OsmosisError(
+                f"the run {self._terms.run_id} could not be taken: it is not there for this worker, has ended, or "
+                "another one works on it.",
+                hint="look at it with `osmosis eval info` or `osmosis train info`",
+            )
+        return True
+
+    def _idle_left_s(self) -> float:
+        patience_s = self._terms.idle_exit_s
+        if patience_s is None:
+            if self._terms.run_id is None:
+                return float("inf")
+            patience_s = RUN_PATIENCE_S
+        return self._busy_at + patience_s - self._monotonic()
+
+    # -- claims --------------------------------------------------------------------------------
+
+    def _takes_more(self) -> bool:
+        if self._is_leaving or (self._is_single and self._worked):
+            return False
+        return len(self._workers) < self._terms.slots
+
+    def _ask(self) -> None:
+        """Claim in a thread of its own, because the platform takes its time to answer and signals do not wait."""
+        wait_s = max(0.0, min(LONGEST_WAIT_S, self._idle_left_s()))
+        offer = self._terms.offer(self._claim_id, wait_s)
+
+        def ask() -> None:
+            answer: Assignment | Exception | None
+            try:
+                answer = self._link.claim(offer)
+            except Exception as error:  # the edge of this thread; the other one raises it
+                answer = error
+            self._answers.put(answer)
+
+        self._is_asking = True
+        threading.Thread(target=ask, name="claim", daemon=True).start()
+
+    def _take(self, answer: Assignment | Exception | None) -> None:
+        self._is_asking = False
+        if answer is None:
+            self._not_before = self._monotonic() + _FIRST_PAUSE_S  # of a platform that does not wait
+        elif isinstance(answer, PlatformUnreachableError):
+            self._pause(answer.message)  # and then the same claim: it may have been answered
+        elif isinstance(answer, OsmosisError) and answer.code == "CONFLICT" and self._terms.run_id is None:
+            self._claim_id = secrets.token_hex(16)
+            self._pause(answer.message)
+        elif isinstance(answer, Exception):
+            self._refused = _explained(answer)
+            if self._workers:
+                self._say(f"no more runs are taken: {answer}")
+        elif self._is_leaving:
+            self._release(answer.run.id, answer.lease.token, None)
+        else:
+            self._begin(answer)
+
+    def _begin(self, assignment: Assignment) -> None:
+        run = WorkedRun(assignment.run.id, assignment.run.name, assignment.lease.attempt)
+        claim_id, self._claim_id = self._claim_id, secrets.token_hex(16)
+        self._told = ""
+        process = self._start_worker(run.id, claim_id)
+        self._workers.append(_Worker(run, assignment.lease.token, process))
+        self._worked.append(run)
+        self._say(f"took the run {run.name} (attempt {run.attempt})")
+
+    def _pause(self, reason: str) -> None:
+        """Try again later, twice as much later each time; a reason is said once."""
+        self._not_before = self._monotonic() + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._failures)
+        self._failures += 1
+        if reason != self._told:
+            self._say(f"trying again: {reason}")
+            self._told = reason
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def _tend_workers(self) -> None:
+        for worker in list(self._workers):
+            status = worker.process.poll()
+            if status is not None:
+                worker.process.kill()  # what it started, too
+                self._workers.remove(worker)
+                self._busy_at = self._monotonic()
+                self._handle_exit(worker, status)
+            elif self._is_leaving:
+                worker.ask_to_end()
+
+    def _handle_exit(self, worker: _Worker, status: int) -> None:
+        """Let go of what the worker could not let go of itself."""
+        run = worker.run
+        if worker.is_told and status == -signal.SIGTERM:
+            status = NOT_MINE  # it was asked before it could listen
+        run.ending = _ENDINGS.get(status, "died")
+        if run.ending == "ended":
+            self._failures = 0
+            run.ending = "left" if worker.is_told else "ended"
+            self._say(f"{'put aside' if worker.is_told else 'is done with'} the run {run.name}")
+            return
+        reason = f"its worker died ({exit_words(status)})" if run.ending == "died" else None
+        if run.ending in ("died", "not_mine"):
+            self._release(run.id, worker.lease, reason)
+        self._pause(f"the run {run.name}: {reason or run.ending.replace('_', ' ')}")
+
+    def _release(self, run_id: str, lease: SecretStr, setback: str | None) -> None:
+        # What cannot be let go of now is free when its lease has run out.
+        with contextlib.suppress(OsmosisError):
+            self._link.release(run_id, ReleaseRequest(lease=lease, setback=setback))
+
+
+def _explained(error: Exception) -> Exception:
+    if isinstance(error, OsmosisError) and error.code == "NOT_FOUND":
+        return OsmosisError(
+            "no workers are taken at this address: it is no platform, or an older one than this worker.",
+            hint="give --url the address at which the platform's pages are",
+        )
+    return error
+
+
+def host_runs(
+    address: str, credential: str, terms: HostTerms, *, say: Callable[[str], None]
+) -> list[WorkedRun]:
+    """Execute runs of a platform on this machine, under the ``OSMOSIS_HOME`` of its own, until it is asked to end.
+
+    Args:
+        address: the platform's normalised URL.
+        credential: a worker token, or a ticket.
+        terms, say: as of :class:`WorkerHost`.
+
+    Raises:
+        OsmosisError: no credential may be sent there, this machine's settings are no good, or as
+            :meth:`WorkerHost.run`.
+        KeyboardInterrupt: it was asked to end twice.
+    """
+    keep_to_itself(os.environ)
+    config = from_environment()
+    link = HttpLink(address, credential)
+    start = WorkerStarter(config, address)
+    config.prepare_home()
+    host = WorkerHost(link, lambda run_id, claim_id: start(run_id, credential, claim_id), terms, say=say)
+    with contextlib.closing(link), told_of_signals(host.ask_to_end):
+        say(f"takes runs of {address}")
+        return host.run()

@@ -1,0 +1,107 @@
+"""`osmosis platform worker`: what it is told, and what it refuses before it asks anybody."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osmosis_ai.platform.runs.work.worker_host import Ending, HostTerms, WorkedRun
+from tests.cli.conftest import Cli
+
+URL = "https://osmosis.fern.example"
+TOKEN = "osmw_canary-4711"
+
+
+@pytest.fixture
+def hosted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """What this machine was asked to host, and how the worker of its one run ends."""
+    told: dict[str, Any] = {"ending": "ended"}
+
+    def host_runs(address: str, credential: str, terms: HostTerms, *, say: object) -> list[WorkedRun]:
+        told.update(address=address, credential=credential, terms=terms)
+        ending: Ending = told["ending"]
+        return [WorkedRun("run_1", "amber-fox-12", 1, ending)]
+
+    monkeypatch.setattr("osmosis_ai.platform.runs.work.worker_host.host_runs", host_runs)
+    monkeypatch.chdir(tmp_path)
+    Path("gpu.token").write_text(f"{TOKEN}\n")
+    return told
+
+
+def test_the_machine_is_described_and_the_token_comes_from_a_file(cli: Cli, hosted: dict[str, Any]) -> None:
+    options = ("--labels", "a100, west", "--cpus", "4", "--gpus", "2", "--memory-gb", "16")
+    more = ("--slots", "3", "--idle-exit", "10m", "--once")
+    done = cli(
+        "platform", "worker", "--url", URL, "--pool", "gpu", "--token-file", "gpu.token", *options, *more
+    )
+    assert done.status == 0, done.err
+    assert (hosted["address"], hosted["credential"]) == (URL, TOKEN)
+    assert hosted["terms"] == HostTerms(
+        pool="gpu",
+        slots=3,
+        once=True,
+        idle_exit_s=600,
+        labels=("a100", "west"),
+        cpus=4,
+        gpus=2,
+        memory_gb=16,
+    )
+    assert TOKEN not in done.out + done.err
+
+
+def test_a_ticket_comes_from_a_variable_or_stdin(
+    cli: Cli, hosted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSMOSIS_WORKER_TICKET", "osmt_first")
+    asked = ("platform", "worker", "--url", URL, "--run", "run_1")
+    assert cli(*asked, "--token-env", "OSMOSIS_WORKER_TICKET").status == 0
+    assert (hosted["credential"], hosted["terms"].run_id) == ("osmt_first", "run_1")
+    monkeypatch.setattr("sys.stdin", io.StringIO("osmt_second\n"))
+    assert cli(*asked, "--token-file", "-").status == 0
+    assert hosted["credential"] == "osmt_second"
+
+
+@pytest.mark.parametrize(("ending", "status"), [("left", 0), ("not_mine", 0), ("set_back", 1), ("died", 1)])
+def test_the_exit_status_says_whether_this_machine_failed(
+    cli: Cli, hosted: dict[str, Any], ending: str, status: int
+) -> None:
+    hosted["ending"] = ending
+    assert (
+        cli("platform", "worker", "--url", URL, "--pool", "gpu", "--token-file", "gpu.token").status == status
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ("--token-file gpu.token", 2, "one of '--pool' and '--run'"),
+        ("--pool gpu --run run_1 --token-file gpu.token", 2, "one of '--pool' and '--run'"),
+        ("--pool gpu", 2, "one of '--token-file' and '--token-env'"),
+        ("--pool gpu --token-file gpu.token --token-env X", 2, "one of '--token-file' and '--token-env'"),
+        ("--pool gpu --token-file missing.token", 1, "missing.token cannot be read"),
+        ("--pool gpu --token-env NOBODY_SET_THIS", 1, "the variable NOBODY_SET_THIS holds no worker token"),
+        ("--pool gpu --token-file /dev/null", 1, "osmosis platform worker-token create --pool NAME"),
+        ("--pool gpu --token-file /dev/zero", 1, "/dev/zero holds no worker token"),
+        ("--pool gpu --token-file gpu.token --idle-exit soon", 2, "'soon' is no duration"),
+        ("--pool gpu --token-file gpu.token --slots 0", 2, "--slots"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_asked(
+    cli: Cli, hosted: dict[str, Any], words: str, status: int, said: str
+) -> None:
+    done = cli("platform", "worker", "--url", URL, *words.split())
+    assert done.status == status and said in done.err
+    assert "address" not in hosted and done.out == ""
+
+
+def test_no_token_is_sent_in_the_clear_beyond_this_machine(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path / "home"))
+    (tmp_path / "gpu.token").write_text(TOKEN)
+    asked = ("platform", "worker", "--pool", "gpu", "--token-file", str(tmp_path / "gpu.token"), "--url")
+    done = cli(*asked, "http://osmosis.fern.example")
+    assert done.status == 1 and "insecure platform URL" in done.err and TOKEN not in done.err

@@ -1,0 +1,277 @@
+"""A machine that takes runs, with a platform and workers that the test plays."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from osmosis_ai.api.wire.workers import (
+    AssignedLease,
+    AssignedRun,
+    Assignment,
+    InputDownload,
+    ReleaseRequest,
+    RunClosed,
+    StoredJournal,
+    WorkerOffer,
+)
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.runs.execute.worker_process import ENDED, LEASE_LOST, NOT_MINE, SET_BACK
+from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, PlatformUnreachableError
+from osmosis_ai.platform.runs.work.worker_host import HostTerms, WorkedRun, WorkerHost
+
+ROWS = InputDownload(url="/blobs/rows", size=1, sha256="0" * 64)
+
+
+def assignment(name: str) -> Assignment:
+    run = AssignedRun(
+        id=f"run_{name}",
+        name=name,
+        kind="eval",
+        workspace_id="wsp_1",
+        request={},
+        commit_sha="c" * 40,
+        rollout_name="multiply",
+        dataset_name="rows",
+        model_path="osmosis/tiny",
+        seed=0,
+        selection={},
+    )
+    return Assignment(
+        run=run,
+        lease=AssignedLease(token=f"lease of {name}", attempt=1, term_s=30),  # type: ignore[arg-type]
+        dataset=ROWS,
+        dataset_extension="jsonl",
+        journal=StoredJournal(generation=0, bytes=0),
+    )
+
+
+class Worker:
+    """A worker's process, which ends as the test says."""
+
+    def __init__(self, status: int | None, signals: list[int]) -> None:
+        self.status = status
+        self.pid = os.getpid()  # signals are caught by the test
+        self.signals = signals
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def kill(self) -> None:
+        self.status = self.status if self.status is not None else -signal.SIGKILL
+
+
+class Platform:
+    """A platform: what it answers to each claim, and what it heard.
+
+    Args:
+        answers: one for each claim; after the last the platform is told to have the host end.
+        statuses: how the workers end, one by one; None: when they are asked to.
+    """
+
+    def __init__(self, answers: list[Assignment | Exception | None], statuses: list[int | None]) -> None:
+        self.answers = answers
+        self.statuses = statuses
+        self.offers: list[WorkerOffer] = []
+        self.released: list[tuple[str, str, str | None]] = []
+        self.started: list[tuple[str, str]] = []
+        self.workers: list[Worker] = []
+        self.signals: list[int] = []
+        self.said: list[str] = []
+        self.now = 0.0
+        self.host: WorkerHost | None = None
+
+    def claim(self, offer: WorkerOffer) -> Assignment | None:
+        self.offers.append(offer)
+        answer = self.answers.pop(0) if self.answers else self._end()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _end(self) -> None:
+        assert self.host is not None
+        self.host.ask_to_end()
+
+    def release(self, run_id: str, request: ReleaseRequest) -> RunClosed:
+        self.released.append((run_id, request.lease.get_secret_value(), request.setback))
+        return RunClosed(status="running")
+
+    def start(self, run_id: str, claim_id: str) -> Worker:
+        self.started.append((run_id, claim_id))
+        self.workers.append(Worker(self.statuses.pop(0), self.signals))
+        return self.workers[-1]
+
+    def monotonic(self) -> float:
+        """Time passes by being looked at, so that pauses are over soon."""
+        self.now += 0.5
+        return self.now
+
+
+Play = Callable[..., tuple[Platform, WorkerHost]]
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Play:
+    monkeypatch.setattr("osmosis_ai.platform.runs.work.worker_host.ROUND_S", 0.001)
+
+    def playing(
+        answers: list[Assignment | Exception | None],
+        statuses: list[int | None] | None = None,
+        **terms: Any,
+    ) -> tuple[Platform, WorkerHost]:
+        platform = Platform(answers, statuses or [])
+        link: Any = platform
+        platform.host = WorkerHost(
+            link,
+            platform.start,
+            HostTerms(**{"pool": "gpu", **terms}),
+            say=platform.said.append,
+            monotonic=platform.monotonic,
+        )
+
+        def sent(pid: int, number: int) -> None:
+            platform.signals.append(number)
+            for worker in platform.workers:
+                worker.status = ENDED if worker.status is None else worker.status
+
+        monkeypatch.setattr(os, "kill", sent)
+        return platform, platform.host
+
+    return playing
+
+
+def endings(worked: list[WorkedRun]) -> list[str | None]:
+    return [run.ending for run in worked]
+
+
+def test_a_worker_repeats_the_claim_that_the_host_made_and_each_run_has_a_claim_of_its_own(
+    play: Play,
+) -> None:
+    platform, host = play([assignment("first"), None, assignment("second")], [ENDED, ENDED], gpus=2)
+    assert endings(host.run()) == ["ended", "ended"]
+    first, _, second, *_ = platform.offers
+    assert platform.started == [("run_first", first.claim_id), ("run_second", second.claim_id)]
+    assert first.claim_id != second.claim_id
+    assert (first.pool, first.gpus, first.run_id) == ("gpu", 2, None)
+    assert platform.released == []  # workers speak for themselves
+
+
+def test_once_is_one_run_and_a_run_that_is_named_is_asked_for_alone(play: Play) -> None:
+    platform, host = play([assignment("first"), assignment("second")], [ENDED], once=True)
+    assert endings(host.run()) == ["ended"]
+    assert len(platform.offers) == 1
+    platform, host = play([None, assignment("first")], [ENDED], pool=None, run_id="run_first")
+    assert endings(host.run()) == ["ended"]
+    assert {(offer.pool, offer.run_id) for offer in platform.offers} == {(None, "run_first")}
+    assert len({offer.claim_id for offer in platform.offers}) == 1  # a ticket is bound to it
+
+
+def test_a_run_whose_worker_died_is_let_go_of_at_once_with_the_reason(play: Play) -> None:
+    platform, host = play([assignment("first"), assignment("second")], [-signal.SIGKILL, NOT_MINE])
+    assert endings(host.run()) == ["died", "not_mine"]
+    assert platform.released == [
+        (
+            "run_first",
+            "lease of first",
+            "its worker died (signal 9, as when the machine has no memory left)",
+        ),
+        ("run_second", "lease of second", None),
+    ]
+
+
+def test_a_worker_that_lost_its_lease_or_was_set_back_has_said_so_itself(play: Play) -> None:
+    platform, host = play([assignment("first"), assignment("second")], [LEASE_LOST, SET_BACK])
+    assert endings(host.run()) == ["lease_lost", "set_back"]
+    assert platform.released == []
+
+
+def test_asked_to_end_it_asks_its_workers_once_and_takes_no_more(play: Play) -> None:
+    platform, host = play([assignment("first")], [None], slots=2)
+    assert endings(host.run()) == ["left"]  # the second claim has the test ask it to end
+    assert platform.signals == [signal.SIGTERM]
+    assert platform.released == []
+
+
+def test_asked_to_end_twice_it_ends_its_workers_by_force(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    platform, host = play([assignment("first")], [None], slots=2)
+    monkeypatch.setattr(os, "kill", lambda pid, number: host.ask_to_end())  # by whom it waits for
+    with pytest.raises(KeyboardInterrupt):
+        host.run()
+    assert [worker.status for worker in platform.workers] == [-signal.SIGKILL]
+
+
+def test_a_worker_that_was_asked_to_end_before_it_could_listen_is_no_death(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform, host = play([assignment("first")], [None], slots=2)
+
+    def killed(pid: int, number: int) -> None:
+        platform.workers[0].status = -number
+
+    monkeypatch.setattr(os, "kill", killed)
+    assert endings(host.run()) == ["not_mine"]
+    assert platform.released == [("run_first", "lease of first", None)]
+
+
+def test_a_refused_credential_puts_runs_aside_and_ends_with_the_platforms_sentence(play: Play) -> None:
+    refused = CredentialRefusedError("this worker token has been revoked.")
+    platform, host = play([assignment("first"), refused], [None], slots=2)
+    with pytest.raises(CredentialRefusedError, match="has been revoked"):
+        host.run()
+    assert platform.signals == [signal.SIGTERM]
+    assert platform.workers[0].status == ENDED
+
+
+def test_a_platform_that_is_away_is_asked_again_with_the_same_claim_and_said_once(play: Play) -> None:
+    away = PlatformUnreachableError("the platform does not answer: connection refused.")
+    platform, host = play([away, away, assignment("first")], [ENDED], once=True)
+    assert endings(host.run()) == ["ended"]
+    assert len({offer.claim_id for offer in platform.offers}) == 1
+    assert [line for line in platform.said if "does not answer" in line] == [
+        "trying again: the platform does not answer: connection refused."
+    ]
+
+
+def test_a_claim_that_is_over_is_made_anew(play: Play) -> None:
+    over = OsmosisError("this claim has been answered.", code="CONFLICT")
+    platform, host = play([over, assignment("first")], [ENDED], once=True)
+    assert endings(host.run()) == ["ended"]
+    assert len({offer.claim_id for offer in platform.offers}) == 2
+
+
+def test_without_a_run_it_ends_when_it_was_said_to_and_one_that_is_named_is_missed(play: Play) -> None:
+    platform, host = play([None] * 100, idle_exit_s=30)
+    assert host.run() == []
+    assert 0 < platform.offers[-1].wait_s < 30
+    platform, host = play([None] * 1000, pool=None, run_id="run_gone")
+    with pytest.raises(OsmosisError, match="the run run_gone could not be taken"):
+        host.run()
+
+
+def test_a_run_that_is_named_is_put_aside_when_the_job_that_began_us_is_gone(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform, host = play([assignment("first")], [None], pool=None, run_id="run_first")
+    parent = os.getppid()
+    monkeypatch.setattr(os, "getppid", lambda: 1 if platform.workers else parent)
+    assert endings(host.run()) == ["left"]
+    assert platform.signals == [signal.SIGTERM]
+
+
+def test_what_comes_too_late_to_be_worked_on_is_let_go_of(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform, host = play([])
+    monkeypatch.setattr("osmosis_ai.platform.runs.work.worker_host.ROUND_S", 60)
+
+    def late(offer: WorkerOffer) -> Assignment:
+        host.ask_to_end()
+        return assignment("late")
+
+    platform.claim = late  # type: ignore[method-assign]
+    assert host.run() == []
+    assert platform.released == [("run_late", "lease of late", None)]

@@ -190,6 +190,30 @@ class RunMetrics(_Model):
         return {**self.summary, "estimates": self.estimates.model_dump(mode="json")}
 
 
+class MeasuredRun(_Model):
+    """The numbers of a run as a platform keeps them beside it; ``duration_ms``: how long the engine has worked."""
+
+    duration_ms: float
+    summary: WireSummary
+    estimates: Estimates
+
+    @field_validator("duration_ms")
+    @classmethod
+    def _finite(cls, value: float) -> float:
+        if not 0 <= value < math.inf:
+            raise ValueError("no duration")
+        return value
+
+    def record(self) -> dict[str, Any]:
+        """Return them as JSON values, as the engine has written them."""
+        numbers = RunMetrics(wire=self.summary, estimates=self.estimates)
+        return {
+            "duration_ms": self.duration_ms,
+            "summary": numbers.summary,
+            "estimates": self.estimates.model_dump(mode="json"),
+        }
+
+
 def total_of(amounts: Floats) -> float | None:
     """Return the sum, whatever the order; None of nothing, and of what is beyond a float."""
     try:

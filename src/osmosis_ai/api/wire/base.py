@@ -46,7 +46,12 @@ def wire_time(moment: datetime) -> str:
 
 
 def _zoned(moment: datetime) -> datetime:
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
+    zoned = moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
+    try:
+        zoned.astimezone(timezone.utc)
+    except OverflowError:
+        raise ValueError("no moment of a calendar in UTC") from None
+    return zoned
 
 
 Timestamp = Annotated[datetime, AfterValidator(_zoned), PlainSerializer(wire_time, return_type=str)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainSerializer, SecretStr
+from pydantic import AfterValidator, Field, PlainSerializer, SecretStr
 
 from osmosis_ai.api.wire.base import Timestamp, WireModel
 
@@ -32,9 +32,21 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Secret = Annotated[SecretStr, PlainSerializer(SecretStr.get_secret_value, return_type=str, when_used="json")]
 """Shown nowhere, and sent as it is."""
 Token = Annotated[Secret, Field(min_length=1, max_length=128)]
-Count = Annotated[int, Field(strict=True, ge=0)]
+Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
+Row = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
 Step = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
-MetricKey = Annotated[str, Field(max_length=128)]
+
+
+def _written(words: str) -> str:
+    if not words.isprintable():
+        raise ValueError("characters that cannot be printed")
+    return words
+
+
+Words = Annotated[str, AfterValidator(_written)]
+"""In one line; no engine keeps every character that JSON can hold."""
+MetricKey = Annotated[Words, Field(max_length=128)]
+UploadName = Annotated[Words, Field(max_length=160)]
 
 
 class WorkerOffer(WireModel):
@@ -46,8 +58,8 @@ class WorkerOffer(WireModel):
 
     claim_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     sdk_version: str
-    run_id: str | None = None
-    pool: str | None = None
+    run_id: Words | None = None
+    pool: Words | None = None
     labels: list[str] = []
     cpus: float | None = None
     gpus: int = 0
@@ -183,7 +195,7 @@ class WorkerLogLine(WireModel):
 class WantedUpload(WireModel):
     """A blob that the worker is about to send. ``name`` is below the run's own; a name is used once."""
 
-    name: Annotated[str, Field(max_length=160)]
+    name: UploadName
     size: Count
     sha256: Digest
 
@@ -199,7 +211,7 @@ class UploadGrant(WireModel):
 class SentUpload(WireModel):
     """An upload whose PUT was answered with ``etag``."""
 
-    name: str
+    name: UploadName
     id: str
     etag: str
     size: Count
@@ -210,10 +222,10 @@ class RunFilePart(WireModel):
     """A file of a run, in a blob that was sent or a piece of one; ``blob`` is the name of its upload."""
 
     path: Annotated[str, Field(max_length=1024)]
-    kind: Annotated[str, Field(max_length=16)]
+    kind: Annotated[str, Field(pattern=r"^[a-z_]{1,16}$")]
     size: Count
-    blob: str
-    source_row_index: int | None = None
+    blob: UploadName
+    source_row_index: Row | None = None
     shard_offset: Count | None = None
     shard_length: Count | None = None
 
@@ -238,8 +250,8 @@ class CheckpointPart(WireModel):
     """A checkpoint, whole: uploads by file name. ``is_resume``: the archive that another machine goes on from."""
 
     step: Step
-    base_model: Annotated[str, Field(max_length=255)]
-    files: dict[str, str]
+    base_model: Annotated[Words, Field(max_length=255)]
+    files: dict[str, UploadName]
     reward: float | None = None
     is_resume: bool = False
 
@@ -276,7 +288,7 @@ class SyncRequest(WireModel):
     facts: dict[str, str] = {}
     progress: dict[str, Any] | None = None
     metrics: dict[str, Any] | None = None
-    grader_digest: str | None = None
+    grader_digest: Annotated[Words, Field(max_length=64)] | None = None
     training: TrainingNews | None = None
     wanted: list[WantedUpload] = []
     renew: list[str] = []

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cache
 from typing import Any
 
-from sqlalchemy import JSON, DateTime, MetaData, TypeDecorator
+from sqlalchemy import JSON, BigInteger, DateTime, Integer, MetaData, String, TypeDecorator
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Session
 
@@ -47,6 +47,30 @@ class Base(DeclarativeBase):
         dict[str, Any]: JSON(none_as_null=True),
         list[Any]: JSON(none_as_null=True),
     }
+
+
+def unstorable(model: type[Base], row: Mapping[str, Any]) -> str | None:
+    """Return the first column of ``row`` that an engine would refuse, or keep otherwise than it is; None: it fits."""
+    widths = _widths(model)
+    return next((name for name, value in row.items() if not _fits(value, widths.get(name))), None)
+
+
+def _fits(value: Any, width: int | None) -> bool:
+    if isinstance(value, str):
+        return "\0" not in value and (width is None or len(value) <= width)
+    return not isinstance(value, int) or width is None or -width <= value < width
+
+
+@cache
+def _widths(model: type[Base]) -> dict[str, int]:
+    """Return what columns hold at most: characters, or whole numbers below."""
+    widths = {}
+    for column in model.__table__.columns:
+        if isinstance(column.type, String) and column.type.length is not None:
+            widths[column.name] = column.type.length
+        elif isinstance(column.type, Integer):
+            widths[column.name] = 1 << (63 if isinstance(column.type, BigInteger) else 31)
+    return widths
 
 
 def upsert(session: Session, model: type[Base], rows: Sequence[dict[str, Any]]) -> None:

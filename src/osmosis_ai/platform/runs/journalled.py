@@ -49,9 +49,9 @@ def sample_row(run_id: str, record: TerminalRecord) -> dict[str, Any]:
         "reward": record.reward,
         "tokens": record.tokens,
         "duration_ms": record.duration_ms,
-        "error_type": record.error_type,
+        "error_type": _word(record.error_type),
         "boundary": record.boundary,
-        "category": record.category,
+        "category": _word(record.category),
         **{name: storable(text) if text is not None else None for name, text in _texts(record)},
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.completion_tokens,
@@ -62,6 +62,11 @@ def sample_row(run_id: str, record: TerminalRecord) -> dict[str, Any]:
         "row_digest": record.row_digest,
         "parts": record.parts,
     }
+
+
+def _word(said: str | None) -> str | None:
+    """Return what kind of failure it is, as its column takes it: a rollout may have a word of its own."""
+    return storable(said)[:64] if said is not None else None
 
 
 def _texts(record: TerminalRecord) -> Iterator[tuple[str, str | None]]:

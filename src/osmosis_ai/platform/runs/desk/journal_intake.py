@@ -19,7 +19,7 @@ from osmosis_ai.api.wire.workers import JournalPart
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.blobs.store import BlobStore
-from osmosis_ai.platform.db.base import upsert
+from osmosis_ai.platform.db.base import unstorable, upsert
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun, DbSample
 from osmosis_ai.platform.runs.journal_segments import segment_bytes
@@ -141,7 +141,13 @@ def _samples(run_id: str, content: bytes, offset: int, resumed: int) -> list[dic
                 f"the journal is damaged at byte {offset}: {error}.", details={"offset": offset}
             ) from None
         end = offset + len(line) + 1
-        samples.append({**sample_row(run_id, record), "resumed": offset < resumed, "position": end})
+        row = {**sample_row(run_id, record), "resumed": offset < resumed, "position": end}
+        if (wrong := unstorable(DbSample, row)) is not None:
+            raise OsmosisError(
+                f"the journal is damaged at byte {offset}: no `{wrong}` of a sample is like this.",
+                details={"offset": offset},
+            )
+        samples.append(row)
         offset = end
     return samples
 

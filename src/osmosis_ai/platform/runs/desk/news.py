@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import LogPart, RunFilePart, SyncRequest, TrainingNews
 from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.evaluation.metrics_models import MeasuredRun
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.blobs.store import BlobInfo, BlobStore
 from osmosis_ai.platform.clock import Clock
@@ -27,6 +28,7 @@ from osmosis_ai.platform.runs.desk.uploads import (
     BegunUpload,
     RunUploads,
     blob_key,
+    check_part,
     note_wanted,
     stored_blobs,
 )
@@ -125,6 +127,8 @@ class WorkerNews:
             self._take_log(session, run, request.log)
         _take_facts(run, request)
         if request.training is not None:
+            if run.kind != "training":
+                raise OsmosisError("this run is no training run.")
             self._take_training(session, run, request.training, taken)
         return True
 
@@ -160,20 +164,14 @@ def file_rows(session: Session, run_id: str, files: Sequence[RunFilePart]) -> li
 
     Raises:
         ConflictError: its blob was not sent.
-        OsmosisError: it would reach out of its blob.
+        OsmosisError: it can not be in that.
     """
     blobs = stored_blobs(session, run_id, {file.blob for file in files})
     return [_file_row(run_id, file, blobs) for file in files]
 
 
 def _file_row(run_id: str, file: RunFilePart, blobs: Mapping[str, BlobInfo]) -> dict[str, Any]:
-    size = blobs[file.blob].size
-    is_piece = file.shard_offset is not None and file.shard_length is not None
-    end = (file.shard_offset or 0) + (file.shard_length or 0) if is_piece else file.size
-    if end > size or not file.path.isprintable() or "\\" in file.path:
-        raise OsmosisError(
-            f"{file.path[:200]!r} can not be a file of {size} bytes.", details={"path": file.path[:200]}
-        )
+    check_part(file, blobs[file.blob])
     return {
         "run_id": run_id,
         "path": file.path,
@@ -194,15 +192,16 @@ def _take_facts(run: DbRun, request: SyncRequest) -> None:
     run.grader_digest = run.grader_digest or request.grader_digest
     if run.kind != "eval":
         return
-    if request.metrics is not None:
-        run.metrics = request.metrics
-    if request.progress is not None:
-        try:
+    try:
+        if request.metrics is not None:
+            run.metrics = MeasuredRun.model_validate(request.metrics).record()
+        if request.progress is not None:
             progress = _snapshots().validate_python(request.progress)
             run.results = live_results(run.results or {}, progress, run.metrics)
-        except (ValidationError, KeyError, TypeError) as error:
-            raise OsmosisError(f"the numbers of the run are none: {type(error).__name__}.") from None
-        run.progress = {"completed": progress.completed, "total": progress.total}
+            run.progress = {"completed": progress.completed, "total": progress.total}
+    except ValidationError as error:
+        wrong = ".".join(str(each) for each in error.errors()[0]["loc"])[:100]
+        raise OsmosisError(f"the numbers of the run are none: `{wrong}`.") from None
 
 
 @cache

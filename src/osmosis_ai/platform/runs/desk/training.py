@@ -32,6 +32,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.store import BlobInfo
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun, DbRunFile, new_id
+from osmosis_ai.platform.runs.desk.uploads import check_part
 from osmosis_ai.platform.runs.read.training_curves import VALIDATION
 from osmosis_ai.platform.runs.resume_state import folder_of, resume_archive_of
 from osmosis_ai.platform.runs.training_names import (
@@ -225,7 +226,7 @@ def _validation_file(
     below = part.blob.startswith(f"{blobs_below(version)}/") if version is not None else False
     if part.kind != KIND or folder != KIND or not _FILE_NAME.fullmatch(name) or not below:
         raise _refused(f"the file {part.path!r} of a validation")
-    _stored(part.blob, sent)
+    check_part(part, _stored(part.blob, sent))
     return DbRunFile(
         run_id=run.id,
         path=part.path,
@@ -251,6 +252,8 @@ def _keep_checkpoint(
     session: Session, run: DbRun, part: CheckpointPart, sent: Mapping[str, BlobInfo], now: datetime
 ) -> str:
     """Keep an adapter as a checkpoint of the run, and return its name; sent again, it replaces itself."""
+    if not part.files:
+        raise _refused("a checkpoint without files")
     files = {name: _file(run, name, upload, CHECKPOINTS, sent) for name, upload in part.files.items()}
     at = (DbLoraModel.run_id == run.id, DbLoraModel.step == part.step)
     model = session.scalar(select(DbLoraModel).where(*at))

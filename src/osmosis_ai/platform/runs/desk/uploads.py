@@ -13,8 +13,9 @@ from datetime import timedelta
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.workers import SentUpload, UploadGrant, WantedUpload
+from osmosis_ai.api.wire.workers import RunFilePart, SentUpload, UploadGrant, WantedUpload
 from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES
 from osmosis_ai.platform.blobs.store import (
     BlobInfo,
     BlobStore,
@@ -29,6 +30,8 @@ from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER
 from osmosis_ai.platform.runs.stored_journal import JOURNAL_NAME
 
 URL_TTL = timedelta(hours=1)
+_OUR_FOLDERS = frozenset({SEGMENTS_FOLDER, "derived"})
+"""Below a run's own prefix: what the platform makes itself, and reads without asking whose it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +179,32 @@ def stored_blobs(session: Session, run_id: str, names: Collection[str]) -> Mappi
     return found
 
 
+def check_part(part: RunFilePart, blob: BlobInfo) -> None:
+    """Find out whether a file can be in a blob: all of it, or a piece that is unpacked into memory when it is read.
+
+    Raises:
+        OsmosisError: it can not, or its path is none that anybody could download.
+    """
+    offset, length = part.shard_offset, part.shard_length
+    if offset is None or length is None:
+        is_there = offset is length and part.size == blob.size
+    else:
+        is_there = offset + length <= blob.size and part.size <= LARGEST_FILE_BYTES
+    below = part.path.split("/")
+    if not is_there or "\\" in part.path or not part.path.isprintable() or {"", ".", ".."} & {*below}:
+        raise OsmosisError(
+            f"{part.path[:200]!r} can not be a file in a blob of {blob.size} bytes.",
+            details={"path": part.path[:200]},
+        )
+
+
 def blob_key(run_id: str, name: str) -> str:
     """Return the key of an upload.
 
     Raises:
         OsmosisError: it can have none of this name.
     """
-    if name == JOURNAL_NAME or name.partition("/")[0] == SEGMENTS_FOLDER:
+    if name == JOURNAL_NAME or name.partition("/")[0] in _OUR_FOLDERS:
         raise OsmosisError(f"`{name}` is the platform's own.", details={"upload": name})
     try:
         return check_key(f"runs/{run_id}/{name}")

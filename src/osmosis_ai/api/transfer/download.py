@@ -55,6 +55,7 @@ def download(
     *,
     expected_size: int | None = None,
     expected_sha256: str | None = None,
+    largest_size: int | None = None,
     progress: Progress | None = None,
     refresh_url: Callable[[], str] | None = None,
     waits: Waits = WAITS,
@@ -67,6 +68,7 @@ def download(
         target: where the file goes; its directory is made when missing.
         expected_size: refuse anything but this many bytes.
         expected_sha256: refuse anything but these bytes.
+        largest_size: refuse more than this many bytes, where it is not known how many there are.
         progress: called with the number of bytes that are there so far; falls back when it starts again.
         refresh_url: returns a new URL when the store says that this one has ended (HTTP 403).
         waits: the pauses between tries.
@@ -84,6 +86,7 @@ def download(
             target.parent.mkdir(parents=True, exist_ok=True)
             partial = stack.enter_context(_Partial(target))
             transfer = _Transfer(blobs, url, partial, expected_size, expected_sha256, progress, refresh_url)
+            transfer.largest_size = largest_size
             waits.run(transfer.attempt)
             size = partial.size()
             partial.finish()
@@ -192,6 +195,7 @@ class _Transfer:
         self._progress = progress
         self._refresh_url = refresh_url
         self.suggested_name: str | None = None
+        self.largest_size: int | None = None
 
     def attempt(self) -> None:
         """Fetch what is missing and check the whole."""
@@ -246,6 +250,9 @@ class _Transfer:
 
     def _check_size(self, size: int, *, final: bool) -> None:
         expected = self._expected_size
+        if expected is None and self.largest_size is not None and size > self.largest_size:
+            self._partial.restart(None, None)
+            raise TransferError(f"{shown(self._url)} has more than {self.largest_size} bytes.")
         if expected is None or size == expected or (size < expected and not final):
             return
         self._partial.restart(None, None)

@@ -33,6 +33,8 @@ Secret = Annotated[SecretStr, PlainSerializer(SecretStr.get_secret_value, return
 """Shown nowhere, and sent as it is."""
 Token = Annotated[Secret, Field(min_length=1, max_length=128)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
+Term = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Pause = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Row = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
 Step = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
 
@@ -46,6 +48,16 @@ def _written(words: str) -> str:
 Words = Annotated[str, AfterValidator(_written)]
 """In one line; no engine keeps every character that JSON can hold."""
 MetricKey = Annotated[Words, Field(max_length=128)]
+
+
+def _segment(name: str) -> str:
+    if name in ("", ".", "..") or any(mark in name for mark in "/\\\0"):
+        raise ValueError("not the name of one directory")
+    return name
+
+
+Segment = Annotated[str, AfterValidator(_segment)]
+"""A worker makes a directory of it, whatever its platform says."""
 UploadName = Annotated[Words, Field(max_length=160)]
 
 
@@ -96,14 +108,14 @@ class StoredJournal(WireModel):
 class AssignedRun(WireModel):
     """A run as its worker knows it; ``request`` and ``selection`` as they were submitted and drawn."""
 
-    id: str
-    name: str
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+    name: Annotated[Words, AfterValidator(_segment)]
     kind: Literal["eval", "training"]
     workspace_id: str
     request: dict[str, Any]
     commit_sha: str
     branch: str | None = None
-    rollout_name: str
+    rollout_name: Segment
     dataset_name: str
     model_path: str
     seed: int
@@ -116,7 +128,7 @@ class AssignedLease(WireModel):
 
     token: Token
     attempt: Count
-    term_s: float
+    term_s: Term
 
 
 class AssignedAdapter(WireModel):
@@ -158,11 +170,11 @@ class Assignment(WireModel):
     source: InputDownload | None = None
     agent: AgentPlace | None = None
     dataset: InputDownload
-    dataset_extension: str
+    dataset_extension: Annotated[str, Field(pattern=r"^[a-z0-9]{1,16}$")]
     adapter: AssignedAdapter | None = None
     journal: StoredJournal
     training: StoredTraining | None = None
-    next_s: float = 1.0
+    next_s: Pause = 1.0
 
 
 class JournalPart(WireModel):
@@ -304,8 +316,8 @@ class SyncReply(WireModel):
     """
 
     stop: bool
-    term_s: float
-    next_s: float
+    term_s: Term
+    next_s: Pause
     journal_bytes: Count = 0
     log_lines: Count = 0
     uploads: list[UploadGrant] = []

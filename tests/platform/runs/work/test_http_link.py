@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,18 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from osmosis_ai.api.retrying import Waits
-from osmosis_ai.api.wire.workers import Assignment, InputDownload, SyncReply, UploadGrant, WorkerOffer
+from osmosis_ai.api.wire.workers import (
+    Assignment,
+    InputDownload,
+    JournalSegment,
+    SyncReply,
+    UploadGrant,
+    WorkerOffer,
+)
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
 from osmosis_ai.platform.runs.work import http_link
@@ -212,3 +219,63 @@ def test_a_lease_runs_out_by_this_machines_own_clock(link: HttpLink, desk: Desk)
     assert not channel.has_run_out()
     now[0] = 59.0
     assert channel.has_run_out()
+
+
+@pytest.mark.parametrize(
+    ("part", "lie"),
+    [
+        ("run", {"id": "../../other"}),
+        ("run", {"id": "-c"}),
+        ("run", {"name": ".."}),
+        ("run", {"name": "a\x1b[31m"}),
+        ("run", {"rollout_name": "../../.ssh"}),
+        ("lease", {"term_s": 0}),
+        ("lease", {"term_s": -1}),
+        ("", {"dataset_extension": "../../a"}),
+        ("", {"next_s": -1}),
+    ],
+)
+def test_a_claim_that_names_another_place_is_none(
+    link: HttpLink, desk: Desk, part: str, lie: dict[str, Any]
+) -> None:
+    within = {part: {**ASSIGNMENT[part], **lie}} if part else lie
+    desk.replies = [JSONResponse({**ASSIGNMENT, **within})]
+    with pytest.raises(OsmosisError, match="the claim"):
+        link.claim(WorkerOffer(claim_id="a" * 32, sdk_version="0.3.18"))
+
+
+def test_a_platform_that_wants_to_be_left_alone_for_years_keeps_no_worker_from_its_lease(
+    channel: RunChannel, desk: Desk
+) -> None:
+    desk.replies = [JSONResponse(REPLY.model_copy(update={"next_s": 1e9}).to_wire())]
+    channel.sync()
+    assert channel.pace_s == 10.0
+
+
+def test_a_reply_without_end_is_not_read_to_its_end(
+    link: HttpLink, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_link, "_LARGEST_REPLY_BYTES", 1 << 20)
+
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(16):
+            yield bytes(1 << 18)
+
+    desk.replies = [StreamingResponse(endless())]
+    with pytest.raises(PlatformUnreachableError, match="more than can be read"):
+        link.claim(WorkerOffer(claim_id="a" * 32, sdk_version="0.3.18"))
+
+
+def test_a_packed_part_that_is_larger_than_its_lines_fills_no_disk(
+    link: HttpLink, desk: Desk, tmp_path: Path
+) -> None:
+    desk.blobs["part"] = bytes(1 << 18)
+    part = JournalSegment(url="/blobs/part", size=7, sha256=DIGEST, offset=0, packed=True)
+    with pytest.raises(OsmosisError, match="more than"):
+        link.fetch(part, tmp_path / "part")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_upload_without_a_place_to_go_is_tried_again_later(channel: RunChannel) -> None:
+    with pytest.raises(PlatformUnreachableError, match="where to send `files/1`"):
+        channel.store([OutgoingBlob.of("files/1", BytesIO(b"a"))])

@@ -7,9 +7,10 @@ exchange of this protocol has the same effect twice as once.
 from __future__ import annotations
 
 import gzip
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -50,6 +51,9 @@ M = TypeVar("M", bound=WireModel)
 _SILENCE_S = 20.0
 """How long the platform may think, beside what it was asked to wait."""
 _LARGEST_REPLY_BYTES = 64 << 20
+_LONGEST_REPLY_S = 120.0
+_PACKING_ROOM_BYTES = 1 << 16
+"""What packing adds at most to lines that do not shrink."""
 _WORTH_PACKING_BYTES = 2048
 _PACKING_LEVEL = 1
 _WAITS = Waits((0.1, 0.4, 1.0))
@@ -116,6 +120,7 @@ class HttpLink:
             target,
             expected_size=None if is_packed else download.size,
             expected_sha256=None if is_packed else download.sha256,
+            largest_size=download.size + _PACKING_ROOM_BYTES if is_packed else None,
             waits=_BLOB_WAITS,
             client=blobs,
         )
@@ -156,15 +161,15 @@ class HttpLink:
         timeout = httpx.Timeout(_SILENCE_S + wait_s, connect=_SILENCE_S)
 
         def attempt() -> bytes:
+            asked: dict[str, Any] = {"content": body, "headers": headers, "timeout": timeout}
             try:
-                reply = self._http.post(
-                    f"{self._base}{route}", content=body, headers=headers, timeout=timeout
-                )
+                with self._http.stream("POST", f"{self._base}{route}", **asked) as reply:
+                    content = self._content(reply)
             except (httpx.HTTPError, httpx.StreamError) as error:
                 raise Transient(self._unreachable(error)) from None
-            if reply.is_success and len(reply.content) <= _LARGEST_REPLY_BYTES:
-                return reply.content
-            raise self._refusal(reply)
+            if reply.is_success:
+                return content
+            raise self._refusal(Reply(reply.status_code, reply.headers, content))
 
         return _WAITS.run(attempt)
 
@@ -173,21 +178,29 @@ class HttpLink:
             f"the platform does not answer: {reason(error)}.", hint=connection_hint(self._base, error)
         )
 
-    def _refusal(self, reply: httpx.Response) -> Exception:
+    def _content(self, reply: httpx.Response) -> bytes:
+        """Return the body, as long as it ends soon enough."""
+        body, began = bytearray(), time.monotonic()
+        for block in reply.iter_bytes():
+            body += block
+            if len(body) > _LARGEST_REPLY_BYTES or time.monotonic() - began > _LONGEST_REPLY_S:
+                raise PlatformUnreachableError("the platform answers with more than can be read.")
+        return bytes(body)
+
+    def _refusal(self, reply: Reply) -> Exception:
         """Return what to raise for a reply that is no success."""
-        answer = Reply(reply.status_code, reply.headers, reply.content)
         error = http_error(
-            answer, RequestInfo(self._base, "given"), ReplyRedactor([self._credential.get_secret_value()])
+            reply, RequestInfo(self._base, "given"), ReplyRedactor([self._credential.get_secret_value()])
         )
         if error.platform_code == LEASE_LOST:
             return LeaseLostError(error.message)
         if error.platform_code == JOURNAL_OFFSET:
             return JournalOffsetError(_stored_bytes(error))
-        if reply.status_code in (401, 403, 426):
+        if reply.status in (401, 403, 426):
             return CredentialRefusedError(error.message, hint=error.hint)
-        if reply.status_code in _BUSY:
+        if reply.status in _BUSY:
             unreachable = PlatformUnreachableError(error.message, hint=error.hint)
-            return Transient(unreachable) if reply.status_code in (429, 502, 503, 504) else unreachable
+            return Transient(unreachable) if reply.status in (429, 502, 503, 504) else unreachable
         return error
 
 

@@ -123,7 +123,7 @@ class RunInputs:
             OsmosisError: the dataset was replaced or removed before there was one.
         """
         run, rows = self.run, self.rows
-        path = self._directory.dataset(rows.extension)
+        path = self._directory.dataset(self._channel.assignment.dataset_extension)
         given = self._channel.assignment.dataset
         if given.sha256 != rows.sha256 or not self._is_here(given, path):
             raise OsmosisError(

@@ -230,7 +230,7 @@ class Publisher:
                 self._tail.go_to(error.stored)
             raise
         # A full exchange is followed at once, others at the pace that the platform sets.
-        self._say_at = time.monotonic() + (0.0 if news.is_full else reply.next_s)
+        self._say_at = time.monotonic() + (0.0 if news.is_full else self._channel.pace_s)
         self._note_told(news, reply)
 
     def _note_told(self, news: _News, reply: SyncReply) -> None:

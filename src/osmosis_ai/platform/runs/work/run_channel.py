@@ -29,7 +29,7 @@ from osmosis_ai.api.wire.workers import (
     UploadGrant,
     WantedUpload,
 )
-from osmosis_ai.platform.runs.work.platform_link import PlatformLink
+from osmosis_ai.platform.runs.work.platform_link import PlatformLink, PlatformUnreachableError
 
 _BLOCK_BYTES = 1 << 20
 _THREADS = 4
@@ -80,7 +80,7 @@ class RunChannel:
         self._lock = threading.Lock()
         self._answered_at = clock()
         self._term_s = assignment.lease.term_s
-        self._next_s = assignment.next_s
+        self._next_s = self._pace(assignment.next_s)
         self._on_stop: Callable[[], None] = lambda: None
         self.stop_asked = False
 
@@ -126,7 +126,8 @@ class RunChannel:
         with self._lock:
             is_held = bool(news.get("may_wait"))
             self._answered_at = max(self._answered_at, self._clock() if is_held else asked_at)
-            self._term_s, self._next_s = reply.term_s, reply.next_s
+            self._term_s = reply.term_s
+            self._next_s = self._pace(reply.next_s)
             is_news = reply.stop and not self.stop_asked
             self.stop_asked = self.stop_asked or reply.stop
         if is_news:
@@ -144,6 +145,8 @@ class RunChannel:
             some = blobs[start : start + _MOST_WANTED]
             wanted = [WantedUpload(name=each.name, size=each.size, sha256=each.sha256) for each in some]
             granted = {grant.name: grant for grant in self.sync(wanted=wanted).uploads}
+            if missing := [each.name for each in some if each.name not in granted]:
+                raise PlatformUnreachableError(f"the platform does not say where to send `{missing[0]}`.")
             grants = [granted[each.name] for each in some]
             if len(some) == 1:
                 sent.append(self._send(some[0], grants[0]))
@@ -169,6 +172,10 @@ class RunChannel:
         """Let the run go as it is; ``setback`` says why our own infrastructure failed it."""
         said = {"setback": setback, "ending": ending}
         return self._link.release(self.run.id, ReleaseRequest(lease=self.assignment.lease.token, **said))
+
+    def _pace(self, wanted_s: float) -> float:
+        # Whoever came less often would lose the lease, whatever the platform says.
+        return min(wanted_s, self._term_s / 3)
 
     def _send(self, blob: OutgoingBlob, grant: UploadGrant) -> SentUpload:
         # Without a URL the platform has the bytes.

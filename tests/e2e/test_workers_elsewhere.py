@@ -137,6 +137,7 @@ def test_a_run_whose_machine_is_gone_or_sent_away_is_finished_by_another_one(
     assert (status, told["resource"]["runs"][0]["attempt"]) == (0, 3), err
     assert run.finish()["status"] == "finished"
     require_same_results(run, calm)
+    assert samples(run.results) == samples(calm.results), "whoever was counted has its conversation"
 
 
 def test_sigterm_puts_a_run_aside_with_all_it_has_and_another_machine_goes_on(

@@ -13,7 +13,7 @@ from osmosis_ai.evaluation.journal import JournalCorruptionError, replay
 from osmosis_ai.platform.runs.work.sample_files import RecordedItem
 
 # As JSON in an exchange, a line of JSON grows by its quotes.
-_PART_BYTES = 480 * 1024
+PART_BYTES = 480 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,16 @@ class TailPart:
     items: list[RecordedItem]
     is_resumed: bool
     is_full: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of the journal."""
+        return self.end - self.offset
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the platform does not have it yet."""
+        return bool(self.lines)
 
 
 class JournalTail:
@@ -66,10 +76,10 @@ class JournalTail:
         end = start + len(content)
         is_sent = start >= self._stored
         lines = content.decode() if is_sent else ""
-        return TailPart(start, end, lines, items, start < self.resumed, len(content) > _PART_BYTES // 2)
+        return TailPart(start, end, lines, items, start < self.resumed, len(content) > PART_BYTES // 2)
 
     def take(self, part: TailPart) -> None:
-        """Take note that a part is told."""
+        """Go on behind a part."""
         self._taken = part.end
 
     def go_to(self, stored: int) -> None:
@@ -79,7 +89,7 @@ class JournalTail:
     def _boundary(self, start: int) -> int:
         """Return where a part that begins at ``start`` ends at the latest: what is behind is treated otherwise."""
         ahead = [bound for bound in (self._stored, self.resumed) if bound > start]
-        return min([start + _PART_BYTES, *ahead])
+        return min([start + PART_BYTES, *ahead])
 
     def _lines(self, start: int, end: int) -> bytes:
         """Return the whole lines between two bytes; one that is longer whole."""

@@ -1,8 +1,9 @@
 """What a worker finds out becomes visible: results, numbers, log lines and files, while the run goes on.
 
 The engine's journal is the truth and this only copies from it, whole lines as they stand on the disk: what the platform
-has already it compares and acknowledges, so that saying it again changes nothing. The platform sets the pace; at the end
-everything is said at once.
+has already it compares and acknowledges, so that saying it again changes nothing. Lines go behind the files of their
+attempts: what a machine leaves that is gone in between, whole samples or none, another one can go on with. The platform
+sets the pace; at the end everything is said at once.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.log_lines import LogLine, bounded, bounded_details, storable
 from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
+from osmosis_ai.platform.runs.work.held_lines import HeldLines
 from osmosis_ai.platform.runs.work.journal_tail import JournalTail, TailPart
 from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError
 from osmosis_ai.platform.runs.work.run_channel import RunChannel
@@ -80,6 +82,7 @@ class Publisher:
         self._directory: RunDirectory | None = None
         self._files: SampleFiles | None = None
         self._tail: JournalTail | None = None
+        self._held = HeldLines(time.monotonic)
         self._numbers_of: tuple[int, int] | None = None
         self._say_at = 0.0
         self._wake = threading.Event()
@@ -138,7 +141,6 @@ class Publisher:
         if isinstance(self.failure, LeaseLostError | CredentialRefusedError):
             raise self.failure
         self.flush()
-        self._patiently(self._tell_rest)
 
     def flush(self) -> None:
         """Publish what there is, once :meth:`finish` has been called; as that."""
@@ -181,29 +183,50 @@ class Publisher:
             self._writes.popleft()
         if not self._closing and time.monotonic() < self._say_at:
             return bool(self._writes)
-        news = self._news()
-        if news.fields:
-            self._say(news)
-        elif news.tail is not None:
-            self._take_tail(news.tail)
-        told_files = self._tell(self._files.ready()) if self._files is not None else False
+        self._read_on()
+        told_files = False
+        try:
+            told_files = self._tell_files()
+        finally:
+            # Behind the files that it names; a store that is away keeps nobody from being heard of.
+            news = self._news()
+            if news.fields:
+                self._say(news)
+            elif news.tail is not None:
+                self._held.told(news.tail)
         if self._closing:
-            return bool(news.fields or news.tail or told_files or self._writes)
+            return bool(news.fields or news.tail or told_files or self._held or self._writes)
         return news.is_full or told_files or bool(self._writes)
 
-    def _tell_rest(self) -> bool:
-        while self._files is not None and self._tell(self._files.rest()):
-            pass
-        return False
+    def _read_on(self) -> None:
+        """Read what was recorded meanwhile, and watch out for its files."""
+        if self._tail is None or self.damage is not None or self._held.is_full:
+            return
+        part = self._tail.read()
+        self.damage = self._tail.damage
+        if part is not None:
+            self._tail.take(part)
+            self._held.add(part)
+            if self._files is not None:
+                self._files.expect(part.items, resumed=part.is_resumed)
+
+    def _tell_files(self) -> bool:
+        """Say which files were sent by now, at the end which there are at all; return whether there were any."""
+        if self._files is None:
+            return False
+        if not self._closing:
+            return self._tell(self._files.ready())
+        told = False
+        while self._tell(self._files.rest()):
+            told = True
+        return told
 
     def _news(self) -> _News:
         news = _News()
         said = news.fields
-        if self._tail is not None and self.damage is None:
-            news.tail = self._tail.read()
-            self.damage = self._tail.damage
-            if news.tail is not None and news.tail.lines:
-                tail = news.tail
+        if self._tail is not None:
+            news.tail = tail = self._held.due(self._files)
+            if tail is not None and tail.is_sent:
                 said["journal"] = JournalPart(
                     generation=self._channel.assignment.journal.generation,
                     offset=tail.offset,
@@ -227,6 +250,7 @@ class Publisher:
             reply = self._channel.sync(**news.fields)
         except JournalOffsetError as error:
             if self._tail is not None:
+                self._held.forget()
                 self._tail.go_to(error.stored)
             raise
         # A full exchange is followed at once, others at the pace that the platform sets.
@@ -244,13 +268,7 @@ class Publisher:
             self._progress = None
         self._numbers_of = news.numbers_of or self._numbers_of
         if news.tail is not None:
-            self._take_tail(news.tail)
-
-    def _take_tail(self, part: TailPart) -> None:
-        assert self._tail is not None
-        self._tail.take(part)
-        if self._files is not None:
-            self._files.expect(part.items, resumed=part.is_resumed)
+            self._held.told(news.tail)
 
     def _tell(self, news: FileNews) -> bool:
         """Say which files were sent, some in each exchange; return whether there were any."""

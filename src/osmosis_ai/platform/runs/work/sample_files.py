@@ -151,6 +151,16 @@ class SampleFiles:
             directory.trial(item.rollout_id),
         )
 
+    @property
+    def longest_age_s(self) -> float:
+        """How long a shard is filled at most, in seconds."""
+        return max(_LEAST_AGE_S, _SHARE_OF_TIME * (self._clock() - self._began))
+
+    def are_awaited(self, items: Iterable[RecordedItem]) -> bool:
+        """Tell whether files of these attempts are still to come, or not told yet."""
+        here = {(item.row_index, item.run_index) for item in self._shard.items} if self._shard else set()
+        return any((place := (row, attempt)) in self._expected or place in here for row, attempt, *_ in items)
+
     def ready(self) -> FileNews:
         """Return what was sent by now; the same until :meth:`written` is called."""
         if self._shard is None or not self._shard.is_stored:
@@ -185,9 +195,10 @@ class SampleFiles:
         if not shard.is_stored:
             if not (at_end or self._is_full() or self._is_old()):
                 return FileNews()
+            began = self._clock()
             if shard.writer.size:
                 shard.sent += self._send([OutgoingBlob.of(shard.name, shard.writer.content())])
-            shard.is_stored, self._stored_at = True, self._clock()
+            shard.is_stored, self._stored_at = True, began
         if not shard.files:
             self.written()  # none of its attempts left a file
         return FileNews(shard.files, shard.sent)
@@ -199,8 +210,7 @@ class SampleFiles:
         )
 
     def _is_old(self) -> bool:
-        now = self._clock()
-        return now - self._stored_at >= max(_LEAST_AGE_S, _SHARE_OF_TIME * (now - self._began))
+        return self._clock() - self._stored_at >= self.longest_age_s
 
     def _collect(self, places: Iterable[tuple[int, int]], *, at_end: bool) -> None:
         """Store the files of the attempts that have all of theirs, or at the end what they have."""

@@ -1,0 +1,73 @@
+"""Lines of a journal that wait for the files of their attempts: whoever counts a sample is to find its conversation."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from osmosis_ai.platform.runs.work.journal_tail import PART_BYTES, TailPart
+from osmosis_ai.platform.runs.work.sample_files import SampleFiles
+
+_MOST_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    part: TailPart
+    since: float
+
+
+class HeldLines:
+    """Parts of a journal in their order, from when they are read until they are told.
+
+    What waits for files waits no longer than a shard that is being filled does (:attr:`SampleFiles.longest_age_s`):
+    a conversation that is late, or never comes, keeps nobody from seeing that an attempt has ended.
+
+    Args:
+        clock: in seconds, never back.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._held: deque[_Held] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more is to be read for now: it lies on the disk as well."""
+        return bool(self._held) and self._held[-1].part.end - self._held[0].part.offset > _MOST_BYTES
+
+    def add(self, part: TailPart) -> None:
+        """Hold the part that follows the last one."""
+        self._held.append(_Held(part, self._clock()))
+
+    def due(self, files: SampleFiles | None) -> TailPart | None:
+        """Return what is to be told next, as one part; the same, or more of it, until it is told."""
+        due: TailPart | None = None
+        for held in self._held:
+            part = held.part
+            if files is not None and self._waits(held, files):
+                break
+            if due is None:
+                due = part
+            elif due.is_sent != part.is_sent or due.size + part.size > PART_BYTES:
+                return replace(due, is_full=True)
+            else:
+                lines = due.lines + part.lines
+                due = replace(due, end=part.end, lines=lines, items=[*due.items, *part.items])
+        return due
+
+    def told(self, part: TailPart) -> None:
+        """Take note that the platform has everything up to the end of ``part``."""
+        while self._held and self._held[0].part.end <= part.end:
+            self._held.popleft()
+
+    def forget(self) -> None:
+        """Let go of all: it is read again."""
+        self._held.clear()
+
+    def _waits(self, held: _Held, files: SampleFiles) -> bool:
+        return files.are_awaited(held.part.items) and self._clock() - held.since < files.longest_age_s

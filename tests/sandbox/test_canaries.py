@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
+import socket
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import osmosis_ai
-from osmosis_ai.sandbox import processors_for
-from tests.sandbox.conftest import Machine
+from osmosis_ai.sandbox import SandboxCapability, processors_for
+from osmosis_ai.sandbox.places import interpreter_places
+from tests.sandbox.conftest import Machine, make_machine
 
 pytestmark = pytest.mark.integration
 
@@ -30,6 +34,14 @@ find "$HOME" /root /tmp /var /run /home -type f -size -64k -exec cat {} + 2>/dev
 exit 0
 """
 EVERYTHING = NAMED + ELSE
+
+REACH = """
+import socket, sys
+places = [("loopback", socket.AF_INET, ("127.0.0.1", int(sys.argv[1]))), ("abstract", socket.AF_UNIX, "\\0" + sys.argv[2])]
+for name, family, place in places:
+    with socket.socket(family) as tried:
+        print("-" if tried.connect_ex(place) else name)
+"""
 
 
 def test_no_canary_is_within_reach(machine: Machine) -> None:
@@ -95,8 +107,6 @@ def test_the_sdk_and_the_interpreter_can_not_be_written_to(machine: Machine) -> 
 
 @pytest.mark.parametrize("overlays", [True, False])
 def test_what_it_changes_in_its_source_ends_with_it(machine: Machine, overlays: bool) -> None:
-    from dataclasses import replace
-
     machine.sandbox = replace(machine.sandbox, overlays=overlays)
     ended = machine.run(
         "cat main.py; rm main.py && echo mine > main.py && cat main.py; mkdir -p a/b && echo x > a/b/c"
@@ -115,8 +125,6 @@ def test_what_it_leaves_among_its_artifacts_stays(machine: Machine) -> None:
 
 
 def test_temporary_places_hold_no_more_than_they_may(tmp_path: Path, machine: Machine) -> None:
-    from dataclasses import replace
-
     limits = replace(machine.sandbox.limits, temporary_bytes=1 << 20)
     machine.sandbox = replace(machine.sandbox, limits=limits)
     ended = machine.run(
@@ -178,6 +186,31 @@ def test_what_an_ordinary_users_sandbox_reaches_holds_no_canary_either(nobodys_m
     assert nobodys_machine.found(ended.stdout) == []
 
 
+def test_forking_as_root_meets_no_limit_which_is_why_a_platform_has_a_user_of_its_own(
+    tmp_path: Path, capability: SandboxCapability
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root is not counted")
+    machine = make_machine(tmp_path, capability, processes=8)
+    ended = machine.run("i=0; while [ $i -lt 32 ]; do sleep 30 & i=$((i+1)); done; echo forked")
+    assert "forked" in ended.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
+def test_with_a_network_it_reaches_what_listens_on_its_machine(machine: Machine) -> None:
+    abstract = f"\0osmosis-{secrets.token_hex(8)}"
+    with socket.create_server(("127.0.0.1", 0)) as loopback, socket.socket(socket.AF_UNIX) as unnamed:
+        unnamed.bind(abstract)
+        unnamed.listen()
+        places = [str(loopback.getsockname()[1]), abstract[1:]]
+        machine.sandbox = replace(machine.sandbox, readable=interpreter_places(Path(sys.executable)))
+        with_network = machine.run('exec "$@"', sys.executable, "-c", REACH, *places)
+        held = replace(machine, sandbox=replace(machine.sandbox, network="none"))
+        without = held.run('exec "$@"', sys.executable, "-c", REACH, *places)
+    assert with_network.stdout.split() == ["loopback", "abstract"]
+    assert without.stdout.split() == ["-", "-"]
+
+
 def test_links_that_it_makes_lead_nowhere_beyond_it(machine: Machine) -> None:
     secret = machine.root / "somewhere" / "else"
     ended = machine.run(
@@ -191,8 +224,6 @@ def test_links_that_it_makes_lead_nowhere_beyond_it(machine: Machine) -> None:
 
 
 def test_a_process_that_takes_more_memory_than_the_run_may_gets_none(machine: Machine) -> None:
-    from dataclasses import replace
-
     machine.sandbox = replace(machine.sandbox, limits=replace(machine.sandbox.limits, memory_gb=0.1))
     ended = machine.run("head -c 300000000 /dev/zero | tail -c 300000000 | wc -c")
     assert "300000000" not in ended.stdout
@@ -200,8 +231,6 @@ def test_a_process_that_takes_more_memory_than_the_run_may_gets_none(machine: Ma
 
 
 def test_a_run_starts_on_as_many_processors_as_it_was_granted(machine: Machine) -> None:
-    from dataclasses import replace
-
     there = os.sched_getaffinity(0)
     assert processors_for(None) == processors_for(len(there)) == ()
     if len(there) < 2 or shutil.which("taskset") is None:

@@ -230,3 +230,11 @@ def test_an_agent_without_usable_tools_for_any_row_is_refused_before_the_first(
     # Wrong for some rows only: the others are worth a run, which gets as far as the model here.
     tools("return [] if request.messages[-1]['content'] == 'two' else None")
     assert "127.0.0.1:9" in cli(*project.words()).err
+
+
+def test_a_sandbox_is_refused_with_what_gives_one(cli: Cli, project: Project) -> None:
+    for words in (("eval", "-m", "server:agent_loop", "--isolate"), project.words("--isolate")):
+        found = cli(*words)
+        assert (found.status, found.out) == (2, "")
+        assert found.err.startswith("Error: 'osmosis eval -m' runs an agent loop without a sandbox")
+        assert "`osmosis eval run CONFIG --isolate`" in found.err

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from osmosis_ai.services.agent_loops.classic_eval import ClassicEvalResult
 
 MODEL, ROWS, PACE, LIMITS, RUN = "Model", "Rows and scores", "Pace and seeds", "Budget", "Run and results"
+NO_SANDBOX = (
+    "'osmosis eval -m' runs an agent loop without a sandbox: as a workflow with a config file it gets one by "
+    "`osmosis eval run CONFIG --isolate`."
+)
+
+
+def _refuse_isolation(context: typer.Context, asked: bool) -> None:
+    if asked:
+        context.fail(NO_SANDBOX)
 
 
 def eval_classic(
@@ -123,6 +132,9 @@ def eval_classic(
     ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Say nothing unless something fails.", rich_help_panel=RUN)
+    ] = False,
+    _isolate: Annotated[
+        bool, typer.Option("--isolate", hidden=True, is_eager=True, callback=_refuse_isolation)
     ] = False,
 ) -> OperationResult:
     """Evaluate an agent loop on a dataset, scored by eval functions: `osmosis eval -m MODULE:AGENT -d FILE …`.

@@ -101,12 +101,8 @@ class Viewing:
 
     def href(self, *segments: str | int) -> str:
         """Return the address of a page: ``href("evals", name, "samples")``; without segments that of the first."""
-        return (
-            "".join(
-                [self.root, *(f"/{quote(str(segment), safe='', errors='replace')}" for segment in segments)]
-            )
-            or "/"
-        )
+        path = "".join(f"/{quote(str(segment), safe='', errors='replace')}" for segment in segments)
+        return self.root + path or "/"
 
     def run_href(self, kind: RunKind, name: str, *below: str | int) -> str:
         """Return the address of a run's page, or of one below it."""

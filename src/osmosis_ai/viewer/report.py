@@ -80,11 +80,9 @@ def write_run_report(
         "shell": view.shell,
         "text": options.text,
     }
-    written: set[tuple[int, int]] = set()
     _write(file, "report_head.html", values)
-    if options.text and view.can("conversations"):
-        for place in _write_conversations(file, view, run, options, content):
-            written.add(place)
+    tells = options.text and view.can("conversations")
+    written = set(_write_conversations(file, view, run, options, content) if tells else ())
     _write(file, "report_samples.html", {"content": content, "text": options.text})
     for sample in _samples(source, run, SampleQuery()):
         if content.samples >= MOST_LISTED and not options.everything:

@@ -11,7 +11,7 @@ from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import Block, Cell, Column, Row, Styled, Table, Text
 from osmosis_ai.evaluation.headline import Headline, spread_words
-from osmosis_ai.viewer.results import amount, number_lines, sample_counts
+from osmosis_ai.evaluation.result_words import amount, number_lines, sample_counts
 
 if TYPE_CHECKING:
     from osmosis_ai.datasets.selection import RowsDrawn

@@ -88,14 +88,13 @@ class RunList:
             return page if not self._unread else replace(page, progress=1 - self._unread / len(places))
 
     def _page(self, query: RunQuery, limit: int, cursor: str | None) -> ItemPage[RunEntry]:
-        found, key = self._found(query), _SORTED_BY[query.sort]
-        order = f"runs:{query.sort}:{'desc' if query.descending else 'asc'}"
-        first, last = _slice(found, key, order, query.descending, limit, cursor)
+        found = self._found(query)
+        first, last = _slice(found, query, limit, cursor)
         items = [self._with_trend(entry) for entry in found[first:last]]
         return ItemPage(
             items,
-            next=_cursor(items[-1], key, order) if items and last < len(found) else None,
-            previous=_cursor(items[0], key, order, backward=True) if items and first > 0 else None,
+            next=_cursor(query, items[-1]) if items and last < len(found) else None,
+            previous=_cursor(query, items[0], backward=True) if items and first > 0 else None,
             counts={
                 "total": len(found),
                 "unfiltered": sum(query.kind in (None, kind) for kind, _ in self._entries),
@@ -305,20 +304,14 @@ _SORTED_BY: dict[RunSort, Callable[[RunEntry], Scalar]] = {
 }
 
 
-def _slice(
-    found: Sequence[RunEntry],
-    key: Callable[[RunEntry], Scalar],
-    order: str,
-    descending: bool,
-    limit: int,
-    cursor: str | None,
-) -> tuple[int, int]:
+def _slice(found: Sequence[RunEntry], query: RunQuery, limit: int, cursor: str | None) -> tuple[int, int]:
     """Return where in a sorted list a page begins and ends."""
     if cursor is None:
         return 0, limit
-    (value, run_id), backward = decode(cursor, order, parts=2)
+    (value, run_id), backward = decode(cursor, _order(query), parts=2)
     if not isinstance(run_id, str):
         raise refused(cursor)
+    key, descending = _SORTED_BY[query.sort], query.descending
 
     def behind(entry: RunEntry) -> bool:
         """Tell whether a run stands behind the cursor's place, or at it when one goes back."""
@@ -338,5 +331,9 @@ def _slice(
     return (max(0, place - limit), place) if backward else (place, place + limit)
 
 
-def _cursor(entry: RunEntry, key: Callable[[RunEntry], Scalar], order: str, *, backward: bool = False) -> str:
-    return encode(order, [key(entry), entry.id], backward=backward)
+def _cursor(query: RunQuery, entry: RunEntry, *, backward: bool = False) -> str:
+    return encode(_order(query), [_SORTED_BY[query.sort](entry), entry.id], backward=backward)
+
+
+def _order(query: RunQuery) -> str:
+    return f"runs:{query.sort}:{'desc' if query.descending else 'asc'}"

@@ -6,6 +6,7 @@ Invariant: no page sorts and none skips: it begins behind its cursor in an index
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from osmosis_ai.viewer.cursors import SamplePosition, sample_cursor, sample_position
@@ -113,10 +114,7 @@ class SampleList:
     def counts(self, query: SampleQuery) -> Mapping[str, int]:
         """Return how many samples there are, of the query and of each outcome."""
         whole = self._once("counts", self._count_outcomes)
-        asked = (
-            query.outcome, query.row, query.category, query.boundary,
-            query.reward, query.tokens, query.duration_ms, query.cost_usd, query.text,
-        )  # fmt: skip
+        asked = replace(query, sort="row", descending=False)
         return {**whole, "total": self._once(asked, lambda: self._count(query))}
 
     def failures(self) -> list[FailureCount]:
@@ -185,17 +183,15 @@ class SampleList:
         return SampleEntry(row=row, attempt=attempt, passed=passed, flaky=bool(line[-1]), **known)
 
 
-def position_of(query: SampleQuery, entry: SampleEntry) -> SamplePosition:
-    """Return where a sample stands in the order of a query."""
+def position_of(query: SampleQuery, entry: SampleEntry, *, backward: bool = False) -> SamplePosition:
+    """Return where a sample stands in the order of a query; ``backward`` where the page before it is meant."""
     column = SORTED_BY[query.sort]
     value = getattr(entry, column) if column is not None else None
-    return SamplePosition(value, entry.row, entry.attempt)
+    return SamplePosition(value, entry.row, entry.attempt, backward=backward)
 
 
 def _cursor_at(query: SampleQuery, entry: SampleEntry, *, backward: bool) -> str:
-    at = position_of(query, entry)
-    position = SamplePosition(at.value, at.row, at.attempt, backward=backward)
-    return sample_cursor(query.sort, query.descending, position)
+    return sample_cursor(query.sort, query.descending, position_of(query, entry, backward=backward))
 
 
 def _parts(
@@ -258,12 +254,7 @@ def _conditions(query: SampleQuery) -> list[str]:
 
 
 def _ranges(query: SampleQuery) -> dict[str, tuple[float | None, float | None]]:
-    return {
-        "reward": query.reward,
-        "tokens": query.tokens,
-        "duration_ms": query.duration_ms,
-        "cost_usd": query.cost_usd,
-    }
+    return {name: getattr(query, name) for name in ("reward", "tokens", "duration_ms", "cost_usd")}
 
 
 def _escaped(text: str) -> str:

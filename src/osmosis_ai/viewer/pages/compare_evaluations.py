@@ -149,8 +149,7 @@ def _forest(comparison: RunComparison) -> SvgChart | None:
                 names.append(name)
     if not points:
         return None
-    scale = next(each for each in comparison.candidates[0].changes if each.metric == comparison.metric)
-    none = 1.0 if scale.described.scale == "amount" else 0.0
+    none = 1.0 if deciding.described.scale == "amount" else 0.0
     return forest(
         names,
         [ChartSeries(comparison.metric, points)],

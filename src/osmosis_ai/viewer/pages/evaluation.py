@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.headline import few_scored
+from osmosis_ai.evaluation.result_words import few_scored_bounds, number_lines, sample_counts, sentence
 from osmosis_ai.ui.numbers import interval
 from osmosis_ai.viewer.access import LiveChanges, RenderedPage, Viewing
 from osmosis_ai.viewer.live import is_over
 from osmosis_ai.viewer.queries import Words, query_string, word
-from osmosis_ai.viewer.results import few_scored_bounds, number_lines, sample_counts, sentence
 from osmosis_ai.viewer.source import FailureCount, RunDetail, RunEntry, RunKind
 
 if TYPE_CHECKING:
@@ -165,9 +166,7 @@ def _before(view: Viewing, detail: RunDetail) -> Mapping[str, Any] | None:
     if before is None:
         return None
     ours, theirs = (run.headline.pass_rate if run.headline else None for run in (detail.summary, before))
-    compare = f"{view.href('compare')}?" + "&".join(
-        query_string({"run": name})[1:] for name in (before.name, detail.summary.name)
-    )
+    compare = f"{view.href('compare')}?{urlencode({'run': (before.name, detail.summary.name)}, doseq=True)}"
     return {
         "entry": before,
         "href": view.run_href("eval", before.name),

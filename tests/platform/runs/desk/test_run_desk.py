@@ -20,6 +20,7 @@ from osmosis_ai.platform.runs.desk import journal_folding
 from osmosis_ai.platform.runs.desk.claims import Claims, ClaimScope
 from osmosis_ai.platform.runs.desk.journal_intake import JournalDivergedError
 from osmosis_ai.platform.runs.desk.run_desk import RunDesk
+from osmosis_ai.platform.runs.desk.watching import Idler
 from osmosis_ai.platform.runs.journal_segments import run_records
 from osmosis_ai.platform.runs.leases import LEASE, Leases
 from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
@@ -96,6 +97,27 @@ def test_runs_of_a_pool_are_for_its_workers_alone(api: TestClient, services: Pla
     assert services.desk.claim(offer(gpus=1), pool) is None, "it has not what the run asks for"
     assert services.desk.claim(offer(gpus=2), ClaimScope(pool="gpu", workspaces=frozenset({"wsp_x"}))) is None
     assert DeskWorker.claims(services, pool, gpus=2).run.status == "running"
+
+
+def test_a_look_asks_the_database_the_same_whatever_the_machines_that_wait_have(
+    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted(api, advanced_config={"execution": {"pool": "gpu", "cpus": 3}})
+    asked: list[Any] = []
+    waiting = Claims.waiting
+
+    def counted(claims: Claims, *question: Any) -> Any:
+        asked.append(question)
+        return waiting(claims, *question)
+
+    monkeypatch.setattr(Claims, "waiting", counted)
+    pool = ClaimScope(pool="gpu")
+    small, large, other = (Idler(offer(cpus=cpus), pool) for cpus in (2, 3, 4))
+    assert services.desk.watch.served([small, large, other]) == [large], "there is one run"
+    assert len(asked) == 1
+    asked.clear()
+    services.desk.watch.served([Idler(offer(run_id=f"run_{number}"), pool) for number in range(200)])
+    assert len(asked) == 32
 
 
 def test_the_workspace_with_the_fewest_at_work_goes_first(

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import WorkerOffer
-from osmosis_ai.config.execution import read_execution
+from osmosis_ai.config.execution import ExecutionSection, read_execution
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
@@ -41,6 +41,27 @@ class ClaimScope:
     pool: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingRun:
+    """A run that nobody works on, and what it asks of a machine."""
+
+    id: str
+    workspace_id: str
+    created_at: datetime
+    asks: ExecutionSection
+
+    def fits(self, offer: WorkerOffer, scope: ClaimScope) -> bool:
+        """Tell whether the machine has what the run asks for; of what the worker does not know it is not asked."""
+        if scope.run_id is not None:
+            return True  # a run's own ticket was given to a machine that was chosen for it
+        enough = (
+            (self.asks.cpus, offer.cpus),
+            (self.asks.gpus, offer.gpus),
+            (self.asks.memory_gb, offer.memory_gb),
+        )
+        return all(wanted is None or had is None or wanted <= had for wanted, had in enough)
+
+
 class Claims:
     """The claims of one platform's workers.
 
@@ -52,10 +73,10 @@ class Claims:
         self._db = db
         self._leases = leases
 
-    def waiting(self, offer: WorkerOffer, scope: ClaimScope) -> list[str]:
-        """Return, by reading alone, the runs that a claim may find now, the first choice first."""
+    def waiting(self, scope: ClaimScope, run_id: str | None) -> list[WaitingRun]:
+        """Return, by reading alone, the runs that claims (of ``run_id`` alone) may find now, the first choice first."""
         with self._db.session() as session:
-            return self._candidates(session, offer, scope)
+            return self._in_order(session, scope, run_id)
 
     def take(self, offer: WorkerOffer, scope: ClaimScope) -> tuple[Lease, bool] | None:
         """Become the owner of a run; None where there is none.
@@ -118,24 +139,31 @@ class Claims:
         return Lease(run.id, run.lease_token, run.attempt)
 
     def _candidates(self, session: Session, offer: WorkerOffer, scope: ClaimScope) -> list[str]:
-        """Return the runs to try, the one first whose workspace has the fewest at work; of one workspace the oldest."""
+        """Return the runs to try, the first choice first."""
+        return [run.id for run in self._in_order(session, scope, offer.run_id) if run.fits(offer, scope)]
+
+    def _in_order(self, session: Session, scope: ClaimScope, run_id: str | None) -> list[WaitingRun]:
+        """Return what waits, the run first whose workspace has the fewest at work; of one workspace the oldest."""
         now = self._leases.now(session)
-        waiting = session.execute(_waiting(now, now + self._leases.term + CLOCK_SLACK, offer, scope)).all()
-        # A run's own ticket was given to a machine that was chosen for it.
-        fitting = [row for row in waiting if scope.run_id is not None or _carries(offer, row.request)]
-        if len(fitting) < 2:
-            return [row.id for row in fitting]
+        rows = session.execute(_waiting(now, now + self._leases.term + CLOCK_SLACK, scope, run_id))
+        waiting = [
+            WaitingRun(
+                row.id, row.workspace_id, row.created_at, read_execution(row.request.get("advanced_config"))
+            )
+            for row in rows
+        ]
+        if len(waiting) < 2:
+            return waiting
         counted = session.execute(
             select(DbRun.workspace_id, func.count())
             .where(DbRun.status == "running", DbRun.lease_expires_at > now)
             .group_by(DbRun.workspace_id)
         )
         at_work = Counter({row[0]: row[1] for row in counted})
-        fitting.sort(key=lambda row: (at_work[row.workspace_id], row.created_at, row.id))
-        return [row.id for row in fitting]
+        return sorted(waiting, key=lambda run: (at_work[run.workspace_id], run.created_at, run.id))
 
 
-def _waiting(now: datetime, latest: datetime, offer: WorkerOffer, scope: ClaimScope) -> Select[Any]:
+def _waiting(now: datetime, latest: datetime, scope: ClaimScope, run_id: str | None) -> Select[Any]:
     """Return the query of runs in ``scope`` that nobody works on, of each workspace the oldest; ``latest`` is what a
     live lease's expiry can be.
     """
@@ -152,7 +180,7 @@ def _waiting(now: datetime, latest: datetime, offer: WorkerOffer, scope: ClaimSc
             ),
         ),
         or_(DbRun.claimable_at.is_(None), DbRun.claimable_at <= now),
-        *_conditions(offer, scope),
+        *_conditions(scope, run_id),
     )
     place = func.row_number().over(partition_by=DbRun.workspace_id, order_by=(DbRun.created_at, DbRun.id))
     found = select(DbRun.id, place.label("place")).where(is_waiting).subquery()
@@ -163,15 +191,15 @@ def _waiting(now: datetime, latest: datetime, offer: WorkerOffer, scope: ClaimSc
     )
 
 
-def _conditions(offer: WorkerOffer, scope: ClaimScope) -> list[ColumnElement[bool]]:
+def _conditions(scope: ClaimScope, run_id: str | None) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
     if scope.run_id is not None:
         return [DbRun.id == scope.run_id]
     conditions.append(DbRun.pool.is_(None) if scope.pool is None else DbRun.pool == scope.pool)
     if scope.workspaces is not None:
         conditions.append(DbRun.workspace_id.in_(scope.workspaces))
-    if offer.run_id is not None:
-        conditions.append(DbRun.id == offer.run_id)
+    if run_id is not None:
+        conditions.append(DbRun.id == run_id)
     return conditions
 
 
@@ -179,14 +207,3 @@ def _in_scope(run: DbRun, scope: ClaimScope) -> bool:
     if scope.run_id is not None:
         return run.id == scope.run_id
     return run.pool == scope.pool and (scope.workspaces is None or run.workspace_id in scope.workspaces)
-
-
-def _carries(offer: WorkerOffer, request: dict[str, Any]) -> bool:
-    """Tell whether the machine has what a run asks for; of what the worker does not know it is not asked."""
-    asked = read_execution(request.get("advanced_config"))
-    enough = (
-        (asked.cpus, offer.cpus),
-        (asked.gpus, offer.gpus),
-        (asked.memory_gb, offer.memory_gb),
-    )
-    return all(wanted is None or had is None or wanted <= had for wanted, had in enough)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from osmosis_ai.platform.runs.desk.claims import Claims, ClaimScope
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import OPEN
 
+_MOST_QUESTIONS = 32
+"""Of one look, whoever waits: a machine that asks for each run by its id holds up nobody else."""
 _MOST_NAMED = 500
 """Ids in one question; the engines differ in how many they take."""
 
@@ -60,17 +63,20 @@ class RunWatch:
         """Return those that may find a run when they ask now: no more of them than there are runs, the first ones first."""
         if not idlers or not self._is_any_open():
             return []
+        questions = list({(idler.scope, idler.offer.run_id): None for idler in idlers})
+        if len(questions) > _MOST_QUESTIONS:
+            questions = random.sample(
+                questions, _MOST_QUESTIONS
+            )  # the others have their turn at another look
+        waiting = {question: self._claims.waiting(*question) for question in questions}
         found: list[Idler] = []
-        left: dict[object, list[str]] = {}
         promised: set[str] = set()
         for idler in idlers:
-            offer = idler.offer
-            alike = (idler.scope, offer.run_id, offer.cpus, offer.gpus, offer.memory_gb)
-            if alike not in left:
-                left[alike] = self._claims.waiting(offer, idler.scope)
-            free = next((run_id for run_id in left[alike] if run_id not in promised), None)
+            offer, scope = idler.offer, idler.scope
+            runs = waiting.get((scope, offer.run_id), ())
+            free = next((run for run in runs if run.id not in promised and run.fits(offer, scope)), None)
             if free is not None:
-                promised.add(free)
+                promised.add(free.id)
                 found.append(idler)
         return found
 

@@ -144,6 +144,23 @@ class RunPair:
         return replace(self, a=_only(self.a, chosen_a), b=_only(self.b, chosen_b))
 
 
+def mean_rewards(a: RunSamples, b: RunSamples, matched: MatchedRows) -> tuple[Floats, Integers]:
+    """Return the pairs of mean rewards (to three digits) that common rows have in two runs, and how many have each.
+
+    Rows without a score in either run are left out.
+    """
+    import numpy as np
+
+    pair, means = RunPair.of(a, b, matched), []
+    for side in (pair.a, pair.b):
+        values, labels = side.rewards()
+        counts = np.bincount(labels, minlength=matched.common)
+        sums = np.bincount(labels, weights=values, minlength=matched.common)
+        means.append(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
+    both = np.round(np.stack(means, axis=1), 3)
+    return np.unique(both[~np.isnan(both).any(axis=1)], axis=0, return_counts=True)
+
+
 def _labelled(run: RunSamples, index: Integers) -> LabelledRun:
     import numpy as np
 

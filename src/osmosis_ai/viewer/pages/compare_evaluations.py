@@ -183,20 +183,10 @@ def _scatter(candidate: ComparedCandidate, a: RunSamples, b: RunSamples) -> SvgC
 
 
 def _row_means(a: RunSamples, b: RunSamples, matched: Any) -> list[ChartPoint]:
-    import numpy as np
-
-    from osmosis_ai.evaluation.comparison.run_pairs import RunPair
+    from osmosis_ai.evaluation.comparison.run_pairs import mean_rewards
     from osmosis_ai.ui.charts import ChartPoint
 
-    pair = RunPair.of(a, b, matched)
-    means = []
-    for side in (pair.a, pair.b):
-        values, labels = side.rewards()
-        counts = np.bincount(labels, minlength=matched.common)
-        sums = np.bincount(labels, weights=values, minlength=matched.common)
-        means.append(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
-    both = np.round(np.stack(means, axis=1), 3)
-    places, rows = np.unique(both[~np.isnan(both).any(axis=1)], axis=0, return_counts=True)
+    places, rows = mean_rewards(a, b, matched)
     return [
         ChartPoint(float(x), float(y), over=int(count))
         for (x, y), count in zip(places[:_MOST_POINTS], rows[:_MOST_POINTS], strict=True)

@@ -16,12 +16,11 @@ import html
 import json
 import os
 import secrets
-import stat
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from osmosis_ai.files import write_atomic
+from osmosis_ai.files import open_regular, write_atomic
 from osmosis_ai.viewer.serving.app import FRESH_KEY_PATH, OPEN_PATH
 from osmosis_ai.viewer.serving.entry import proof_of
 
@@ -92,19 +91,13 @@ def meeting_file(place: Path, cache_dir: Path) -> Path:
 def found_viewer(file: Path, place: Path) -> OpenViewer | None:
     """Return who shows ``place``; None where nobody says so, or somebody else could have."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-    except OSError:
-        return None
-    with os.fdopen(descriptor, "rb") as opened:
-        about = os.fstat(opened.fileno())
-        if not stat.S_ISREG(about.st_mode) or (hasattr(os, "getuid") and about.st_uid != os.getuid()):
-            return None
-        if os.name == "posix" and about.st_mode & 0o077:
-            return None
-        try:
+        with open_regular(file) as opened:
+            about = os.fstat(opened.fileno())
+            if about.st_uid != os.getuid() or about.st_mode & 0o077:
+                return None
             found = OpenViewer(**json.loads(opened.read(_LARGEST_BYTES)))
-        except (ValueError, TypeError):
-            return None
+    except (OSError, ValueError, TypeError):
+        return None
     return found if found.place == str(place) and isinstance(found.port, int) else None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample, new_id
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.read.derived_files import DerivedFiles
-from osmosis_ai.platform.runs.stored_journal import store_journal
+from osmosis_ai.platform.runs.stored_journal import pack_journal
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.redaction import Redactor
 from tests.evaluation.builders import record
@@ -207,13 +206,12 @@ def test_the_manifest_of_a_run_that_has_ended_is_written_once_but_for_its_log(
 
 
 def test_the_journal_is_downloaded_by_name_alone_and_as_it_was_written(
-    api: TestClient, services: PlatformServices, finished: dict[str, Any], tmp_path: Path
+    api: TestClient, services: PlatformServices, finished: dict[str, Any]
 ) -> None:
     assert paths(api, finished, types="journal") == []  # a run of a release that kept none
     line, last = sealed(record(0, notes="right").to_line(), BEFORE_THE_FIRST)
     journal = line + sealed(record(1).to_line(), last)[0]
-    (tmp_path / "events.jsonl").write_bytes(journal)
-    key = store_journal(tmp_path / "events.jsonl", finished["id"], services.blobs, Redactor())
+    key = pack_journal(journal.splitlines(keepends=True), finished["id"], services.blobs, Redactor())
     with services.db.transaction() as session:
         session.get_one(DbRun, finished["id"]).journal_blob = key
     assert "events.jsonl" not in paths(api, finished, types="metrics,trajectories,artifacts,logs")

@@ -11,7 +11,7 @@ import pytest
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.evaluation.journal import replay
 from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, Chain, sealed
-from osmosis_ai.platform.runs.stored_journal import records_beside, store_journal, stored_records
+from osmosis_ai.platform.runs.stored_journal import pack_journal, records_beside, stored_records
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.redaction import Redactor
 from tests.evaluation.builders import record
@@ -35,7 +35,8 @@ def journal(tmp_path: Path) -> Path:
 
 
 def stored(services: PlatformServices, journal: Path, *secrets: str) -> tuple[str, bytes]:
-    key = store_journal(journal, "run_1", services.blobs, Redactor(secrets))
+    lines = journal.read_bytes().splitlines(keepends=True)
+    key = pack_journal(lines, "run_1", services.blobs, Redactor(secrets))
     assert key is not None
     with services.blobs.open(key) as packed:
         return key, gzip.decompress(packed.read())
@@ -69,10 +70,8 @@ def test_of_a_damaged_journal_what_stands_before_is_kept(
     assert stored(services, journal)[1] == whole
 
 
-def test_where_nothing_was_recorded_nothing_is_kept(services: PlatformServices, tmp_path: Path) -> None:
-    (tmp_path / "events.jsonl").touch()
-    for name in ("events.jsonl", "none"):
-        assert store_journal(tmp_path / name, "run_1", services.blobs, Redactor()) is None
+def test_where_nothing_was_recorded_nothing_is_kept(services: PlatformServices) -> None:
+    assert pack_journal([], "run_1", services.blobs, Redactor()) is None
 
 
 def test_damage_of_a_stored_journal_is_seen(services: PlatformServices, journal: Path) -> None:

@@ -6,8 +6,6 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from sqlalchemy import event, insert
@@ -17,7 +15,7 @@ from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample, new_id
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
-from osmosis_ai.platform.runs.stored_journal import store_journal
+from osmosis_ai.platform.runs.stored_journal import pack_journal
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.redaction import Redactor
@@ -117,13 +115,11 @@ def add_file(services: PlatformServices, run: DbRun, path: str, content: bytes) 
 
 def keep_journal(services: PlatformServices, run: DbRun, *records: TerminalRecord) -> None:
     """Store the journal of a run; where it has judges, the run's own numbers say so."""
-    with TemporaryDirectory() as scratch:
-        events, last = Path(scratch, "events.jsonl"), BEFORE_THE_FIRST
-        with events.open("wb") as lines:
-            for each in records:
-                line, last = sealed(each.to_line(), last)
-                lines.write(line)
-        key = store_journal(events, run.id, services.blobs, Redactor())
+    lines, last = [], BEFORE_THE_FIRST
+    for each in records:
+        line, last = sealed(each.to_line(), last)
+        lines.append(line)
+    key = pack_journal(lines, run.id, services.blobs, Redactor())
     with services.db.transaction() as session:
         row = session.get_one(DbRun, run.id)
         row.journal_blob = key

@@ -1,4 +1,4 @@
-"""What the engine has journalled and counted of an evaluation, as rows of the platform."""
+"""What the engine has journalled of an evaluation, as a platform's rows keep it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,7 @@ from typing import Any
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.log_lines import storable
-from osmosis_ai.platform.runs.eval_results import summarised_results
-
-
-def record_eval_metrics(run: DbRun, directory: RunDirectory) -> None:
-    """Give ``run`` the numbers that the engine last wrote, if it wrote any."""
-    metrics = engine_metrics(directory)
-    if metrics is not None:
-        run.grader_digest = run.grader_digest or grader_digest_of(directory)
-        run.metrics = metrics
-        run.results = summarised_results(run.results or {}, metrics)
 
 
 def engine_metrics(directory: RunDirectory) -> dict[str, Any] | None:

@@ -34,7 +34,6 @@ from osmosis_ai.platform.runs.lifecycle import OPEN, LeaseLostError, Outcome
 
 LEASE = timedelta(seconds=30)
 """How long a lease lasts from each renewal on, unless the platform's config says otherwise."""
-HEARTBEAT_S = 5.0
 # Between two readings of a healthy clock: the time that a row may have been written "ahead".
 CLOCK_SLACK = timedelta(seconds=1)
 
@@ -125,12 +124,6 @@ class Leases:
         """
         with self.writing(lease):
             pass
-
-    def is_to_stop(self, lease: Lease) -> bool:
-        """Tell whether somebody asked for the run to stop."""
-        with self._db.session() as session:
-            asked = select(DbRun.stop_requested_at).where(DbRun.id == lease.run_id)
-            return session.scalar(asked) is not None
 
     def release(self, run_id: str, token: str) -> None:
         """Let the run go, for whoever comes next; harmless when ``token`` does not own it.

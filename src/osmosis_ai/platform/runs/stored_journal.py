@@ -11,7 +11,6 @@ import gzip
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import orjson
@@ -37,20 +36,12 @@ WorkItem = tuple[int, int]
 """Row and attempt."""
 
 
-def store_journal(events: Path, run_id: str, blobs: BlobStore, redactor: Redactor) -> str | None:
+def pack_journal(lines: Iterable[bytes], run_id: str, blobs: BlobStore, redactor: Redactor) -> str | None:
     """Store a run's journal, as far as it can be read; return its key, None where there is none. Blocking.
 
     Raises:
-        OSError, OsmosisError: the file could not be read, or the blobs did not take it.
+        OSError, OsmosisError: the lines could not be read, or the blobs did not take them.
     """
-    if not events.exists() or not events.stat().st_size:
-        return None
-    with events.open("rb") as lines:
-        return pack_journal(lines, run_id, blobs, redactor)
-
-
-def pack_journal(lines: Iterable[bytes], run_id: str, blobs: BlobStore, redactor: Redactor) -> str | None:
-    """Store the lines of a run's journal as :func:`store_journal` does those of a file."""
     key, is_empty = f"runs/{run_id}/{JOURNAL_NAME}", True
     with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as packed:
         with gzip.GzipFile("", "wb", _LEVEL, packed, mtime=0) as journal:

@@ -14,7 +14,8 @@ from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.tables import DbRun, DbSample
-from osmosis_ai.platform.runs.execute.executor import FRUITLESS_DEATHS, SETBACKS
+from osmosis_ai.platform.runs.desk.closing import FRUITLESS
+from osmosis_ai.platform.runs.execute.executor import SETBACKS
 from osmosis_ai.platform.runs.execute.worker_process import ENDED, NOT_MINE, SET_BACK, worker_environment
 from osmosis_ai.platform.runs.journalled import sample_row
 from osmosis_ai.platform.runs.stored_journal import stored_records
@@ -84,10 +85,10 @@ def test_deaths_with_progress_in_between_are_forgiven_and_others_are_not(
         bench.executor.round()
         clock.advance(300)
     # The last of those with progress was the first of a row.
-    assert len(bench.started) == FRUITLESS_DEATHS[kind] - 1
+    assert len(bench.started) == FRUITLESS[kind] - 1
     error = bench.run(run_id).error
     assert error is not None and error.startswith(
-        f"the worker ended unexpectedly {FRUITLESS_DEATHS[kind]} times in a row (exit status 1)"
+        f"the worker ended unexpectedly {FRUITLESS[kind]} times in a row (exit status 1)"
     )
 
 
@@ -178,7 +179,7 @@ def test_deaths_of_a_training_run_back_off_up_to_a_bound_and_its_log_says_so(
         clock.advance(0.5)
     die()
     assert bench.run(run_id).status == "failed"
-    assert len(bench.started) == FRUITLESS_DEATHS["training"]
+    assert len(bench.started) == FRUITLESS["training"]
     said = messages(bench, run_id)
     assert said[0] == (
         "the worker ended unexpectedly (signal 9, as when the machine has no memory left); trying again in 0.5 s"
@@ -242,7 +243,7 @@ def test_a_worker_that_may_not_yet_have_the_run_is_started_again(
     bench: Bench, member: Member, clock: ManualClock
 ) -> None:
     run_id = bench.add("a", member)
-    for _ in range(2 * FRUITLESS_DEATHS["eval"]):
+    for _ in range(2 * FRUITLESS["eval"]):
         bench.executor.round()
         bench.started[-1].status = NOT_MINE
         bench.executor.round()

@@ -28,7 +28,9 @@ from osmosis_ai.platform.runs.resume_state import forget_resume, resume_step
 from osmosis_ai.redaction import Redactor
 
 FRUITLESS = {"eval": 3, "training": 12}
-"""Workers in a row that got nothing done, after which a run of a pool fails: whatever it is would go on."""
+"""Workers in a row that died and got nothing done, after which a run fails, by its kind: whatever it is would go on. A
+training run's many hours are worth 20 minutes of waiting for memory or a GPU that somebody else holds; what an evaluation
+has journalled is there for the next one."""
 _FIRST_PAUSE = timedelta(seconds=0.5)
 _LONGEST_PAUSE = timedelta(minutes=5)
 

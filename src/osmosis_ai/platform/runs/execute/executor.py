@@ -7,7 +7,7 @@ first, so that nobody's hundred runs hold up somebody's one.
 
 A worker that dies is replaced, and so is one that gave up because our own infrastructure failed it: each time in a
 row without a record in between after twice the time, and the run's log says why and when. After
-:data:`FRUITLESS_DEATHS` deaths, or :data:`SETBACKS` failures of the infrastructure, the run fails: whatever it is
+:data:`FRUITLESS` deaths, or :data:`SETBACKS` failures of the infrastructure, the run fails: whatever it is
 would go on. Deaths together with the platform do not count.
 """
 
@@ -34,6 +34,7 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.runs.desk.closing import FRUITLESS
 from osmosis_ai.platform.runs.desk.run_desk import RunDesk
 from osmosis_ai.platform.runs.execute.last_records import send_left_records
 from osmosis_ai.platform.runs.execute.worker_process import (
@@ -55,9 +56,6 @@ logger = logging.getLogger(__name__)
 ROUND_S = 0.1
 STOP_GRACE_S = 30.0
 """How long a worker may take to stop before it is ended by force."""
-FRUITLESS_DEATHS = {"eval": 3, "training": 12}
-"""Deaths in a row after which a run fails, by its kind. A training run's many hours are worth 20 minutes of waiting
-for memory or a GPU that somebody else holds; what an evaluation has journalled is there for the next one."""
 SETBACKS = 3
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 300.0
@@ -219,7 +217,7 @@ class LocalExecutor:
             trouble.deaths += 1
         trouble.not_before = self._clock.monotonic() + trouble.pause_s()
         reason = directory.take_setback() if status == SET_BACK else ""
-        given_up = trouble.setbacks >= SETBACKS or trouble.deaths >= FRUITLESS_DEATHS[worker.kind]
+        given_up = trouble.setbacks >= SETBACKS or trouble.deaths >= FRUITLESS[worker.kind]
         self._let_go(worker.run_id)
         with self._db.transaction() as session:
             run = session.get(DbRun, worker.run_id, with_for_update=True)

@@ -19,11 +19,11 @@ from typing import Any
 from osmosis_ai.api.wire.workers import JournalPart, LogPart, SyncReply, WorkerLogLine
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import JournalCorruptionError
-from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.log_lines import LogLine, bounded, bounded_details, storable
+from osmosis_ai.platform.runs.journalled import engine_metrics, grader_digest_of
 from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
 from osmosis_ai.platform.runs.work.held_lines import HeldLines
 from osmosis_ai.platform.runs.work.journal_tail import JournalTail, TailPart
@@ -319,18 +319,3 @@ class Publisher:
         news.numbers_of, news.fields["metrics"] = version, metrics
         if (digest := grader_digest_of(directory)) is not None:
             news.fields["grader_digest"] = digest
-
-
-def engine_metrics(directory: RunDirectory) -> dict[str, Any] | None:
-    """Return the numbers that the engine last wrote, as a run's row keeps them; None before there are any."""
-    written = directory.read_metrics()
-    if written is None:
-        return None
-    duration_ms = written["eval_run"]["duration_ms"]
-    return {"duration_ms": duration_ms, "summary": written["summary"], "estimates": written["estimates"]}
-
-
-def grader_digest_of(directory: RunDirectory) -> str | None:
-    """Return the digest of what grades a run, where that is known."""
-    # The engine writes the manifest before anything else, and never again.
-    return Manifest.load(directory.manifest).grader_digest if directory.manifest.exists() else None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +17,10 @@ from typing import Any
 import pytest
 
 from osmosis_ai.services.demo import prepare_scratch
-from tests.e2e.platform_process import Kill, Platform, Run
+from osmosis_ai.workspace.git import run_git
+from tests.e2e.kill_plan import seed_of_kills
+from tests.e2e.platform_process import ROLLOUT_SERVER, WORKER, Kill, Platform, Run, child_of
+from tests.e2e.relay import Relay
 from tests.e2e.test_demo_platform import numbers, samples
 from tests.e2e.test_platform_kill import published
 from tests.warm_osmosis import process_of, warm_osmosis
@@ -25,6 +30,14 @@ pytestmark = pytest.mark.e2e
 ROWS, ATTEMPTS = 30, 2
 CONFIG = "configs/eval/pooled.toml"
 TOKEN = "gpu.token"
+LEASE_S = 3.0
+GATE = "gate"
+"""While this file is there, no attempt of a rollout that can see it asks its model anything."""
+CUTS = 10
+"""Of either length, in a series of them."""
+LONG_CONFIG, LONG_ROWS = "configs/eval/long.toml", 200
+RECORDS_PER_CUT = 10
+AWAY = "the platform was away for"
 
 
 class Machine:
@@ -34,9 +47,10 @@ class Machine:
         platform: whose runs.
         name: what its home is called.
         options: further words of the command.
+        settings: further variables of its environment.
     """
 
-    def __init__(self, platform: Platform, name: str, *options: str) -> None:
+    def __init__(self, platform: Platform, name: str, *options: str, **settings: str) -> None:
         self.home = platform.home.parent / name
         self.process = subprocess.Popen(
             [
@@ -51,7 +65,7 @@ class Machine:
                 *options,
             ],
             cwd=platform.workspace,
-            env={**platform.env, "OSMOSIS_HOME": str(self.home)},
+            env={**platform.env, "OSMOSIS_HOME": str(self.home), **settings},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -72,12 +86,26 @@ class Machine:
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     scratch = prepare_scratch(tmp_path_factory.mktemp("machines") / "demo")
+    program = scratch.workspace / "rollouts/multiply/main.py"
+    asks, gate = "        rollout = get_rollout_context()\n", str(scratch.root / GATE)
+    waits = f"        while os.path.exists({gate!r}):\n            await __import__('asyncio').sleep(0.02)\n"
+    assert program.read_text().count(asks) == 1
+    program.write_text(program.read_text().replace(asks, waits + asks))
     sample = (scratch.workspace / "configs/eval/multiply.toml").read_text()
-    sample = re.sub(r"(?m)^n = \d+", f"n = {ATTEMPTS}", sample.replace("limit = 100", f"limit = {ROWS}"))
+    sample = re.sub(r"(?m)^n = \d+", f"n = {ATTEMPTS}", sample)
     sample = re.sub(r"(?m)^batch_size = \d+", "batch_size = 8", sample)  # so that a kill falls in mid-run
-    (scratch.workspace / CONFIG).write_text(f'{sample}\n[advanced.execution]\npool = "gpu"\n')
+    sample = f'{sample}\n[advanced.execution]\npool = "gpu"\n'
+    for name, rows in ((CONFIG, ROWS), (LONG_CONFIG, LONG_ROWS)):
+        (scratch.workspace / name).write_text(sample.replace("limit = 100", f"limit = {rows}"))
+    who = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.com")
+    done = run_git(
+        [*who, "commit", "--quiet", "--all", "--message", "Wait"],
+        cwd=scratch.workspace,
+        env=scratch.own_variables(),
+    )
+    assert done.returncode == 0, done.stderr
     scratch.push()
-    platform = Platform(scratch, settings={"OSMOSIS_LEASE_SECONDS": "3"})
+    platform = Platform(scratch, settings={"OSMOSIS_LEASE_SECONDS": f"{LEASE_S:.0f}"})
     try:
         platform.command("platform", "connect", str(scratch.origin))
         platform.command("dataset", "upload", "data/multiply.jsonl", "--wait", "--yes")
@@ -109,9 +137,11 @@ def require_same_results(one: Run, other: Run) -> None:
     assert samples(one.results).items() <= samples(other.results).items()
 
 
-def under_way(platform: Platform, machine: Machine, run: Run, records: int) -> None:
-    """Wait until a machine has recorded so many results of a run."""
-    assert Run(platform, run.id, run.name, machine.home).await_moment(Kill(records, "nobody", 0.0))
+def under_way(platform: Platform, machine: Machine, run: Run, records: int) -> Run:
+    """Wait until a machine has recorded so many results of a run, and return this as it is there."""
+    there = Run(platform, run.id, run.name, machine.home)
+    assert there.await_moment(Kill(records, "nobody", 0.0))
+    return there
 
 
 def test_a_run_whose_machine_is_gone_or_sent_away_is_finished_by_another_one(
@@ -163,3 +193,133 @@ def test_what_is_no_worker_token_here_is_refused_in_a_sentence(platform: Platfor
     status, _, err = Machine(platform, "sixth", "--token-file", str(tmp_path / "token")).end()
     assert status == 1
     assert "osmosis platform worker-token create --pool NAME" in err and user not in err
+
+
+@pytest.fixture
+def relay(platform: Platform) -> Iterator[Relay]:
+    """A way to the platform that can be cut."""
+    relay = Relay(int(platform.port))
+    yield relay
+    relay.close()
+
+
+def beyond(relay: Relay, platform: Platform, name: str) -> Machine:
+    """Start a machine that reaches the platform by this way alone, and whose rollouts see the gate."""
+    return Machine(platform, name, "--once", "--url", relay.url, OSMOSIS_ISOLATION="off")
+
+
+def server_of(machine: Machine) -> int | None:
+    """Return the process that serves a machine's rollouts; None while there is none."""
+    worker = child_of(process_of(machine.process.pid), WORKER)
+    return None if worker is None else child_of(worker, ROLLOUT_SERVER)
+
+
+def wait_since(began: float, seconds: float) -> None:
+    time.sleep(max(0.0, began + seconds - time.monotonic()))  # a lease's length is what the test is about
+
+
+def cut_for_two_leases(relay: Relay, machine: Machine, there: Run, *, forgets: bool) -> None:
+    """Cut a machine off in mid-run, and hold that it rests from when its lease has run out until it is back."""
+    gate = there.platform.home.parent / GATE
+    gate.touch()
+    relay.cut()
+    began = time.monotonic()
+    while server_of(machine) is not None:
+        assert time.monotonic() < began + 120, "its rollout server was not ended"
+        time.sleep(0.05)
+    assert time.monotonic() - began >= LEASE_S / 3, "it did not wait for its lease to run out"
+    recorded = there.journal()
+    gate.unlink()
+    wait_since(began, 2 * LEASE_S)
+    assert (there.journal(), server_of(machine)) == (recorded, None)
+    relay.heal(forgets=forgets)
+
+
+def cut_for_half_a_lease(relay: Relay, there: Run, *, forgets: bool) -> None:
+    """Cut a machine off while it goes on for a few results."""
+    gate = there.platform.home.parent / GATE
+    relay.cut()
+    began = time.monotonic()
+    assert there.await_moment(Kill(len(there.journal()) + 3, "nobody", 0.0))
+    gate.touch()
+    wait_since(began, LEASE_S / 2)
+    relay.heal(forgets=forgets)
+    gate.unlink()
+
+
+def times_away(run: Run) -> int:
+    """Return how often a run's log says that the platform was away."""
+    return json.dumps(
+        run.platform.command("eval", "logs", f"platform:{run.name}", "--level", "warning", "--limit", "200")
+    ).count(AWAY)
+
+
+def test_a_machine_that_is_cut_off_for_two_leases_rests_and_then_goes_on(
+    platform: Platform, calm: Run, relay: Relay
+) -> None:
+    run = platform.submit(CONFIG)
+    machine = beyond(relay, platform, "cut")
+    there = under_way(platform, machine, run, 10)
+    cut_for_two_leases(relay, machine, there, forgets=True)
+    assert 10 <= len(there.journal()) < ROWS * ATTEMPTS, "it fell in mid-run"
+    status, told, err = machine.end()
+    assert status == 0, err
+    assert told["resource"]["runs"] == [{"id": run.id, "name": run.name, "attempt": 1, "ending": "ended"}]
+    assert run.finish()["status"] == "finished"
+    assert len(there.journal()) == ROWS * ATTEMPTS
+    require_same_results(run, calm)
+    assert samples(run.results) == samples(calm.results)
+    assert (times_away(run), times_away(calm)) == (1, 0)
+
+
+@pytest.mark.soak
+def test_a_machine_that_was_cut_off_leaves_a_run_that_another_one_took(
+    platform: Platform, calm: Run, relay: Relay
+) -> None:
+    run = platform.submit(CONFIG)
+    machine = beyond(relay, platform, "slow")
+    there = under_way(platform, machine, run, 10)
+    gate = platform.home.parent / GATE
+    gate.touch()
+    relay.cut()
+    status, told, err = Machine(platform, "quick", "--once", OSMOSIS_ISOLATION="required").end()
+    assert (status, told["resource"]["runs"][0]["attempt"]) == (0, 2), err
+    gate.unlink()
+    recorded = there.journal()
+    relay.heal(forgets=False)
+    status, told, err = machine.end()
+    assert told["resource"]["runs"][0]["ending"] == "lease_lost", err
+    assert there.journal() == recorded
+    assert run.finish()["status"] == "finished"
+    require_same_results(run, calm)
+
+
+@pytest.mark.soak
+def test_cuts_in_a_series_lose_nothing_and_repeat_nothing(platform: Platform, relay: Relay) -> None:
+    draw = random.Random(seed_of_kills())
+    calm = platform.submit(LONG_CONFIG)
+    assert Machine(platform, "long", "--once").end()[0] == 0
+    assert calm.finish()["status"] == "finished"
+    run = platform.submit(LONG_CONFIG)
+    machine = beyond(relay, platform, "stormy")
+    leases = [0.5] * CUTS + [2.0] * CUTS
+    draw.shuffle(leases)
+    before: list[bytes] = []
+    for length in leases:
+        there = under_way(platform, machine, run, len(before) + 1 + draw.randrange(RECORDS_PER_CUT))
+        forgets = draw.random() < 0.5
+        if length > 1:
+            cut_for_two_leases(relay, machine, there, forgets=forgets)
+        else:
+            cut_for_half_a_lease(relay, there, forgets=forgets)
+        assert there.journal()[: len(before)] == before, "a committed result was changed or lost"
+        before = there.journal()
+        print(f"cut off for {length} leases at {len(before)} results")
+    assert len(before) < LONG_ROWS * ATTEMPTS, "all of them fell in mid-run"
+    status, told, err = machine.end()
+    assert (status, told["resource"]["runs"][0]["attempt"]) == (0, 1), err
+    assert run.finish()["status"] == "finished"
+    print(f"{times_away(run)} times away in {CUTS} long cuts")
+    assert times_away(run) >= CUTS
+    require_same_results(run, calm)
+    assert samples(run.results) == samples(calm.results)

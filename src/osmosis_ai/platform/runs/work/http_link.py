@@ -29,7 +29,6 @@ from osmosis_ai.api.wire.workers import (
     CLAIM,
     JOURNAL_OFFSET,
     LEASE_LOST,
-    LONGEST_WAIT_S,
     Assignment,
     EndRequest,
     InputDownload,
@@ -44,12 +43,18 @@ from osmosis_ai.api.wire.workers import (
 )
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
-from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, PlatformUnreachableError
+from osmosis_ai.platform.runs.work.platform_link import (
+    CredentialRefusedError,
+    PlatformUnreachableError,
+    held_at_most_s,
+)
 from osmosis_ai.supervision.server_address import socket_path
 
 M = TypeVar("M", bound=WireModel)
 _SILENCE_S = 20.0
 """How long the platform may think, beside what it was asked to wait."""
+_FIRST_TERM_S = 30.0
+"""How long a lease lasts, before the platform has said so."""
 _LARGEST_REPLY_BYTES = 64 << 20
 _LONGEST_REPLY_S = 120.0
 _PACKING_ROOM_BYTES = 1 << 16
@@ -57,6 +62,7 @@ _PACKING_ROOM_BYTES = 1 << 16
 _WORTH_PACKING_BYTES = 2048
 _PACKING_LEVEL = 1
 _WAITS = Waits((0.1, 0.4, 1.0))
+_ONCE = Waits()
 _BLOB_WAITS = Waits((0.5, 1.0, 2.0, 4.0))
 _BLOCK_BYTES = 1 << 18
 _BUSY = frozenset({408, 429, *range(500, 600)})
@@ -79,6 +85,7 @@ class HttpLink:
         self._base = "http://localhost" if path is not None else address.rstrip("/")
         ensure_secure(self._base)
         self._credential = SecretStr(credential)
+        self._term_s = _FIRST_TERM_S
         self._http = open_http(
             self._base, headers={"Accept": "application/json"}, timeout_s=_SILENCE_S, transport=transport
         )
@@ -99,8 +106,16 @@ class HttpLink:
 
     def sync(self, run_id: str, request: SyncRequest) -> SyncReply:
         """Keep the lease, and hand over what is new."""
-        wait_s = LONGEST_WAIT_S if request.may_wait else 0.0
-        return self._exchange(run_route(run_id, "sync"), request, SyncReply, wait_s=wait_s)
+        route = run_route(run_id, "sync")
+        if request.may_wait:
+            # What is asked to keep a lease is of use while there is some of it left to ask again.
+            hold_s = held_at_most_s(self._term_s)
+            content = self._say(route, request, wait_s=hold_s, silence_s=min(_SILENCE_S, hold_s), waits=_ONCE)
+            reply = decode(content, SyncReply, f"POST {route}")
+        else:
+            reply = self._exchange(route, request, SyncReply)
+        self._term_s = reply.term_s
+        return reply
 
     def end(self, run_id: str, request: EndRequest) -> RunClosed:
         """Give the run its outcome."""
@@ -147,10 +162,18 @@ class HttpLink:
             return url, self._elsewhere
         return f"{self._base}/{url.lstrip('/')}", self._own
 
-    def _exchange(self, route: str, request: WireModel, model: type[M], *, wait_s: float = 0.0) -> M:
-        return decode(self._say(route, request, wait_s=wait_s), model, f"POST {route}")
+    def _exchange(self, route: str, request: WireModel, model: type[M]) -> M:
+        return decode(self._say(route, request), model, f"POST {route}")
 
-    def _say(self, route: str, request: WireModel, *, wait_s: float) -> bytes:
+    def _say(
+        self,
+        route: str,
+        request: WireModel,
+        *,
+        wait_s: float = 0.0,
+        silence_s: float = _SILENCE_S,
+        waits: Waits | None = None,
+    ) -> bytes:
         body = request.model_dump_json(by_alias=True, exclude_unset=True).encode()
         headers = {
             "Authorization": f"Bearer {self._credential.get_secret_value()}",
@@ -158,7 +181,7 @@ class HttpLink:
         }
         if len(body) > _WORTH_PACKING_BYTES:
             body, headers["Content-Encoding"] = gzip.compress(body, _PACKING_LEVEL, mtime=0), "gzip"
-        timeout = httpx.Timeout(_SILENCE_S + wait_s, connect=_SILENCE_S)
+        timeout = httpx.Timeout(silence_s + wait_s, connect=silence_s)
 
         def attempt() -> bytes:
             asked: dict[str, Any] = {"content": body, "headers": headers, "timeout": timeout}
@@ -171,7 +194,7 @@ class HttpLink:
                 return content
             raise self._refusal(Reply(reply.status_code, reply.headers, content))
 
-        return _WAITS.run(attempt)
+        return (waits or _WAITS).run(attempt)
 
     def _unreachable(self, error: Exception) -> OsmosisError:
         return PlatformUnreachableError(

@@ -56,8 +56,8 @@ class LeaseKeeping:
     def _keep(self) -> None:
         while not self._ended.wait(_LOOK_S):
             if self._channel.silence_s() >= max(_LOOK_S, _SILENCE_IN_PACES * self._channel.pace_s):
-                # One that was away is asked for an answer now.
-                self._ask(may_wait=not self._channel.has_run_out())
+                # One that has said nothing for long is asked for an answer now.
+                self._ask(may_wait=self._channel.silence_s() < self._channel.term_s / 2)
 
     def _ask(self, *, may_wait: bool) -> None:
         try:
@@ -72,9 +72,9 @@ class LeaseKeeping:
             pass  # away or busy: the token still decides, so trying again is safe
 
     def _watch(self) -> None:
-        is_said = False
+        said_after: int | None = None
         while not self._ended.wait(_LOOK_S):
-            has_run_out = self._channel.has_run_out()
-            if has_run_out and not is_said:
+            answers = self._channel.answers
+            if self._channel.has_run_out() and said_after != answers:
+                said_after = answers
                 self._on_cut_off()
-            is_said = has_run_out

@@ -32,6 +32,11 @@ class CredentialRefusedError(OsmosisError):
     default_code = "AUTH_REQUIRED"
 
 
+def held_at_most_s(term_s: float) -> float:
+    """Return for how long a platform holds the answer to a sync that may wait, in seconds; ``term_s``: of its leases."""
+    return term_s / 3
+
+
 class PlatformLink(Protocol):
     """A way to the platform. Every method blocks, may be called from any thread, and may be called again.
 
@@ -44,7 +49,7 @@ class PlatformLink(Protocol):
         ...
 
     def sync(self, run_id: str, request: SyncRequest) -> SyncReply:
-        """Keep the lease, and hand over what is new.
+        """Keep the lease, and hand over what is new; one that may wait is tried once.
 
         Raises:
             JournalOffsetError: the journal's part begins behind what the platform has.

@@ -29,7 +29,11 @@ from osmosis_ai.api.wire.workers import (
     UploadGrant,
     WantedUpload,
 )
-from osmosis_ai.platform.runs.work.platform_link import PlatformLink, PlatformUnreachableError
+from osmosis_ai.platform.runs.work.platform_link import (
+    PlatformLink,
+    PlatformUnreachableError,
+    held_at_most_s,
+)
 
 _BLOCK_BYTES = 1 << 20
 _THREADS = 4
@@ -67,6 +71,7 @@ class RunChannel:
 
     Attributes:
         stop_asked: whether the run is to end; never unsaid.
+        answers: how often the platform has answered.
 
     Each raises what :class:`~osmosis_ai.platform.runs.work.platform_link.PlatformLink` does.
     """
@@ -83,6 +88,7 @@ class RunChannel:
         self._next_s = self._pace(assignment.next_s)
         self._on_stop: Callable[[], None] = lambda: None
         self.stop_asked = False
+        self.answers = 0
 
     @property
     def run(self) -> AssignedRun:
@@ -120,14 +126,16 @@ class RunChannel:
 
     def sync(self, **news: Any) -> SyncReply:
         """Keep the lease, and hand over what is new: the fields of a ``SyncRequest`` but the lease."""
-        # A lease counts from when it was asked for: the answer may have been long on its way.
         asked_at = self._clock()
         reply = self._link.sync(self.run.id, SyncRequest(lease=self.assignment.lease.token, **news))
         with self._lock:
-            is_held = bool(news.get("may_wait"))
-            self._answered_at = max(self._answered_at, self._clock() if is_held else asked_at)
+            # A lease counts from when it was asked for, or as much later as the platform may have held its answer:
+            # this may have been on its way for much longer.
+            held_s = held_at_most_s(reply.term_s) if news.get("may_wait") else 0.0
+            self._answered_at = max(self._answered_at, min(self._clock(), asked_at + held_s))
             self._term_s = reply.term_s
             self._next_s = self._pace(reply.next_s)
+            self.answers += 1
             is_news = reply.stop and not self.stop_asked
             self.stop_asked = self.stop_asked or reply.stop
         if is_news:

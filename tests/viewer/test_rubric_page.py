@@ -110,3 +110,21 @@ def test_scores_beyond_their_scale_leave_the_histogram_out(document: dict[str, A
     beyond["records"][0]["judgements"][0]["score"] = 1e9
     text = page_text(pages_of(beyond).get("/rubrics/answers"))
     assert "Histograms" not in text and "Can these scores be trusted?" in text
+
+
+def test_a_record_without_a_score_has_no_mean_and_does_not_count(document: dict[str, Any]) -> None:
+    calls = [{**call, "score": None} for call in document["records"][0]["judgements"]]
+    unscored = {**document["records"][0], "statistics": {"average": 0.0}, "judgements": calls}
+    records = [unscored, *document["records"][1:]]
+    text = page_text(pages_of({**document, "records": records}).get("/rubrics/answers"))
+    assert "over the 59 of 60 records that have a score." in text
+    record, _, following = text.partition('id="record-1"')[2].partition('id="record-2"')
+    assert "0.000" not in record and '<span class="given">–</span></summary>' in record
+    assert '<span class="given">0.250</span>' in following
+    none = page_text(pages_of({**document, "records": [unscored]}).get("/rubrics/answers"))
+    assert "1 record, none with a score." in none
+
+
+def test_the_list_of_sessions_promises_no_intervals(document: dict[str, Any]) -> None:
+    text = page_text(pages_of(document).get("/rubrics"))
+    assert "Scores are over scored records." in text and "95 % intervals" not in text

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.lenient_json import as_number, as_text
+from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text
 from osmosis_ai.ui import numbers
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.queries import Words, cursor_of, query_string
@@ -61,7 +61,7 @@ def shown(detail: RunDetail, start: int, end: int | None, *, text: bool = True) 
     return {
         "title": detail.summary.name,
         "run": detail.summary,
-        "sentence": _sentence(document, len(records)),
+        "sentence": _sentence(document, records),
         "problems": [*detail.problems, *([_UNREADABLE] if measured is None and document else [])],
         "facts": detail.facts,
         "rubric": detail.config_written,
@@ -83,15 +83,17 @@ def _start(cursor: str | None, records: int) -> int:
     return int(cursor)
 
 
-def _sentence(document: Mapping[str, Any], records: int) -> str:
+def _sentence(document: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> str:
     statistics = document.get("overall_statistics")
     average = as_number(statistics.get("average")) if isinstance(statistics, dict) else None
     low, high = (as_number(document.get(end)) for end in ("score_min", "score_max"))
     scale = "" if low is None or high is None else f" on a scale from {low:g} to {high:g}"
-    many = f"{records:,} {'record' if records == 1 else 'records'}"
-    if average is None:
+    scored = sum(map(_has_score, records))
+    many = f"{len(records):,} {'record' if len(records) == 1 else 'records'}"
+    if average is None or not scored:
         return f"{many}, none with a score."
-    return f"Mean score {numbers.number(average)}{scale}, over {many}."
+    over = many if scored == len(records) else f"the {scored:,} of {many} that have a score"
+    return f"Mean score {numbers.number(average)}{scale}, over {over}."
 
 
 def _measured(document: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Markup | None:
@@ -147,6 +149,11 @@ def _calls(record: Mapping[str, Any]) -> Iterator[tuple[str, int, Mapping[str, A
             yield str(call.get("model") or ""), run if isinstance(run, int) and run > 0 else 1, call
 
 
+def _has_score(record: Mapping[str, Any]) -> bool:
+    """Tell whether any call scored a record; the statistics of one that none did say 0.0, which is no score."""
+    return any(as_number(call.get("score")) is not None for _, _, call in _calls(record))
+
+
 def _line(number: int, record: Mapping[str, Any], *, text: bool) -> Mapping[str, Any]:
     """Return a record with what was said of it: ``people`` is their score; without ``text`` nothing that was said."""
     calls = [
@@ -158,8 +165,7 @@ def _line(number: int, record: Mapping[str, Any], *, text: bool) -> Mapping[str,
         }
         for model, run, call in _calls(record)
     ]
-    statistics = record.get("statistics")
-    mean = as_number(statistics.get("average")) if isinstance(statistics, dict) else None
+    mean = as_number(as_table(record.get("statistics")).get("average")) if _has_score(record) else None
     consensus = as_number(record.get("consensus"))
     return {
         "number": number,

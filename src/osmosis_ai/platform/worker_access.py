@@ -189,7 +189,9 @@ class WorkerAccess:
         """
         if bearer.startswith(TICKET_PREFIX):
             return self._ticket_scope(bearer, offer)
-        token = self._token(bearer)
+        with self._db.session() as session:
+            token = self._token(session, bearer)
+        note_use(self._db, self._clock, token)
         _require_this_release(offer)
         if offer.pool not in (None, token.pool):
             raise WorkerRefused(
@@ -207,7 +209,7 @@ class WorkerAccess:
             WorkerRefused: the run is none that its token or ticket is for.
         """
         if not bearer.startswith(TICKET_PREFIX):
-            self._require_run_of(self._token(bearer), run_id)
+            self._require_run_of(bearer, run_id)
             return
         with self._db.session() as session:
             ticket: DbWorkerTicket = _found(session, _TICKET, bearer)
@@ -221,9 +223,12 @@ class WorkerAccess:
             with self._db.transaction() as session:
                 session.execute(first.values(synced_at=self._clock.now()))
 
-    def _require_run_of(self, token: DbWorkerToken, run_id: str) -> None:
+    def _require_run_of(self, bearer: str, run_id: str) -> None:
+        # Asked with every exchange of every worker: one connection for both.
         with self._db.session() as session:
+            token = self._token(session, bearer)
             found = session.execute(select(DbRun.pool, DbRun.workspace_id).where(DbRun.id == run_id)).first()
+        note_use(self._db, self._clock, token)
         spaces = token.workspace_ids
         if (
             found is None
@@ -236,7 +241,7 @@ class WorkerAccess:
                 f"there is no such run in the pool '{token.pool}' for this worker token.",
             )
 
-    def _token(self, bearer: str) -> DbWorkerToken:
+    def _token(self, session: Session, bearer: str) -> DbWorkerToken:
         if bearer.startswith(USER_PREFIX):
             raise WorkerRefused(
                 403,
@@ -244,11 +249,9 @@ class WorkerAccess:
                 "this is a user's token, and workers need one of their own: make it on the platform's machine with "
                 "`osmosis platform worker-token create --pool NAME`.",
             )
-        with self._db.session() as session:
-            token: DbWorkerToken = _found(session, _TOKEN, bearer)
+        token: DbWorkerToken = _found(session, _TOKEN, bearer)
         if token.revoked_at is not None:
             raise WorkerRefused(401, "TOKEN_REVOKED", "this worker token has been revoked.")
-        note_use(self._db, self._clock, token)
         return token
 
     def _ticket_scope(self, bearer: str, offer: WorkerOffer) -> ClaimScope:

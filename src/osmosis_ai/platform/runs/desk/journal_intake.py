@@ -70,10 +70,11 @@ def compare_part(db: Database, blobs: BlobStore, run_id: str, part: JournalPart)
     if content and not content.endswith(b"\n"):
         raise OsmosisError("a part of a journal has whole lines, each with its newline.")
     with db.session() as session:
-        run = session.get(DbRun, run_id)
-        if run is None:
+        # Two numbers of the row; all of it is read where it is written.
+        numbers = select(DbRun.journal_generation, DbRun.journal_bytes).where(DbRun.id == run_id)
+        if (found := session.execute(numbers).one_or_none()) is None:
             raise LeaseLostError(f"the run {run_id} is gone.")
-        generation, stored = run.journal_generation, run.journal_bytes
+        generation, stored = found
         if part.generation == generation + 1 and part.offset == 0:
             generation, stored = part.generation, 0  # it begins anew
         elif part.generation != generation or part.offset > stored:

@@ -77,6 +77,7 @@ def test_in_json_the_failure_carries_the_whole_resource(
         "fixed",
         "gitignore",
         "tracked_env_files",
+        "sandbox",
     }
 
 

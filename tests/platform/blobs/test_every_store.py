@@ -139,7 +139,8 @@ def test_a_key_cannot_lead_out_of_the_store(store: BlobStore, key: str) -> None:
         store.size,
         store.delete,
         store.begin_upload,
-        lambda key: list(store.keys(key)),
+        # All keys lie below the empty prefix.
+        *([lambda key: list(store.keys(key))] if key else []),
     ):
         with pytest.raises(ValueError, match="not a blob key"):
             touch(key)

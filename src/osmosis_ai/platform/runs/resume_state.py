@@ -1,10 +1,20 @@
-"""What another machine goes on from with a training run: one archive or none, the newest, named in the run's row."""
+"""What a training run goes on from: on any machine one archive or none, the newest, named in the run's row; on the
+platform's own also what is left of its working directory.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+
+
+def newest_step(run: DbRun, runs_dir: Path) -> int | None:
+    """Return the step that a run can go on behind, here or anywhere; None without a checkpoint."""
+    here, stored = WorkingDirectory(runs_dir, run.id).checkpoint_step(), resume_step(run)
+    return max((step for step in (here, stored) if step is not None), default=None)
 
 
 def resume_step(run: DbRun) -> int | None:

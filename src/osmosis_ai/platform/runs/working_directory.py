@@ -86,13 +86,6 @@ class WorkingDirectory:
             (checkpoint.step for checkpoint in checkpoints_in(self.training.checkpoints)), default=None
         )
 
-    def resume_advice(self, run_name: str) -> str:
-        """Return how a training run that has failed goes on, a sentence; empty where there is nothing to go on from."""
-        step = self.checkpoint_step()
-        if step is None:
-            return ""
-        return f"It can go on from the checkpoint of step {step}: `osmosis train resume {run_name}`."
-
     def note_lease(self, token: str) -> None:
         """Say which lease this machine's worker has, so that it can be told from another machine's."""
         write_atomic(self._lease, hashlib.sha256(token.encode()).hexdigest())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Literal
 
 from pydantic import SecretStr
@@ -24,7 +25,7 @@ from osmosis_ai.platform.runs.eval_results import summarised_results
 from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import OPEN, LeaseLostError, Outcome
-from osmosis_ai.platform.runs.resume_state import forget_resume, resume_step
+from osmosis_ai.platform.runs.resume_state import forget_resume, newest_step
 from osmosis_ai.redaction import Redactor
 
 FRUITLESS = {"eval": 3, "training": 12}
@@ -43,6 +44,7 @@ class RunClosing:
     Args:
         db, logs, blobs, leases, folding, uploads: the platform's.
         secrets: returns the values of a run's secrets, which its journal is to lose.
+        runs_dir: where runs of the platform's own machine keep their working files.
         all_are_elsewhere: whether runs without a pool are worked on elsewhere, too, where no executor counts setbacks.
     """
 
@@ -55,6 +57,7 @@ class RunClosing:
         folding: JournalFolding,
         uploads: RunUploads,
         secrets: Secrets,
+        runs_dir: Path,
         *,
         all_are_elsewhere: bool = False,
     ) -> None:
@@ -65,6 +68,7 @@ class RunClosing:
         self._folding = folding
         self._uploads = uploads
         self._secrets = secrets
+        self._runs_dir = runs_dir
         self._all_are_elsewhere = all_are_elsewhere
 
     def end(self, lease: Lease, request: EndRequest) -> RunClosed:
@@ -204,7 +208,7 @@ class RunClosing:
 
     def _say_and_end(self, session: Session, run: DbRun, outcome: Outcome, error: str | None) -> None:
         sentence = storable(error) if error and outcome == "failed" else None
-        if sentence and run.kind == "training" and (step := resume_step(run)) is not None:
+        if sentence and run.kind == "training" and (step := newest_step(run, self._runs_dir)) is not None:
             sentence += (
                 f" It can go on from the checkpoint of step {step}: `osmosis train resume {run.name}`."
             )

@@ -82,6 +82,7 @@ class RunDesk:
             self._folding,
             self._uploads,
             self._assignments.secrets,
+            config.runs_dir,
             all_are_elsewhere=config.ray is not None,
         )
         self._pace = SyncPace(clock, term)

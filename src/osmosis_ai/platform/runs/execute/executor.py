@@ -47,7 +47,7 @@ from osmosis_ai.platform.runs.execute.worker_process import (
 )
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
-from osmosis_ai.platform.runs.resume_state import resume_step
+from osmosis_ai.platform.runs.resume_state import newest_step
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.supervision import exit_words
 
@@ -232,9 +232,8 @@ class LocalExecutor:
                 return
             lease = self._leases.give(session, run, secrets.token_urlsafe(24))
         self._trouble.pop(worker.run_id, None)
-        # The platform says by itself from which checkpoint it knows of the run can go on.
-        advice = directory.resume_advice(run.name) if resume_step(run) is None else ""
-        sentence = _failure_sentence(status, trouble, reason, directory, advice)
+        goes_on = newest_step(run, self._config.runs_dir) is not None
+        sentence = _failure_sentence(status, trouble, reason, directory, goes_on=goes_on)
         lost = send_left_records(self._desk, run, lease, directory.evaluation(run.name))
         if lost is not None:
             self._logs.append(run.id, [LogLine(lost, level="warning", step="executor")])
@@ -387,16 +386,15 @@ def _retry_sentence(worker: _Worker, status: int, trouble: _FailureStreak, reaso
 
 
 def _failure_sentence(
-    status: int, trouble: _FailureStreak, reason: str, directory: WorkingDirectory, advice: str
+    status: int, trouble: _FailureStreak, reason: str, directory: WorkingDirectory, *, goes_on: bool
 ) -> str:
-    """Return why a run has failed."""
+    """Return why a run has failed; of one that can go on, the desk adds how."""
     if status == SET_BACK:
-        why = reason or "the platform could not do its part, and could not say why: its disk may be full."
-        return f"{why} {advice}".rstrip()
+        return reason or "the platform could not do its part, and could not say why: its disk may be full."
     return (
         f"the worker ended unexpectedly {trouble.deaths} times in a row ({_how(status)}) without getting "
         f"anything done; see {directory.log} on the platform's machine"
-        f"{f'. {advice}' if advice else ', then submit again.'}"
+        f"{'.' if goes_on else ', then submit again.'}"
     )
 
 

@@ -21,9 +21,8 @@ from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
 from osmosis_ai.platform.runs.read.run_store import RunStore
-from osmosis_ai.platform.runs.resume_state import forget_resume, resume_step
+from osmosis_ai.platform.runs.resume_state import forget_resume, newest_step
 from osmosis_ai.platform.runs.submit.training_request import read_training_request
-from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.secrets import resolve_scopes
 
 
@@ -117,8 +116,7 @@ class TrainingResumption:
     def _step(self, run: DbRun) -> int | None:
         if run.completed_at is None or self._clock.now() - run.completed_at > CHECKPOINT_KEPT:
             return None
-        here, stored = WorkingDirectory(self._runs_dir, run.id).checkpoint_step(), resume_step(run)
-        return max((step for step in (here, stored) if step is not None), default=None)
+        return newest_step(run, self._runs_dir)
 
 
 def _not_resumable(run: DbRun) -> ConflictError:

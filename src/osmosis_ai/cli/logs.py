@@ -55,7 +55,6 @@ def page_result(page: LogPage, *, older: str, extra: Mapping[str, Any]) -> ListR
         items=[entry_item(entry) for entry in page.logs],
         columns=_columns(),
         has_more=page.next_cursor is not None,
-        total_count=len(page.logs),
         more=f"Older lines: {older} --cursor {page.next_cursor}",
         extra={**extra, "next_cursor": page.next_cursor},
     )

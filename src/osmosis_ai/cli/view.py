@@ -14,7 +14,7 @@ from osmosis_ai.cli.name_completion import complete_local_run
 from osmosis_ai.cli.options import NoTextOption, OverwriteReportOption
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import shown_path
-from osmosis_ai.cli.output.report_files import report_file
+from osmosis_ai.cli.output.report_files import report_file, require_report
 from osmosis_ai.cli.output.results import Column, OperationResult, StreamResult
 
 if TYPE_CHECKING:
@@ -69,17 +69,16 @@ def view(
         osmosis view ~/runs --no-open --port 8080
         osmosis view calm-fern-1 --report calm-fern-1.html
     """
+    if report is None:
+        # Ten that somebody wrote are not the ten that nobody did.
+        source = context.get_parameter_source("max_mb")
+        sized = source is not None and source.name != "DEFAULT"
+        require_report({"--max-mb": sized, "--all": everything, "--no-text": no_text, "--force": force})
     file = report_file(report, overwrite=force, no_text=no_text, numbers=_NUMBERS, text=_TEXT)
     if file is not None:
         from osmosis_ai.viewer.report import RunReportOptions
 
         return _written(run, file, RunReportOptions(int(max_mb * 2**20), everything, text=not no_text))
-    # Ten that somebody wrote are not the ten that nobody did.
-    source = context.get_parameter_source("max_mb")
-    sized = source is not None and source.name != "DEFAULT"
-    given = {"--max-mb": sized, "--all": everything, "--no-text": no_text, "--force": force}
-    if alone := [name for name, is_given in given.items() if is_given]:
-        raise typer.BadParameter(f"{', '.join(alone)} needs --report FILE.html, and there is none.")
     from osmosis_ai.services.viewing import open_viewer
 
     found = open_viewer(run, host=host, port=port)

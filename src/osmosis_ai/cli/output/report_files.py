@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import shown_path
@@ -26,9 +29,11 @@ def report_file(
         text: what else, unless ``no_text``.
 
     Raises:
+        BadParameter: there is no report that the other options are of.
         OsmosisError: it exists, or can not be written.
     """
     if path is None:
+        require_report({"--no-text": no_text, "--force": overwrite})
         return None
     from osmosis_ai.services.report_files import ReportFile
 
@@ -36,6 +41,16 @@ def report_file(
     file = ReportFile(path.expanduser(), overwrite, text=not no_text, announce=announce)
     file.check()
     return file
+
+
+def require_report(given: Mapping[str, bool]) -> None:
+    """Refuse options of a report where none was asked for: whether each was given, by its name.
+
+    Raises:
+        BadParameter: one was.
+    """
+    if alone := [name for name, is_given in given.items() if is_given]:
+        raise typer.BadParameter(f"{', '.join(alone)} needs --report FILE.html, and there is none.")
 
 
 def tell_what_goes_in(numbers: str, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.report_files import tell_what_goes_in
+from osmosis_ai.cli.output.report_files import require_report, tell_what_goes_in
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.errors import OsmosisError
 
@@ -153,6 +153,8 @@ def rubric(
     from osmosis_ai.evaluation.budget import Budget
     from osmosis_ai.services.rubric.inputs import RubricRequest
 
+    if report is None:
+        require_report({"--no-text": no_text})
     if api_key is not None:
         current().warn(
             "`--api-key` is deprecated: every user of this machine can read it. Set the provider's variable "

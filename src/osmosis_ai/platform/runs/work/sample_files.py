@@ -39,7 +39,9 @@ _LOOKS_PER_ROUND = 128
 _MOST_SAMPLES = 1_000
 """In a shard; a million samples are a thousand shards."""
 _SHARE_OF_TIME = 0.01
-"""Of the time a worker has worked, after which a shard is stored whatever its size: their number stays small."""
+"""Of the time a worker has worked, after which a later shard is stored whatever its size: their number stays small."""
+_EARLY_SHARDS = 600
+"""Stored after :data:`_LEAST_AGE_S`, so that whoever looks at a run of ten busy minutes sees each sample at once."""
 _PATIENCE_S = 2 * TRAJECTORY_WAIT_S
 _LEAST_AGE_S = 1.0
 """Of a shard, so that a short run's are few, too."""
@@ -131,6 +133,7 @@ class SampleFiles:
         # Attempts whose files are not stored yet; looked at in turn.
         self._expected: dict[tuple[int, int], _Item] = {}
         self._shard: _OpenShard | None = None
+        self._shards = 0
 
     def expect(self, items: Iterable[RecordedItem], *, resumed: bool = False) -> None:
         """Watch out for the files of these attempts; of ``resumed`` ones, as far as earlier workers have left any here."""
@@ -154,6 +157,8 @@ class SampleFiles:
     @property
     def longest_age_s(self) -> float:
         """How long a shard is filled at most, in seconds."""
+        if self._shards < _EARLY_SHARDS:
+            return _LEAST_AGE_S
         return max(_LEAST_AGE_S, _SHARE_OF_TIME * (self._clock() - self._began))
 
     def are_awaited(self, items: Iterable[RecordedItem]) -> bool:
@@ -199,6 +204,7 @@ class SampleFiles:
             if shard.writer.size:
                 shard.sent += self._send([OutgoingBlob.of(shard.name, shard.writer.content())])
             shard.is_stored, self._stored_at = True, began
+            self._shards += 1
         if not shard.files:
             self.written()  # none of its attempts left a file
         return FileNews(shard.files, shard.sent)

@@ -33,6 +33,7 @@ from tests.cli.eval_replies import (
     run,
 )
 from tests.cli.maze import Maze, replies
+from tests.evaluation.builders import record
 from tests.evaluation.recorded_runs import write_run
 from tests.workspace.builders import git
 
@@ -564,3 +565,39 @@ def test_conversations_of_a_damaged_run_are_shown_with_what_is_wrong_with_it(maz
     assert shown.status == 0 and "is damaged at line" in shown.out and "row 1, attempt 0:" in shown.out
     assert "is damaged at line" in maze.osmosis("eval", "show", "good", "--row", "7").err
     assert "is damaged at line" in maze.osmosis("eval", "show", "good", "--json").json["data"]["problems"][0]
+
+
+def test_a_run_whose_journal_may_not_be_read_is_refused_and_written_into_no_report(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from osmosis_ai.viewer.local import run_index
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    write_run(maze.workspace.evals_dir / "good", [[1.0], [0.0]])
+    monkeypatch.setattr(run_index, "parsed_lines", refused)
+    report = maze.workspace.root / "a.html"
+    for words in (["eval", "show", "good"], ["view", "good", "--report", str(report)]):
+        outcome = maze.osmosis(*words)
+        assert (outcome.status, outcome.out) == (1, "")
+        assert "can not be read (Permission denied)" in " ".join(outcome.err.split())
+    assert not report.exists()
+
+
+def test_a_directory_that_may_not_be_read_is_said_to_be_left_out_of_the_list(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (maze.workspace.evals_dir / "closed").mkdir(parents=True)
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed" and allowed(path, mode))
+    maze.get("/eval-runs").respond(json={"eval_runs": [], "total_count": 0})
+    assert maze.osmosis("eval", "list", "--json").json["local_unreadable"] == ["closed"]
+    assert "you may not read them: closed" in maze.osmosis("eval", "list").err
+
+
+def test_the_time_in_the_model_says_over_which_attempts_it_is(maze: Maze) -> None:
+    directory = write_run(maze.workspace.evals_dir / "good", [[1.0]])
+    (directory / "events.jsonl").write_bytes(record(0, model_latency_ms=57.0).to_line())
+    shown = maze.osmosis("eval", "info", "good", "--plain").out
+    assert "over attempts that called the model" in shown

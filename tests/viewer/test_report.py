@@ -135,7 +135,9 @@ def test_a_run_that_was_downloaded_from_a_platform_is_written_from_what_came_wit
     before = sorted(path.name for path in directory.rglob("*"))
     name, content = report_run(str(directory), ReportFile(file), RunReportOptions())
     page = file.read_text()
-    assert (name, content and content.samples) == ("amber-otter-42", 2)
+    assert content is not None
+    # A conversation that is not there is not counted.
+    assert (name, content.samples, content.conversations) == ("amber-otter-42", 2, 1)
     assert "of 1 scored sample" in page
     assert "The answer is six." in page and "er_8" in page and "osmosis/tiny" in page
     # With its journal, what the list does not say is there, too.

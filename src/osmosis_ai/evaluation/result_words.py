@@ -75,7 +75,8 @@ def number_lines(estimates: Estimates) -> Iterator[NumberLine]:
         yield NumberLine(label, numbers.percent(each.value), interval, over, each.method or "")
     yield from _spent(estimates)
     yield from _latencies("Latency of a rollout", estimates.latency.rollout_ms)
-    yield from _latencies("  of it, in the model", estimates.latency.model_ms)
+    called = " · over attempts that called the model"
+    yield from _latencies("  of it, in the model", estimates.latency.model_ms, called)
 
 
 def _spent(estimates: Estimates) -> Iterator[NumberLine]:
@@ -93,10 +94,10 @@ def _spent(estimates: Estimates) -> Iterator[NumberLine]:
         )
 
 
-def _latencies(label: str, latency: Percentiles | None) -> Iterator[NumberLine]:
+def _latencies(label: str, latency: Percentiles | None, over: str = "") -> Iterator[NumberLine]:
     if latency is not None:
         tail = f"p90 {_ms(latency.p90)} · p95 {_ms(latency.p95)} · p99 {_ms(latency.p99)}"
-        yield NumberLine(label, f"p50 {_ms(latency.p50)}", "", tail)
+        yield NumberLine(label, f"p50 {_ms(latency.p50)}", "", f"{tail}{over}")
 
 
 LIMITS: dict[LimitName, str] = {

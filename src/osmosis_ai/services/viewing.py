@@ -151,6 +151,8 @@ def _report(
     detail = source.run(kind, name)
     if kind == "rubric" and not detail.summary_numbers:
         raise OsmosisError(detail.problems[0])
+    if kind == "eval":
+        source.require_samples(name)
     with report.opened() as file:
         if kind == "eval":
             return name, write_run_report(file, source, name, options)

@@ -53,7 +53,7 @@ class ReportContent:
     """What a report came to hold.
 
     Attributes:
-        conversations, conversations_left_out: how many of the run's samples have theirs in it, and how many have not.
+        conversations, conversations_left_out: how many of the run's samples have theirs in it, and how many were left out though they may have one.
         samples, samples_left_out: the same of lines of the table.
     """
 
@@ -158,5 +158,5 @@ def _write_conversations(
                 content.conversations_left_out += 1
                 continue
             written += file.write(page)
-            content.conversations += 1
+            content.conversations += not one.stored.missing
             yield place

@@ -107,6 +107,9 @@ def with_local_runs(local: LocalRuns, of_platform: Callable[[], ListResult]) -> 
     if local.archived:
         extra["local_archived"] = list(local.archived)
     hints = list(_archive_hints(local.archived))
+    if local.unreadable:
+        extra["local_unreadable"] = list(local.unreadable)
+        current().note(f"Left out, since you may not read them: {', '.join(local.unreadable)}")
     try:
         found = of_platform()
     except OsmosisError as error:

@@ -75,6 +75,7 @@ class LocalConversations(AbstractContextManager["LocalConversations"]):
         self.name, self.place = directory.name, place
         self.subject = f"the run `{self.name}`"
         self._source = LocalSource(directory, cache_dir=cache_dir())
+        self._source.require_samples(self.name)
 
     def __exit__(self, *_: object) -> None:
         self._source.close()

@@ -28,12 +28,14 @@ class LocalRuns:
 
     Attributes:
         total: how many there are.
+        unreadable: the names of directories that this user may not read.
         archived: the names of those that `--fresh` has put aside, which are not among them, the newest first.
     """
 
     items: Sequence[RunEntry]
     total: int
     archived: Sequence[str] = ()
+    unreadable: Sequence[str] = ()
 
 
 def list_local_runs(*, limit: int, everything: bool, start: Path | None = None) -> LocalRuns:
@@ -43,7 +45,7 @@ def list_local_runs(*, limit: int, everything: bool, start: Path | None = None) 
         OsmosisError: ``everything`` and a limit are asked for.
     """
     from osmosis_ai.services.eval_runs.resolver import evals_directory
-    from osmosis_ai.services.eval_runs.run_directories import archived_names
+    from osmosis_ai.services.eval_runs.run_directories import archived_names, unreadable_names
     from osmosis_ai.services.listing import require_one_size
     from osmosis_ai.viewer.source import RunQuery
 
@@ -60,7 +62,9 @@ def list_local_runs(*, limit: int, everything: bool, start: Path | None = None) 
             found += page.items
             cursor = page.next
             if cursor is None or not everything:
-                return LocalRuns(found, page.counts["total"], archived_names(directory))
+                return LocalRuns(
+                    found, page.counts["total"], archived_names(directory), unreadable_names(directory)
+                )
 
 
 def describe_local_run(directory: Path) -> RunDetail:

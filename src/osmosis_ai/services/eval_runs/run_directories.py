@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,15 @@ def newest_runs(root: Path) -> list[Path]:
 def archived_names(root: Path) -> list[str]:
     """Return the names of the runs that `--fresh` has put aside, the newest first; each is a run's name like any other."""
     return [directory.name for directory in _dated(root) if is_archive(directory.name)]
+
+
+def unreadable_names(root: Path) -> list[str]:
+    """Return the directories that this user may not read, by name: whether they are runs nobody can tell."""
+    try:
+        folders = [path for path in root.iterdir() if path.is_dir()]
+    except OSError:
+        return []
+    return sorted(path.name for path in folders if not os.access(path, os.R_OK | os.X_OK))
 
 
 def _dated(root: Path) -> list[Path]:

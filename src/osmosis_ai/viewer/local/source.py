@@ -236,6 +236,16 @@ class LocalSource:
             log_cursor=cursor_at(log),
         )
 
+    def require_samples(self, run: str) -> None:
+        """Refuse an evaluation of whose journal nothing can be read: it is not one without samples.
+
+        Raises:
+            OsmosisError: why it can not.
+        """
+        samples, _ = self._samples(self._place("eval", run))
+        if samples.index.damage is not None and not samples.index.read:
+            raise OsmosisError(samples.index.damage)
+
     def run_samples(self, run: str) -> RunSamples:
         """Return an evaluation as ``evaluation.comparison`` reads it."""
         from osmosis_ai.evaluation.local_samples import read_local_samples

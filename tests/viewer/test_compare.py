@@ -81,6 +81,15 @@ def test_what_can_not_be_compared_is_no_error_of_the_server(words: str, status: 
     page_text(visitor(source).get(f"/compare?{words}"), status=status)
 
 
+def test_a_run_beside_itself_is_said_to_be() -> None:
+    assert "compared with itself" in page_text(visitor(two_runs()).get("/compare?run=old&run=old"))
+
+
+@pytest.mark.parametrize("words", ["status=weird", "since=2026-02-01&until=2026-01-01"])
+def test_a_filter_that_no_run_can_pass_is_refused(words: str) -> None:
+    page_text(visitor(two_runs()).get(f"/evals?{words}"), status=400)
+
+
 def test_rewards_lie_where_the_decide_file_of_the_last_run_says() -> None:
     source = two_runs()
     last = source.entries[1]

@@ -21,6 +21,7 @@ Words = Mapping[str, Sequence[str]]
 
 MOST_TEXT = 500
 """Characters of a value."""
+STATUSES = ("pending", "running", "finished", "failed", "stopped", "incomplete")
 _MOST_WORDS = 100
 _LARGEST_ROW = 2**63 - 1
 _RUN_TEXTS = ("status", "model", "dataset", "rollout", "person", "commit")
@@ -68,11 +69,18 @@ def run_query(words: Words, *, kind: RunKind | None = None) -> RunQuery:
     Raises:
         OsmosisError: VALIDATION, a word makes no sense.
     """
+    since, until = (
+        _moment(words, "since", end_of_day=False),
+        _moment(words, "until", end_of_day=True),
+    )
+    if since is not None and until is not None and since > until:
+        raise OsmosisError("'since' is after 'until': no run began between them.")
+    _choice(words, "status", STATUSES)
     return RunQuery(
         kind=kind,
         **{name: word(words, name) for name in _RUN_TEXTS},
-        since=_moment(words, "since", end_of_day=False),
-        until=_moment(words, "until", end_of_day=True),
+        since=since,
+        until=until,
         text=word(words, "q") or "",
         archived=_choice(words, "archived", ("yes",)) is not None,
         sort=_choice(words, "sort", get_args(RunSort)) or "started",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _MOST_RUNS = 10
 _MOST_PLACES = 1_000
 _TITLE = "Compare"
+_ITSELF = "That is a run compared with itself. Tick another one, too."
 _TOO_FEW = "Tick two or more runs in the list; the first is the one the others are compared with."
 
 
@@ -27,12 +28,13 @@ def page(view: Viewing, words: Words) -> RenderedPage:
     Raises:
         OsmosisError: VALIDATION, they are too many or of two kinds; NOT_FOUND, one is not there.
     """
-    names = list(dict.fromkeys(words.get("run", ())))
+    given_names = words.get("run", ())
+    names = list(dict.fromkeys(given_names))
     if len(names) > _MOST_RUNS:
         raise OsmosisError(f"at most {_MOST_RUNS} runs are compared at a time.")
     given = {"title": _TITLE, "names": names, "turned": _turned(view, names), "again": view.href("compare")}
     if len(names) < 2:
-        return RenderedPage("compare.html", {**given, "hint": _TOO_FEW})
+        return RenderedPage("compare.html", {**given, "hint": _ITSELF if len(given_names) > 1 else _TOO_FEW})
     details = [_found(view, name, word(words, "kind")) for name in names]
     kinds = {detail.summary.kind for detail in details}
     if kinds == {"training"}:

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from osmosis_ai.ui.numbers import number, percent
 from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.queries import (
+    STATUSES,
     Words,
     cursor_of,
     is_filtered,
@@ -28,7 +29,6 @@ FIRST_COMMANDS: dict[RunKind | None, Sequence[str]] = {
     "rubric": ("osmosis eval rubric --data FILE.jsonl --rubric @RUBRIC.md --model PROVIDER/MODEL",),
 }
 """What makes the first one."""
-_STATUSES = ("pending", "running", "finished", "failed", "stopped", "incomplete")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def page(view: Viewing, words: Words, *, kind: RunKind | None = None) -> Rendere
             "query": query,
             "since": word(words, "since"),
             "until": word(words, "until"),
-            "statuses": _STATUSES,
+            "statuses": STATUSES,
             "here": here,
             "headings": {
                 name: sort_link(query, here, filters, name, ("name", "status")) for name in _sorted_by(kind)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.cli.conftest import Cli
@@ -29,3 +31,13 @@ def test_no_command_takes_what_is_of_a_report_without_one(cli: Cli, words: tuple
     result = cli(*words)
     assert (result.status, result.out) == (2, "")
     assert f"{words[-1]} needs --report FILE.html" in result.err
+
+
+@pytest.mark.parametrize("words", [("train", "info"), ("train", "show"), ("view",)])
+def test_outside_of_a_workspace_a_run_that_is_not_there_is_said_not_to_be(
+    cli: Cli, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = cli(*words, "nosuch", *(["--report", "a.html"] if words == ("view",) else []))
+    said = " ".join(result.err.split())
+    assert result.status == 1 and "run `nosuch`" in said and "Git" not in said

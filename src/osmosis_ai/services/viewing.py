@@ -208,7 +208,12 @@ def _named_run(reference: str) -> Path:
 
     try:
         return find_local_run(reference).resolve()
-    except (NotFoundError, WorkspaceRequiredError) as error:
+    except WorkspaceRequiredError:
+        raise NotFoundError(
+            f"there is no directory and no run `{reference[:200]}` here.",
+            hint="osmosis view DIR shows the runs of a directory",
+        ) from None
+    except NotFoundError as error:
         raise NotFoundError(
             f"there is no directory `{reference}` here: {error.message}",
             details=error.details,

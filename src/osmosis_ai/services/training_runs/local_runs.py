@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.training_runs import TrainingMetrics
@@ -45,6 +45,7 @@ def training_directory(word: str) -> Path | None:
     """Return the training directory that a word is the path of; None where it may be the name of a platform's run.
 
     Raises:
+        NotFoundError: it is none, and outside of a workspace no platform can be meant.
         OsmosisError: it is a path that leads to something else.
     """
     from osmosis_ai.services.downloaded_runs import is_downloaded_run
@@ -73,7 +74,21 @@ def training_directory(word: str) -> Path | None:
             hint=f"osmosis view {quote(word if given.is_dir() else str(Path(word).parent))} finds the runs below it; "
             "a platform's run goes by its name (`osmosis train list`)",
         )
+    _require_platform_of(word, there=there)
     return None
+
+
+def _require_platform_of(word: str, *, there: bool) -> None:
+    """Refuse a word that is no training directory where no platform can be meant: outside of any workspace."""
+    from osmosis_ai.workspace.layout import find_workspace
+
+    try:
+        find_workspace(require_scaffold=False)
+    except WorkspaceRequiredError:
+        raise NotFoundError(
+            f"there is no training run {'in ' if there else ''}`{word[:200]}`.",
+            hint="a run of this machine goes by the path of its directory, a platform's by its name, inside its workspace",
+        ) from None
 
 
 def describe_training(directory: Path) -> LocalTraining:

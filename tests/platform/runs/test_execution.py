@@ -277,7 +277,7 @@ def test_runs_go_on_after_the_platform_was_closed(
     api: TestClient, services: PlatformServices, executor: LocalExecutor
 ) -> None:
     run = submit(api, evaluation_config={"limit": 20, "n": 4, "batch_size": 2})
-    wait_until(lambda: samples_of(services, run["id"]))
+    wait_until(lambda: recorded(services, run["id"]))
     executor.close()
     before = samples_of(services, run["id"])
     assert api.get(f"{RUNS}/{run['name']}").json()["eval_run"]["status"] == "running"
@@ -297,7 +297,7 @@ def test_runs_go_on_after_the_platform_was_closed(
 def test_another_machine_goes_on_with_the_run_of_a_killed_worker(
     api: TestClient, services: PlatformServices, executor: LocalExecutor, tmp_path: Path
 ) -> None:
-    run = submit(api, evaluation_config={"limit": 20, "n": 4, "batch_size": 2})
+    run = submit(api, evaluation_config={"limit": 40, "n": 4, "batch_size": 2})
     wait_until(lambda: len(samples_of(services, run["id"])) > 5)
     os.killpg(executor._workers[run["id"]].process.pid, signal.SIGKILL)
     executor.close()
@@ -312,7 +312,7 @@ def test_another_machine_goes_on_with_the_run_of_a_killed_worker(
         successor.close()
     assert detail["eval_run"]["status"] == "finished", detail
     after = samples_of(services, run["id"])
-    assert len(after) == 80 and before.items() <= after.items()
+    assert len(after) == 160 and before.items() <= after.items()
     told = "".join(log_of(services, run["id"]))
     assert f"goes on from the {len(before)} results that the platform has" in told
 
@@ -321,7 +321,7 @@ def test_a_run_whose_journal_was_damaged_here_goes_on_from_what_the_platform_has
     api: TestClient, services: PlatformServices, executor: LocalExecutor
 ) -> None:
     run = submit(api, evaluation_config={"limit": 20, "n": 4, "batch_size": 2})
-    wait_until(lambda: len(samples_of(services, run["id"])) > 2)
+    wait_until(lambda: recorded(services, run["id"]) > 2)
     executor.close()
     (journal,) = (services.config.runs_dir / run["id"]).glob("evaluation/*/events.jsonl")
     first, second, *rest = journal.read_bytes().splitlines(keepends=True)

@@ -10,7 +10,7 @@ from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.services import PlatformServices
 from tests.driving.served_loop import LoopProcess
 from tests.platform.evaluations import experiment, submit_body, wait_until
-from tests.platform.runs.test_execution import RUNS, ended, fetched, log_of, samples_of
+from tests.platform.runs.test_execution import RUNS, ended, fetched, log_of, recorded, samples_of
 
 pytestmark = pytest.mark.e2e
 KEY = "osm_rollout_canary-4711"
@@ -43,7 +43,7 @@ def test_a_served_agent_is_evaluated_and_killed_over_a_hundred_rollouts(
             experiment_config=experiment(**served), evaluation_config={"limit": 50, "n": 2, "batch_size": 16}
         )
         run = api.post(RUNS, json=body).json()
-        wait_until(lambda: len(samples_of(services, run["id"])) >= 10)
+        wait_until(lambda: recorded(services, run["id"]) >= 10)
         agent.kill()
         # Started again as `osmosis serve` does: with another key, which the platform is told.
         with LoopProcess(f"{KEY}-2", agent.port):

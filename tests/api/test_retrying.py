@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from osmosis_ai.api.retrying import Transient, Waits
@@ -28,6 +30,20 @@ def test_the_server_may_ask_for_a_longer_wait_but_not_for_a_coffee_break(slept: 
     with pytest.raises(OsmosisError, match="busy"):
         Waits((1, 2, 4)).run(attempt)
     assert slept == [7, 2]
+
+
+def test_waits_that_last_are_repeated_until_their_time_is_over(
+    slept: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter([0.0, 10.0, 20.0, 29.0, 31.0])
+    monkeypatch.setattr("osmosis_ai.api.retrying.time", SimpleNamespace(monotonic=lambda: next(now)))
+
+    def attempt() -> None:
+        raise Transient(OsmosisError("away"))
+
+    with pytest.raises(OsmosisError, match="away"):
+        Waits((1, 2)).lasting(30.0).run(attempt)
+    assert slept == [1, 2, 2, 2, 2]
 
 
 def test_another_error_ends_it_at_once(slept: list[float]) -> None:

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.e2e
 ROWS, ATTEMPTS = 30, 2
 CONFIG = "configs/eval/pooled.toml"
 TOKEN = "gpu.token"
-LEASE_S = 3.0
+LEASE_S = 5.0
 GATE = "gate"
 """While this file is there, no attempt of a rollout that can see it asks its model anything."""
 CUTS = 10
@@ -270,6 +270,51 @@ def test_a_machine_that_is_cut_off_for_two_leases_rests_and_then_goes_on(
     require_same_results(run, calm)
     assert samples(run.results) == samples(calm.results)
     assert (times_away(run), times_away(calm)) == (1, 0)
+
+
+def cut_at_each_of(relay: Relay, moments: list[bytes], *, refuses: bool) -> None:
+    """Cut the way for half a lease when each of these requests, one after another, is about to pass."""
+    for moment in moments:
+        relay.cut_at(moment, refuses=refuses)
+        assert relay.was_cut.wait(300), f"nobody asked for {moment!r}"
+        wait_since(time.monotonic(), LEASE_S / 2)
+        relay.heal(forgets=refuses)
+
+
+@pytest.mark.parametrize("refuses", [False, True], ids=["silent", "refused"])
+def test_a_cut_of_half_a_lease_is_harmless_whatever_is_being_said(
+    platform: Platform, calm: Run, relay: Relay, refuses: bool
+) -> None:
+    run = platform.submit(CONFIG)
+    machine = beyond(relay, platform, f"half-{refuses}")
+    # The machine claims, its worker claims the same, and fetches what it needs.
+    cut_at_each_of(relay, [b"/claim ", b"/claim ", b"GET /blobs/"], refuses=refuses)
+    cut_at_each_of(relay, [b"PUT /blobs/", b"/sync ", b"/end "], refuses=refuses)
+    status, told, err = machine.end()
+    assert status == 0, err
+    assert told["resource"]["runs"] == [{"id": run.id, "name": run.name, "attempt": 1, "ending": "ended"}]
+    assert run.finish()["status"] == "finished"
+    require_same_results(run, calm)
+    assert samples(run.results) == samples(calm.results)
+
+
+def test_a_cut_of_half_a_lease_keeps_no_run_from_being_put_aside(
+    platform: Platform, calm: Run, relay: Relay
+) -> None:
+    run = platform.submit(CONFIG)
+    machine = beyond(relay, platform, "aside")
+    under_way(platform, machine, run, 10)
+    relay.cut_at(b"/release ", refuses=True)
+    machine.process.terminate()
+    assert relay.was_cut.wait(300)
+    wait_since(time.monotonic(), LEASE_S / 2)
+    relay.heal(forgets=True)
+    status, told, err = machine.end()
+    assert (status, told["resource"]["runs"][0]["ending"]) == (0, "left"), err
+    status, told, err = Machine(platform, "after", "--once").end()
+    assert (status, told["resource"]["runs"][0]["attempt"]) == (0, 2), err
+    assert run.finish()["status"] == "finished"
+    require_same_results(run, calm)
 
 
 @pytest.mark.soak

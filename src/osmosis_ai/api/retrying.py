@@ -7,8 +7,9 @@ What a call does on failure is its own business; here is only how often and afte
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from osmosis_ai.errors import OsmosisError
@@ -31,9 +32,18 @@ class Transient(Exception):
 
 @dataclass(frozen=True)
 class Waits:
-    """The seconds between attempts; one attempt more than there are waits."""
+    """The seconds between attempts; one attempt more than there are waits.
+
+    Attributes:
+        lasting_s: for how long it is tried at least: after the last of the waits, again and again.
+    """
 
     seconds: tuple[float, ...] = ()
+    lasting_s: float = 0.0
+
+    def lasting(self, seconds: float) -> Waits:
+        """Return the same waits, the last one repeated for so long, by this machine's monotonic clock."""
+        return replace(self, lasting_s=seconds)
 
     def run(self, attempt: Callable[[], T]) -> T:
         """Call ``attempt`` until it returns, raises anything but :class:`Transient`, or was tried often enough.
@@ -44,10 +54,13 @@ class Waits:
         """
         import stamina
 
-        left = iter(self.seconds)
+        left, until = iter(self.seconds), time.monotonic() + self.lasting_s
 
         def wait_after(failure: Exception) -> float | bool:
-            if not isinstance(failure, Transient) or (wait_s := next(left, None)) is None:
+            wait_s = next(left, None)
+            if wait_s is None and self.seconds and time.monotonic() < until:
+                wait_s = self.seconds[-1]
+            if not isinstance(failure, Transient) or wait_s is None:
                 return False
             requested_s = failure.retry_after_s or 0.0
             return requested_s <= LONGEST_REQUESTED_WAIT_S and max(wait_s, requested_s)

@@ -30,7 +30,13 @@ _unlogged: contextvars.ContextVar[bool] = contextvars.ContextVar("unlogged", def
 
 
 class TransferError(PlatformError):
-    """Bytes did not get where they belong; ``status`` is the store's, if it answered."""
+    """Bytes did not get where they belong; ``status`` is the store's, if it answered.
+
+    Attributes:
+        is_passing: whether another attempt might have done.
+    """
+
+    is_passing = False
 
 
 def _is_loggable(_: logging.LogRecord) -> bool:
@@ -150,9 +156,9 @@ class BlobClient:
         try:
             yield
         except (httpx.HTTPError, httpx.StreamError) as error:
-            raise Transient(
-                TransferError(f"the connection to {shown(url)} failed: {reason(error)}.")
-            ) from None
+            broken = TransferError(f"the connection to {shown(url)} failed: {reason(error)}.")
+            broken.is_passing = True
+            raise Transient(broken) from None
         except httpx.InvalidURL:
             raise TransferError("the platform gave a URL that is none.") from None
         finally:
@@ -205,5 +211,6 @@ def refusal(url: str, response: httpx.Response) -> Exception:
         f"{shown(url)} answered HTTP {status}.", status=status, details={"status_code": status}, hint=hint
     )
     if status in TRANSIENT_STATUSES:
+        error.is_passing = True
         return Transient(error, retry_after_s=retry_after_s(response.headers))
     return error

@@ -145,6 +145,46 @@ def test_what_is_busy_for_a_moment_is_asked_again(channel: RunChannel, desk: Des
     assert len(desk.asked) == 3
 
 
+AWAY = {"error": "away", "code": "AWAY"}
+
+
+@pytest.mark.parametrize("word", ["end", "release"])
+def test_the_last_word_about_a_run_is_said_for_as_long_as_its_lease_lasts(
+    channel: RunChannel, desk: Desk, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    say = {"end": lambda: channel.end("finished"), "release": channel.release}[word]
+    desk.replies = [JSONResponse(AWAY, status_code=503) for _ in range(20)]
+    desk.replies.append(JSONResponse({"status": "finished"}))
+    assert say().status == "finished"
+    assert len(desk.asked) == 21 and desk.asked[-1][0].endswith(word)
+
+    desk.replies = [JSONResponse(REPLY.model_copy(update={"term_s": 1e-6}).to_wire())]
+    channel.sync()
+    desk.asked.clear()
+    desk.replies = [JSONResponse(AWAY, status_code=503) for _ in range(20)]
+    with pytest.raises(PlatformUnreachableError, match="away"):
+        say()
+    assert len(desk.asked) == 3, "no longer than a lease, and as often as anything else"
+
+
+def test_an_end_that_is_not_the_workers_to_say_is_said_once(channel: RunChannel, desk: Desk) -> None:
+    desk.replies = [JSONResponse({"error": "gone", "code": "LEASE_LOST"}, status_code=409)]
+    with pytest.raises(LeaseLostError):
+        channel.end("finished")
+    assert len(desk.asked) == 1
+
+
+def test_bytes_that_a_store_does_not_give_or_take_for_now_fail_no_run(
+    channel: RunChannel, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_link, "_BLOB_WAITS", Waits((0.0,)))
+    channel._link._term_s = 1e-6  # type: ignore[attr-defined]
+    desk.blobs.clear()  # its answer is 500
+    with pytest.raises(PlatformUnreachableError):
+        channel.fetch(InputDownload(url="/blobs/rows", size=4, sha256=DIGEST), tmp_path / "rows")
+    assert [path for path, _, _ in desk.asked] == ["/blobs/rows"] * 2
+
+
 @pytest.mark.parametrize(
     ("status", "body", "kind"),
     [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
+from weakref import WeakValueDictionary
 
 from pydantic import SecretStr
 from sqlalchemy import delete
@@ -36,6 +38,13 @@ _FIRST_PAUSE = timedelta(seconds=0.5)
 _LONGEST_PAUSE = timedelta(minutes=5)
 
 Secrets = Callable[[DbRun], Mapping[str, SecretStr]]
+
+
+class _OneAtATime:
+    """A lock that is gone when nobody has it or waits for it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
 
 
 class RunClosing:
@@ -70,13 +79,21 @@ class RunClosing:
         self._secrets = secrets
         self._runs_dir = runs_dir
         self._all_are_elsewhere = all_are_elsewhere
+        self._ending: WeakValueDictionary[str, _OneAtATime] = WeakValueDictionary()
 
     def end(self, lease: Lease, request: EndRequest) -> RunClosed:
         """Give a run its outcome; said again, it is what it was.
 
+        Who says it again while it is being done, waits for that: a long journal is folded once.
+
         Raises:
             LeaseLostError: the lease is over.
         """
+        turn = self._ending.setdefault(lease.run_id, _OneAtATime())
+        with turn.lock:
+            return self._end(lease, request)
+
+    def _end(self, lease: Lease, request: EndRequest) -> RunClosed:
         with self._db.session() as session:
             run = session.get(DbRun, lease.run_id)
         if run is not None and run.status not in OPEN and run.lease_token == lease.token:

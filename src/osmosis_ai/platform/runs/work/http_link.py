@@ -6,6 +6,7 @@ exchange of this protocol has the same effect twice as once.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from osmosis_ai.api.http_errors import PlatformError, Reply, RequestInfo, http_e
 from osmosis_ai.api.platform_url import ensure_secure
 from osmosis_ai.api.redaction import ReplyRedactor
 from osmosis_ai.api.retrying import Transient, Waits
-from osmosis_ai.api.transfer.client import BlobClient
+from osmosis_ai.api.transfer.client import BlobClient, TransferError
 from osmosis_ai.api.transfer.download import download as fetch_file
 from osmosis_ai.api.wire.base import WireModel
 from osmosis_ai.api.wire.workers import (
@@ -53,6 +54,9 @@ from osmosis_ai.supervision.server_address import socket_path
 M = TypeVar("M", bound=WireModel)
 _SILENCE_S = 20.0
 """How long the platform may think, beside what it was asked to wait."""
+_SILENCE_OF_LAST_WORD = 1 / 6
+"""As a part of a lease: said into a cut of half a lease, the word is said again while some of the lease is left."""
+_SHORTEST_SILENCE_S = 1.0
 _FIRST_TERM_S = 30.0
 """How long a lease lasts, before the platform has said so."""
 _LARGEST_REPLY_BYTES = 64 << 20
@@ -102,7 +106,11 @@ class HttpLink:
     def claim(self, offer: WorkerOffer) -> Assignment | None:
         """Ask for a run; None when there is none for this worker."""
         content = self._say(CLAIM, offer, wait_s=offer.wait_s)
-        return decode(content, Assignment, "the claim") if content.strip() else None
+        if not content.strip():
+            return None
+        assignment = decode(content, Assignment, "the claim")
+        self._term_s = assignment.lease.term_s
+        return assignment
 
     def sync(self, run_id: str, request: SyncRequest) -> SyncReply:
         """Keep the lease, and hand over what is new."""
@@ -119,26 +127,27 @@ class HttpLink:
 
     def end(self, run_id: str, request: EndRequest) -> RunClosed:
         """Give the run its outcome."""
-        return self._exchange(run_route(run_id, "end"), request, RunClosed)
+        return self._close(run_route(run_id, "end"), request)
 
     def release(self, run_id: str, request: ReleaseRequest) -> RunClosed:
         """Let the run go as it is."""
-        return self._exchange(run_route(run_id, "release"), request, RunClosed)
+        return self._close(run_route(run_id, "release"), request)
 
     def fetch(self, download: InputDownload, target: Path) -> None:
         """Fetch bytes to a file, whole and of this digest, or not at all; a packed part of a journal as it is."""
         url, blobs = self._place(download.url)
         # Size and digest of a packed part are those of its lines.
         is_packed = isinstance(download, JournalSegment) and download.packed
-        fetch_file(
-            url,
-            target,
-            expected_size=None if is_packed else download.size,
-            expected_sha256=None if is_packed else download.sha256,
-            largest_size=download.size + _PACKING_ROOM_BYTES if is_packed else None,
-            waits=_BLOB_WAITS,
-            client=blobs,
-        )
+        with _told_apart():
+            fetch_file(
+                url,
+                target,
+                expected_size=None if is_packed else download.size,
+                expected_sha256=None if is_packed else download.sha256,
+                largest_size=download.size + _PACKING_ROOM_BYTES if is_packed else None,
+                waits=_BLOB_WAITS.lasting(self._term_s),
+                client=blobs,
+            )
 
     def send(self, grant: UploadGrant, content: BinaryIO, size: int) -> str:
         """Send ``size`` bytes from the beginning of ``content``; return the ETag of the acknowledgement."""
@@ -155,12 +164,19 @@ class HttpLink:
             headers = blobs.put(url, stream, size=size, headers={}, timeout_s=_SILENCE_S + 100)
             return str(headers.get("etag", "")).strip('"')
 
-        return _BLOB_WAITS.run(attempt)
+        with _told_apart():
+            return _BLOB_WAITS.lasting(self._term_s).run(attempt)
 
     def _place(self, url: str) -> tuple[str, BlobClient]:
         if urlsplit(url).scheme:
             return url, self._elsewhere
         return f"{self._base}/{url.lstrip('/')}", self._own
+
+    def _close(self, route: str, request: WireModel) -> RunClosed:
+        """Say the last word about a run, for as long as a lease: unheard, all of it would be another worker's to do."""
+        silence_s = min(_SILENCE_S, max(_SHORTEST_SILENCE_S, self._term_s * _SILENCE_OF_LAST_WORD))
+        waits = _WAITS.lasting(self._term_s)
+        return decode(self._say(route, request, silence_s=silence_s, waits=waits), RunClosed, f"POST {route}")
 
     def _exchange(self, route: str, request: WireModel, model: type[M]) -> M:
         return decode(self._say(route, request), model, f"POST {route}")
@@ -225,6 +241,17 @@ class HttpLink:
             unreachable = PlatformUnreachableError(error.message, hint=error.hint)
             return Transient(unreachable) if reply.status in (429, 502, 503, 504) else unreachable
         return error
+
+
+@contextlib.contextmanager
+def _told_apart() -> Iterator[None]:
+    """Say of bytes that did not come or go whether that is the way to the store: it fails no run."""
+    try:
+        yield
+    except TransferError as error:
+        if error.is_passing:
+            raise PlatformUnreachableError(error.message, hint=error.hint) from None
+        raise
 
 
 def _stored_bytes(error: PlatformError) -> int:

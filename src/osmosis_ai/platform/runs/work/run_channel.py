@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
+from osmosis_ai.api.retrying import Transient, Waits
 from osmosis_ai.api.wire.workers import (
     AgentPlace,
     AssignedRun,
@@ -35,6 +36,8 @@ from osmosis_ai.platform.runs.work.platform_link import (
     held_at_most_s,
 )
 
+Said = TypeVar("Said")
+_WAITS = Waits((0.25, 1.0))
 _BLOCK_BYTES = 1 << 20
 _THREADS = 4
 _MOST_WANTED = 256
@@ -169,7 +172,18 @@ class RunChannel:
 
     def find_agent(self) -> AgentPlace | None:
         """Return where the run's agent is served now; None when it is not there any more."""
-        return self.sync(find_agent=True).agent
+        return self.insist(lambda: self.sync(find_agent=True)).agent
+
+    def insist(self, say: Callable[[], Said]) -> Said:
+        """Return what ``say`` returns, which is called again while the platform is away for less than a lease."""
+
+        def attempt() -> Said:
+            try:
+                return say()
+            except PlatformUnreachableError as error:
+                raise Transient(error) from None
+
+        return _WAITS.lasting(self._term_s).run(attempt)
 
     def end(self, outcome: str, error: str | None = None, *, ending: str | None = None) -> RunClosed:
         """Give the run its outcome; asked to stop, it is ``stopped`` whatever is said here."""

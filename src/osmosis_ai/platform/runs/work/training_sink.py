@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, Protocol
 
-from osmosis_ai.api.wire.workers import InputDownload, StoredTraining, TrainingNews
+from osmosis_ai.api.wire.workers import InputDownload, StoredTraining, SyncReply, TrainingNews
 from osmosis_ai.platform.runs.work.run_channel import OutgoingBlob, RunChannel
 
 NO_BLOBS: Mapping[str, BinaryIO] = MappingProxyType({})
@@ -64,10 +64,13 @@ class ChannelSink:
         """As :meth:`TrainingSink.send`."""
         with self._lock:
             outgoing = [OutgoingBlob.of(name, content) for name, content in blobs.items()]
-            sent = self._channel.store(outgoing) if outgoing else []
-            reply = self._channel.sync(training=news, **({"sent": sent} if sent else {}))
+            reply = self._channel.insist(lambda: self._say(news, outgoing))
             self._note(news)
         return reply.checkpoints
+
+    def _say(self, news: TrainingNews, outgoing: Sequence[OutgoingBlob]) -> SyncReply:
+        sent = self._channel.store(outgoing) if outgoing else []
+        return self._channel.sync(training=news, **({"sent": sent} if sent else {}))
 
     def fetch(self, download: InputDownload, target: Path) -> None:
         """As :meth:`TrainingSink.fetch`."""

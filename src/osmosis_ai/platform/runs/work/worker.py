@@ -17,6 +17,7 @@ from typing import Any
 
 from osmosis_ai import event_loop
 from osmosis_ai._version import __version__
+from osmosis_ai.api.retrying import Transient, Waits
 from osmosis_ai.api.wire.workers import Assignment, WorkerOffer
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import JournalCorruptionError
@@ -38,7 +39,7 @@ from osmosis_ai.platform.runs.work.eval_work import EvalWork
 from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.runs.work.inputs import RunInputs
 from osmosis_ai.platform.runs.work.lease_keeping import LeaseKeeping
-from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError
+from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, PlatformUnreachableError
 from osmosis_ai.platform.runs.work.publisher import Publisher
 from osmosis_ai.platform.runs.work.run_channel import RunChannel
 from osmosis_ai.platform.runs.work.run_work import Interrupt, PreparedRun, RunWork, WorkResult, one_sentence
@@ -48,6 +49,8 @@ from osmosis_ai.supervision import keep_to_itself, lower_priority, take_handed, 
 
 # The worker before this one is being ended together with its platform.
 _LOCK_WAIT_S = 10.0
+_CLAIM_WAITS = Waits((0.5, 1.0), lasting_s=30.0)
+"""As long as a lease, unless the platform says otherwise, which a claim that is answered tells."""
 _KNOCK_S = 0.5
 """How often a platform that was away is asked whether it is back."""
 # Of a column of a run's row.
@@ -102,6 +105,10 @@ class Worker:
         except CredentialRefusedError as error:
             sys.stderr.write(f"{error.message}\n")
             return ENDED
+        except PlatformUnreachableError as error:
+            # All is in the journal: the next worker says it.
+            self._directory.note_setback(error.message)
+            return SET_BACK
         finally:
             self._keeping.stop()
 
@@ -221,8 +228,16 @@ def _log_details(error: Exception) -> str | None:
 
 
 def _claimed(link: HttpLink, offer: WorkerOffer) -> Assignment | None:
+    """Claim the run, for as long as it is kept for whoever claimed it first under this id."""
+
+    def ask() -> Assignment | None:
+        try:
+            return link.claim(offer)
+        except PlatformUnreachableError as error:
+            raise Transient(error) from None
+
     try:
-        return link.claim(offer)
+        return _CLAIM_WAITS.run(ask)
     except OsmosisError as error:
         sys.stderr.write(f"{error.message}\n")
         return None

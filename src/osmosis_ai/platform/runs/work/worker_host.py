@@ -18,10 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import SecretStr
-
 from osmosis_ai._version import __version__
-from osmosis_ai.api.wire.workers import LONGEST_WAIT_S, Assignment, ReleaseRequest, WorkerOffer
+from osmosis_ai.api.wire.workers import LONGEST_WAIT_S, AssignedLease, Assignment, ReleaseRequest, WorkerOffer
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.config import from_environment
 from osmosis_ai.platform.runs.execute.worker_process import (
@@ -104,7 +102,7 @@ class WorkedRun:
 @dataclass
 class _Worker:
     run: WorkedRun
-    lease: SecretStr = field(repr=False)
+    lease: AssignedLease = field(repr=False)
     process: WorkerProcess
     is_told: bool = False
 
@@ -143,6 +141,7 @@ class WorkerHost:
         self._monotonic = monotonic
         self._workers: list[_Worker] = []
         self._worked: list[WorkedRun] = []
+        self._releases: list[threading.Thread] = []
         self._answers: queue.SimpleQueue[Assignment | Exception | None] = queue.SimpleQueue()
         self._claim_id = secrets.token_hex(16)
         self._is_asking = False
@@ -177,6 +176,8 @@ class WorkerHost:
         finally:
             for worker in self._workers:
                 worker.process.kill()
+        for release in self._releases:
+            release.join()
         if self._refused is not None:
             raise self._refused
         return self._worked
@@ -192,7 +193,8 @@ class WorkerHost:
             self._asked_to_end = max(1, self._asked_to_end)  # the job that began us is gone
         if self._asked_to_end > 1:
             raise KeyboardInterrupt
-        if self._workers:
+        self._releases = [each for each in self._releases if each.is_alive()]
+        if self._workers or self._releases:
             return False
         return self._is_leaving or (self._is_single and bool(self._worked)) or self._was_idle_for_long()
 
@@ -256,7 +258,7 @@ class WorkerHost:
             if self._workers:
                 self._say(f"no more runs are taken: {answer}")
         elif self._is_leaving:
-            self._release(answer.run.id, answer.lease.token, None)
+            self._release(answer.run.id, answer.lease, None)
         else:
             self._begin(answer)
 
@@ -265,7 +267,7 @@ class WorkerHost:
         claim_id, self._claim_id = self._claim_id, secrets.token_hex(16)
         self._told = ""
         process = self._start_worker(run.id, claim_id)
-        self._workers.append(_Worker(run, assignment.lease.token, process))
+        self._workers.append(_Worker(run, assignment.lease, process))
         self._worked.append(run)
         self._say(f"took the run {run.name} (attempt {run.attempt})")
 
@@ -306,10 +308,18 @@ class WorkerHost:
             self._release(run.id, worker.lease, reason)
         self._pause(f"the run {run.name}: {reason or run.ending.replace('_', ' ')}")
 
-    def _release(self, run_id: str, lease: SecretStr, setback: str | None) -> None:
-        # What cannot be let go of now is free when its lease has run out.
-        with contextlib.suppress(OsmosisError):
-            self._link.release(run_id, ReleaseRequest(lease=lease, setback=setback))
+    def _release(self, run_id: str, lease: AssignedLease, setback: str | None) -> None:
+        """Let a run go, in a thread of its own: a platform that is away is told for as long as the lease lasts."""
+        request = ReleaseRequest(lease=lease.token, setback=setback)
+
+        def tell() -> None:
+            # What cannot be let go of by then is free.
+            with contextlib.suppress(OsmosisError):
+                self._link.release(run_id, request)
+
+        telling = threading.Thread(target=tell, name="release", daemon=True)
+        telling.start()
+        self._releases.append(telling)
 
 
 def _explained(error: Exception) -> Exception:

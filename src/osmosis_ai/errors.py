@@ -128,3 +128,8 @@ def install_command(extra: str) -> str:
     if arguments is None:
         return f'pip install ".[{extra}]" (in a checkout of the Osmosis repository)'
     return " ".join(["pip install", *(word if word == "-e" else f'"{word}"' for word in arguments)])
+
+
+def reason_of(error: Exception) -> str:
+    """Return what an error says in words: of the system's without its number, and the path that is named anyhow."""
+    return str(getattr(error, "strerror", None) or error)

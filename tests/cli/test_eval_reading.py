@@ -596,8 +596,9 @@ def test_a_directory_that_may_not_be_read_is_said_to_be_left_out_of_the_list(
     assert "you may not read them: closed" in maze.osmosis("eval", "list").err
 
 
-def test_the_time_in_the_model_says_over_which_attempts_it_is(maze: Maze) -> None:
-    directory = write_run(maze.workspace.evals_dir / "good", [[1.0]])
-    (directory / "events.jsonl").write_bytes(record(0, model_latency_ms=57.0).to_line())
+def test_latencies_say_over_how_many_and_which_attempts_they_are(maze: Maze) -> None:
+    directory = write_run(maze.workspace.evals_dir / "good", [[1.0], [0.0]])
+    lines = [record(0, model_latency_ms=57.0), record(1)]
+    (directory / "events.jsonl").write_bytes(b"".join(line.to_line() for line in lines))
     shown = maze.osmosis("eval", "info", "good", "--plain").out
-    assert "over attempts that called the model" in shown
+    assert "over 2 attempts that ended" in shown and "over 1 attempt that called the model" in shown

@@ -11,6 +11,8 @@ import pytest
 
 from osmosis_ai.evaluation.journal import replay
 from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.evaluation.result_words import number_lines
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.services.eval_runs.watch import RunWatcher
 from tests.evaluation.test_runner import World
@@ -41,6 +43,16 @@ def test_they_are_watched_with_their_numbers(evals: Path) -> None:
     assert (finished.status, finished.progress.completed, finished.progress.failed) == ("finished", 4, 1)
     partial = RunWatcher(evals / "partial").look()
     assert (partial.status, partial.progress.completed, partial.progress.total) == ("incomplete", 1, 4)
+
+
+def test_their_latencies_say_over_which_attempts_they_are_for_nobody_wrote_over_how_many(evals: Path) -> None:
+    estimates = Estimates.read(json.loads((evals / "finished" / "metrics.json").read_text())["estimates"])
+    assert estimates is not None
+    over = [line.over for line in number_lines(estimates) if "p90" in line.over]
+    assert [each.rpartition(" · ")[2] for each in over] == [
+        "over attempts that ended",
+        "over attempts that called the model",
+    ]
 
 
 class OldWorld(World):

@@ -169,7 +169,7 @@ def test_numbers_of_a_part_of_the_journal_are_not_taken_for_all_of_it(local: Loc
 
     def scored() -> int | None:
         # As a copy leaves them: all files of one moment.
-        for file in (run.metrics, run.events):
+        for file in filter(Path.exists, (run.metrics, run.events)):
             os.utime(file, (10, 10))
         headline = LocalSource(local.root, cache_dir=local.root / "none").run("eval", "run").summary.headline
         return headline.scored if headline is not None else None
@@ -178,5 +178,9 @@ def test_numbers_of_a_part_of_the_journal_are_not_taken_for_all_of_it(local: Loc
     # A release that did not write how much it counted, killed in the midst of it.
     run.write_metrics({"status": "running"}, metrics)
     assert scored() == 2
+    # Or the copy of one whose last session was killed: nothing says that these are of the whole journal.
     run.write_metrics({"status": "finished"}, metrics)
+    assert scored() == 2
+    # Without a journal they are all there is.
+    run.events.unlink()
     assert scored() == 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import NoReturn, get_args
 
 import pytest
 
@@ -21,6 +22,7 @@ from osmosis_ai.evaluation.run_lock import RunLock
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.cursors import SamplePosition
+from osmosis_ai.viewer.local.judging_sessions import read_session
 from osmosis_ai.viewer.local.sample_list import _parts
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.local.training_runs import read_training, training_detail
@@ -183,6 +185,20 @@ def test_a_run_whose_manifest_can_not_be_read_stays_in_the_list_and_says_so(
     assert says in local.source.run("eval", "run").problems[0]
     with pytest.raises(OsmosisError):
         local.source.samples("run", SampleQuery(), limit=1)
+
+
+def test_what_the_system_refuses_is_said_in_words_and_without_its_number(
+    local: LocalPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    local.start("run", rows=1, n=1)
+    monkeypatch.setattr("osmosis_ai.evaluation.manifest.open_regular", refuse)
+    (entry,) = local.source.runs(RunQuery(), limit=9).items
+    assert entry.error == f"`{local.evals}/run/manifest.json` is not a run's manifest (Permission denied)."
+    judged, _, _ = read_session(local.root / "gone.json", "gone")
+    assert (judged.error or "").endswith("that can be read (No such file or directory).")
 
 
 def test_a_run_of_a_newer_release_says_to_upgrade(local: LocalPlace) -> None:

@@ -142,7 +142,11 @@ def test_view_writes_a_training_directory_and_a_judging_result_and_names_what_it
         name, content = report_run(reference, ReportFile(file), RunReportOptions())
         assert (name, content) == ("walks" if number < 2 else "answers", None)
         assert said in file.read_text()
-    for reference, why in ((".", "one run"), ("odd.json", "is a file"), ("torn.json", "no result")):
+    for reference, why in (
+        (".", "one run"),
+        ("odd.json", "odd.json is JSON, and no result of a judging session"),
+        ("torn.json", "no result"),
+    ):
         with pytest.raises(OsmosisError, match=why):
             report_run(reference, ReportFile(tmp_path / "out" / "no.html"), RunReportOptions())
     assert not (tmp_path / "out" / "no.html").exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from html import unescape
+
 import pytest
 
 from osmosis_ai.evaluation.headline import Headline
@@ -77,6 +79,32 @@ def test_the_rarer_filters_are_open_only_while_one_of_them_is_set() -> None:
 )
 def test_words_that_make_no_sense_are_refused(words: str) -> None:
     page_text(visitor(FakeSource([a_run("one")])).get(f"/evals?{words}"), status=400)
+
+
+@pytest.mark.parametrize(
+    ("address", "known"),
+    [
+        ("/evals?page=2", "status, model, dataset"),
+        ("/training?limit=5", "q, archived, sort, dir, cursor."),
+        ("/evals/one?slice=topic&row=", "it knows slice."),
+        ("/evals/one/samples?limit=5", "min_reward, max_reward"),
+        ("/evals/one/samples.csv?cursor=x", "min_cost, max_cost, in."),
+        ("/evals/one/samples/0.0?page=2", "with, text, hide, elsewhere."),
+        ("/evals/one/samples/0.0/raw?page=2", "it knows as, step."),
+        ("/evals/one/log?level=ERROR", "it knows cursor."),
+        ("/training/one?cursor=x", "it knows smooth."),
+        ("/rubrics/one?page=2", "it knows cursor."),
+        ("/compare?runs=one", "run, kind, metric, slice, allow."),
+        ("/evals/one/samples/0.0/artifacts/a.txt?as=file", "it takes none."),
+    ],
+)
+def test_words_that_a_page_does_not_know_are_refused_by_their_name_with_those_it_knows(
+    address: str, known: str
+) -> None:
+    source = FakeSource([a_run("one")], listed={"one": [a_sample(0)]})
+    text = unescape(page_text(visitor(source).get(address), status=400))
+    strange = address.rpartition("&")[2].rpartition("?")[2].partition("=")[0]
+    assert f"This page does not know the word '{strange}' in its address" in text and known in text
 
 
 def test_what_a_name_holds_is_text() -> None:

@@ -248,8 +248,15 @@ def test_a_run_is_shown_among_those_of_its_workspace(tmp_path: Path, monkeypatch
     with pytest.raises(NotFoundError, match="no directory `calmfern` here: there is no run") as caught:
         viewed_place("calmfern")
     assert caught.value.hint is not None and "did you mean calm fern?" in caught.value.hint
-    with pytest.raises(OsmosisError, match="is a file"):
+    with pytest.raises(OsmosisError, match="is a file of a run") as inside:
         viewed_place(str(run / "manifest.json"))
+    assert inside.value.hint == f"osmosis view '{run}'"
+    config, notes = workspace.root / "smoke.toml", workspace.root / "notes"
+    config.write_text("")
+    notes.write_text("12345")
+    for file, what in ((config, "is a config"), (notes, "is a file of 5 bytes")):
+        with pytest.raises(OsmosisError, match=f"{what}: a viewer shows a run"):
+            viewed_place(str(file))
     for word in ("\0", "x" * 5000):
         with pytest.raises(OsmosisError):
             viewed_place(word)

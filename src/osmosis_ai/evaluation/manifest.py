@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.errors import OsmosisError, ResumeRefusedError
+from osmosis_ai.errors import OsmosisError, ResumeRefusedError, reason_of
 from osmosis_ai.evaluation.input_changes import describe_changes
 from osmosis_ai.evaluation.run_name import check_run_name
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
@@ -96,7 +96,7 @@ class Manifest:
             check_run_name(manifest.run_name)
         except (OSError, ValueError, RecursionError, KeyError, TypeError, OsmosisError) as error:
             raise OsmosisError(
-                f"`{path}` is not a run's manifest ({error}).",
+                f"`{path}` is not a run's manifest ({reason_of(error)}).",
                 hint="start a new run: under another `--name`, or with `--fresh`, which puts that directory aside",
             ) from None
         if version != SCHEMA_VERSION:

@@ -74,9 +74,8 @@ def number_lines(estimates: Estimates) -> Iterator[NumberLine]:
         interval = numbers.interval(each, percent=True)
         yield NumberLine(label, numbers.percent(each.value), interval, over, each.method or "")
     yield from _spent(estimates)
-    yield from _latencies("Latency of a rollout", estimates.latency.rollout_ms)
-    called = " · over attempts that called the model"
-    yield from _latencies("  of it, in the model", estimates.latency.model_ms, called)
+    yield from _latencies("Latency of a rollout", estimates.latency.rollout_ms, "that ended")
+    yield from _latencies("  of it, in the model", estimates.latency.model_ms, "that called the model")
 
 
 def _spent(estimates: Estimates) -> Iterator[NumberLine]:
@@ -94,10 +93,11 @@ def _spent(estimates: Estimates) -> Iterator[NumberLine]:
         )
 
 
-def _latencies(label: str, latency: Percentiles | None, over: str = "") -> Iterator[NumberLine]:
+def _latencies(label: str, latency: Percentiles | None, which: str) -> Iterator[NumberLine]:
     if latency is not None:
         tail = f"p90 {_ms(latency.p90)} · p95 {_ms(latency.p95)} · p99 {_ms(latency.p99)}"
-        yield NumberLine(label, f"p50 {_ms(latency.p50)}", "", f"{tail}{over}")
+        attempts = "attempts" if latency.n is None else amount(latency.n, "attempt")
+        yield NumberLine(label, f"p50 {_ms(latency.p50)}", "", f"{tail} · over {attempts} {which}")
 
 
 LIMITS: dict[LimitName, str] = {

@@ -90,12 +90,13 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Percentiles of a set of values, interpolated linearly."""
+    """Percentiles of ``n`` values, interpolated linearly; releases before 0.3.19 did not write down of how many."""
 
     p50: float
     p90: float
     p95: float
     p99: float
+    n: int | None = None
 
 
 def describe(values: Values) -> Description | None:
@@ -123,7 +124,8 @@ def percentiles(values: Values) -> Percentiles | None:
     data = np.asarray(values, dtype=np.float64)
     if data.size == 0:
         return None
-    return Percentiles(*(float(value) for value in np.percentile(data, (50, 90, 95, 99))))
+    p50, p90, p95, p99 = (float(value) for value in np.percentile(data, (50, 90, 95, 99)))
+    return Percentiles(p50, p90, p95, p99, n=data.size)
 
 
 def estimate_mean(

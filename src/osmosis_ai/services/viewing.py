@@ -26,6 +26,19 @@ _PATIENCE_S = 0.7
 """How long a page reads on in a journal, or in runs, before it shows what it has; some pages ask twice."""
 
 
+_FILES = {
+    ".toml": "a config",
+    ".jsonl": "JSON, line by line",
+    ".csv": "a table of values",
+    ".parquet": "a table of values",
+    ".json": "JSON, and no result of a judging session",
+    ".html": "a page, which a browser opens by itself",
+    ".gz": "an archive",
+    ".zip": "an archive",
+}
+"""What a file is whose name ends so."""
+
+
 @dataclass(frozen=True)
 class ViewedPlace:
     """What is shown: a directory, and the page that is opened first."""
@@ -182,10 +195,7 @@ def viewed_place(reference: str | None) -> ViewedPlace:
         if given.is_file():
             if is_result(given):
                 return ViewedPlace(file := given.resolve(), _page_of(file, file) or "/")
-            raise OsmosisError(
-                f"{reference} is a file, and a viewer shows what is in a directory.",
-                hint="osmosis view [RUN|DIR]",
-            )
+            raise _not_viewed(reference, given)
         directory = given.resolve() if given.is_dir() else None
     except (OSError, ValueError) as error:
         raise NotFoundError(f"{reference[:200]!r} can not be opened: {error}.") from error
@@ -200,6 +210,23 @@ def viewed_place(reference: str | None) -> ViewedPlace:
         ViewedPlace(root, path)
         if (path := _page_of(run, root))
         else ViewedPlace(run, _page_of(run, run) or "/")
+    )
+
+
+def _not_viewed(reference: str, file: Path) -> OsmosisError:
+    """Return what to say of a file that is no result: what it is, and what can be viewed."""
+    from osmosis_ai.viewer.local.places import kind_of
+
+    if kind_of(file.parent) is not None:
+        return OsmosisError(
+            f"{reference} is a file of a run; its directory is what can be viewed.",
+            hint=f"osmosis view {shlex.quote(str(file.parent))}",
+        )
+    what = _FILES.get(file.suffix.lower(), f"a file of {file.stat().st_size:,} bytes")
+    return OsmosisError(
+        f"{reference} is {what}: a viewer shows a run, a directory with runs somewhere below, or the JSON file that "
+        "`osmosis eval rubric` leaves.",
+        hint="osmosis view [RUN|DIR]; `osmosis eval list` shows the runs of this machine",
     )
 
 

@@ -7,7 +7,7 @@ asked for.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, time, timezone
 from typing import Any, TypeVar, get_args
@@ -33,6 +33,14 @@ _RANGES = (
 )
 """(field of the query, its word, how much of the field one of the word is)."""
 
+RUN_WORDS = (*_RUN_TEXTS, "since", "until", "q", "archived", "sort", "dir")
+"""What :func:`run_query` reads."""
+SAMPLE_WORDS = (
+    *("outcome", "row", "category", "boundary", "q", "sort", "dir"),
+    *(f"{end}_{name}" for _, name, _ in _RANGES for end in ("min", "max")),
+)
+"""What :func:`sample_query` reads."""
+
 ChoiceT = TypeVar("ChoiceT", bound=str)
 
 
@@ -50,6 +58,18 @@ def words_of(query_string: str) -> Words:
         if any(len(value) > MOST_TEXT for value in values):
             raise OsmosisError(f"the filter '{word[:40]}' has more than {MOST_TEXT} characters.")
     return words
+
+
+def require_known(given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse words of an address that its page does not read, left empty or not.
+
+    Raises:
+        OsmosisError: VALIDATION, naming the first, and what is known.
+    """
+    strange = next((name for name in given if name not in known), None)
+    if strange is not None:
+        does = f"it knows {', '.join(known)}" if known else "it takes none"
+        raise OsmosisError(f"this page does not know the word {strange[:40]!r} in its address: {does}.")
 
 
 def word(words: Words, name: str) -> str | None:

@@ -6,7 +6,7 @@ Endpoints are plain functions, which the server runs in threads: a source blocks
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
@@ -33,7 +33,15 @@ from osmosis_ai.viewer.pages import (
     samples,
     training,
 )
-from osmosis_ai.viewer.queries import Words, sample_query, searches_conversations, words_of
+from osmosis_ai.viewer.queries import (
+    RUN_WORDS,
+    SAMPLE_WORDS,
+    Words,
+    require_known,
+    sample_query,
+    searches_conversations,
+    words_of,
+)
 from osmosis_ai.viewer.rendering import refused, render
 from osmosis_ai.viewer.source import Capability
 
@@ -52,37 +60,51 @@ def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRou
         route_class: of every route.
     """
     router = APIRouter(redirect_slashes=False, route_class=route_class)
-    add_page(router, viewing, home, runs.page)
-    add_page(router, viewing, "/evals", partial(runs.page, kind="eval"))
-    add_page(router, viewing, "/training", partial(runs.page, kind="training"))
-    add_page(router, viewing, "/rubrics", partial(runs.page, kind="rubric"), needs="rubrics")
-    add_page(router, viewing, "/evals/{run}", evaluation.page)
-    add_page(router, viewing, "/evals/{run}/samples", samples.page)
-    add_page(router, viewing, "/evals/{run}/samples.csv", partial(_export, kind="csv"))
-    add_page(router, viewing, "/evals/{run}/samples.jsonl", partial(_export, kind="jsonl"))
-    add_page(router, viewing, "/evals/{run}/samples/{item}", conversation.page)
-    add_page(router, viewing, "/evals/{run}/samples/{item}/raw", conversation_files.raw)
-    add_page(
-        router, viewing, "/evals/{run}/samples/{item}/artifacts/{path:path}", conversation_files.artifact
-    )
-    add_page(router, viewing, "/evals/{run}/log", log.page)
-    add_page(router, viewing, "/training/{run}", training.page)
-    add_page(router, viewing, "/training/{run}/log", partial(log.page, kind="training"))
-    add_page(router, viewing, "/training/{run}/validation/{item}", _of_validation(conversation.page))
-    add_page(router, viewing, "/training/{run}/validation/{item}/raw", _of_validation(conversation_files.raw))
-    add_page(router, viewing, "/rubrics/{run}", rubric.page, needs="rubrics")
-    add_page(router, viewing, "/compare", compare.page)
-    add_page(router, viewing, "/compare/row", compare.row)
+    add = partial(add_page, router, viewing)
+    add(home, runs.page, (*RUN_WORDS, "cursor"))
+    add("/evals", partial(runs.page, kind="eval"), (*RUN_WORDS, "cursor"))
+    add("/training", partial(runs.page, kind="training"), (*RUN_WORDS, "cursor"))
+    add("/rubrics", partial(runs.page, kind="rubric"), (*RUN_WORDS, "cursor"), needs="rubrics")
+    add("/evals/{run}", evaluation.page, ("slice",))
+    add("/evals/{run}/samples", samples.page, (*SAMPLE_WORDS, "in", "group", "cursor"))
+    add("/evals/{run}/samples.csv", partial(_export, kind="csv"), (*SAMPLE_WORDS, "in"))
+    add("/evals/{run}/samples.jsonl", partial(_export, kind="jsonl"), (*SAMPLE_WORDS, "in"))
+    add("/evals/{run}/samples/{item}/artifacts/{path:path}", conversation_files.artifact)
+    add("/evals/{run}/log", log.page, ("cursor",))
+    add("/training/{run}", training.page, ("smooth",))
+    add("/training/{run}/log", partial(log.page, kind="training"), ("cursor",))
+    said, as_file = (*SAMPLE_WORDS, *conversation.WORDS), ("as", "step")
+    for sample, made in (
+        ("/evals/{run}/samples/{item}", _as_it_is),
+        ("/training/{run}/validation/{item}", _of_validation),
+    ):
+        add(sample, made(conversation.page), said)
+        add(f"{sample}/raw", made(conversation_files.raw), as_file)
+    add("/rubrics/{run}", rubric.page, ("cursor",), needs="rubrics")
+    add("/compare", compare.page, ("run", "kind", "metric", "slice", "allow"))
+    add("/compare/row", compare.row, ("run", "row"))
     add_live(router, viewing)
     return router
 
 
 def add_page(
-    router: APIRouter, viewing: Visitor, path: str, page: PageFunction, *, needs: Capability = "runs"
+    router: APIRouter,
+    viewing: Visitor,
+    path: str,
+    page: PageFunction,
+    knows: Collection[str] = (),
+    *,
+    needs: Capability = "runs",
 ) -> None:
     """Let ``page`` answer at ``path``, whose parameters are its keywords; refusals become pages.
 
-    Where the source can not do what the page ``needs``, there is none.
+    Args:
+        router: where it is added.
+        viewing: tells who looks.
+        path: below the router's prefix.
+        page: makes the page.
+        knows: the words of an address that the page reads; another one is refused.
+        needs: where the source can not do this, there is no page.
     """
     section = path.strip("/").split("/")[0]
     kind = next((kind for kind, below in SECTIONS.items() if below == section), None)
@@ -93,6 +115,7 @@ def add_page(
         if not view.can(needs):
             return nothing_here(view, request.url.path)
         try:
+            require_known(request.query_params, knows)
             # Below a prefix there are parameters that are not the page's.
             parameters = {name: request.path_params[name] for name in names}
             if part is not None and kind is not None and "run" in parameters:
@@ -130,6 +153,10 @@ def nothing_here(view: Viewing, path: str) -> Response:
     lists = [name for item in view.shell.nav if (name := item.href.removeprefix(view.root).strip("/"))]
     nearest = get_close_matches(path.removeprefix(view.root).strip("/")[:200], lists, n=3, cutoff=0)
     return refusal(view, NotFoundError(f"there is no page at {path[:200]}.", details={"nearest": nearest}))
+
+
+def _as_it_is(page: PageFunction) -> PageFunction:
+    return page
 
 
 def _of_validation(page: PageFunction) -> PageFunction:

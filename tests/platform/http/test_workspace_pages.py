@@ -352,6 +352,27 @@ def test_long_lists_are_shown_in_pages(
     assert browser.get("/fern/datasets", params={"page": -1}).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("path", "strange", "known"),
+    [
+        ("datasets?cursor=x", "cursor", "it knows page."),
+        ("datasets/multiply?page=2", "page", "it knows rows."),
+        ("models?limit=5", "limit", "it knows page."),
+        ("members?page=1", "page", "it takes none."),
+        ("api-keys?page=1", "page", "it takes none."),
+        ("evals?page=2", "page", "it knows status"),
+    ],
+)
+def test_words_that_a_page_does_not_know_are_refused_on_a_page(
+    browser: TestClient, member: Member, path: str, strange: str, known: str
+) -> None:
+    sign_in(browser)
+    reply = browser.get(f"/fern/{path}")
+    assert reply.status_code == 400 and reply.headers["content-type"].startswith("text/html")
+    said = unescape(reply.text)
+    assert f"This page does not know the word '{strange}' in its address: {known}" in said
+
+
 def test_what_is_anothers_or_does_not_exist_is_not_found(
     browser: TestClient, member: Member, stranger: Member, services: PlatformServices
 ) -> None:

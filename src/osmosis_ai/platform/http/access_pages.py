@@ -12,7 +12,7 @@ from osmosis_ai.platform.http.csrf import MAX_TOKEN_CHARS, STALE_FORM, is_own_fo
 from osmosis_ai.platform.http.page_shell import page_router, root_path
 from osmosis_ai.platform.http.workspace_visits import WorkspacePage, WorkspaceVisit
 
-router = page_router()
+router = page_router(knows_its_words=True)
 
 _KINDS = {"api_key": "API key", "cli": "command line", "web": "browser"}
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import gzip
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
+from fastapi.dependencies.models import Dependant
 from fastapi.responses import HTMLResponse
 from starlette.responses import Response, StreamingResponse
 
@@ -30,6 +31,7 @@ from osmosis_ai.ui.assets import assets
 from osmosis_ai.ui.pages import templates
 from osmosis_ai.ui.policy import THEME_COOKIE, page_headers, theme_of
 from osmosis_ai.ui.shell import NavItem, ShellView
+from osmosis_ai.viewer.queries import require_known
 from osmosis_ai.viewer.rendering import environment
 
 if TYPE_CHECKING:
@@ -59,9 +61,24 @@ def load_templates() -> None:
     _environment(), environment(), assets()
 
 
-def page_router() -> APIRouter:
-    """Return a router of pages: people who ask for what is not there read so on a page."""
-    return APIRouter(route_class=PageRoute, redirect_slashes=False)
+def page_router(*, knows_its_words: bool = False) -> APIRouter:
+    """Return a router of pages: people who ask for what is not there read so on a page.
+
+    Args:
+        knows_its_words: whether a word of an address is refused that its page does not declare.
+    """
+    dependencies = [Depends(_require_declared_words)] if knows_its_words else []
+    return APIRouter(route_class=PageRoute, redirect_slashes=False, dependencies=dependencies)
+
+
+def _require_declared_words(request: Request) -> None:
+    require_known(request.query_params, sorted(_declared_words(request.scope["route"].dependant)))
+
+
+def _declared_words(dependant: Dependant) -> Iterator[str]:
+    yield from (field.alias for field in dependant.query_params)
+    for each in dependant.dependencies:
+        yield from _declared_words(each)
 
 
 class PageRoute(ApiRoute):

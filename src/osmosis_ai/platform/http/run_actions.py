@@ -33,7 +33,7 @@ from osmosis_ai.platform.http.workspace_visits import WorkspacePage, WorkspaceVi
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.viewer.access import SECTIONS
 
-router = page_router()
+router = page_router(knows_its_words=True)
 
 _REMEMBERED_FORMS = 1000
 

@@ -29,7 +29,7 @@ from osmosis_ai.platform.workspaces import ROLES, Role
 from osmosis_ai.ui.shell import NavItem
 from osmosis_ai.viewer.source import SavedAdapter
 
-router = page_router()
+router = page_router(knows_its_words=True)
 
 _PER_PAGE = 30
 _LOG_LINES = 40

@@ -16,6 +16,8 @@ import stat
 import time
 from pathlib import Path
 
+from osmosis_ai.errors import reason_of
+
 _PATIENCE_S = 10.0
 _KEPT_S = 30 * 24 * 3600
 _FOLDER = "viewer"
@@ -75,8 +77,7 @@ class CacheFile:
             return self._prepared(str(self.path))
 
     def _in_memory(self, error: Exception) -> sqlite3.Connection:
-        reason = (error.strerror or error) if isinstance(error, OSError) else error
-        self.problem = f"the index can not be kept in {self.path.parent} ({reason}): it is made anew, in memory, each time"
+        self.problem = f"the index can not be kept in {self.path.parent} ({reason_of(error)}): it is made anew, in memory, each time"
         return self._prepared(":memory:")
 
     def _prepared(self, path: str) -> sqlite3.Connection:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from osmosis_ai.errors import NotFoundError
+from osmosis_ai.errors import NotFoundError, reason_of
 from osmosis_ai.evaluation.run_directory import (
     ENVIRONMENT_FILE,
     MOST_OF_A_CONFIG,
@@ -68,7 +68,7 @@ def read_conversation(
         except FileNotFoundError:
             continue
         except OSError as error:
-            missing = f"the conversation can not be read: `{path}` ({error.strerror or error})"
+            missing = f"the conversation can not be read: `{path}` ({reason_of(error)})"
             continue
         if size > max_bytes or len(content) > max_bytes:
             opened = partial(_opened, directory.path, path)

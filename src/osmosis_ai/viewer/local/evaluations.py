@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.datasets.selection import RowsDrawn
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import OsmosisError, reason_of
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.local_results import JournalNumbers
@@ -105,7 +105,11 @@ def _numbers(
         followed = follow() if follow is not None else JournalNumbers(found.path)
         followed.advance()
     except (OsmosisError, OSError) as error:
-        problem = _sentence(error)
+        problem = (
+            f"`{found.events}` can not be read ({reason_of(error)})."
+            if isinstance(error, OSError)
+            else _sentence(error)
+        )
         if estimates is not None:
             return estimates, summary, (f"{problem} The numbers are those of the run's last end.",)
         return None, None, (problem,)
@@ -116,16 +120,12 @@ def _numbers(
 
 
 def _is_current(found: RunDirectory, written: Mapping[str, Any]) -> bool:
-    """Tell whether the numbers are of the whole journal; of those that do not say, whether they were written last."""
+    """Tell whether the numbers are of the whole journal; where they do not say of how much, it is counted.
+
+    Times tell nothing: a copy of a run that was killed may have all files from the same moment.
+    """
     counted = written.get("journal_bytes")
-    if counted is not None:
-        return bool(counted == size_of(found.events))
-    if as_table(written.get("eval_run")).get("status") == "running":
-        return False  # whoever wrote them was killed since, or goes on
-    try:
-        return found.metrics.stat().st_mtime_ns >= found.events.stat().st_mtime_ns
-    except OSError:
-        return not found.events.exists()
+    return bool(counted == size_of(found.events)) if counted is not None else not found.events.exists()
 
 
 def rows_drawn(facts: Mapping[str, Any]) -> RowsDrawn | None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.errors import reason_of
 from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text, loads
 from osmosis_ai.viewer.local.recorded import moment, shown_facts
 from osmosis_ai.viewer.source import RunDetail, RunEntry
@@ -38,7 +39,7 @@ def read_session(path: Path, name: str) -> tuple[RunEntry, Mapping[str, Any], st
         if not isinstance(document, dict):
             raise ValueError("it is no JSON object")
     except (OSError, ValueError, RecursionError) as error:
-        problem = f"`{path}` is no result of a judging session that can be read ({error})."
+        problem = f"`{path}` is no result of a judging session that can be read ({reason_of(error)})."
         return RunEntry("rubric", name, id=str(path), status="incomplete", error=problem), {}, problem
     usage, statistics = as_table(document.get("usage")), as_table(document.get("overall_statistics"))
     scored = as_table(document.get("counts")).get("scored") or statistics.get("success_count")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import OsmosisError, reason_of
 from osmosis_ai.evaluation.journal import JournalCorruptionError, JournalReader, parsed_lines
 from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, Chain
 from osmosis_ai.evaluation.local_results import pass_threshold_of
@@ -169,7 +169,7 @@ class RunIndex:
                 self._file.give_up(error)
                 return self._refresh(deadline)
             except OSError as error:
-                self.damage = f"`{self.directory.events}` can not be read ({error.strerror or error})."
+                self.damage = f"`{self.directory.events}` can not be read ({reason_of(error)})."
                 return None
 
     def record(self, item: int) -> TerminalRecord | None:

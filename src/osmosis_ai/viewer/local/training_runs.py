@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.config.written import config_text
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import OsmosisError, reason_of
 from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.files import open_regular
@@ -157,7 +157,7 @@ def _records(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:
     except OsmosisError as error:
         return tuple(records), (f"{error.message} The steps before that are shown.",)
     except OSError as error:
-        return tuple(records), (f"`{path}` can not be read ({error.strerror or error}).",)
+        return tuple(records), (f"`{path}` can not be read ({reason_of(error)}).",)
     return tuple(records), ()
 
 

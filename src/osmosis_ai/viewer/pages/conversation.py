@@ -35,6 +35,8 @@ from osmosis_ai.viewer.source import (
 from osmosis_ai.viewer.validation import validated_sample
 
 HIDEABLE = ("system", "tools", "reasoning")
+WORDS = ("show", "from", "with", "text", "hide", "elsewhere")
+"""Of an address, beside those of the list that the sample is in."""
 _ITEM = re.compile(r"(\d{1,9})\.(\d{1,9})", re.ASCII)
 _STEP = re.compile(r"\d{1,9}", re.ASCII)
 _ELSEWHERE = 20

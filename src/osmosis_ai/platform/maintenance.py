@@ -12,17 +12,20 @@ from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 logger = logging.getLogger("osmosis_ai.platform.maintenance")
 
 EVERY_S = 600.0
+"""Between two rounds, unless something else is said."""
 
 
 class Maintenance:
-    """Does chores in a thread of its own: all at once, and again every ten minutes.
+    """Does chores in a thread of its own: all at once, and again when some time has passed.
 
     Args:
         chores: by what they tidy up.
+        every_s: that time, in seconds.
     """
 
-    def __init__(self, chores: Mapping[str, Callable[[], None]]) -> None:
+    def __init__(self, chores: Mapping[str, Callable[[], None]], *, every_s: float = EVERY_S) -> None:
         self._chores = dict(chores)
+        self._every_s = every_s
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -44,7 +47,7 @@ class Maintenance:
             for name, chore in self._chores.items():
                 if not self._stopping.is_set():
                     _do(name, chore)
-            self._stopping.wait(EVERY_S)
+            self._stopping.wait(self._every_s)
 
 
 def _do(name: str, chore: Callable[[], None]) -> None:

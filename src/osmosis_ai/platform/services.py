@@ -26,6 +26,7 @@ from osmosis_ai.platform.rollout_servers import RolloutServerStore
 from osmosis_ai.platform.rollouts import RolloutStore
 from osmosis_ai.platform.runs.deleting import RunDeletion
 from osmosis_ai.platform.runs.desk.run_desk import RunDesk
+from osmosis_ai.platform.runs.desk.shard_merging import MERGE_EVERY_S, ShardMerging
 from osmosis_ai.platform.runs.imports.sessions import EvalImportStore
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.read.downloads import Downloads
@@ -75,6 +76,8 @@ class PlatformServices:
     downloads: Downloads
     sample_filling: SampleFilling
     maintenance: Maintenance
+    shard_merging: ShardMerging
+    merging: Maintenance
     sample_counts: SampleCounts
     readiness: Readiness
     request_counts: RequestCounts
@@ -109,6 +112,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     datasets = DatasetStore(db, blobs, used_clock, logs)
     eval_imports = EvalImportStore(db, blobs, used_clock, logs, counts["eval"])
     desk = RunDesk(config, db, used_clock, logs, blobs, vault, mirrors, signer)
+    shard_merging = ShardMerging(db, blobs, used_clock)
     return PlatformServices(
         config=config,
         clock=used_clock,
@@ -144,8 +148,11 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
                 "uploads of runs": eval_imports.tidy,
                 "checkpoints of runs": resumption.forget_old,
                 "stopped runs": desk.close_stopped,
+                "shards of runs": shard_merging.tidy,
             }
         ),
+        shard_merging=shard_merging,
+        merging=Maintenance({"shards of runs": shard_merging.merge_due}, every_s=MERGE_EVERY_S),
         sample_counts=SampleCounts(),
         readiness=Readiness(db, blobs, used_clock),
         request_counts=RequestCounts(),

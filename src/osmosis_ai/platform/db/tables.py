@@ -20,6 +20,7 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -30,6 +31,7 @@ from osmosis_ai.platform.db.run_numbers import CONFIG_COLUMNS, SORT_COLUMNS, Run
 from osmosis_ai.platform.db.worker_access_tables import DbWorkerTicket as DbWorkerTicket
 from osmosis_ai.platform.db.worker_access_tables import DbWorkerToken as DbWorkerToken
 from osmosis_ai.platform.db.worker_tables import DbJournalSegment as DbJournalSegment
+from osmosis_ai.platform.db.worker_tables import DbRunShard as DbRunShard
 from osmosis_ai.platform.db.worker_tables import DbRunUpload as DbRunUpload
 from osmosis_ai.platform.db.worker_tables import DbSourceArchive as DbSourceArchive
 from osmosis_ai.platform.db.worker_tables import WorkedOn
@@ -362,6 +364,15 @@ class DbRunFile(Base):
     """
 
     __tablename__ = "run_files"
+    __table_args__ = (
+        Index(
+            "ix_run_files_shard",
+            "run_id",
+            "blob_key",
+            sqlite_where=text("shard_offset IS NOT NULL"),
+            postgresql_where=text("shard_offset IS NOT NULL"),
+        ),
+    )
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
     path: Mapped[str] = mapped_column(String(1024), primary_key=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, ForeignKey, Integer, LargeBinary, String
+from sqlalchemy import BigInteger, ForeignKey, Index, Integer, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from osmosis_ai.platform.db.base import Base
@@ -24,6 +24,7 @@ class WorkedOn:
         fruitless: claims in a row that ended by themselves with nothing recorded.
         claimable_at: before this nobody takes the run.
         training_state: of a training run, what another machine goes on from.
+        upload_bytes: how much its workers were let send.
     """
 
     pool: Mapped[str | None] = mapped_column(String(64))
@@ -35,6 +36,7 @@ class WorkedOn:
     fruitless: Mapped[int] = mapped_column(Integer, default=0)
     claimable_at: Mapped[datetime | None]
     training_state: Mapped[dict[str, Any] | None]
+    upload_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
 
 
 class DbJournalSegment(Base):
@@ -67,6 +69,28 @@ class DbRunUpload(Base):
     size: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str] = mapped_column(String(64))
     is_stored: Mapped[bool] = mapped_column(default=False)
+
+
+class DbRunShard(Base):
+    """A shard of a run, from when its files are told until the run has ended and nothing of it is left to be merged.
+
+    ``state``: ``writing`` (a merged one on its way to the store), ``stored``, ``merged`` (its bytes stand in
+    ``merged_into``, too, from ``merged_offset`` on, and its files are about to be found there), ``replaced`` (nobody finds
+    anything in it any more), ``gone`` (neither is its blob there), ``unreadable`` (left as it is). No key of ``runs``: what
+    a deleted run has left is still to be found. The column is not called as in other tables: these blobs may be gone.
+    """
+
+    __tablename__ = "run_shards"
+    __table_args__ = (Index("ix_run_shards_state_run", "state", "run_id"),)
+
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    run_id: Mapped[str] = mapped_column(String(40))
+    state: Mapped[str] = mapped_column(String(16))
+    size: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str | None] = mapped_column(String(64))
+    merged_into: Mapped[str | None] = mapped_column(String(255))
+    merged_offset: Mapped[int | None] = mapped_column(BigInteger)
+    changed_at: Mapped[datetime]
 
 
 class DbSourceArchive(Base):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,7 @@ from osmosis_ai.api.wire.workers import LogPart, RunFilePart, SyncRequest, Train
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.metrics_models import MeasuredRun
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
-from osmosis_ai.platform.blobs.store import BlobInfo, BlobStore
+from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.engine import Database
@@ -23,6 +24,7 @@ from osmosis_ai.platform.log_lines import LogLine, storable
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.desk.journal_folding import is_worth_a_look
 from osmosis_ai.platform.runs.desk.journal_intake import NewLines, compare_part, take_lines
+from osmosis_ai.platform.runs.desk.run_shards import ShardPlace, is_shard, note_shard
 from osmosis_ai.platform.runs.desk.training import apply_training
 from osmosis_ai.platform.runs.desk.uploads import (
     BegunUpload,
@@ -116,7 +118,7 @@ class WorkerNews:
         """Write as part of the caller's transaction; False, to be taken back, where the journal has moved on."""
         run.is_claim_answered = True
         note_wanted(session, run.id, taken.begun)
-        upsert(session, DbRunFile, file_rows(session, run.id, request.files))
+        upsert(session, DbRunFile, file_rows(session, run.id, request.files, self._clock.now()))
         if lines is not None:
             obsolete = take_lines(session, run, lines)
             if obsolete is None:
@@ -159,27 +161,36 @@ class WorkerNews:
             run.fruitless = 0
 
 
-def file_rows(session: Session, run_id: str, files: Sequence[RunFilePart]) -> list[dict[str, Any]]:
-    """Return the rows of a run's files, each in a blob that was sent.
+def file_rows(
+    session: Session, run_id: str, files: Sequence[RunFilePart], now: datetime
+) -> list[dict[str, Any]]:
+    """Return the rows of a run's files, each in a blob that was sent; what a shard was merged into is where it is.
 
     Raises:
         ConflictError: its blob was not sent.
         OsmosisError: it can not be in that.
     """
     blobs = stored_blobs(session, run_id, {file.blob for file in files})
-    return [_file_row(run_id, file, blobs) for file in files]
+    for file in files:
+        check_part(file, blobs[file.blob])
+    places = {
+        name: note_shard(session, run_id, blob_key(run_id, name), blob, now)
+        for name, blob in blobs.items()
+        if is_shard(name)
+    }
+    return [_file_row(run_id, file, places.get(file.blob)) for file in files]
 
 
-def _file_row(run_id: str, file: RunFilePart, blobs: Mapping[str, BlobInfo]) -> dict[str, Any]:
-    check_part(file, blobs[file.blob])
+def _file_row(run_id: str, file: RunFilePart, place: ShardPlace | None) -> dict[str, Any]:
+    moved = place.offset if place is not None else 0
     return {
         "run_id": run_id,
         "path": file.path,
         "kind": file.kind,
         "source_row_index": file.source_row_index,
         "size": file.size,
-        "blob_key": blob_key(run_id, file.blob),
-        "shard_offset": file.shard_offset,
+        "blob_key": place.key if place is not None else blob_key(run_id, file.blob),
+        "shard_offset": None if file.shard_offset is None else file.shard_offset + moved,
         "shard_length": file.shard_length,
     }
 

@@ -26,11 +26,12 @@ from osmosis_ai.platform.blobs.store import (
 )
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRunUpload
+from osmosis_ai.platform.runs.desk.run_shards import MERGED_FOLDER, is_shard
 from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER
 from osmosis_ai.platform.runs.stored_journal import JOURNAL_NAME
 
 URL_TTL = timedelta(hours=1)
-_OUR_FOLDERS = frozenset({SEGMENTS_FOLDER, "derived"})
+_OUR_FOLDERS = frozenset({SEGMENTS_FOLDER, MERGED_FOLDER, "derived"})
 """Below a run's own prefix: what the platform makes itself, and reads without asking whose it is."""
 
 
@@ -187,7 +188,7 @@ def check_part(part: RunFilePart, blob: BlobInfo) -> None:
     """
     offset, length = part.shard_offset, part.shard_length
     if offset is None or length is None:
-        is_there = offset is length and part.size == blob.size
+        is_there = offset is length and part.size == blob.size and not is_shard(part.blob)
     else:
         is_there = offset + length <= blob.size and part.size <= LARGEST_FILE_BYTES
     below = part.path.split("/")

@@ -1,0 +1,240 @@
+"""Small shards of a run become large ones, in the background: a sample is stored at once, and a run is few files.
+
+A merged shard is written beside those that it replaces, then its run's files are found in it, and only after every URL
+and reader of the old ones is done they are deleted. Each step is a transaction of its own behind which both places are right;
+``run_shards`` says how far a merge has come, so that whoever is killed loses nothing and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, BinaryIO, cast
+
+from sqlalchemy import ColumnElement, CursorResult, delete, func, select, update
+from sqlalchemy.orm import Session
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbRunShard
+from osmosis_ai.platform.runs.desk.run_shards import (
+    MERGED_FOLDER,
+    SHARDS_FOLDER,
+    JoinedShards,
+    UnreadableShard,
+)
+from osmosis_ai.platform.runs.desk.shard_policy import FAN, due
+from osmosis_ai.platform.runs.lifecycle import OPEN
+
+logger = logging.getLogger("osmosis_ai.platform.runs")
+
+MERGE_EVERY_S = 5.0
+"""Between two looks, in seconds."""
+KEPT_FOR = timedelta(minutes=16)
+"""How long a shard outlives its last file: longer than a signed URL."""
+_ABANDONED_AFTER = timedelta(hours=1)
+"""A shard that is being written for so long was begun by a process that is gone."""
+_BUDGET_S = 5.0
+_ROWS = 2000
+"""Files that are found elsewhere after one transaction: nobody waits long for it."""
+_DELETIONS = 256
+
+
+class ShardMerging:
+    """Merges the shards of one platform's runs; every method blocks, and :meth:`merge_due` is one thread's alone.
+
+    Args:
+        db, blobs, clock: the platform's.
+    """
+
+    def __init__(self, db: Database, blobs: BlobStore, clock: Clock) -> None:
+        self._db = db
+        self._blobs = blobs
+        self._clock = clock
+
+    def merge_due(self) -> None:
+        """Merge what is to be merged now, for some seconds at most; the rest is for the next time.
+
+        Raises:
+            BlobStoreError, OSError: the store does not take it.
+        """
+        until = time.monotonic() + _BUDGET_S
+        with self._db.session() as session:
+            left = session.scalars(select(DbRunShard).where(DbRunShard.state == "merged")).all()
+        for shard in left:
+            self._move_files(shard)
+        for run_id, has_ended in self._runs():
+            while time.monotonic() < until and self._merge_next(run_id, has_ended=has_ended):
+                pass
+        self._delete_replaced()
+
+    def tidy(self) -> None:
+        """Forget what killed processes, deleted runs and runs that have ended have left.
+
+        Raises:
+            BlobStoreError, OSError: the store does not take it.
+        """
+        old = self._clock.now() - _ABANDONED_AFTER
+        gone = DbRunShard.run_id.not_in(select(DbRun.id))
+        with self._db.session() as session:
+            abandoned = (DbRunShard.state == "writing", DbRunShard.changed_at < old)
+            keys = list(session.scalars(select(DbRunShard.key).where(*abandoned)))
+            keys += session.scalars(select(DbRunShard.key).where(gone, DbRunShard.state != "gone"))
+        for key in keys:
+            self._blobs.delete(key)
+        self._forget(keys)
+        with self._db.transaction() as session:
+            session.execute(delete(DbRunShard).where(gone, DbRunShard.state == "gone"))
+        for upload, begun_at in self._blobs.unfinished_uploads():
+            if begun_at < old and _is_merged(upload.key):
+                self._blobs.abort_upload(upload)
+
+    def _runs(self) -> Sequence[tuple[str, bool]]:
+        """Return the runs that may have something to be merged, and whether they have ended."""
+        count = func.count()
+        asked = (
+            select(DbRun.id, DbRun.status, count)
+            .join(DbRunShard, DbRunShard.run_id == DbRun.id)
+            .where(DbRunShard.state.in_(("stored", "unreadable")))
+            .group_by(DbRun.id, DbRun.status)
+        )
+        with self._db.session() as session:
+            found = session.execute(asked).all()
+        return [
+            (id, status not in OPEN) for id, status, shards in found if status not in OPEN or shards >= FAN
+        ]
+
+    def _merge_next(self, run_id: str, *, has_ended: bool) -> bool:
+        """Merge some of a run's shards; False where there is nothing more to be merged now."""
+        with self._db.session() as session:
+            of_run = (DbRunShard.run_id == run_id, DbRunShard.state == "stored")
+            stored = session.scalars(
+                select(DbRunShard).where(*of_run).order_by(DbRunShard.changed_at, DbRunShard.key)
+            ).all()
+        shards = due(stored, has_ended=has_ended)
+        if shards:
+            return self._merge(run_id, shards)
+        if has_ended:
+            self._settle(run_id)
+        return False
+
+    def _merge(self, run_id: str, shards: Sequence[DbRunShard]) -> bool:
+        key = f"runs/{run_id}/{MERGED_FOLDER}/{secrets.token_hex(16)}"
+        now = self._clock.now()
+        with self._db.transaction() as session:
+            session.add(DbRunShard(key=key, run_id=run_id, state="writing", size=0, changed_at=now))
+        try:
+            info = self._blobs.put(key, cast(BinaryIO, io.BufferedReader(JoinedShards(self._blobs, shards))))
+            is_taken = self._take(key, run_id, info.size, info.sha256, shards)
+        except UnreadableShard as unreadable:
+            logger.warning("the shard %s can not be read any more, and is left as it is", unreadable.key)
+            self._take_back(key)
+            self._become(unreadable.key, "unreadable")
+            return True
+        except BaseException:
+            with suppress(OSError, OsmosisError):
+                self._take_back(key)
+            raise
+        if not is_taken:
+            self._take_back(key)
+            return False
+        for shard in shards:
+            self._move_files(shard)
+        return True
+
+    def _take(self, key: str, run_id: str, size: int, sha256: str, shards: Sequence[DbRunShard]) -> bool:
+        """Let a merged shard count; False where its run is gone."""
+        with self._db.transaction() as session:
+            if session.get(DbRun, run_id, with_for_update=True) is None:
+                return False
+            merged = session.get_one(DbRunShard, key)
+            merged.state, merged.size, merged.sha256 = "stored", size, sha256
+            offset = 0
+            for shard in shards:
+                place = {"state": "merged", "merged_into": key, "merged_offset": offset}
+                session.execute(update(DbRunShard).where(DbRunShard.key == shard.key).values(**place))
+                shard.merged_into, shard.merged_offset = key, offset
+                offset += shard.size
+        return True
+
+    def _move_files(self, shard: DbRunShard) -> None:
+        """Have every file of a shard be found where it was merged into."""
+        paths = select(DbRunFile.path).where(*_files_in(shard.run_id, shard.key)).limit(_ROWS)
+        offset = DbRunFile.shard_offset + shard.merged_offset
+        move = (
+            update(DbRunFile)
+            .where(DbRunFile.run_id == shard.run_id, DbRunFile.path.in_(paths))
+            .values(blob_key=shard.merged_into, shard_offset=offset)
+            .execution_options(synchronize_session=False)
+        )
+        is_empty = False
+        while not is_empty:
+            with self._db.transaction() as session:
+                # Who tells files of this shard holds the same row: none is told behind our back.
+                session.get(DbRun, shard.run_id, with_for_update=True)
+                is_empty = cast("CursorResult[Any]", session.execute(move)).rowcount < _ROWS
+                if is_empty:
+                    self._set(session, shard.key, "replaced")
+
+    def _delete_replaced(self) -> None:
+        old = self._clock.now() - KEPT_FOR
+        asked = select(DbRunShard.key).where(DbRunShard.state == "replaced", DbRunShard.changed_at < old)
+        with self._db.session() as session:
+            keys = session.scalars(asked.limit(_DELETIONS)).all()
+        for key in keys:
+            self._blobs.delete(key)
+        with self._db.transaction() as session:
+            for key in keys:
+                self._set(session, key, "gone")
+
+    def _settle(self, run_id: str) -> None:
+        """Forget how the shards of a run that has ended came to be, when nothing of it is left to be done."""
+        of_run = DbRunShard.run_id == run_id
+        with self._db.session() as session:
+            states = set(session.scalars(select(DbRunShard.state).where(of_run).distinct()))
+            known = set(session.scalars(select(DbRunShard.key).where(of_run)))
+        if states & {"writing", "merged", "replaced"}:
+            return
+        # Sent by a worker that was killed before it could say what is in them.
+        for key in list(self._blobs.keys(f"runs/{run_id}/{SHARDS_FOLDER}")):
+            if key not in known and not self._is_named(run_id, key):
+                self._blobs.delete(key)
+        with self._db.transaction() as session:
+            session.execute(delete(DbRunShard).where(of_run))
+
+    def _is_named(self, run_id: str, key: str) -> bool:
+        with self._db.session() as session:
+            return session.scalar(select(DbRunFile.path).where(*_files_in(run_id, key)).limit(1)) is not None
+
+    def _take_back(self, key: str) -> None:
+        self._blobs.delete(key)
+        self._forget([key])
+
+    def _forget(self, keys: Sequence[str]) -> None:
+        with self._db.transaction() as session:
+            for key in keys:
+                session.execute(delete(DbRunShard).where(DbRunShard.key == key))
+
+    def _become(self, key: str, state: str) -> None:
+        with self._db.transaction() as session:
+            self._set(session, key, state)
+
+    def _set(self, session: Session, key: str, state: str) -> None:
+        changed = {"state": state, "changed_at": self._clock.now()}
+        session.execute(update(DbRunShard).where(DbRunShard.key == key).values(**changed))
+
+
+def _files_in(run_id: str, key: str) -> tuple[ColumnElement[bool], ...]:
+    return DbRunFile.run_id == run_id, DbRunFile.blob_key == key, DbRunFile.shard_offset.is_not(None)
+
+
+def _is_merged(key: str) -> bool:
+    parts = key.split("/")
+    return len(parts) == 4 and parts[0] == "runs" and parts[2] == MERGED_FOLDER

@@ -56,6 +56,14 @@ def test_metrics_and_trajectories_are_the_default(run: Run) -> None:
     assert (run.maze.workspace.state_dir / ".gitignore").exists()
 
 
+def test_rows_that_the_run_has_nothing_of_are_told(run: Run) -> None:
+    run.holds({name: content for name, content in FILES.items() if not name.startswith("trajectories/")})
+    assert "The run has no trajectories of rows 999." in run.download("--rows", "999").out
+    assert "The run has no" not in run.download("--rows", "999", "--type", "metrics").out
+    run.holds(FILES)
+    assert "The run has no" not in run.download("--rows", "0").out
+
+
 def test_people_and_logs_see_how_much_came(run: Run) -> None:
     run.described({**DETAIL, "eval_run": {**DETAIL["eval_run"], "status": "finished"}})
     plain = run.download("--plain")

@@ -90,6 +90,7 @@ def test_scripts_get_every_key_of_every_run_with_a_summary(maze: Maze) -> None:
             "pass_rate": 0.5,
             "low": None,
             "high": None,
+            "reward": None,
             "pass_threshold": 1.0,
             "scored": 8,
             "planned": 10,
@@ -119,6 +120,14 @@ def test_a_run_is_a_line_for_logs_and_a_row_for_people(maze: Maze) -> None:
     )
     rich = maze.osmosis("eval", "list").out
     assert all(word in rich for word in ("Name", "Status", "Rollout", "Result", "Reward", "amber-otter-42"))
+
+
+def test_the_reward_of_a_list_is_over_rows_as_the_pass_rate_beside_it(maze: Maze) -> None:
+    results = {**ROW["results"], "headline": {"pass_rate": 0.25, "reward": 0.125, "scored": 8, "planned": 8}}
+    maze.get("/eval-runs").respond(json={"eval_runs": [{**ROW, "results": results}]})
+    assert "\t0.125\t" in maze.osmosis("eval", "list", "--plain").out
+    (item,) = maze.osmosis("eval", "list", "--json").json["items"]
+    assert (item["summary"]["avg_reward"], item["headline"]["reward"]) == (0.5, 0.125)
 
 
 def test_progress_never_shows_more_than_all(maze: Maze) -> None:

@@ -48,6 +48,17 @@ def test_a_run_is_uploaded_as_it_ends_and_is_the_same_run_on_the_platform(world:
     for conversation in (directory / "trajectories").iterdir():
         assert (fetched / "trajectories" / conversation.name).read_bytes() == conversation.read_bytes()
 
+    # What was fetched is read as a run of this machine is, and gives the numbers that the platform gives.
+    read = json.loads(world.json("eval", "info", str(fetched)).out)["data"]
+    assert read["metrics"]["estimates"] == told["metrics"]["estimates"]
+    assert read["local_run"]["output_path"] == str(fetched)
+    shown = json.loads(world.json("eval", "show", str(fetched), "--limit", "1").out)["data"]
+    assert shown["samples"][0]["messages"] and shown["has_more"]
+    missing = world.json("eval", "logs", str(fetched))
+    assert missing.error["code"] == "NOT_FOUND" and "--type logs" in missing.error["hint"]
+    world.json("eval", "download", "baseline", "-o", str(fetched), "--type", "logs")
+    assert json.loads(world.json("eval", "logs", str(fetched)).out)["items"]
+
     again = world.json("eval", "upload", "baseline").resource
     assert again["eval_run_id"] == ran.resource["upload"]["eval_run_id"]
 

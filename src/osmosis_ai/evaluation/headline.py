@@ -30,6 +30,7 @@ class Headline(BaseModel):
     Attributes:
         pass_rate: over scored samples; None while there are none.
         low, high: its 95 % interval, where it has one.
+        reward: the mean over rows of each row's mean over scored samples; None where nobody says.
         pass_threshold: a sample passes at this reward or above.
         scored, planned, pending, skipped, failed: samples.
         failed_by_boundary: the failed ones by where they failed, as far as that is known.
@@ -42,6 +43,7 @@ class Headline(BaseModel):
     pass_rate: float | None = None
     low: float | None = None
     high: float | None = None
+    reward: float | None = None
     pass_threshold: float = 1.0
     scored: int = 0
     planned: int = 0
@@ -55,11 +57,12 @@ class Headline(BaseModel):
     @classmethod
     def of(cls, estimates: Estimates, rows: RowsDrawn | None = None) -> Headline:
         """Return the headline of a run whose estimates are known."""
-        rate, counts = estimates.pass_rate, estimates.counts
+        rate, reward, counts = estimates.pass_rate, estimates.reward, estimates.counts
         return cls(
             pass_rate=rate.value if rate is not None else None,
             low=rate.low if rate is not None else None,
             high=rate.high if rate is not None else None,
+            reward=reward.value if reward is not None else None,
             pass_threshold=estimates.pass_threshold,
             scored=counts.scored,
             planned=counts.planned,

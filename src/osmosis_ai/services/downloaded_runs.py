@@ -20,12 +20,26 @@ from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.files import cache_dir
 
 
 def is_downloaded_run(directory: Path) -> bool:
     """Tell whether a directory looks like what `osmosis eval download` leaves."""
     found = RunDirectory(directory)
     return not found.manifest.exists() and found.metrics.is_file() and found.summary.is_file()
+
+
+@contextmanager
+def laid_out(directory: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the directory to read a run from, itself or what :func:`as_local_run` makes of a download, and a cache.
+
+    What is made of a download is gone behind the block, and with it what was worked out from it.
+    """
+    if not is_downloaded_run(directory):
+        yield directory, cache_dir()
+        return
+    with as_local_run(directory) as local:
+        yield local, local.parent
 
 
 @contextmanager
@@ -37,21 +51,23 @@ def as_local_run(directory: Path) -> Iterator[Path]:
     """
     run = read_run(directory)
     with TemporaryDirectory(prefix="osmosis-downloaded-") as scratch:
-        laid_out = RunDirectory(Path(scratch, directory.resolve().name))
-        laid_out.path.mkdir()
-        rows, attempts = _write_journal(run, laid_out.events)
+        local = RunDirectory(Path(scratch, directory.resolve().name))
+        local.path.mkdir()
+        rows, attempts = _write_journal(run, local.events)
         if not rows:
             raise OsmosisError(f"the run that was downloaded to {directory} has no sample.")
-        _manifest(run, rows, attempts).write(laid_out.manifest)
+        _manifest(run, rows, attempts).write(local.manifest)
         downloaded = RunDirectory(directory)
-        for file, to in ((downloaded.metrics, laid_out.metrics), (downloaded.log, laid_out.log)):
+        for file, to in ((downloaded.metrics, local.metrics), (downloaded.log, local.log)):
             if file.is_file() and not file.is_symlink():
                 _linked(file, to)
+        # What came are the numbers of just these samples: more is known of them than the list of samples tells.
+        shutil.copystat(downloaded.metrics, local.events)
         for folder in (downloaded.trajectories, downloaded.artifacts):
             if folder.is_dir() and not folder.is_symlink():
                 # Links stay links: nobody follows them.
-                shutil.copytree(folder, laid_out.path / folder.name, symlinks=True, copy_function=_linked)
-        yield laid_out.path
+                shutil.copytree(folder, local.path / folder.name, symlinks=True, copy_function=_linked)
+        yield local.path
 
 
 def _write_journal(run: ExportedRun, target: Path) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from osmosis_ai.cli.output.results import (
     Timestamp,
 )
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
+from osmosis_ai.services.downloaded_runs import is_downloaded_run
 from osmosis_ai.services.eval_runs.local_runs import (
     LocalRuns,
     describe_local_run,
@@ -69,7 +70,7 @@ def of_this_machine_first(
     if named is not None:
         return there(named)
     try:
-        directory = find_local_run(run)
+        directory = find_local_run(run, downloads=True)
     except WorkspaceRequiredError:
         return there(run)
     except NotFoundError as missing:
@@ -189,20 +190,34 @@ def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> D
             "commands": list(detail.commands),
             **({"slices": [each.data() for each in slices]} if columns else {}),
         },
-        title="Evaluation Run of This Machine",
+        title="Evaluation Run, Downloaded"
+        if is_downloaded_run(directory)
+        else "Evaluation Run of This Machine",
         rows=list(_rows(detail)),
         sections=[Section("Facts", list(detail.facts))],
         blocks=blocks,
         hints=[
             *(f"To go on: {command}" for command in detail.commands),
-            f"Look at it: osmosis view {quote(formats.shown_path(directory))}",
+            _look_at(directory),
         ],
     )
+
+
+def _look_at(directory: Path) -> str:
+    """Return the command that shows the run's conversations."""
+    shown = quote(formats.shown_path(directory))
+    if is_downloaded_run(directory):
+        return f"Its conversations: osmosis eval show {shown}; as a page: osmosis view {shown} --report FILE.html"
+    return f"Look at it: osmosis view {shown}"
 
 
 def _slices(directory: Path, columns: Sequence[str]) -> Sequence[RunSlice]:
     if not columns:
         return ()
+    from osmosis_ai.services.eval_runs.resolver import tells_no_rows
+
+    if is_downloaded_run(directory):
+        raise tells_no_rows(directory)
     from osmosis_ai.cli.connection import platform_when_needed
     from osmosis_ai.evaluation.comparison.run_slices import run_slices
     from osmosis_ai.services.eval_runs.resolver import read_run_directory

@@ -81,7 +81,7 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
             Column("Rollout", "rollout"),
             Column("Result, over scored samples", value=_result, in_rich=False),
             Column("Result, over scored samples", value=_short_result, in_plain=False),
-            Column("Reward", value=lambda item: _number(item["summary"].get("avg_reward")), right=True),
+            Column("Reward", value=_reward, right=True),
         )
 
     def results(self, described: DescribedEvaluation) -> Iterator[Row]:
@@ -148,6 +148,12 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
 
 
 VIEW = EvalRunView()
+
+
+def _reward(item: Mapping[str, Any]) -> str:
+    """Return the mean reward, over scored samples as the pass rate beside it where the platform tells that."""
+    told = (item["headline"] or {}).get("reward")
+    return _number(item["summary"].get("avg_reward") if told is None else told)
 
 
 def _result(item: Mapping[str, Any]) -> str | None:

@@ -101,6 +101,8 @@ def _result(outcome: DownloadOutcome, operation: str, extra: Mapping[str, Any]) 
     steps = [f"Failed: {failed.path} — {failed.error}" for failed in failures[:_SHOWN_FAILURES]]
     if len(failures) > _SHOWN_FAILURES:
         steps.append(f"and {formats.count(len(failures) - _SHOWN_FAILURES)} more")
+    if plan.lacks_rows:
+        steps.append(f"The run has no {' or '.join(plan.row_types)} of rows {plan.rows}.")
     if failures:
         steps.append("Run the same command again to fetch what is missing.")
     elif plan.run.status == "running":

@@ -66,15 +66,14 @@ class RunConversations(Protocol):
 
 
 class LocalConversations(AbstractContextManager["LocalConversations"]):
-    """A run directory of this machine."""
+    """A run directory of this machine, and where to keep what is worked out from it."""
 
-    def __init__(self, directory: Path, *, place: str) -> None:
-        from osmosis_ai.files import cache_dir
+    def __init__(self, directory: Path, *, place: str, cache: Path) -> None:
         from osmosis_ai.viewer.local.source import LocalSource
 
         self.name, self.place = directory.name, place
         self.subject = f"the run `{self.name}`"
-        self._source = LocalSource(directory, cache_dir=cache_dir())
+        self._source = LocalSource(directory, cache_dir=cache)
         self._source.require_samples(self.name)
 
     def __exit__(self, *_: object) -> None:

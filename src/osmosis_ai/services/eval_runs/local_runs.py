@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import NotFoundError, OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.base import LogEntry, LogPage
@@ -44,6 +44,7 @@ def list_local_runs(*, limit: int, everything: bool, start: Path | None = None) 
     Raises:
         OsmosisError: ``everything`` and a limit are asked for.
     """
+    from osmosis_ai.files import cache_dir
     from osmosis_ai.services.eval_runs.resolver import evals_directory
     from osmosis_ai.services.eval_runs.run_directories import archived_names, unreadable_names
     from osmosis_ai.services.listing import require_one_size
@@ -54,7 +55,7 @@ def list_local_runs(*, limit: int, everything: bool, start: Path | None = None) 
         directory = evals_directory(start)
     except OsmosisError:
         return LocalRuns((), 0)
-    with _source(directory) as source:
+    with _source(directory, cache_dir()) as source:
         found: list[RunEntry] = []
         cursor = None
         while True:
@@ -68,13 +69,32 @@ def list_local_runs(*, limit: int, everything: bool, start: Path | None = None) 
 
 
 def describe_local_run(directory: Path) -> RunDetail:
-    """Return an evaluation of this machine with its numbers.
+    """Return an evaluation of this machine, or one that was downloaded to it, with its numbers.
 
     Raises:
         OsmosisError: nothing of it can be read.
     """
-    with _source(directory) as source:
-        return source.run("eval", directory.name)
+    from osmosis_ai.services.downloaded_runs import laid_out
+
+    with laid_out(directory) as (local, cache), _source(local, cache) as source:
+        detail = source.run("eval", local.name)
+    facts = [(name, str(directory) if value == str(local) else value) for name, value in detail.facts]
+    return replace(detail, facts=facts)
+
+
+def require_log(directory: Path) -> None:
+    """Refuse a run that was downloaded without its log.
+
+    Raises:
+        NotFoundError: it was.
+    """
+    from osmosis_ai.services.downloaded_runs import is_downloaded_run
+
+    if is_downloaded_run(directory) and not (directory / "logs.txt").exists():
+        raise NotFoundError(
+            f"the log did not come with the run that was downloaded to {directory}.",
+            hint="osmosis eval download RUN --type logs",
+        )
 
 
 def local_log(directory: Path, *, limit: int, cursor: str | None, level: str | None) -> LogPage:
@@ -172,11 +192,10 @@ def first_run_command(start: Path | None = None) -> str:
 
 
 @contextmanager
-def _source(root: Path) -> Iterator[LocalSource]:
-    from osmosis_ai.files import cache_dir
+def _source(root: Path, cache: Path) -> Iterator[LocalSource]:
     from osmosis_ai.viewer.local.source import LocalSource
 
-    source = LocalSource(root, cache_dir=cache_dir())
+    source = LocalSource(root, cache_dir=cache)
     try:
         yield source
     finally:

@@ -98,11 +98,19 @@ def read_run_directory(
 
 
 def resolve_run(
-    reference: str, *, client: Client, start: Path | None = None, like: ComparedInputs | None = None
+    reference: str,
+    *,
+    client: Client,
+    start: Path | None = None,
+    like: ComparedInputs | None = None,
+    downloads: bool = False,
 ) -> ResolvedRun:
-    """Find out which run is meant; arguments and errors as :func:`find_run_samples`."""
+    """Find out which run is meant; arguments and errors as :func:`find_run_samples`.
+
+    A directory of a download (``services.downloaded_runs``) is one where ``downloads``.
+    """
     place, word = _forced(reference)
-    if place is None and (directory := _at_path(word)) is not None:
+    if place is None and (directory := _at_path(word, downloads)) is not None:
         return ResolvedRun("file", directory.name, readable(directory))
     if place == "platform":
         return ResolvedRun("platform", _name_there(word, client(), start, like))
@@ -120,15 +128,20 @@ def resolve_run(
         raise run_nowhere(word, missing, error) from None
 
 
-def find_local_run(reference: str, *, start: Path | None = None) -> Path:
+def find_local_run(reference: str, *, start: Path | None = None, downloads: bool = False) -> Path:
     """Return the directory of a run of this machine: at a path, by its name, or by `@last`.
+
+    Args:
+        reference: as the user named it.
+        start: a directory of the workspace; the current one when None.
+        downloads: whether the directory of a download (``services.downloaded_runs``) is one.
 
     Raises:
         NotFoundError: there is none; the message names those there are.
         ConflictError: several may be meant.
     """
     place, word = _forced(reference)
-    directory = _at_path(word) if place is None else None
+    directory = _at_path(word, downloads) if place is None else None
     here = directory or (_find_here(word, start, None) if place != "platform" else None)
     if here is None:
         raise _missing(reference, word, start)
@@ -189,20 +202,19 @@ def _is_path(word: str) -> bool:
     return Path(word).name != word and not word.startswith(GIT)
 
 
-def _at_path(word: str) -> Path | None:
+def _at_path(word: str, downloads: bool) -> Path | None:
     """Return the run directory that a path is of, or is in; None where it is no path of one.
 
     Raises:
-        OsmosisError: it is the path of something that has no single attempts.
+        OsmosisError: it is the path of something that has no single attempts, or of a download where none will do.
     """
     given = Path(word).expanduser()
     if (given / "manifest.json").is_file():
         return given.absolute()
     if (given / "summary.jsonl").is_file():
-        raise OsmosisError(
-            f"`{given}` is a download of a platform's run, which does not say what its rows are.",
-            hint="name the run itself: platform:NAME",
-        )
+        if downloads:
+            return given.absolute()
+        raise tells_no_rows(given)
     if not given.is_file():
         return None
     directory = run_of_file(given)
@@ -214,6 +226,14 @@ def _at_path(word: str) -> Path | None:
         f"`{given}` is no file of an evaluation run.",
         hint="name the run, its directory, or a file in it; results of a judge are compared by "
         "`osmosis eval rubric --baseline`",
+    )
+
+
+def tells_no_rows(download: Path) -> OsmosisError:
+    """Return the error of who asks a downloaded run for what only the run itself knows."""
+    return OsmosisError(
+        f"`{download}` is a download of a platform's run, which does not say what its rows are.",
+        hint="name the run itself: platform:NAME",
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.conversation import as_messages
+from osmosis_ai.services.downloaded_runs import laid_out
 from osmosis_ai.services.eval_runs.conversation_readers import (
     LocalConversations,
     PlatformConversations,
@@ -176,9 +177,10 @@ def shown_samples(
 def _opened(
     reference: str, client: Callable[[], PlatformClient], start: Path | None, held: ExitStack
 ) -> RunConversations:
-    found = resolve_run(reference, client=client, start=start)
+    found = resolve_run(reference, client=client, start=start, downloads=True)
     if found.directory is not None:
-        return held.enter_context(LocalConversations(found.directory, place=found.place))
+        directory, cache = held.enter_context(laid_out(found.directory))
+        return held.enter_context(LocalConversations(directory, place=found.place, cache=cache))
     scratch = held.enter_context(TemporaryDirectory(prefix="osmosis-show-"))
     return PlatformConversations(client(), found.name, Path(scratch))
 

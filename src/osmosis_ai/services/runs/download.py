@@ -72,6 +72,20 @@ class DownloadPlan:
         """How much there is to fetch."""
         return sum(file.size for file in self.pending)
 
+    @property
+    def row_types(self) -> tuple[str, ...]:
+        """The types asked for that have a file for each sample."""
+        return tuple(kind for kind in self.types if kind in ("trajectories", "artifacts"))
+
+    @property
+    def lacks_rows(self) -> bool:
+        """Whether rows were asked for, and the run has nothing of them."""
+        of_samples = tuple(f"{kind}/" for kind in self.row_types)
+        listed = [file.path for file in (*self.pending, *self.skipped)] + [
+            failed.path for failed in self.failures
+        ]
+        return bool(self.rows and of_samples and not any(path.startswith(of_samples) for path in listed))
+
 
 @dataclass(frozen=True)
 class DownloadOutcome:

@@ -149,6 +149,8 @@ def _move_into(root: Path, patch: pytest.MonkeyPatch) -> Path:
     patch.setenv("SSL_CERT_FILE", str(_AUTHORITY))
     # What a test asks of the keyring must never reach the developer's own.
     patch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.fail.Keyring")
+    # The processes around a test stay in the control group that they are in.
+    patch.setenv("OSMOSIS_CGROUP", "off")
     patch.chdir(here)
     # No power is cut here, and a busy disk takes longer to reach than most tests take.
     patch.setattr(os, "fsync", os.fstat)

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai._version import __version__
-from osmosis_ai.sandbox import SandboxCapability
+from osmosis_ai.sandbox import MachineControl, SandboxCapability
+from osmosis_ai.sandbox.control_groups import Delegation
 from tests.cli import (
     golden_accounts,
     golden_agents,
@@ -71,6 +72,8 @@ def test_every_command_prints_what_it_printed(
     monkeypatch.setattr(
         "osmosis_ai.sandbox.check_sandbox", lambda *_: SandboxCapability(Path("/usr/bin/bwrap"))
     )
+    limited = MachineControl(Delegation(Path("/sys/fs/cgroup/osmosis.service"), ("memory", "pids", "cpu")))
+    monkeypatch.setattr("osmosis_ai.sandbox.look_at_control", lambda: limited)
     for name in CANARIES:
         monkeypatch.setenv(name, "sk-golden-canary")
     changed = []

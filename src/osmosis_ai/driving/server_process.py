@@ -33,6 +33,7 @@ KILLED_ATTEMPTS = 3
 MAX_RESTARTS = 3
 SOCKET_LOOK_S = 2.0
 """How often a running server's socket is looked for, in seconds."""
+_MORE_MEMORY = "give the run more with `memory_gb` under [advanced.execution], or have fewer rollouts at once"
 _LOOPBACK = ("127.0.0.1", "localhost")
 # The first two name the Python of whoever started this, not the rollout's; the token is the user's
 # own key to the platform, and no business of an agent.
@@ -68,6 +69,11 @@ class ServerSpec:
     sandbox: Sandbox | None = None
     number: int = 1
     of: int = 1
+
+    @property
+    def part(self) -> str:
+        """What it is called among the programs of its run."""
+        return f"server-{self.number}"
 
     @property
     def own_log(self) -> Path:
@@ -192,6 +198,13 @@ class RolloutServer(Service):
             if leave is not None:
                 await leave()
 
+    def _ended(self, status: int, what: str) -> ServiceError:
+        sandbox = self.rollout.sandbox
+        met = sandbox.control.end_of(self.rollout.part) if sandbox is not None else None
+        if met is None:
+            return super()._ended(status, what)
+        return self._failed("ended", f"{what} ({met})", status=status, hint=_MORE_MEMORY)
+
     def _is_cut_off(self) -> bool:
         listener = self._socket
         return listener is not None and self.address == listener.address and not listener.is_there()
@@ -304,7 +317,10 @@ def _command(rollout: ServerSpec, inner: InnerListener | None) -> list[str]:
     if inner is not None:
         command = inner.command(rollout.python, command)
     return rollout.sandbox.command(
-        command, cwd=rollout.rollout_dir.resolve(), writable=[rollout.artifact_root.resolve()]
+        command,
+        cwd=rollout.rollout_dir.resolve(),
+        writable=[rollout.artifact_root.resolve()],
+        part=rollout.part,
     )
 
 

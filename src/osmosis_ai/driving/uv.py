@@ -143,7 +143,7 @@ class Uv:
         command, held = [str(self.path), *arguments], self._containment
         if held is None:
             return command
-        return held.sandbox.command(command, cwd=cwd.resolve(), writable=held.writable)
+        return held.sandbox.command(command, cwd=cwd.resolve(), writable=held.writable, part="build")
 
     def _environment(self) -> dict[str, str]:
         env = _environment()

@@ -19,6 +19,7 @@ from osmosis_ai.sandbox import (
     SandboxCapability,
     check_sandbox,
     choose_isolation,
+    prepare_control,
     stricter,
 )
 
@@ -55,7 +56,9 @@ def look_at_isolation(config: PlatformConfig) -> tuple[str, bool]:
         return f"required, and not possible, so no run is executed: {error.problem}; {error.hint}", False
     if found.warning is not None:
         logger.warning("%s", found.warning)
-    return f"{found.words}, network {config.network or 'host'}" if found.is_sandboxed else found.words, True
+    if not found.is_sandboxed:
+        return found.words, True
+    return f"{found.words}, network {config.network or 'host'}; {prepare_control().words}", True
 
 
 def isolation_shown(config: PlatformConfig, run: DbRun) -> str | None:

@@ -18,25 +18,40 @@ from osmosis_ai.sandbox.isolation import (
 from osmosis_ai.sandbox.limits import RunLimits, processors_for
 from osmosis_ai.sandbox.network import NETWORK_ENV, InnerListener, Network, narrower, network_setting
 from osmosis_ai.sandbox.places import interpreter_places
+from osmosis_ai.sandbox.resource_control import ProcessLimits, ResourceControl
+from osmosis_ai.sandbox.run_control import (
+    CGROUP_ENV,
+    MachineControl,
+    control_run,
+    look_at_control,
+    prepare_control,
+)
 from osmosis_ai.sandbox.self_test import check_sandbox
 
 __all__ = [
+    "CGROUP_ENV",
     "ISOLATION_ENV",
     "NETWORK_ENV",
     "InnerListener",
     "Isolation",
     "IsolationSetting",
     "IsolationUnavailableError",
+    "MachineControl",
     "Network",
+    "ProcessLimits",
+    "ResourceControl",
     "RunLimits",
     "Sandbox",
     "SandboxCapability",
     "check_sandbox",
     "choose_isolation",
+    "control_run",
     "interpreter_places",
     "isolation_setting",
+    "look_at_control",
     "narrower",
     "network_setting",
+    "prepare_control",
     "processors_for",
     "stricter",
 ]

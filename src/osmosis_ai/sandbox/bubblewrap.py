@@ -17,6 +17,7 @@ from pathlib import Path
 from osmosis_ai.sandbox.limits import RunLimits
 from osmosis_ai.sandbox.network import Network
 from osmosis_ai.sandbox.places import ETC, SDK, SYSTEM, reachable_as
+from osmosis_ai.sandbox.resource_control import ProcessLimits, ResourceControl
 
 HOME = "/home/rollout"
 HOST_NAME = "rollout"
@@ -57,6 +58,7 @@ class Sandbox:
         readable: what it may read beside programs and libraries of the system.
         hidden: what it never sees, even where that lies within something it may read.
         limits: what it may take.
+        control: holds it to the limits, together with the run's other programs.
         network: what it reaches; with ``none`` a loopback of its own alone.
     """
 
@@ -66,9 +68,12 @@ class Sandbox:
     readable: tuple[Path, ...] = ()
     hidden: tuple[Path, ...] = ()
     limits: RunLimits = field(default_factory=RunLimits)
+    control: ResourceControl = field(default_factory=ProcessLimits)
     network: Network = "host"
 
-    def command(self, program: Sequence[str], *, cwd: Path, writable: Sequence[Path]) -> list[str]:
+    def command(
+        self, program: Sequence[str], *, cwd: Path, writable: Sequence[Path], part: str = "program"
+    ) -> list[str]:
         """Return the command that runs ``program`` in the sandbox.
 
         Descriptors that are passed to it reach the program.
@@ -77,9 +82,10 @@ class Sandbox:
             program: the program and its arguments.
             cwd: its working directory, within what it sees.
             writable: directories that it may write to for good.
+            part: which part of the run it is.
         """
         size = ["--size", str(self.limits.temporary_bytes), "--tmpfs"]
-        return [
+        command = [
             str(self.bwrap),
             *_ISOLATED,
             *(["--unshare-net"] if self.network == "none" else []),
@@ -96,9 +102,10 @@ class Sandbox:
             *("/bin/sh", "-c", self._prologue(), str(self.source), str(cwd)),
             *program,
         ]
+        return self.control.command(command, part)
 
     def _prologue(self) -> str:
-        return f"{self.limits.shell()}; {'' if self.overlays else _COPY}{_START}"
+        return f"{self.limits.shell(self.control.holds)}; {'' if self.overlays else _COPY}{_START}"
 
     def _mounts(self, writable: Sequence[Path]) -> list[str]:
         """Return what makes places visible, outer ones first, so that what is said of an inner one counts."""

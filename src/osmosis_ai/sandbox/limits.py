@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 import os
 import random
+from collections.abc import Collection
 from dataclasses import dataclass
+
+from osmosis_ai.sandbox.resource_control import Resource
 
 MOST_PROCESSES = 4096
 """Threads count, too; a server with a thread for each of its rollouts stays far below."""
@@ -23,23 +26,31 @@ class RunLimits:
     """Limits of one run.
 
     Attributes:
-        memory_gb: of each process's data, in GiB; None for no limit.
+        memory_gb: of all processes together where a group holds them, else of each one's data, in GiB; None for no limit.
         processes: at a time, threads included.
+        cpus: how many processors' time they take together, where a group holds them; None for all.
         temporary_bytes: of each place for temporary files.
         processors: the numbers of those that its processes start on; empty for all. No more than an agreement: a process
             may choose others.
     """
 
     memory_gb: float | None = None
+    cpus: float | None = None
     processes: int = MOST_PROCESSES
     temporary_bytes: int = TEMPORARY_BYTES
     processors: tuple[int, ...] = ()
 
-    def shell(self) -> str:
-        """Return the words of a POSIX shell that keep it and its children to the limits."""
+    def shell(self, held: Collection[Resource] = ()) -> str:
+        """Return the words of a POSIX shell that keep it and its children to the limits.
+
+        Args:
+            held: what a group holds already.
+        """
         # `-u` is bash's name for it, `-p` that of dash and busybox.
-        words = ["ulimit -c 0", f"{{ ulimit -u {self.processes} || ulimit -p {self.processes}; }}"]
-        if self.memory_gb is not None:
+        words = ["ulimit -c 0"]
+        if "processes" not in held:
+            words.append(f"{{ ulimit -u {self.processes} || ulimit -p {self.processes}; }}")
+        if self.memory_gb is not None and "memory" not in held:
             words.append(f"ulimit -d {max(1, int(self.memory_gb * _GIB // 1024))}")
         if self.processors:
             # Of util-linux; where it is missing, all are used.

@@ -7,7 +7,8 @@ import pytest
 import respx
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.sandbox import SandboxCapability
+from osmosis_ai.sandbox import MachineControl, ProcessLimits, SandboxCapability
+from osmosis_ai.sandbox.control_groups import Delegation
 from osmosis_ai.services.workspaces.doctor import examine
 from tests.logins import FERN, IDENTITY, REFUSALS, VERIFIED, make_checkout, save_login, use_platform
 from tests.workspace.builders import git, make_repository, make_workspace
@@ -28,6 +29,9 @@ def unable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine can not make a sandbox, which is no fault of a workspace."""
     unable = SandboxCapability(problem="no bwrap", remedy="install it")
     monkeypatch.setattr("osmosis_ai.sandbox.check_sandbox", lambda: unable)
+    monkeypatch.setattr(
+        "osmosis_ai.sandbox.look_at_control", lambda: MachineControl(Delegation(problem="there is none"))
+    )
 
 
 def test_the_resource_has_the_keys_that_scripts_know(tmp_path: Path) -> None:
@@ -46,7 +50,12 @@ def test_the_resource_has_the_keys_that_scripts_know(tmp_path: Path) -> None:
         "fixed": [],
         "gitignore": {"missing": [".env", ".osmosis/"], "added": []},
         "tracked_env_files": [],
-        "sandbox": {"works": False, "problem": "no bwrap", "remedy": "install it"},
+        "sandbox": {
+            "works": False,
+            "problem": "no bwrap",
+            "remedy": "install it",
+            "limits": f"{ProcessLimits().words}; no cgroup: there is none",
+        },
     }
 
 

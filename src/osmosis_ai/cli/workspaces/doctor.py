@@ -38,6 +38,8 @@ def doctor(
     rows.append((".gitignore", _ignoring(ignoring["missing"], ignoring["added"])))
     rows += [(name, Styled("in the repository, keys and all", "bad")) for name in tracked]
     rows.append(("sandbox", _sandbox(resource["sandbox"])))
+    if resource["sandbox"]["works"]:
+        rows.append(("limits of a platform's runs", resource["sandbox"]["limits"].removeprefix("limits: ")))
     linked = resource["workspace"]
     steps = []
     if resource["missing"]:

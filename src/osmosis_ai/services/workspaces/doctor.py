@@ -46,12 +46,14 @@ class Checkup:
         report: the directories and guides.
         origin: where the repository is from.
         sandbox: what this machine can do to hold rollouts back.
+        limits: what would hold the rollouts of a platform to what they may take here, in words.
         workspace: the one it belongs to on the platform one is logged in to.
     """
 
     report: doctor.DoctorReport
     origin: Origin
     sandbox: SandboxCapability
+    limits: str
     workspace: WorkspaceMembership | None = None
 
     def resource(self) -> dict[str, Any]:
@@ -74,6 +76,7 @@ class Checkup:
                 "works": self.sandbox.works,
                 "problem": self.sandbox.problem,
                 "remedy": self.sandbox.remedy,
+                "limits": self.limits,
             },
         }
 
@@ -95,7 +98,7 @@ def examine(path: Path | None = None, *, fix: bool = False) -> Checkup:
     report = doctor.fix(path) if fix else doctor.check(path)
     origin = _origin_of(report.root)
     linked = _linked_workspace(origin.identity) if origin.identity else None
-    checkup = Checkup(report, origin, sandbox.check_sandbox(), linked)
+    checkup = Checkup(report, origin, sandbox.check_sandbox(), sandbox.look_at_control().words, linked)
     if not report.valid:
         raise OsmosisError(
             f"{report.root} is not a complete workspace directory. Missing:\n"

@@ -19,7 +19,7 @@ from osmosis_ai.process_environment import (
     chosen,
     python_environment,
 )
-from osmosis_ai.sandbox import ISOLATION_ENV, NETWORK_ENV
+from osmosis_ai.sandbox import CGROUP_ENV, ISOLATION_ENV, NETWORK_ENV, prepare_control
 from osmosis_ai.supervision import ChildProcess
 from osmosis_ai.supervision.kept_to_itself import DEBUGGABLE_ENV
 
@@ -71,6 +71,8 @@ class WorkerStarter:
     def __init__(self, config: PlatformConfig, address: str, *, hands_out_keys: bool = False) -> None:
         self._config = config
         self._address = address
+        # Before the first worker is there: what it starts in is arranged for all of them.
+        self._starter = prepare_control().starter
         self._more = {HANDS_OUT_KEYS: "1"} if hands_out_keys else {}
 
     def __call__(self, run_id: str, credential: str, claim_id: str) -> WorkerProcess:
@@ -78,7 +80,7 @@ class WorkerStarter:
         directory = WorkingDirectory(self._config.runs_dir, run_id)
         directory.create()
         return ChildProcess(
-            [sys.executable, "-m", "osmosis_ai.platform.runs.work.worker", run_id],
+            [*self._starter, sys.executable, "-m", "osmosis_ai.platform.runs.work.worker", run_id],
             env={**worker_environment(os.environ, self._config), **self._more},
             cwd=directory.path,
             stdout=directory.log,
@@ -98,7 +100,7 @@ def worker_environment(environ: Mapping[str, str], config: PlatformConfig) -> di
         # It builds the rollouts' environments.
         **chosen(environ, (), PACKAGE_PREFIXES),
         # It drives agents that are served elsewhere, as the operator allows.
-        **chosen(environ, ("OSMOSIS_AGENT_NETWORKS", DEBUGGABLE_ENV), ("OSMOSIS_BRIDGE_",)),
+        **chosen(environ, ("OSMOSIS_AGENT_NETWORKS", DEBUGGABLE_ENV, CGROUP_ENV), ("OSMOSIS_BRIDGE_",)),
         "OSMOSIS_HOME": str(config.home),
         ISOLATION_ENV: config.isolation,
         NETWORK_ENV: config.network or "",

@@ -20,6 +20,7 @@ from osmosis_ai.sandbox import (
     Sandbox,
     check_sandbox,
     choose_isolation,
+    control_run,
     narrower,
     processors_for,
     stricter,
@@ -51,7 +52,9 @@ class RunContainment:
     def words(self) -> str:
         """What the run's row says of it."""
         words = self.isolation.words
-        return f"{words}, network {self.sandbox.network}" if self.sandbox else words
+        if self.sandbox is None:
+            return words
+        return f"{words}, network {self.sandbox.network}; {self.sandbox.control.words}"
 
     @property
     def line(self) -> LogLine:
@@ -61,7 +64,13 @@ class RunContainment:
         how = "in a sandbox (bubblewrap)" if self.sandbox else "without a sandbox (OSMOSIS_ISOLATION=off)"
         reach = ", and reach the run's model alone" if self.sandbox and self.sandbox.network == "none" else ""
         because = f", {self.because}" if self.because else ""
-        return LogLine(f"rollouts run {how}{reach}{because}", step="isolation")
+        limits = f"; {self.sandbox.control.words}" if self.sandbox else ""
+        return LogLine(f"rollouts run {how}{reach}{because}{limits}", step="isolation")
+
+    def close(self) -> None:
+        """End whatever the run's programs left here."""
+        if self.sandbox is not None:
+            self.sandbox.control.close()
 
 
 def contain(
@@ -99,7 +108,13 @@ def contain(
         raise
     if not isolation.is_sandboxed:
         return RunContainment(isolation, None, cache_dir())
-    limits = RunLimits(memory_gb=asked.memory_gb, processors=processors_for(asked.cpus))
-    sandbox = capability.sandbox(directory.source, hidden=[config.home], limits=limits, network=network)
+    limits = RunLimits(memory_gb=asked.memory_gb, cpus=asked.cpus, processors=processors_for(asked.cpus))
+    sandbox = capability.sandbox(
+        directory.source,
+        hidden=[config.home],
+        limits=limits,
+        control=control_run(directory.path.name, limits),
+        network=network,
+    )
     because = _GUARDED if is_guarded else ""
     return RunContainment(isolation, sandbox, cache_dir() / "workspaces" / workspace_id, because)

@@ -35,6 +35,7 @@ from osmosis_ai.platform.runs.execute.worker_process import (
     SET_BACK,
 )
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError
+from osmosis_ai.platform.runs.work.containment import RunContainment
 from osmosis_ai.platform.runs.work.eval_work import EvalWork
 from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.runs.work.inputs import RunInputs
@@ -81,6 +82,7 @@ class Worker:
         )
         does = TrainingWork if channel.run.kind == "training" else EvalWork
         self._work: RunWork[Any] = does(inputs, channel, directory)
+        self._containment: RunContainment | None = None
 
     def leave(self) -> None:
         """Have the worker put the run aside; from any thread."""
@@ -111,6 +113,8 @@ class Worker:
             return SET_BACK
         finally:
             self._keeping.stop()
+            if self._containment is not None:
+                self._containment.close()
 
     def _result(self) -> WorkResult:
         try:
@@ -129,6 +133,7 @@ class Worker:
         publisher = self._publisher
         line = f"attempt {self._channel.attempt} on commit {prepared.commit_sha[:12]}"
         publisher.log(LogLine(line, step="run"))
+        self._containment = prepared.containment
         if prepared.containment is not None:
             publisher.log(prepared.containment.line)
             publisher.know(isolation=prepared.containment.words[:_LONGEST_WORDS])

@@ -1,0 +1,210 @@
+"""The control groups of version 2 that this process may arrange: where they are, and what the kernel limits in them.
+
+A subtree is arranged only by whom it was given to (Linux, admin-guide/cgroup-v2, "Delegation"; systemd.io,
+CGROUP_DELEGATION): a service with `Delegate=yes`, a container with a writable hierarchy, a machine without systemd on which
+this is root. Who arranges a group for its children has no process in it, so the processes that are there move into a
+leaf beside the groups of the runs, and only where all of them are our own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+CONTROLLERS = ("memory", "pids", "cpu")
+"""What is limited, as the kernel calls it."""
+LEAF = "osmosis-main"
+_MOVING_S = 10.0
+_NOT_OURS = "the processes in its group (cgroup) are not this platform's alone"
+_NOT_GIVEN = "its group (cgroup) was not delegated to it"
+
+
+@dataclass(frozen=True)
+class Delegation:
+    """What this process may arrange.
+
+    Attributes:
+        path: the group in which those of the runs are made; None where there is none.
+        controllers: what is limited there, as far as the kernel takes it.
+        problem: why there is none, the end of a sentence.
+    """
+
+    path: Path | None = None
+    controllers: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class ProcessView:
+    """What the kernel says of this process and of those around it; a test shows another tree.
+
+    Attributes:
+        proc: the directory of processes.
+        systemd: a directory that is there where systemd runs.
+        pid, user: of this process.
+    """
+
+    proc: Path = Path("/proc")
+    systemd: Path = Path("/run/systemd/system")
+    pid: int = os.getpid()
+    user: int = os.geteuid() if hasattr(os, "geteuid") else -1
+
+    def parent(self, pid: int) -> int:
+        """Return a process's parent; 0 where there is none."""
+        try:
+            # The name in parentheses may hold anything; the state and the parent come after it.
+            stat = (self.proc / str(pid) / "stat").read_text("utf-8", "replace")
+            return int(stat.rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return 0
+
+    def line(self, pid: int) -> Iterator[int]:
+        """Yield a process, its parent, and so on."""
+        while pid > 0:
+            yield pid
+            pid = self.parent(pid)
+
+
+def look_at_delegation(view: ProcessView | None = None) -> Delegation:
+    """Find out what this process may arrange, and change nothing."""
+    view = view or ProcessView()
+    own = own_group(view.proc)
+    if own is None:
+        return Delegation(problem="the kernel shows no control groups of version 2 (cgroup v2)")
+    base = own.parent if own.name == LEAF else own
+    there = _words(base / "cgroup.controllers")
+    controllers = tuple(name for name in CONTROLLERS if name in there)
+    if not controllers:
+        return Delegation(problem=f"none of {', '.join(CONTROLLERS)} is a controller of its group (cgroup)")
+    if not all(os.access(place, os.W_OK) for place in (base, base / "cgroup.subtree_control")):
+        return Delegation(problem=_NOT_GIVEN)
+    if own == base:
+        problem = _against(base, view)
+        if problem is not None:
+            return Delegation(problem=problem)
+    return Delegation(base, controllers)
+
+
+def arrange(found: Delegation, view: ProcessView | None = None) -> Delegation:
+    """Make groups of runs possible where ``found`` says that they are; return what really is limited there.
+
+    The processes of the group move into its leaf, this one among them.
+    """
+    if found.path is None:
+        return found
+    view = view or ProcessView()
+    base = found.path
+    try:
+        if not _is_root(base):
+            _empty(base)
+        enabled = tuple(name for name in found.controllers if enable(base, name))
+    except OSError as error:
+        return Delegation(problem=f"its group (cgroup) can not be arranged: {error.strerror or error}")
+    if not enabled:
+        return Delegation(problem="the kernel lets its group (cgroup) limit nothing")
+    return Delegation(base, enabled)
+
+
+def own_group(proc: Path = Path("/proc")) -> Path | None:
+    """Return the directory of this process's group in the unified hierarchy; None where none is to be seen."""
+    path = next(
+        (line[3:] for line in _lines(proc / "self" / "cgroup") if line.startswith("0::")),
+        None,
+    )
+    if path is None or ".." in path.split("/"):
+        return None
+    for root, mount in _mounts(proc):
+        with suppress(ValueError):
+            found = mount / Path(path).relative_to(root)
+            if (found / "cgroup.procs").exists():
+                return found
+    return None
+
+
+def hierarchy_mount(proc: Path = Path("/proc")) -> Path | None:
+    """Return where the unified hierarchy is mounted; None where it is not."""
+    return next((mount for _, mount in _mounts(proc)), None)
+
+
+def enable(group: Path, controller: str) -> bool:
+    """Have a group limit its children's share of something; return whether the kernel took it."""
+    control = group / "cgroup.subtree_control"
+    if controller not in _words(control):
+        with suppress(OSError):  # another owner of it, or processes that it can not be for
+            control.write_text(f"+{controller}")
+    return controller in _words(control)
+
+
+def processes_of(group: Path) -> list[int]:
+    """Return the processes that are in a group itself."""
+    return [int(line) for line in _lines(group / "cgroup.procs")]
+
+
+def _mounts(proc: Path) -> Iterator[tuple[str, Path]]:
+    for line in _lines(proc / "self" / "mountinfo"):
+        place, _, kind = line.partition(" - ")
+        if kind.split(" ", 1)[0] == "cgroup2":
+            root, mount = place.split()[3:5]
+            yield root, Path(mount.replace("\\040", " "))
+
+
+def _against(base: Path, view: ProcessView) -> str | None:
+    """Return why the group of this process is not its to arrange; None where it is."""
+    if _is_root(base):
+        return _NOT_GIVEN if view.systemd.is_dir() or view.user != 0 else None
+    is_containers = not (base.parent / "cgroup.procs").exists()
+    if not is_containers and not _is_marked(base) and not _is_border(base, view):
+        return _NOT_GIVEN
+    above = set(view.line(view.pid)) if is_containers else {view.pid}
+    for pid in processes_of(base):
+        if pid not in above and view.pid not in view.line(pid):
+            return _NOT_OURS
+    return None
+
+
+def _is_root(group: Path) -> bool:
+    """Tell whether it is the kernel's own root, which may have processes beside children."""
+    return not (group / "cgroup.events").exists()
+
+
+def _is_marked(group: Path) -> bool:
+    """Tell whether systemd says that it gave the group away."""
+    for name in ("user.delegate", "trusted.delegate"):
+        with suppress(OSError, AttributeError):
+            if os.getxattr(group, name) == b"1":
+                return True
+    return False
+
+
+def _is_border(group: Path, view: ProcessView) -> bool:
+    """Tell whether what is writable begins here; to root everything is, so it needs a machine without systemd."""
+    if view.user == 0:
+        return not view.systemd.is_dir()
+    return not os.access(group.parent / "cgroup.procs", os.W_OK)
+
+
+def _empty(base: Path) -> None:
+    """Move the processes of a group into its leaf."""
+    leaf = base / LEAF
+    leaf.mkdir(exist_ok=True)
+    deadline = time.monotonic() + _MOVING_S
+    # What is forked meanwhile is where its parent was.
+    while (left := processes_of(base)) and time.monotonic() < deadline:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                (leaf / "cgroup.procs").write_text(str(pid))
+
+
+def _words(file: Path) -> list[str]:
+    return " ".join(_lines(file)).split()
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []

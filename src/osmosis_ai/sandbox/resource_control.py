@@ -1,0 +1,100 @@
+"""What keeps all programs of one run together to what they may take of their machine.
+
+A control group does, where this process may make one (:mod:`.run_group`): of memory, of processes and of processors.
+Elsewhere each program keeps to the kernel's limits for processes, which its shell sets (:mod:`.limits`): no more than
+an agreement about processors, nothing about memory that several processes take together, and for root nothing about
+how many there are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Resource = Literal["memory", "processes", "CPU"]
+RESOURCES: tuple[Resource, ...] = ("memory", "processes", "CPU")
+
+
+class ResourceControl(Protocol):
+    """Holds one run's programs together to its limits."""
+
+    @property
+    def holds(self) -> frozenset[Resource]:
+        """What it limits of the run as a whole."""
+
+    @property
+    def words(self) -> str:
+        """What holds, and what does not, in a few words."""
+
+    def command(self, program: Sequence[str], part: str) -> list[str]:
+        """Return the command that is held to the limits, then becomes ``program``.
+
+        Args:
+            program: and its arguments; a sandbox, so that nothing of the run's runs before.
+            part: which part of the run it is, such as ``server-1``; what befalls it befalls this part alone.
+        """
+
+    def end_of(self, part: str) -> str | None:
+        """Say which limit ended a part since it was started last, in a sentence; None where none did."""
+
+    def close(self) -> None:
+        """End whatever is left of the run's programs."""
+
+
+@dataclass(frozen=True)
+class ProcessLimits:
+    """No group: the limits that each process has.
+
+    Attributes:
+        problem: why there is no group, the end of a sentence.
+        user: who the programs are outside of their sandbox.
+    """
+
+    problem: str | None = None
+    user: int = os.geteuid() if hasattr(os, "geteuid") else -1
+
+    @property
+    def holds(self) -> frozenset[Resource]:
+        """Nothing of the run as a whole."""
+        return frozenset()
+
+    @property
+    def words(self) -> str:
+        """What holds, and what does not."""
+        return limit_words(self.holds, by="cgroup", user=self.user)
+
+    def command(self, program: Sequence[str], part: str) -> list[str]:
+        """Return ``program`` itself."""
+        return list(program)
+
+    def end_of(self, part: str) -> str | None:
+        """Nothing is known of that."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is left: a sandbox ends with all that is in it."""
+
+
+def limit_words(held: frozenset[Resource], *, by: str, user: int | None = None) -> str:
+    """Return what limits a run where a group holds ``held`` of it, in a few words.
+
+    Args:
+        held: by the group; what is missing is left to each process, and to nobody where that means nothing.
+        by: what the group is called.
+        user: who the programs are outside of their sandbox; this process's own user by default.
+    """
+    user = os.geteuid() if user is None and hasattr(os, "geteuid") else user
+    by_group = [name for name in RESOURCES if name in held]
+    by_process = [] if "memory" in held else ["memory of each process"]
+    if "processes" not in held and user != 0:
+        by_process.append("processes")
+    absent = [] if "memory" in held else ["memory of the run"]
+    absent += [name for name in RESOURCES[1:] if name not in by_group and name not in by_process]
+    said = [
+        *([f"{by} ({', '.join(by_group)})"] if by_group else []),
+        *([f"rlimits ({', '.join(by_process)})"] if by_process else []),
+        *([f"none for {', '.join(absent)}"] if absent else []),
+    ]
+    return f"limits: {', '.join(said)}"

@@ -1,0 +1,121 @@
+"""Which resource control runs get here: a control group where one may be made, else the limits of processes.
+
+Where this process was given no group, systemd may start its workers in one each: a scope that is delegated to them
+(`systemd-run --scope -p Delegate=yes`), the system's for root and the user's otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from osmosis_ai.sandbox.control_groups import (
+    CONTROLLERS,
+    Delegation,
+    arrange,
+    hierarchy_mount,
+    look_at_delegation,
+)
+from osmosis_ai.sandbox.limits import RunLimits
+from osmosis_ai.sandbox.resource_control import ProcessLimits, ResourceControl, limit_words
+from osmosis_ai.sandbox.run_group import RESOURCE_OF, SCOPE, RunGroup, sweep
+
+logger = logging.getLogger(__name__)
+
+CGROUP_ENV = "OSMOSIS_CGROUP"
+"""``off``: no group is made, and none that is there is arranged."""
+_TRIAL_S = 10.0
+# $0 is where the hierarchy is mounted. Dash's `read` takes a line of its own as it comes: `0::/user.slice/...`.
+_SAY_CONTROLLERS = 'while IFS=: read -r n c path; do [ "$n" = 0 ] && cat "$0$path/cgroup.controllers"; done < /proc/self/cgroup'
+
+
+@dataclass(frozen=True)
+class MachineControl:
+    """What holds runs to their limits on this machine.
+
+    Attributes:
+        delegation: the group that those of the runs are made in, or why there is none.
+        starter: what the command of a worker begins with, so that it has such a group to itself.
+        by_scope: what the kernel limits in that one.
+    """
+
+    delegation: Delegation
+    starter: tuple[str, ...] = ()
+    by_scope: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """What holds, and what does not, in a few words."""
+        controllers = self.by_scope if self.starter else self.delegation.controllers
+        by = SCOPE if self.starter else "cgroup"
+        words = limit_words(frozenset(RESOURCE_OF[name] for name in controllers), by=by)
+        return words if controllers else f"{words}; no cgroup: {self.delegation.problem}"
+
+
+def look_at_control() -> MachineControl:
+    """Find out what would hold runs to their limits, and change nothing; blocking where systemd is asked."""
+    found = _look()
+    return MachineControl(found) if found.path is not None else _by_systemd(found)
+
+
+def prepare_control() -> MachineControl:
+    """Arrange what is to hold runs to their limits, before any of them is started; blocking.
+
+    Where this process was given a group, it moves into a leaf of it, and what it starts from now on is there, too.
+    """
+    found = arrange(_look())
+    return MachineControl(found) if found.path is not None else _by_systemd(found)
+
+
+def control_run(run: str, limits: RunLimits) -> ResourceControl:
+    """Return what holds the programs of one run, made anew; close it when the run has ended here.
+
+    Args:
+        run: its id.
+        limits: what it may take.
+    """
+    found = arrange(_look())
+    if found.path is None:
+        return ProcessLimits(found.problem)
+    left = sweep(found.path)
+    if left:
+        logger.info("%d control groups of runs whose worker is gone were ended", left)
+    try:
+        return RunGroup.make(found, run, limits)
+    except OSError as error:
+        return ProcessLimits(f"no group (cgroup) can be made: {error.strerror or error}")
+
+
+def _look() -> Delegation:
+    if os.environ.get(CGROUP_ENV, "").strip() == "off":
+        return Delegation(problem=f"{CGROUP_ENV}=off")
+    return look_at_delegation()
+
+
+def _by_systemd(found: Delegation) -> MachineControl:
+    """Return the control that workers have in a scope, where systemd makes one that limits anything."""
+    if os.environ.get(CGROUP_ENV, "").strip() == "off":
+        return MachineControl(found)
+    program, mount = shutil.which("systemd-run"), hierarchy_mount()
+    if program is None or mount is None:
+        return MachineControl(found)
+    whose = [] if os.geteuid() == 0 else ["--user"]
+    starter = (program, *whose, "--scope", "--quiet", "--collect", "--property=Delegate=yes", "--")
+    try:
+        tried = subprocess.run(
+            [*starter, "/bin/sh", "-c", _SAY_CONTROLLERS, str(mount)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TRIAL_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return MachineControl(found)
+    controllers = tuple(name for name in CONTROLLERS if name in tried.stdout.split())
+    if tried.returncode != 0 or not controllers:
+        return MachineControl(found)
+    return MachineControl(found, starter, controllers)

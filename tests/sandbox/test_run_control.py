@@ -1,0 +1,156 @@
+"""Which of the three holds a run to its limits: a group that was given, one that systemd gives, or each process's own."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.isolation import look_at_isolation
+from osmosis_ai.platform.runs.execute.worker_process import WorkerStarter
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.sandbox import (
+    CGROUP_ENV,
+    RunLimits,
+    SandboxCapability,
+    interpreter_places,
+    look_at_control,
+    prepare_control,
+    run_control,
+)
+from osmosis_ai.sandbox.control_groups import Delegation
+from osmosis_ai.sandbox.run_control import control_run
+from osmosis_ai.sandbox.run_group import RunGroup
+from osmosis_ai.supervision import ChildProcess, ServiceError
+
+ALL = ("memory", "pids", "cpu")
+NOT_GIVEN = Delegation(problem="its group (cgroup) was not delegated to it")
+
+
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory in the place of a group that this process may arrange."""
+    monkeypatch.delenv(CGROUP_ENV)
+    group = tmp_path / "osmosis.service"
+    group.mkdir()
+    found = Delegation(group, ALL)
+    monkeypatch.setattr(run_control, "look_at_delegation", lambda: found)
+    monkeypatch.setattr(run_control, "arrange", lambda found: found)
+    return group
+
+
+@pytest.fixture
+def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `systemd-run` that writes down how it was called and makes no scope, with what the kernel limits there."""
+    monkeypatch.delenv(CGROUP_ENV)
+    program, called, mount = tmp_path / "systemd-run", tmp_path / "called", tmp_path / "mount"
+    program.write_text(
+        f'#!/bin/sh\necho "$*" >> {called}\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
+    )
+    program.chmod(0o755)
+    own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+    scope = mount / own[3:].lstrip("/")
+    scope.mkdir(parents=True)
+    (scope / "cgroup.controllers").write_text("cpuset memory pids\n")
+    monkeypatch.setattr(run_control, "look_at_delegation", lambda: NOT_GIVEN)
+    monkeypatch.setattr(run_control, "hierarchy_mount", lambda: mount)
+    monkeypatch.setattr(run_control.shutil, "which", lambda name: str(program))
+    return called
+
+
+def test_a_group_that_was_given_holds_everything(given: Path) -> None:
+    assert look_at_control().words == prepare_control().words == "limits: cgroup (memory, processes, CPU)"
+    held = control_run("r1", RunLimits(memory_gb=2))
+    assert isinstance(held, RunGroup) and held.path.parent == given
+    held.close()
+
+
+def test_a_worker_in_a_scope_says_that_it_is_one(given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scope = given.parent / "run-r5.scope"
+    scope.mkdir()
+    monkeypatch.setattr(run_control, "look_at_delegation", lambda: Delegation(scope, ("memory", "pids")))
+    assert control_run("r1", RunLimits()).words == (
+        "limits: cgroup of a systemd scope (memory, processes), none for CPU"
+    )
+
+
+def test_where_no_group_can_be_made_the_reason_is_kept(given: Path) -> None:
+    given.rmdir()
+    held = control_run("r1", RunLimits())
+    assert not held.holds
+    assert "No such file" in (getattr(held, "problem", "") or "")
+
+
+def test_systemd_starts_workers_in_a_scope_that_is_theirs_to_arrange(
+    systemd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = prepare_control()
+    words = "limits: cgroup of a systemd scope (memory, processes), none for CPU"
+    assert found.words == look_at_control().words == words
+    monkeypatch.setattr(
+        "osmosis_ai.platform.isolation.check_sandbox", lambda _home: SandboxCapability(Path("/bin/bwrap"))
+    )
+    assert look_at_isolation(PlatformConfig(home=tmp_path)) == (f"bubblewrap, network host; {words}", True)
+    systemd.unlink()
+    start = WorkerStarter(PlatformConfig(home=tmp_path), "http://127.0.0.1:9")
+    worker = start("r1", "credential", "claim")
+    assert isinstance(worker, ChildProcess)
+    worker.finish(timeout_s=120)  # it finds no platform there
+    *_, last = systemd.read_text().splitlines()
+    scope, _, program = last.partition(" -- ")
+    assert "--scope --quiet --collect --property=Delegate=yes" in scope
+    assert program.split()[0] == sys.executable and program.endswith("worker r1")
+    assert "credential" not in last
+    assert WorkingDirectory(PlatformConfig(home=tmp_path).runs_dir, "r1").path.is_dir()
+
+
+def test_a_systemd_that_makes_no_scope_counts_as_none(systemd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = systemd.with_name("systemd-run")
+    program.write_text("#!/bin/sh\necho 'Failed to connect to bus' >&2\nexit 1\n")
+    found = look_at_control()
+    assert found.starter == () and "none for memory of the run" in found.words
+    assert found.words.endswith("no cgroup: its group (cgroup) was not delegated to it")
+    monkeypatch.setattr(run_control.shutil, "which", lambda name: None)
+    assert look_at_control().starter == ()
+
+
+async def test_a_server_that_is_killed_at_its_runs_limit_says_so(
+    given: Path, tmp_path: Path, capability: SandboxCapability
+) -> None:
+    """The kernel's part, counting and killing, is the rollout's here: it is let at the file of its group."""
+    source = tmp_path / "source"
+    source.mkdir()
+    held = control_run("r1", RunLimits(memory_gb=2))
+    assert isinstance(held, RunGroup)
+    (source / "main.py").write_text(
+        "import os, signal\nfrom pathlib import Path\n"
+        f"for place in ('', 'server-1'):\n    Path({str(held.path)!r}, place, 'memory.events').write_text('oom 1\\noom_kill 1\\n')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    sandbox = capability.sandbox(
+        source, readable=interpreter_places(Path(sys.executable)), limits=held.limits, control=held
+    )
+    spec = ServerSpec(
+        rollout_dir=source,
+        entrypoint="main.py",
+        python=Path(sys.executable),
+        env={},
+        artifact_root=held.path,
+        port=None,
+        log_path=tmp_path / "server.log",
+        sandbox=sandbox,
+    )
+    with pytest.raises(ServiceError) as ended:
+        async with RolloutServer(spec):
+            pass
+    first = ended.value.message.splitlines()[0]
+    assert "ended before it was ready (killed for memory: the run's limit is 2 GB)" in first
+    assert "memory_gb" in (ended.value.hint or "")
+    # Whose limit it met is the run's own: nobody tries it again elsewhere.
+    assert not ended.value.is_infrastructure and ended.value.cause == "ended"
+    spec = replace(spec, sandbox=replace(sandbox, control=control_run("r2", RunLimits())))
+    assert spec.part == "server-1" and replace(spec, number=3).part == "server-3"

@@ -1,0 +1,384 @@
+"""The control group of a run: what is written where, what the kernel then does, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.sandbox import RunLimits
+from osmosis_ai.sandbox.control_groups import (
+    LEAF,
+    Delegation,
+    ProcessView,
+    arrange,
+    hierarchy_mount,
+    look_at_delegation,
+    own_group,
+)
+from osmosis_ai.sandbox.resource_control import ProcessLimits, limit_words
+from osmosis_ai.sandbox.run_control import CGROUP_ENV, control_run, look_at_control
+from osmosis_ai.sandbox.run_group import PREFIX, RunGroup, end_group, sweep
+from tests.sandbox.conftest import Machine
+
+ALL = ("memory", "pids", "cpu")
+
+
+class Tree:
+    """A directory that looks like a hierarchy of control groups, and processes that are in one of its groups."""
+
+    def __init__(self, root: Path, group: str = "system.slice/osmosis.service") -> None:
+        self.mount, self.proc = root / "cgroup", root / "proc"
+        self.group = self.mount / group
+        self.view = ProcessView(proc=self.proc, systemd=root / "systemd", pid=50, user=1000)
+        self.add(self.mount, root=True)
+        for folder in (*reversed(self.group.relative_to(self.mount).parents[:-1]), Path(group)):
+            self.add(self.mount / folder)
+        (self.proc / "self").mkdir(parents=True)
+        (self.proc / "self" / "cgroup").write_text(f"4:memory:/else\n0::/{group}\n")
+        (self.proc / "self" / "mountinfo").write_text(
+            f"31 23 0:28 / /sys rw,relatime - sysfs sysfs rw\n41 31 0:38 / {self.mount} rw - cgroup2 cgroup2 rw\n"
+        )
+        self.process(50, parent=1)
+
+    def add(self, group: Path, *, root: bool = False, controllers: str = "cpuset cpu io memory pids") -> None:
+        group.mkdir(parents=True, exist_ok=True)
+        for name in ("cgroup.controllers", "cgroup.subtree_control"):
+            (group / name).write_text(f"{controllers}\n")
+        (group / "cgroup.procs").write_text("")
+        if not root:
+            (group / "cgroup.events").write_text("populated 1\n")
+
+    def process(self, pid: int, parent: int) -> None:
+        (self.proc / str(pid)).mkdir()
+        (self.proc / str(pid) / "stat").write_text(f"{pid} (a ) b) S {parent} {pid} {pid}")
+        with (self.group / "cgroup.procs").open("a") as members:
+            members.write(f"{pid}\n")
+
+    def above_is_roots(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let writing be refused above the group, as it is to a service's user."""
+        really, own = os.access, str(self.group)
+
+        def access(path: str | Path, mode: int) -> bool:
+            mine = not str(path).startswith(str(self.mount)) or str(path).startswith(own)
+            return mine and really(path, mode)
+
+        monkeypatch.setattr(os, "access", access)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def test_a_service_that_was_given_its_group_may_arrange_it(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree.above_is_roots(monkeypatch)
+    tree.process(51, parent=50)
+    assert own_group(tree.proc) == tree.group
+    assert look_at_delegation(tree.view) == Delegation(tree.group, ALL)
+
+
+def test_a_worker_in_the_leaf_of_the_platform_makes_groups_beside_it(tree: Tree) -> None:
+    tree.add(tree.group / LEAF)
+    (tree.proc / "self" / "cgroup").write_text("0::/system.slice/osmosis.service/osmosis-main\n")
+    assert look_at_delegation(tree.view) == Delegation(tree.group, ALL)
+
+
+def test_only_what_the_kernel_limits_there_counts(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree.above_is_roots(monkeypatch)
+    (tree.group / "cgroup.controllers").write_text("memory pids\n")
+    assert look_at_delegation(tree.view).controllers == ("memory", "pids")
+    (tree.group / "cgroup.controllers").write_text("hugetlb\n")
+    assert "none of memory, pids, cpu" in (look_at_delegation(tree.view).problem or "")
+
+
+def test_a_group_with_processes_of_others_is_left_alone(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree.above_is_roots(monkeypatch)
+    tree.process(70, parent=1)
+    found = look_at_delegation(tree.view)
+    assert found.path is None and "not this platform's alone" in (found.problem or "")
+
+
+def test_a_group_within_what_the_user_may_write_was_not_given_to_this_process(tree: Tree) -> None:
+    found = look_at_delegation(tree.view)
+    assert found.path is None and "not delegated" in (found.problem or "")
+
+
+def test_what_may_not_be_written_to_was_not_given(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "not delegated" in (look_at_delegation(tree.view).problem or "")
+
+
+def test_root_needs_systemds_word_where_systemd_runs(tree: Tree) -> None:
+    root = replace(tree.view, user=0)
+    assert look_at_delegation(root).path == tree.group
+    root.systemd.mkdir()
+    assert look_at_delegation(root).path is None
+
+
+def test_in_a_container_what_started_the_platform_moves_with_it(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, "")
+    (tree.mount / "cgroup.events").write_text("populated 1\n")
+    tree.process(1, parent=0)
+    assert look_at_delegation(tree.view) == Delegation(tree.mount, ALL)
+    tree.process(9, parent=1)
+    assert "not this platform's alone" in (look_at_delegation(tree.view).problem or "")
+
+
+def test_a_group_that_lies_outside_of_what_is_shown_is_none(tree: Tree) -> None:
+    (tree.proc / "self" / "cgroup").write_text("0::/../elsewhere\n")
+    assert "version 2" in (look_at_delegation(tree.view).problem or "")
+    (tree.proc / "self" / "mountinfo").write_text("")
+    (tree.proc / "self" / "cgroup").write_text("0::/\n")
+    assert own_group(tree.proc) is None
+
+
+def test_the_limits_of_a_run_are_written_where_the_kernel_reads_them(tmp_path: Path) -> None:
+    limits = RunLimits(memory_gb=1.5, cpus=0.5, processes=100)
+    group = RunGroup.make(Delegation(tmp_path, ALL), "r1", limits)
+    written = {file.name: file.read_text() for file in group.path.iterdir()}
+    assert written == {
+        "memory.max": "1610612736",
+        "pids.max": "100",
+        "cpu.max": "50000 100000",
+        "cgroup.subtree_control": "+memory",
+    }
+    command = group.command(["/bin/bwrap", "x"], "server-2")
+    assert command[3:] == [str(group.path / "server-2" / "cgroup.procs"), "/bin/bwrap", "x"]
+    assert (group.path / "server-2" / "memory.oom.group").read_text() == "1"
+
+
+def test_without_an_account_of_swap_its_file_is_not_made(tmp_path: Path) -> None:
+    made = RunGroup.make(Delegation(tmp_path, ALL), "r1", RunLimits(memory_gb=1))
+    (made.path / "memory.swap.max").write_text("max")
+    again = RunGroup.make(Delegation(tmp_path, ALL), "r1", RunLimits(memory_gb=1))
+    assert (again.path / "memory.swap.max").read_text() == "0"
+
+
+def test_a_run_that_asked_for_nothing_is_limited_in_processes_alone(tmp_path: Path) -> None:
+    group = RunGroup.make(Delegation(tmp_path, ALL), "r1", RunLimits())
+    assert (group.path / "pids.max").read_text() == "4096"
+    assert not (group.path / "memory.max").exists() and not (group.path / "cpu.max").exists()
+
+
+def test_a_death_at_the_runs_limit_of_memory_says_so(tmp_path: Path) -> None:
+    group = RunGroup.make(Delegation(tmp_path, ALL), "r1", RunLimits(memory_gb=4))
+
+    def events(place: Path, oom: int, killed: int) -> None:
+        (place / "memory.events").write_text(
+            f"low 0\nhigh 0\nmax 9\noom {oom}\noom_kill {killed}\noom_group_kill 1\n"
+        )
+
+    group.command(["/bin/true"], "server-1")
+    assert group.end_of("server-1") is None
+    events(group.path / "server-1", 0, 3)
+    assert group.end_of("server-1") is None, (
+        "the machine had no memory left, and the run was within its limit"
+    )
+    events(group.path, 1, 3)
+    assert group.end_of("server-1") == "killed for memory: the run's limit is 4 GB"
+    group.command(["/bin/true"], "server-1")
+    assert group.end_of("server-1") is None, "that was the start before"
+
+
+def test_what_holds_and_what_does_not_is_said() -> None:
+    everything = frozenset(("memory", "processes", "CPU"))
+    assert limit_words(everything, by="cgroup", user=0) == "limits: cgroup (memory, processes, CPU)"
+    assert limit_words(frozenset(("processes",)), by="cgroup", user=7) == (
+        "limits: cgroup (processes), rlimits (memory of each process), none for memory of the run, CPU"
+    )
+    assert ProcessLimits(user=7).words == (
+        "limits: rlimits (memory of each process, processes), none for memory of the run, CPU"
+    )
+    # The kernel counts no processes of root.
+    assert ProcessLimits(user=0).words == (
+        "limits: rlimits (memory of each process), none for memory of the run, processes, CPU"
+    )
+
+
+def test_what_a_group_holds_is_not_asked_of_each_process_again() -> None:
+    limits = RunLimits(memory_gb=1, processes=9)
+    assert "ulimit -d 1048576" in limits.shell() and "ulimit -u 9" in limits.shell()
+    assert limits.shell(frozenset(("memory", "processes"))) == "ulimit -c 0 2>/dev/null"
+
+
+def test_a_sandbox_is_begun_in_its_group(machine: Machine, tmp_path: Path) -> None:
+    """The kernel's side is a directory here, and the file that a process joins by a plain one."""
+    group = RunGroup.make(Delegation(tmp_path, ALL), "r1", RunLimits())
+    machine.sandbox = replace(machine.sandbox, control=group)
+    ended = machine.run("ulimit -u; echo up")
+    assert ended.stdout.split()[-1] == "up"
+    (joined,) = (group.path / "program" / "cgroup.procs").read_text().split()
+    assert joined.isdigit()
+
+
+def test_a_program_that_can_not_join_its_group_does_not_run(machine: Machine, tmp_path: Path) -> None:
+    group = RunGroup.make(Delegation(tmp_path, ALL), "r1", RunLimits())
+    (group.path / "program").write_text("in the way of a directory")
+    machine.sandbox = replace(machine.sandbox, control=group)
+    ended = machine.run("echo up")
+    assert ended.returncode != 0 and "up" not in ended.stdout.split()
+
+
+def test_groups_whose_worker_is_gone_are_ended_and_those_of_others_are_not(tmp_path: Path) -> None:
+    mine = RunGroup(tmp_path / f"{PREFIX}mine.{os.getpid()}.0", (), RunLimits())
+    gone = subprocess.Popen(["/bin/true"])
+    gone.wait()
+    for name in (f"{PREFIX}a.{gone.pid}.77/server-1", mine.path.name, "another.service"):
+        (tmp_path / name).mkdir(parents=True)
+    owned = RunGroup.make(Delegation(tmp_path, ()), "r2", RunLimits())
+    # The number of this process, of a time when another one had it: nobody's, too.
+    assert sweep(tmp_path) == 2
+    assert {entry.name for entry in tmp_path.iterdir()} == {owned.path.name, "another.service"}
+
+
+def test_the_operator_may_have_no_group_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CGROUP_ENV, "off")
+    assert look_at_control().words.endswith("no cgroup: OSMOSIS_CGROUP=off")
+    assert control_run("r1", RunLimits()) == ProcessLimits("OSMOSIS_CGROUP=off")
+
+
+# -- the kernel's own ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hierarchy() -> Iterator[Path]:
+    """A new group of this machine's unified hierarchy, which may limit nothing."""
+    mount = hierarchy_mount()
+    if mount is None:
+        pytest.skip("there is no unified hierarchy of control groups here (cgroup v2)")
+    place = mount / f"osmosis-test-{os.getpid()}"
+    try:
+        place.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made at {mount}: {error.strerror}")
+    yield place
+    assert end_group(place)
+
+
+@pytest.mark.integration
+def test_what_left_its_session_ends_with_the_group(hierarchy: Path) -> None:
+    group = RunGroup.make(Delegation(hierarchy, ()), "r1", RunLimits())
+    script = "setsid sleep 600 & setsid sleep 600 & echo up; wait"
+    server = subprocess.Popen(group.command(["/bin/sh", "-c", script], "server-1"), stdout=subprocess.PIPE)
+    assert server.stdout is not None and server.stdout.readline() == b"up\n"
+    group.close()
+    # The pipe's last writers are those that left: at its end there is none.
+    assert server.stdout.read() == b""
+    assert server.wait() == -9 and not group.path.exists()
+    server.stdout.close()
+
+
+@pytest.mark.integration
+def test_what_is_in_the_sandbox_is_in_the_group_and_sees_none_around_it(
+    machine: Machine, hierarchy: Path
+) -> None:
+    group = RunGroup.make(Delegation(hierarchy, ()), "r1", RunLimits())
+    machine.sandbox = replace(machine.sandbox, control=group)
+    command = machine.sandbox.command(
+        ["/bin/sh", "-c", "grep 0:: /proc/self/cgroup; ls /sys/fs/cgroup; exec sleep 600"],
+        cwd=machine.sandbox.source,
+        writable=[],
+        part="server-1",
+    )
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert server.stdout is not None and server.stdout.readline() == b"0::/\n"
+    # Bubblewrap outside, its first process inside, and the program with what it starts.
+    assert len((group.path / "server-1" / "cgroup.procs").read_text().split()) >= 3
+    group.close()
+    assert server.stdout.read() == b"" and server.wait() == -9
+    server.stdout.close()
+
+
+@pytest.mark.integration
+def test_the_run_of_a_killed_worker_is_ended_by_the_next_one(hierarchy: Path) -> None:
+    code = (
+        "import subprocess, sys; from pathlib import Path; from osmosis_ai.sandbox import RunLimits;"
+        "from osmosis_ai.sandbox.run_group import RunGroup; from osmosis_ai.sandbox.control_groups import Delegation;"
+        f"group = RunGroup.make(Delegation(Path({str(hierarchy)!r}), ()), 'r1', RunLimits());"
+        "server = subprocess.Popen(group.command(['/bin/sh', '-c', 'echo up; exec sleep 600'], 'server-1'));"
+        "server.wait()"
+    )
+    worker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert worker.stdout is not None and worker.stdout.readline() == b"up\n"
+    assert sweep(hierarchy) == 0, "its worker is there"
+    worker.kill()
+    worker.wait()
+    assert sweep(hierarchy) == 1
+    assert worker.stdout.read() == b"" and not list(hierarchy.glob(f"{PREFIX}*"))
+    worker.stdout.close()
+
+
+@pytest.mark.integration
+def test_a_process_that_arranges_its_group_moves_out_of_its_childrens_way(hierarchy: Path) -> None:
+    code = (
+        "from pathlib import Path; import subprocess, sys;"
+        f"Path({str(hierarchy / 'cgroup.procs')!r}).write_text('0');"
+        "from osmosis_ai.sandbox.control_groups import *;"
+        "child = subprocess.Popen(['sleep', '600']);"
+        "arrange(Delegation(own_group(), ())); print(own_group().name);"
+        f"print(Path({str(hierarchy / 'cgroup.procs')!r}).read_text().split(), flush=True);"
+        "child.kill(); child.wait()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == [LEAF, "[]"]
+
+
+@pytest.fixture
+def delegated() -> Delegation:
+    """What this machine's kernel limits for this process, arranged."""
+    found = arrange(look_at_delegation())
+    if found.path is None:
+        pytest.skip(f"no control group limits anything here: {found.problem}")
+    return found
+
+
+@pytest.mark.integration
+def test_forking_without_end_meets_the_limit_of_the_group(machine: Machine, delegated: Delegation) -> None:
+    if "pids" not in delegated.controllers:
+        pytest.skip("the kernel limits no processes here (pids)")
+    group = RunGroup.make(delegated, "forks", RunLimits(processes=32))
+    machine.sandbox = replace(machine.sandbox, control=group)
+    try:
+        ended = machine.run("i=0; while [ $i -lt 200 ]; do sleep 30 & i=$((i+1)); done; echo forked")
+    finally:
+        group.close()
+    assert "fork" in ended.stdout and "forked" not in ended.stdout
+
+
+@pytest.mark.integration
+def test_a_run_that_takes_more_memory_than_it_may_is_killed_for_it(
+    machine: Machine, delegated: Delegation
+) -> None:
+    if "memory" not in delegated.controllers:
+        pytest.skip("the kernel limits no memory here (memory)")
+    group = RunGroup.make(delegated, "eats", RunLimits(memory_gb=0.1))
+    machine.sandbox = replace(machine.sandbox, control=group)
+    try:
+        ended = machine.run("head -c 300000000 /dev/zero | tail -c 300000000 | wc -c")
+        said = group.end_of("program")
+    finally:
+        group.close()
+    assert "300000000" not in ended.stdout
+    assert said == "killed for memory: the run's limit is 0.1 GB"
+
+
+@pytest.mark.integration
+def test_a_run_gets_the_processors_time_that_it_asked_for(machine: Machine, delegated: Delegation) -> None:
+    if "cpu" not in delegated.controllers:
+        pytest.skip("the kernel limits no processors' time here (cpu)")
+    group = RunGroup.make(delegated, "counts", RunLimits(cpus=0.2))
+    machine.sandbox = replace(machine.sandbox, control=group)
+    try:
+        machine.run("i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done")
+        stat = dict(line.split() for line in (group.path / "cpu.stat").read_text().splitlines())
+    finally:
+        group.close()
+    assert int(stat["nr_throttled"]) > 0

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from osmosis_ai.evaluation.headline import Headline
+from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.ui.assets import asset_name
-from osmosis_ai.viewer.source import RunDetail, RunKind
+from osmosis_ai.viewer.source import RunDetail
 from tests.browser import visits
 from tests.browser.site import PAGES, a_site, served
 from tests.browser.visits import NARROW, NARROWEST, PATIENCE_MS, STREAMS_NOTED, WIDE, Visit, look_at_pages

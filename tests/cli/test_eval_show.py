@@ -262,9 +262,10 @@ def test_any_conversation_is_printed_without_escapes(texts: list[str]) -> None:
     from osmosis_ai.cli.output.conversations import shown_run
     from osmosis_ai.cli.output.plain import lines_of
     from osmosis_ai.cli.output.terminal import print_result
+    from osmosis_ai.evaluation.attempt_files import StoredConversation
     from osmosis_ai.evaluation.conversation import read_conversation
     from osmosis_ai.services.eval_runs.show import ShownConversation, ShownRun, WantedSamples
-    from osmosis_ai.viewer.source import SampleDetail, SampleEntry, StoredConversation
+    from osmosis_ai.viewer.source import SampleDetail, SampleEntry
 
     steps = [
         {"source": text, "message": text, "tool_calls": [{"function_name": text, "arguments": text}]}

@@ -11,7 +11,9 @@ from typing import Any, BinaryIO, Literal, TypeVar, get_args
 
 from osmosis_ai.api.wire.base import LogEntry, LogPage
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
 from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.source import (
     Capability,
@@ -19,13 +21,10 @@ from osmosis_ai.viewer.source import (
     ItemPage,
     RunDetail,
     RunEntry,
-    RunKind,
     RunQuery,
     SampleDetail,
     SampleEntry,
     SampleQuery,
-    StoredArtifact,
-    StoredConversation,
     TrainingCurves,
 )
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.evaluation.log_pages import cursor_at, parse_line, read_log
 from osmosis_ai.viewer.cursors import encode
-from osmosis_ai.viewer.local.log_file import cursor_at, parse_line, read_log
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import RunQuery
 from tests.viewer.browsing import visitor

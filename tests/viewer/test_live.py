@@ -16,9 +16,10 @@ import pytest
 from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.viewer.live import LiveHub, LiveNews, Watched
 from osmosis_ai.viewer.shared_reads import SharedReads
-from osmosis_ai.viewer.source import Changes, RunKind
+from osmosis_ai.viewer.source import Changes
 from tests.viewer.browsing import visitor
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 

@@ -17,8 +17,8 @@ from osmosis_ai.errors import (
 from osmosis_ai.files import cache_dir
 
 if TYPE_CHECKING:
+    from osmosis_ai.evaluation.run_places import RunPlace
     from osmosis_ai.services.report_files import ReportFile
-    from osmosis_ai.viewer.local.places import RunPlace
     from osmosis_ai.viewer.report import ReportContent, RunReportOptions
     from osmosis_ai.viewer.serving.server import RunningViewer
 
@@ -178,7 +178,7 @@ def _report(
 
 def _only_run(root: Path) -> str:
     """Return the path of the page of the one run below a directory; "/" where there are none, or several."""
-    from osmosis_ai.viewer.local.places import RunPlaces
+    from osmosis_ai.evaluation.run_places import RunPlaces
 
     places = RunPlaces(root).all()
     return _page_path(places[0]) if len(places) == 1 else "/"
@@ -188,7 +188,7 @@ def viewed_place(reference: str | None) -> ViewedPlace:
     """Return what a word of the command line means; errors as :func:`open_viewer`."""
     if reference is None:
         return ViewedPlace(_around(Path.cwd()))
-    from osmosis_ai.viewer.local.judging_sessions import is_result
+    from osmosis_ai.evaluation.run_places import is_result
 
     given = Path(reference).expanduser()
     try:
@@ -200,7 +200,7 @@ def viewed_place(reference: str | None) -> ViewedPlace:
     except (OSError, ValueError) as error:
         raise NotFoundError(f"{reference[:200]!r} can not be opened: {error}.") from error
     run = directory if directory is not None else _named_run(reference)
-    from osmosis_ai.viewer.local.places import kind_of
+    from osmosis_ai.evaluation.run_places import kind_of
 
     if kind_of(run) is None:
         return ViewedPlace(run)
@@ -215,7 +215,7 @@ def viewed_place(reference: str | None) -> ViewedPlace:
 
 def _not_viewed(reference: str, file: Path) -> OsmosisError:
     """Return what to say of a file that is no result: what it is, and what can be viewed."""
-    from osmosis_ai.viewer.local.places import kind_of
+    from osmosis_ai.evaluation.run_places import kind_of
 
     if kind_of(file.parent) is not None:
         return OsmosisError(
@@ -260,7 +260,7 @@ def _around(directory: Path) -> Path:
 
 def _page_of(run: Path, root: Path) -> str | None:
     """Return the path of a run's page among those below ``root``; None where it is not among them."""
-    from osmosis_ai.viewer.local.places import RunPlaces
+    from osmosis_ai.evaluation.run_places import RunPlaces
 
     return next((_page_path(place) for place in RunPlaces(root).all() if place.path == run), None)
 

@@ -16,8 +16,9 @@ from functools import partial
 from typing import NamedTuple
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.viewer.shared_reads import SharedReads
-from osmosis_ai.viewer.source import GOING_ON, Changes, RunKind, RunSource
+from osmosis_ai.viewer.source import GOING_ON, Changes, RunSource
 
 logger = logging.getLogger(__name__)
 

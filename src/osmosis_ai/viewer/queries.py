@@ -14,7 +14,8 @@ from typing import Any, TypeVar, get_args
 from urllib.parse import parse_qs, urlencode
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.viewer.source import Outcome, RunKind, RunQuery, RunSort, SampleQuery, SampleSort
+from osmosis_ai.evaluation.run_places import RunKind
+from osmosis_ai.viewer.source import Outcome, RunQuery, RunSort, SampleQuery, SampleSort
 
 Words = Mapping[str, Sequence[str]]
 """The words of an address, each with its values; what was left empty is not among them."""

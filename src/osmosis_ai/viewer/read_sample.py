@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
+from osmosis_ai.evaluation.attempt_files import StoredConversation
 from osmosis_ai.evaluation.conversation import (
     LARGEST_CONVERSATION_BYTES,
     Conversation,
@@ -15,19 +14,7 @@ from osmosis_ai.evaluation.conversation import (
     read_conversation,
 )
 from osmosis_ai.ui import numbers
-from osmosis_ai.viewer.source import SampleDetail, SampleEntry, StoredConversation
-
-MOST_OF_DIAGNOSTICS = 64 << 10
-
-
-def traceback_in(content: bytes) -> str | None:
-    """Return where an error came from, out of what a rollout's server keeps of one; None where it does not say."""
-    try:
-        told = orjson.loads(content)
-    except ValueError:
-        return None
-    found = told.get("traceback") if isinstance(told, dict) else None
-    return found if isinstance(found, str) and found else None
+from osmosis_ai.viewer.source import SampleDetail, SampleEntry
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,17 @@ browser ever holds a whole run. Rows and attempts are numbered from 0, as journa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 
 from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.api.wire.training_runs import ValidatedRows
+from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.evaluation.run_places import RunKind
 
 if TYPE_CHECKING:
     from osmosis_ai.config.decisions import Decisions
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 ItemT = TypeVar("ItemT")
 _BARS = 20
 
-RunKind = Literal["eval", "training", "rubric"]
 Capability = Literal[
     "runs", "samples", "conversations", "artifacts", "logs", "curves", "changes", "compare", "rubrics"
 ]
@@ -252,31 +253,6 @@ class SampleDetail:
     next: tuple[int, int] | None = None
     previous: tuple[int, int] | None = None
     attempts: Sequence[SampleEntry] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class StoredConversation:
-    """The trajectory of a sample as it lies there (ATIF), or why it does not.
-
-    Attributes:
-        content: None where there is none, or where it has more than the bytes that were asked for.
-        size: in bytes.
-        missing: why there is no content, in a sentence.
-        open: opens it where it is larger than was asked for; None where it is not.
-    """
-
-    content: bytes | None
-    size: int = 0
-    missing: str | None = None
-    open: Callable[[], BinaryIO] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredArtifact:
-    """A file that an attempt left; ``path`` is relative, with ``/``."""
-
-    path: str
-    size: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbSample
 from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.viewer.found_runs import no_such_run, of_family
-from osmosis_ai.viewer.source import Changes, RunKind
+from osmosis_ai.viewer.source import Changes
 
 _CURSOR = re.compile(r"([0-9a-f]{12})-(\d{1,18}(?:\.\d{1,18})*)-(\d{1,18})", re.ASCII)
 _MOST_SAMPLES = 300

@@ -9,10 +9,10 @@ from sqlalchemy import Select, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from osmosis_ai.errors import NotFoundError
+from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES
 from osmosis_ai.platform.runs.read.merging import RunFamily
-from osmosis_ai.viewer.source import RunKind
 
 _COMPARED = 1000
 _NEAREST = 3

@@ -16,7 +16,14 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.errors import ConflictError, NotFoundError
+from osmosis_ai.evaluation.attempt_files import (
+    MOST_OF_DIAGNOSTICS,
+    StoredArtifact,
+    StoredConversation,
+    traceback_in,
+)
 from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
@@ -36,20 +43,16 @@ from osmosis_ai.platform.viewer.run_details import eval_detail, training_detail,
 from osmosis_ai.platform.viewer.run_lists import WorkspaceRuns
 from osmosis_ai.platform.viewer.sample_lists import SAMPLE_COLUMNS, FamilySamples, sample_entry
 from osmosis_ai.training.runs.validation_samples import LARGEST_BYTES, ValidationSamples
-from osmosis_ai.viewer.read_sample import MOST_OF_DIAGNOSTICS, traceback_in
 from osmosis_ai.viewer.source import (
     Capability,
     Changes,
     ItemPage,
     RunDetail,
     RunEntry,
-    RunKind,
     RunQuery,
     SampleDetail,
     SampleEntry,
     SampleQuery,
-    StoredArtifact,
-    StoredConversation,
     TrainingCurves,
 )
 

@@ -14,14 +14,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from osmosis_ai.evaluation.attempt_files import StoredConversation
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
-from osmosis_ai.viewer.source import (
-    Outcome,
-    SampleDetail,
-    SampleEntry,
-    SampleQuery,
-    StoredConversation,
-)
+from osmosis_ai.viewer.source import Outcome, SampleDetail, SampleEntry, SampleQuery
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient

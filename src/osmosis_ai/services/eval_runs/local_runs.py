@@ -103,8 +103,8 @@ def local_log(directory: Path, *, limit: int, cursor: str | None, level: str | N
     Raises:
         OsmosisError: the cursor is none of a log.
     """
+    from osmosis_ai.evaluation.log_pages import read_log
     from osmosis_ai.services.log_following import page_of_level
-    from osmosis_ai.viewer.local.log_file import read_log
 
     log = directory / "logs.txt"
     return page_of_level(
@@ -123,10 +123,10 @@ def follow_local_log(
         level: the least; None for all.
         pause: waits between two looks.
     """
+    from osmosis_ai.evaluation.log_pages import cursor_at, read_log
     from osmosis_ai.evaluation.run_lock import is_running
     from osmosis_ai.files import size_of
     from osmosis_ai.services.log_following import at_level
-    from osmosis_ai.viewer.local.log_file import cursor_at, read_log
 
     log = directory / "logs.txt"
     cursor = cursor_at(size_of(log))

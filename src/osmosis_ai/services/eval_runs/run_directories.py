@@ -65,7 +65,7 @@ def readable(directory: Path) -> Path:
     Raises:
         OsmosisError: to read one of them would have no end.
     """
-    from osmosis_ai.viewer.local.places import foreign_file
+    from osmosis_ai.evaluation.run_places import foreign_file
 
     name = foreign_file(directory)
     if name is None:

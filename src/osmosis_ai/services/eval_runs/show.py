@@ -23,7 +23,8 @@ from osmosis_ai.viewer.read_sample import ReadSample, conversation_in
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.viewer.source import Outcome, SampleEntry, StoredConversation
+    from osmosis_ai.evaluation.attempt_files import StoredConversation
+    from osmosis_ai.viewer.source import Outcome, SampleEntry
 
 MOST_SEARCHED = 2_000
 """Conversations that one search reads."""

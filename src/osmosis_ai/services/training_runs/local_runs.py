@@ -48,8 +48,8 @@ def training_directory(word: str) -> Path | None:
         NotFoundError: it is none, and outside of a workspace no platform can be meant.
         OsmosisError: it is a path that leads to something else.
     """
+    from osmosis_ai.evaluation.run_places import kind_of
     from osmosis_ai.services.downloaded_runs import is_downloaded_run
-    from osmosis_ai.viewer.local.places import kind_of
 
     try:
         given = Path(word).expanduser().absolute()

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError
+from osmosis_ai.evaluation.attempt_files import StoredConversation
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.services.eval_runs.conversation_readers import of_outcome, told_entry
 from osmosis_ai.services.eval_runs.show import ShownRun, WantedSamples, shown_samples
 from osmosis_ai.services.training_runs.local_runs import training_directory
-from osmosis_ai.viewer.source import Outcome, SampleDetail, SampleEntry, StoredConversation
+from osmosis_ai.viewer.source import Outcome, SampleDetail, SampleEntry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,9 +118,9 @@ def show_validation(
 
 
 def _here(directory: Path) -> _Validation | None:
+    from osmosis_ai.evaluation.attempt_files import read_conversation
     from osmosis_ai.evaluation.run_directory import RunDirectory
     from osmosis_ai.training.runs.run_directory import TrainingDirectory
-    from osmosis_ai.viewer.local.conversation_files import read_conversation
     from osmosis_ai.viewer.validation import known_of, validated_entry
 
     samples = TrainingDirectory(directory).read_validation()

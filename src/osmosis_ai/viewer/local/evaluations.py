@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.errors import OsmosisError, reason_of
+from osmosis_ai.evaluation.attempt_files import read_environment
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.local_results import JournalNumbers
@@ -23,7 +24,6 @@ from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_lock import is_running
 from osmosis_ai.files import size_of
-from osmosis_ai.viewer.local.conversation_files import read_environment
 from osmosis_ai.viewer.local.recorded import commit_of, moment, recorded_entry, shown_facts
 from osmosis_ai.viewer.source import RunEntry
 

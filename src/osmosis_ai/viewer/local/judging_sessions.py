@@ -14,19 +14,7 @@ from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text, loa
 from osmosis_ai.viewer.local.recorded import moment, shown_facts
 from osmosis_ai.viewer.source import RunDetail, RunEntry
 
-HEAD = b'"generated_at"'
-"""How every result begins, behind its brace."""
 _LARGEST_BYTES = 64 << 20
-
-
-def is_result(path: Path) -> bool:
-    """Tell whether a file begins as a judging session's result does."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(64)
-    except OSError:
-        return False
-    return head[:1] == b"{" and head[1:].lstrip().startswith(HEAD)
 
 
 def read_session(path: Path, name: str) -> tuple[RunEntry, Mapping[str, Any], str | None]:

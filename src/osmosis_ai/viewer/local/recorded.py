@@ -8,7 +8,8 @@ from typing import Any
 
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.viewer.source import RunEntry, RunKind
+from osmosis_ai.evaluation.run_places import RunKind
+from osmosis_ai.viewer.source import RunEntry
 
 
 def recorded_entry(kind: RunKind, name: str, manifest: Manifest, *, dataset: str | None = None) -> RunEntry:

@@ -17,17 +17,22 @@ from threading import RLock
 from typing import TYPE_CHECKING, BinaryIO, Literal, TypeVar, get_args
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.local_results import JournalNumbers
-from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.files import size_of
-from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.viewer.local.conversation_files import (
+from osmosis_ai.evaluation.attempt_files import (
+    StoredArtifact,
+    StoredConversation,
     list_artifacts,
     open_artifact,
     read_config,
     read_conversation,
     read_diagnostics,
+    traceback_in,
 )
+from osmosis_ai.evaluation.local_results import JournalNumbers
+from osmosis_ai.evaluation.log_pages import cursor_at, read_log
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.evaluation.run_places import RunKind, RunPlace, RunPlaces, namesakes
+from osmosis_ai.files import size_of
+from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.viewer.local.evaluations import (
     KnownEvaluation,
     commands_of,
@@ -36,27 +41,21 @@ from osmosis_ai.viewer.local.evaluations import (
     read_evaluation,
 )
 from osmosis_ai.viewer.local.judging_sessions import session_detail
-from osmosis_ai.viewer.local.log_file import cursor_at, read_log
-from osmosis_ai.viewer.local.places import RunPlace, RunPlaces, namesakes
 from osmosis_ai.viewer.local.recorded import secret_names
 from osmosis_ai.viewer.local.run_index import RunIndex
 from osmosis_ai.viewer.local.run_list import RunList
 from osmosis_ai.viewer.local.sample_list import SampleList, position_of
 from osmosis_ai.viewer.local.training_runs import read_training, training_curves, training_detail
-from osmosis_ai.viewer.read_sample import traceback_in
 from osmosis_ai.viewer.source import (
     Capability,
     Changes,
     ItemPage,
     RunDetail,
     RunEntry,
-    RunKind,
     RunQuery,
     SampleDetail,
     SampleEntry,
     SampleQuery,
-    StoredArtifact,
-    StoredConversation,
     TrainingCurves,
 )
 from osmosis_ai.viewer.validation import known_of, validated_record

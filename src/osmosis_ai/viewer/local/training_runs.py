@@ -18,7 +18,9 @@ from pydantic import ValidationError
 from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.config.written import config_text
 from osmosis_ai.errors import OsmosisError, reason_of
+from osmosis_ai.evaluation.attempt_files import read_environment
 from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text
+from osmosis_ai.evaluation.log_pages import parse_line
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.files import open_regular
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
@@ -31,8 +33,6 @@ from osmosis_ai.training.runs.metrics import (
     read_history,
 )
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.viewer.local.conversation_files import read_environment
-from osmosis_ai.viewer.local.log_file import parse_line
 from osmosis_ai.viewer.local.recorded import commit_of, recorded_entry, secret_names, shown_facts
 from osmosis_ai.viewer.source import CurveMark, RunDetail, RunEntry, SavedAdapter, TrainingCurves
 from osmosis_ai.viewer.training_curves import viewed_curves

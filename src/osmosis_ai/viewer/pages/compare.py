@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.pages import compare_evaluations, compare_training
 from osmosis_ai.viewer.queries import Words, word
-from osmosis_ai.viewer.source import RunDetail, RunKind, SampleEntry
+from osmosis_ai.viewer.source import RunDetail, SampleEntry
 
 if TYPE_CHECKING:
     from starlette.responses import Response

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
 from osmosis_ai.evaluation.conversation import (
     LARGEST_CONVERSATION_BYTES,
     Conversation,
@@ -24,14 +25,7 @@ from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.queries import Words, query_string, sample_query, word, words_of_sample_query
 from osmosis_ai.viewer.read_sample import ReadSample, conversation_in, outcome_of
 from osmosis_ai.viewer.shown_steps import ShownSteps, shown_steps
-from osmosis_ai.viewer.source import (
-    RunEntry,
-    SampleDetail,
-    SampleEntry,
-    SampleQuery,
-    StoredArtifact,
-    StoredConversation,
-)
+from osmosis_ai.viewer.source import RunEntry, SampleDetail, SampleEntry, SampleQuery
 from osmosis_ai.viewer.validation import validated_sample
 
 HIDEABLE = ("system", "tools", "reasoning")

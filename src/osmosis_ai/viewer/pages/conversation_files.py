@@ -23,7 +23,7 @@ from osmosis_ai.viewer.shown_steps import step_text
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from osmosis_ai.viewer.source import StoredConversation
+    from osmosis_ai.evaluation.attempt_files import StoredConversation
 
 LARGEST_JSON_SHOWN = 2 << 20
 """Bytes; of more a page has the head."""

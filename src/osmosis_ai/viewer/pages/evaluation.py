@@ -10,11 +10,12 @@ from urllib.parse import urlencode
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.headline import few_scored
 from osmosis_ai.evaluation.result_words import few_scored_bounds, number_lines, sample_counts, sentence
+from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.ui.numbers import interval
 from osmosis_ai.viewer.access import LiveChanges, RenderedPage, Viewing
 from osmosis_ai.viewer.live import is_over
 from osmosis_ai.viewer.queries import Words, query_string, word
-from osmosis_ai.viewer.source import FailureCount, RunDetail, RunEntry, RunKind
+from osmosis_ai.viewer.source import FailureCount, RunDetail, RunEntry
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.run_slices import RunSlice

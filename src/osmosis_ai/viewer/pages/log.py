@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.pages.evaluation import live_changes
 from osmosis_ai.viewer.queries import Words, cursor_of, query_string
-from osmosis_ai.viewer.source import RunKind
 
 LINES_A_PAGE = 200
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
+from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.ui.numbers import number, percent
 from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.queries import (
@@ -19,7 +20,7 @@ from osmosis_ai.viewer.queries import (
     word,
     words_of_run_query,
 )
-from osmosis_ai.viewer.source import RunEntry, RunKind, RunQuery, RunSort, SampleQuery
+from osmosis_ai.viewer.source import RunEntry, RunQuery, RunSort, SampleQuery
 
 RUNS_A_PAGE = 50
 FIRST_COMMANDS: dict[RunKind | None, Sequence[str]] = {

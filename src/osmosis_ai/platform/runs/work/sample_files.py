@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, NamedTuple, cast
 
 from osmosis_ai.api.wire.workers import RunFilePart, SentUpload
+from osmosis_ai.evaluation.attempt_files import read_diagnostics
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.trajectory_export import TRAJECTORY_WAIT_S, item_name
 from osmosis_ai.files import open_regular
@@ -30,7 +31,6 @@ from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES, MOST_BYTES, Sha
 from osmosis_ai.platform.runs.work.run_channel import OutgoingBlob
 from osmosis_ai.redaction import Redactor, clean_json
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
-from osmosis_ai.viewer.local.conversation_files import read_diagnostics
 
 MAX_PATH_CHARS = 1024
 DIAGNOSTICS = "diagnostics"

@@ -14,6 +14,7 @@ from threading import Lock
 from typing import BinaryIO
 
 from osmosis_ai.api.wire.workers import RunFilePart, TrainingNews, ValidationPart
+from osmosis_ai.evaluation.attempt_files import read_conversation
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES, ShardWriter
@@ -28,7 +29,6 @@ from osmosis_ai.platform.runs.work.training_sink import TrainingSink
 from osmosis_ai.redaction import Redactor, clean_json
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
-from osmosis_ai.viewer.local.conversation_files import read_conversation
 
 _MOST_BYTES = 512 << 20
 """Of all conversations together; the list begins with the worst, so those that find no room are the best."""

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import Literal
 
 from osmosis_ai.evaluation.run_name import is_archive, name_before_archiving
-from osmosis_ai.viewer.local.judging_sessions import is_result
-from osmosis_ai.viewer.source import RunKind
 
+RunKind = Literal["eval", "training", "rubric"]
 _DEEPEST = 6
 _MOST_DIRECTORIES = 20_000
 _MOST_RESULTS = 2_000
@@ -28,7 +28,8 @@ _SHARE = 20
 _NO_PLACE = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", "site-packages", ".tox"})
 _READ = ("manifest.json", "events.jsonl", "metrics.json", "metrics.jsonl", "logs.txt")
 _OWN = ".osmosis"
-
+_RESULT = b'"generated_at"'
+"""How every result of a judging session begins, behind its brace."""
 
 _Found = tuple[RunKind, Path]
 
@@ -154,6 +155,16 @@ def kind_of(directory: Path) -> RunKind | None:
     if (metrics := there.get("metrics.jsonl")) is not None and metrics.is_file():
         return "training"
     return "training" if (saved := there.get("checkpoints")) is not None and saved.is_dir() else "eval"
+
+
+def is_result(path: Path) -> bool:
+    """Tell whether a file begins as a judging session's result does."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+    except OSError:
+        return False
+    return head[:1] == b"{" and head[1:].lstrip().startswith(_RESULT)
 
 
 def foreign_file(directory: Path) -> str | None:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
+
+import orjson
 
 from osmosis_ai.errors import NotFoundError, reason_of
 from osmosis_ai.evaluation.run_directory import (
@@ -23,13 +27,37 @@ from osmosis_ai.evaluation.run_files import ARTIFACTS, RESERVED_ARTIFACT, name_p
 from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.files import open_regular
 from osmosis_ai.rollout.artifacts import DIAGNOSTICS_FILE, PENDING_TRAJECTORY_FILE
-from osmosis_ai.viewer.read_sample import MOST_OF_DIAGNOSTICS
-from osmosis_ai.viewer.source import StoredArtifact, StoredConversation
 
 _MOST_FILES = 2_000
 _MOST_OF_A_LINE = 4096
 _NOT_KEPT = "the conversation was not kept: it is neither with the attempt's files nor in `trajectories/`"
+MOST_OF_DIAGNOSTICS = 64 << 10
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class StoredConversation:
+    """The trajectory of a sample as it lies there (ATIF), or why it does not.
+
+    Attributes:
+        content: None where there is none, or where it has more than the bytes that were asked for.
+        size: in bytes.
+        missing: why there is no content, in a sentence.
+        open: opens it where it is larger than was asked for; None where it is not.
+    """
+
+    content: bytes | None
+    size: int = 0
+    missing: str | None = None
+    open: Callable[[], BinaryIO] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArtifact:
+    """A file that an attempt left; ``path`` is relative, with ``/``."""
+
+    path: str
+    size: int
 
 
 def read_config(directory: RunDirectory) -> str | None:
@@ -84,6 +112,16 @@ def read_diagnostics(directory: RunDirectory, rollout_id: str) -> bytes:
             return file.read(MOST_OF_DIAGNOSTICS)
     except OSError:
         return b""
+
+
+def traceback_in(content: bytes) -> str | None:
+    """Return where an error came from, out of what a rollout's server keeps of one; None where it does not say."""
+    try:
+        told = orjson.loads(content)
+    except ValueError:
+        return None
+    found = told.get("traceback") if isinstance(told, dict) else None
+    return found if isinstance(found, str) and found else None
 
 
 def list_artifacts(directory: RunDirectory, rollout_id: str, row: int, attempt: int) -> list[StoredArtifact]:

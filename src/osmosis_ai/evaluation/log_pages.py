@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from osmosis_ai.api.wire.base import LogEntry, LogPage
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import open_regular
-from osmosis_ai.viewer.cursors import decode, encode, refused
 
 _BLOCK_BYTES = 1 << 18
 _LONGEST_MESSAGE = 64 * 1024
@@ -21,6 +21,7 @@ _MOST_SCANNED = 1 << 30
 """Bytes in which one page looks for the beginnings of its lines."""
 _MOST_TRIED = 20
 """Braces of a line at which its details may begin: each is read to the end of the line."""
+_CURSOR, _MOST_DIGITS = "byte-", 18
 _LINE = re.compile(r"(\S{10,40}) (DEBUG|INFO|WARNING|ERROR) \[([^\]\n]{0,80})\] (.*)", re.DOTALL)
 
 
@@ -47,14 +48,14 @@ def read_log(
 
 def cursor_at(place: int) -> str:
     """Return the cursor of a byte where a line begins."""
-    return encode("log", [place])
+    return f"{_CURSOR}{place}"
 
 
 def _place(cursor: str) -> int:
-    (place,), _ = decode(cursor, "log", parts=1)
-    if type(place) is not int or place < 0:
-        raise refused(cursor)
-    return place
+    place = cursor.removeprefix(_CURSOR)
+    if place == cursor or not place.isascii() or not place.isdigit() or len(place) > _MOST_DIGITS:
+        raise OsmosisError("the cursor is none of a log.", details={"cursor": cursor[:80]})
+    return int(place)
 
 
 def _older(file: BinaryIO, end: int, limit: int, *, newer: bool) -> LogPage:

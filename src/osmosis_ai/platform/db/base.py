@@ -7,7 +7,21 @@ from datetime import datetime, timezone
 from functools import cache
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Integer, MetaData, String, TypeDecorator
+import orjson
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    TypeDecorator,
+    bindparam,
+    literal_column,
+    select,
+    text,
+)
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Session
 
@@ -74,21 +88,47 @@ def _widths(model: type[Base]) -> dict[str, int]:
 
 
 def upsert(session: Session, model: type[Base], rows: Sequence[dict[str, Any]]) -> None:
-    """Insert ``rows`` of ``model``, replacing those with the same primary key; all rows have the same keys."""
-    if rows:
-        statement = _upsert_of(model, session.get_bind().dialect.name, tuple(rows[0]))
+    """Insert ``rows`` of ``model``, replacing those with the same primary key; all rows have the same keys.
+
+    Of several rows with one key the last counts.
+    """
+    if not rows:
+        return
+    columns = tuple(rows[0])
+    if session.get_bind().dialect.name == "sqlite":
         # One row a statement, compiled once: a statement of hundreds of rows is compiled anew each time, for ten times
         # what its execution takes.
-        session.execute(statement, rows)
+        session.connection().execute(_upsert_of_each(model, columns), rows)
+        return
+    key = [column.name for column in model.__table__.primary_key]
+    # One statement must not meet a row twice.
+    told = list({tuple(row[name] for name in key): row for row in rows}.values())
+    session.connection().execute(_upsert_of_all(model, columns), {"rows": orjson.dumps(told).decode()})
 
 
 @cache
-def _upsert_of(model: type[Base], engine: str, columns: tuple[str, ...]) -> Any:
-    from sqlalchemy.dialects import postgresql, sqlite
+def _upsert_of_each(model: type[Base], columns: tuple[str, ...]) -> Any:
+    from sqlalchemy.dialects import sqlite
 
-    table = model.__table__
-    key = [column.name for column in table.primary_key]
-    dialect: Any = sqlite if engine == "sqlite" else postgresql
-    statement = dialect.insert(table)
-    changed = {name: statement.excluded[name] for name in columns if name not in key}
-    return statement.on_conflict_do_update(index_elements=key, set_=changed)
+    table: Any = model.__table__
+    return _replacing(sqlite.insert(table), model, columns)
+
+
+@cache
+def _upsert_of_all(model: type[Base], columns: tuple[str, ...]) -> Any:
+    """Return a statement that takes all rows at once, as JSON: one value to be bound and sent, however many they are."""
+    from sqlalchemy.dialects import postgresql
+
+    table: Any = model.__table__
+    typed: list[Any] = [literal_column(f"told.{name}") for name in columns]
+    told = text(f"json_populate_recordset(NULL::{table.name}, CAST(:rows AS json)) AS told").bindparams(
+        bindparam("rows", type_=Text)
+    )
+    insert = postgresql.insert(table).from_select(list(columns), select(*typed).select_from(told))
+    return _replacing(insert, model, columns)
+
+
+def _replacing(insert: Any, model: type[Base], columns: tuple[str, ...]) -> Any:
+    key = [column.name for column in model.__table__.primary_key]
+    changed = {name: insert.excluded[name] for name in columns if name not in key}
+    return insert.on_conflict_do_update(index_elements=key, set_=changed)

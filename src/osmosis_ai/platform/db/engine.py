@@ -15,13 +15,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, make_url
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    DisconnectionError,
+    NoSuchModuleError,
+    SQLAlchemyError,
+)
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.db.connection_failures import PATIENCE, connection_failure
@@ -42,6 +50,9 @@ _WAIT_OPTION = "osmosis_write_wait_s"
 # By itself PostgreSQL gives every statement a snapshot of its own.
 _POSTGRESQL_SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 _MODE = "osmosis_mode"
+_IDLE_SINCE = "osmosis_idle_since"
+# A connection that was in use just now is taken to live; to ask each time costs a round trip of every transaction.
+_TRUSTED_S = 1.0
 
 
 class DatabaseBusyError(OsmosisError):
@@ -279,7 +290,6 @@ def _create_engine(url: URL, is_sqlite: bool) -> Engine:
             pool_size=_POOL_SIZE,
             max_overflow=_POOL_OVERFLOW,
             pool_timeout=BUSY_TIMEOUT_S,
-            pool_pre_ping=not is_sqlite,
             # What rows hold never gets into an exception's text, and so not into a log.
             hide_parameters=True,
             # Lists read the JSON of every run they show.
@@ -294,7 +304,25 @@ def _create_engine(url: URL, is_sqlite: bool) -> Engine:
     if is_sqlite:
         event.listen(engine, "connect", _on_sqlite_connect)
         event.listen(engine, "begin", _on_sqlite_begin)
+    else:
+        event.listen(engine, "checkin", _on_given_back)
+        event.listen(engine, "checkout", partial(_on_taken, engine.dialect))
     return engine
+
+
+def _on_given_back(_connection: object, record: ConnectionPoolEntry) -> None:
+    record.info[_IDLE_SINCE] = time.monotonic()
+
+
+def _on_taken(dialect: Dialect, connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
+    """Ask a connection that lay idle whether it still lives; where not, the pool opens another."""
+    idle_since = record.info.get(_IDLE_SINCE)
+    if idle_since is None or time.monotonic() - idle_since < _TRUSTED_S:
+        return
+    try:
+        dialect.do_ping(connection)
+    except Exception as error:
+        raise DisconnectionError("the connection has been cut") from error
 
 
 def _on_sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:

@@ -30,6 +30,7 @@ from sqlalchemy.orm import Session
 from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.runs.heard_runs import HeardRun, find_heard, keep_heard
 from osmosis_ai.platform.runs.lifecycle import OPEN, LeaseLostError, Outcome
 
 LEASE = timedelta(seconds=30)
@@ -160,6 +161,23 @@ class Leases:
             self.extend(session, run)
             yield session, run
 
+    @contextmanager
+    def hearing(self, lease: Lease) -> Iterator[tuple[Session, HeardRun]]:
+        """Write what an exchange says of an evaluation, as :meth:`writing`, by statements that take what they name alone.
+
+        Raises:
+            LeaseLostError: as there.
+        """
+        with self._db.transaction() as session:
+            run = find_heard(session, lease.run_id)
+            if run is None or not _is_owner(run, lease):
+                raise _lost(lease)
+            yield session, run
+            if not session.in_transaction():
+                return  # taken back
+            is_by_database = not self._db.is_sqlite and isinstance(self._clock, SystemClock)
+            keep_heard(session, run, self.term, None if is_by_database else self._clock.now())
+
     def ask_to_stop(self, run: DbRun) -> None:
         """Have ``run`` stop, as part of the caller's transaction: at once where nobody works on it yet."""
         if run.status == "pending":
@@ -190,7 +208,7 @@ def is_free(run: DbRun, now: datetime, term: timedelta = LEASE) -> bool:
     return left <= timedelta() or left > term + CLOCK_SLACK
 
 
-def _is_owner(run: DbRun, lease: Lease) -> bool:
+def _is_owner(run: DbRun | HeardRun, lease: Lease) -> bool:
     # What was let go by name keeps its token, to know who asks again.
     return run.status == "running" and run.lease_token == lease.token and run.lease_expires_at is not None
 

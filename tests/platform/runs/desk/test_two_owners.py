@@ -18,7 +18,7 @@ from osmosis_ai.api.wire.workers import EndRequest, ReleaseRequest, SyncRequest
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.db.tables import DbRun, new_id
-from osmosis_ai.platform.runs.desk import journal_folding, journal_intake
+from osmosis_ai.platform.runs.desk import journal_folding
 from osmosis_ai.platform.runs.desk.claims import ClaimScope
 from osmosis_ai.platform.runs.journal_segments import journal_segments, segment_bytes
 from osmosis_ai.platform.runs.leases import LEASE
@@ -158,7 +158,7 @@ def test_never_two_owners_and_never_a_record_lost_or_doubled(
 def template(services: PlatformServices, api: TestClient, monkeypatch: pytest.MonkeyPatch) -> DbRun:
     """A run that waits for a worker; its journal gets into rows and blobs soon."""
     monkeypatch.setattr(journal_folding, "FOLD_BYTES", 400)
-    monkeypatch.setattr(journal_intake, "_ROW_BYTES", 200)
+    monkeypatch.setattr(journal_folding, "_LOOKS", 2)
     made = Submits("/api/cli/eval-runs", submit_body).taken(api)
     with services.db.session() as session:
         return session.get_one(DbRun, made["id"])

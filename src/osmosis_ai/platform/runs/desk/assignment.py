@@ -119,6 +119,10 @@ class Assignments:
         key = SecretStr(place.api_key) if place.api_key is not None else None
         return AgentPlace(host=place.address.host, port=place.address.port, api_key=key)
 
+    def agent_of(self, run_id: str) -> AgentPlace | None:
+        """Return :meth:`agent` of a run by its id."""
+        return self.agent(self._run(run_id))
+
     def _run(self, run_id: str) -> DbRun:
         with self._db.session() as session:
             return session.get_one(DbRun, run_id)

@@ -11,8 +11,10 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
+from itertools import takewhile
+from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.platform.blobs.store import BlobStore
@@ -25,7 +27,7 @@ from osmosis_ai.redaction import Redactor
 FOLD_BYTES = 8 << 20
 _LEVEL = 4
 _LOOKS = 32
-"""How often rows are measured on the way to a fold; each time costs a tenth of an exchange."""
+"""How often rows are looked at on the way to a fold: what came since is made one of them."""
 
 
 class JournalFolding:
@@ -40,14 +42,21 @@ class JournalFolding:
         self._blobs = blobs
 
     def fold_if_large(self, run_id: str) -> None:
-        """Fold the rows of a run's journal that are :data:`FOLD_BYTES` together, but for the last one; blocking."""
-        in_rows = select(func.sum(DbJournalSegment.length)).where(
+        """Fold the rows of a run's journal that are :data:`FOLD_BYTES` together, but for the last one; of fewer make one row
+        of those that came since the last look. Blocking.
+        """
+        lengths = select(DbJournalSegment.seq, DbJournalSegment.length).where(
             DbJournalSegment.run_id == run_id, DbJournalSegment.content.is_not(None)
         )
         with self._db.session() as session:
-            is_large = (session.scalar(in_rows) or 0) >= FOLD_BYTES
-            rows = _rows(session, run_id)[:-1] if is_large else []
-        self._fold(run_id, rows)
+            found = session.execute(lengths.order_by(DbJournalSegment.generation, DbJournalSegment.seq)).all()
+            is_large = sum(length for _, length in found) >= FOLD_BYTES
+            last = list(takewhile(lambda each: each.length < FOLD_BYTES // _LOOKS // 2, reversed(found)))
+            rows = _rows(session, run_id) if is_large or len(last) > 1 else []
+        if is_large:
+            self._fold(run_id, rows[:-1])
+        elif rows:
+            self._join(run_id, [row for row in rows if row.seq >= last[-1].seq])
 
     def fold_all(self, run_id: str) -> None:
         """Fold every row of a run's journal; blocking."""
@@ -84,20 +93,25 @@ class JournalFolding:
         key = f"runs/{run_id}/{SEGMENTS_FOLDER}/{name}"
         self._blobs.put(key, BytesIO(gzip.compress(whole, _LEVEL, mtime=0)))
         with self._db.transaction() as session:
-            is_folded = self._replace(session, run_id, rows, whole, key)
+            is_folded = self._replace(session, run_id, rows, whole, blob_key=key)
         if not is_folded:
             self._blobs.delete(key)
 
+    def _join(self, run_id: str, rows: Sequence[DbJournalSegment]) -> None:
+        whole = b"".join(row.content or b"" for row in rows)
+        with self._db.transaction() as session:
+            self._replace(session, run_id, rows, whole, content=whole)
+
     def _replace(
-        self, session: Session, run_id: str, rows: Sequence[DbJournalSegment], whole: bytes, key: str
+        self, session: Session, run_id: str, rows: Sequence[DbJournalSegment], whole: bytes, **where: Any
     ) -> bool:
-        """Put one row in the place of many; False where one of them is not what it was."""
+        """Put one row in the place of many that follow each other; False where one of them is not what it was."""
         first = rows[0]
         session.get(DbRun, run_id, with_for_update=True)
         these = (
             DbJournalSegment.run_id == run_id,
             DbJournalSegment.generation == first.generation,
-            DbJournalSegment.seq.in_([row.seq for row in rows]),
+            DbJournalSegment.seq.between(first.seq, rows[-1].seq),
         )
         now = session.execute(select(DbJournalSegment.seq, DbJournalSegment.sha256).where(*these))
         if {row.seq: row.sha256 for row in now} != {row.seq: row.sha256 for row in rows}:
@@ -112,7 +126,7 @@ class JournalFolding:
                 offset=first.offset,
                 length=len(whole),
                 sha256=hashlib.sha256(whole).hexdigest(),
-                blob_key=key,
+                **where,
             )
         )
         return True

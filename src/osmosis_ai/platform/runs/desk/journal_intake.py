@@ -1,8 +1,9 @@
 """A worker's journal arrives: in parts, by their offsets, each once however often it is sent.
 
-What is accepted never changes within a journal's generation. So a part is compared with it outside of any transaction,
-and what it has beyond that is accepted in the transaction that also makes the rows of its samples: if the journal ends
-where it ended when it was compared. Small parts are put together until they are worth a row.
+What is accepted never changes within a journal's generation. So a part is taken for what comes next, and accepted in the
+transaction that also makes the rows of its samples: if the journal ends where the part begins. If not, it is compared
+with what is stored outside of any transaction, and what it has beyond that is what comes next. Each part is a row of its
+own; many small ones are put together later (``journal_folding.py``).
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import bindparam, delete, func, insert, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import JournalPart
@@ -22,12 +24,10 @@ from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.base import unstorable, upsert
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun, DbSample
+from osmosis_ai.platform.runs.heard_runs import HeardRun
 from osmosis_ai.platform.runs.journal_segments import segment_bytes
 from osmosis_ai.platform.runs.journalled import sample_row
 from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
-
-# A row's content is written again with each part that is added to it.
-_ROW_BYTES = 32 << 10
 
 
 class JournalDivergedError(ConflictError):
@@ -57,6 +57,17 @@ class NewLines:
     samples: Sequence[dict[str, Any]]
 
 
+def as_next(run_id: str, part: JournalPart) -> NewLines:
+    """Return a part as what comes next in a run's journal; whether it does, :func:`take_lines` finds out.
+
+    Raises:
+        OsmosisError: it is cut off in mid-line, or has a line that is no record.
+    """
+    content = _lines_of(part)
+    samples = _samples(run_id, content, part.offset, part.resumed)
+    return NewLines(part.generation, part.offset, content, samples)
+
+
 def compare_part(db: Database, blobs: BlobStore, run_id: str, part: JournalPart) -> NewLines:
     """Return what ``part`` has beyond what is stored of a run's journal; blocking.
 
@@ -66,9 +77,7 @@ def compare_part(db: Database, blobs: BlobStore, run_id: str, part: JournalPart)
         JournalDivergedError: it has other bytes than were accepted.
         OsmosisError: it is cut off in mid-line, or has a line that is no record.
     """
-    content = part.lines.encode()
-    if content and not content.endswith(b"\n"):
-        raise OsmosisError("a part of a journal has whole lines, each with its newline.")
+    content = _lines_of(part)
     with db.session() as session:
         # Two numbers of the row; all of it is read where it is written.
         numbers = select(DbRun.journal_generation, DbRun.journal_bytes).where(DbRun.id == run_id)
@@ -88,19 +97,25 @@ def compare_part(db: Database, blobs: BlobStore, run_id: str, part: JournalPart)
     return NewLines(generation, offset, new, _samples(run_id, new, offset, part.resumed))
 
 
-def take_lines(session: Session, run: DbRun, new: NewLines) -> list[str] | None:
-    """Accept ``new`` as part of the transaction that holds ``run``; None where more has been stored since it was compared.
+def _lines_of(part: JournalPart) -> bytes:
+    content = part.lines.encode()
+    if content and not content.endswith(b"\n"):
+        raise OsmosisError("a part of a journal has whole lines, each with its newline.")
+    return content
+
+
+def take_lines(session: Session, run: DbRun | HeardRun, new: NewLines) -> list[str] | None:
+    """Accept ``new`` as part of the transaction that holds ``run``; None where it is not what comes next.
 
     Returns:
         The keys of blobs that are nobody's once the transaction is committed.
     """
+    begins_anew = new.generation == run.journal_generation + 1 and new.offset == 0
+    if not begins_anew and (new.generation, new.offset) != (run.journal_generation, run.journal_bytes):
+        return None
     if not new.content:
         return []
-    obsolete: list[str] = []
-    if new.generation == run.journal_generation + 1:
-        obsolete = _begin_anew(session, run)
-    if (new.generation, new.offset) != (run.journal_generation, run.journal_bytes):
-        return None
+    obsolete = _begin_anew(session, run) if begins_anew else []
     _append(session, run, new)
     run.journal_bytes += len(new.content)
     run.fruitless = 0
@@ -153,7 +168,7 @@ def _samples(run_id: str, content: bytes, offset: int, resumed: int) -> list[dic
     return samples
 
 
-def _begin_anew(session: Session, run: DbRun) -> list[str]:
+def _begin_anew(session: Session, run: DbRun | HeardRun) -> list[str]:
     """Forget what is stored of a journal, and what was made of it; return the keys of its blobs."""
     mine = DbJournalSegment.run_id == run.id
     keys = session.scalars(select(DbJournalSegment.blob_key).where(mine)).all()
@@ -163,28 +178,36 @@ def _begin_anew(session: Session, run: DbRun) -> list[str]:
     return [key for key in keys if key is not None]
 
 
-def _append(session: Session, run: DbRun, new: NewLines) -> None:
-    last = session.scalar(
-        select(DbJournalSegment)
-        .where(DbJournalSegment.run_id == run.id, DbJournalSegment.generation == run.journal_generation)
-        .order_by(DbJournalSegment.seq.desc())
-        .limit(1)
+def _append(session: Session, run: DbRun | HeardRun, new: NewLines) -> None:
+    row = {
+        "its_run": run.id,
+        "its_generation": new.generation,
+        "its_attempt": run.attempt,
+        "its_offset": new.offset,
+        "its_length": len(new.content),
+        "its_sha256": hashlib.sha256(new.content).hexdigest(),
+        "its_content": new.content,
+    }
+    session.connection().execute(_next_segment(), row)
+
+
+@cache
+def _next_segment() -> Any:
+    table: Any = DbJournalSegment.__table__
+    columns = ("run_id", "generation", "attempt", "offset", "length", "sha256", "content")
+    names = (
+        "its_run",
+        "its_generation",
+        "its_attempt",
+        "its_offset",
+        "its_length",
+        "its_sha256",
+        "its_content",
     )
-    if last is not None and last.content is not None and last.attempt == run.attempt:
-        together = last.content + new.content
-        if len(together) <= _ROW_BYTES:
-            last.content, last.length = together, len(together)
-            last.sha256 = hashlib.sha256(together).hexdigest()
-            return
-    session.add(
-        DbJournalSegment(
-            run_id=run.id,
-            generation=run.journal_generation,
-            seq=0 if last is None else last.seq + 1,
-            attempt=run.attempt,
-            offset=new.offset,
-            length=len(new.content),
-            sha256=hashlib.sha256(new.content).hexdigest(),
-            content=new.content,
-        )
-    )
+    values = [
+        bindparam(name, type_=table.c[column].type) for name, column in zip(names, columns, strict=True)
+    ]
+    mine = (table.c.run_id == bindparam("its_run"), table.c.generation == bindparam("its_generation"))
+    # What is stored cannot change meanwhile: the run's row is locked.
+    row = select(*values, func.coalesce(func.max(table.c.seq) + 1, 0)).where(*mine)
+    return insert(table).from_select([*columns, "seq"], row)

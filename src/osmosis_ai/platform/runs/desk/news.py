@@ -23,7 +23,7 @@ from osmosis_ai.platform.db.tables import DbRun, DbRunFile
 from osmosis_ai.platform.log_lines import LogLine, storable
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.desk.journal_folding import is_worth_a_look
-from osmosis_ai.platform.runs.desk.journal_intake import NewLines, compare_part, take_lines
+from osmosis_ai.platform.runs.desk.journal_intake import NewLines, as_next, compare_part, take_lines
 from osmosis_ai.platform.runs.desk.run_shards import ShardPlace, is_shard, note_shard
 from osmosis_ai.platform.runs.desk.training import apply_training
 from osmosis_ai.platform.runs.desk.uploads import (
@@ -35,6 +35,7 @@ from osmosis_ai.platform.runs.desk.uploads import (
     stored_blobs,
 )
 from osmosis_ai.platform.runs.eval_results import live_results
+from osmosis_ai.platform.runs.heard_runs import HeardRun
 from osmosis_ai.platform.runs.leases import Lease, Leases
 
 _FACTS = {"environment": 4096, "isolation": 255}
@@ -55,7 +56,7 @@ class TakenNews:
         may_be_folded: whether so much of the journal came that some of it may be folded.
     """
 
-    run: DbRun
+    run: DbRun | HeardRun
     begun: Sequence[BegunUpload] = ()
     checkpoints: dict[int, str] = field(default_factory=dict)
     obsolete: list[str] = field(default_factory=list)
@@ -92,13 +93,13 @@ class WorkerNews:
             )  # before the store is asked anything; the rest is not written without it anyway
         self._uploads.complete(lease.run_id, request.sent)
         begun = self._uploads.begin(lease.run_id, request.wanted)
+        part = request.journal
+        lines = as_next(lease.run_id, part) if part is not None else None
         for _ in range(_TRIES):
-            lines = self._compared(lease, request)
-            with leases.writing(lease) as (session, run):
-                taken = TakenNews(run, begun)
-                if self._write(session, run, request, lines, taken):
-                    break
-                session.rollback()
+            if (taken := self._taken(leases, lease, request, begun, lines)) is not None:
+                break
+            assert part is not None
+            lines = compare_part(self._db, self._blobs, lease.run_id, part)
         else:
             raise ConflictError("the journal grows from another side; say it again.")
         for key in taken.obsolete:
@@ -107,34 +108,44 @@ class WorkerNews:
             self._blobs.delete_below(prefix)
         return taken
 
-    def _compared(self, lease: Lease, request: SyncRequest) -> NewLines | None:
-        if request.journal is None:
-            return None
-        return compare_part(self._db, self._blobs, lease.run_id, request.journal)
+    def _taken(
+        self,
+        leases: Leases,
+        lease: Lease,
+        request: SyncRequest,
+        begun: Sequence[BegunUpload],
+        lines: NewLines | None,
+    ) -> TakenNews | None:
+        """Write everything in one transaction; None, with nothing written, where ``lines`` are not what comes next."""
+        # What only training says is written with the whole row at hand.
+        writing: Any = leases.hearing if request.training is None else leases.writing
+        with writing(lease) as (session, run):
+            taken = TakenNews(run, begun)
+            if lines is not None:
+                obsolete = take_lines(session, run, lines)
+                if obsolete is None:
+                    session.rollback()
+                    return None
+                taken.obsolete = obsolete
+                taken.may_be_folded = is_worth_a_look(lines.offset, run.journal_bytes)
+            self._write(session, run, request, taken)
+        return taken
 
-    def _write(
-        self, session: Session, run: DbRun, request: SyncRequest, lines: NewLines | None, taken: TakenNews
-    ) -> bool:
-        """Write as part of the caller's transaction; False, to be taken back, where the journal has moved on."""
+    def _write(self, session: Session, run: DbRun | HeardRun, request: SyncRequest, taken: TakenNews) -> None:
         run.is_claim_answered = True
         note_wanted(session, run.id, taken.begun)
-        upsert(session, DbRunFile, file_rows(session, run.id, request.files, self._clock.now()))
-        if lines is not None:
-            obsolete = take_lines(session, run, lines)
-            if obsolete is None:
-                return False
-            taken.obsolete = obsolete
-            taken.may_be_folded = is_worth_a_look(lines.offset, run.journal_bytes)
+        if request.files:
+            upsert(session, DbRunFile, file_rows(session, run.id, request.files, self._clock.now()))
         if request.log is not None:
             self._take_log(session, run, request.log)
         _take_facts(run, request)
         if request.training is not None:
             if run.kind != "training":
                 raise OsmosisError("this run is no training run.")
+            assert isinstance(run, DbRun)
             self._take_training(session, run, request.training, taken)
-        return True
 
-    def _take_log(self, session: Session, run: DbRun, part: LogPart) -> None:
+    def _take_log(self, session: Session, run: DbRun | HeardRun, part: LogPart) -> None:
         known = run.log_lines - part.first
         if known < 0:
             raise ConflictError(
@@ -195,7 +206,7 @@ def _file_row(run_id: str, file: RunFilePart, place: ShardPlace | None) -> dict[
     }
 
 
-def _take_facts(run: DbRun, request: SyncRequest) -> None:
+def _take_facts(run: DbRun | HeardRun, request: SyncRequest) -> None:
     for name, words in request.facts.items():
         if name not in _FACTS:
             raise OsmosisError(f"a worker does not say the `{name[:40]}` of a run.")

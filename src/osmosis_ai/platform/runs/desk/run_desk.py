@@ -143,7 +143,7 @@ class RunDesk:
                 for grant in self._uploads.grants(run_id, taken.begun)
             ],
             checkpoints=taken.checkpoints,
-            agent=self._assignments.agent(run) if request.find_agent else None,
+            agent=self._assignments.agent_of(run_id) if request.find_agent else None,
             renewed=self._assignments.renewed(lease, next_s=self._pace.next_s()) if request.renew else None,
         )
 

@@ -18,106 +18,40 @@ import argparse
 import asyncio
 import contextlib
 import json
-import math
 import os
 import random
 import resource
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-from engine import PYPROJECT, stand_in_model
-from sqlalchemy import insert
+from engine import stand_in_model
+from parts.clients import (
+    Job,
+    Latencies,
+    dataset_bytes,
+    get_run,
+    guarded,
+    has_ended,
+    has_finished_row,
+    must,
+    percentile,
+    request,
+    until,
+    upload,
+)
+from parts.platforms import EMPTY_IDENTITY, IDENTITY, Platform, make_repository, platform
 
 from osmosis_ai.api import routes
-from osmosis_ai.platform.accounts import AccountStore
-from osmosis_ai.platform.clock import SystemClock
-from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRun, DbSample, DbUser
-from osmosis_ai.platform.workspaces import WorkspaceStore
 
-IDENTITY, EMPTY_IDENTITY = "bench/agents", "bench/nothing"
 PAGE = 50
 WARM_UP = 5
 BENCH_ROWS = 100_000
-START_LIMIT_S = 120.0
-WAIT_LIMIT_S = 600.0
-ROLLOUT = """
-import os
-
-import uvicorn
-
-from osmosis_ai.rollout.agent_workflow import AgentWorkflow
-from osmosis_ai.rollout.backend.local import LocalBackend
-from osmosis_ai.rollout.context import get_rollout_context
-from osmosis_ai.rollout.grader import Grader
-from osmosis_ai.rollout.server import create_rollout_server
-from osmosis_ai.rollout.types import AgentWorkflowConfig, ConcurrencyConfig
-
-
-class OneCall(AgentWorkflow):
-    async def run(self, ctx):
-        body = {"model": "policy", "messages": ctx.prompt}
-        reply = await get_rollout_context().http().post("/chat/completions", json=body)
-        return [*ctx.prompt, reply.json()["choices"][0]["message"]]
-
-
-class AnyAnswer(Grader):
-    async def grade(self, ctx):
-        ctx.set_reward(1.0 if ctx.sample.messages[-1]["content"] else 0.0)
-
-
-if __name__ == "__main__":
-    config = AgentWorkflowConfig(name="bench", concurrency=ConcurrencyConfig(max_concurrent=None))
-    app = create_rollout_server(backend=LocalBackend(workflow=OneCall, workflow_config=config, grader=AnyAnswer))
-    uvicorn.run(app, host="127.0.0.1", port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]), log_level="error")
-"""
 AIMS = {"list_p95_ms": 150.0, "list_ratio": 2.0, "first_row_s": 3.0}
-
-
-@dataclass(frozen=True)
-class Platform:
-    """A running platform and who may use it; ``tokens`` are of one user each."""
-
-    url: str
-    tokens: list[str]
-    pid: int
-
-    def cpu_s(self) -> float:
-        """Return the processor time its own process has used; nan where the system does not tell."""
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return math.nan
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def headers(self, identity: str = IDENTITY, client: int = 0) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.tokens[client]}", "X-Osmosis-Git": identity}
-
-
-@dataclass
-class Latencies:
-    """What clients experienced: milliseconds by kind of request, and what went wrong."""
-
-    by_kind: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    errors: list[str] = field(default_factory=list)
-
-    def table(self) -> dict[str, dict[str, float]]:
-        return {
-            kind: {"count": len(values), **{f"p{q}": percentile(values, q) for q in (50, 95, 99)}}
-            for kind, values in sorted(self.by_kind.items())
-        }
 
 
 def main() -> None:
@@ -210,38 +144,6 @@ async def measure_lists(small: Platform, large: Platform, options: argparse.Name
 # -- the first finished row --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Job:
-    """Submits runs of the benchmark's rollout."""
-
-    model_url: str
-    in_flight: int
-
-    async def submit(self, session: aiohttp.ClientSession, platform: Platform, rows: int) -> str:
-        """Submit a run and return its name."""
-        body = {
-            "experiment_config": {
-                "rollout": "bench",
-                "entrypoint": "main.py",
-                "model_path": "openai/stand-in",
-                "dataset": "bench",
-            },
-            "evaluation_config": {
-                "limit": rows,
-                "n": 1,
-                "batch_size": self.in_flight,
-                "agent_workflow_timeout_s": 60,
-                "grader_timeout_s": 60,
-            },
-            "env_config": {"OPENAI_BASE_URL": self.model_url},
-            "secrets": {"required": ["OPENAI_API_KEY"], "provided": {"OPENAI_API_KEY": "not-checked"}},
-        }
-        submitted = await must(
-            session, "POST", platform.url + routes.EVAL_RUNS, platform.headers(), json=body
-        )
-        return str(submitted["name"])
-
-
 async def measure_first_row(platform: Platform, job: Job, repeats: int) -> list[float]:
     """Return the seconds from a submit to its first finished row, a few times, on a warm environment."""
     seconds: list[float] = []
@@ -257,16 +159,6 @@ async def measure_first_row(platform: Platform, job: Job, repeats: int) -> list[
                 seconds.append(round(time.perf_counter() - started, 2))
             await until(session, platform, name, has_ended, every_s=0.05)
     return seconds
-
-
-def has_finished_row(detail: dict[str, Any]) -> bool:
-    if detail["eval_run"]["status"] == "failed":
-        raise SystemExit(f"the run failed: {detail['eval_run'].get('error')}")
-    return bool((detail.get("results") or {}).get("total_runs"))
-
-
-def has_ended(detail: dict[str, Any]) -> bool:
-    return has_finished_row(detail) and detail["eval_run"]["status"] in ("finished", "stopped")
 
 
 # -- many clients while runs execute -----------------------------------------------------------------
@@ -356,107 +248,6 @@ async def clients(
             await asyncio.gather(*living, return_exceptions=True)
 
 
-async def guarded(client: Awaitable[None], seen: Latencies) -> None:
-    """Note what ends a client before its time."""
-    try:
-        await client
-    except Exception as error:
-        seen.errors.append(f"a client ended: {type(error).__name__}: {error}")
-
-
-async def upload(
-    seen: Latencies,
-    session: aiohttp.ClientSession,
-    url: str,
-    headers: dict[str, str],
-    name: str,
-    content: bytes,
-    pause: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0.05),
-) -> None:
-    """Upload a dataset as the command line does, and wait until it has been checked."""
-    announced = {"file_name": name, "file_size": len(content), "extension": "jsonl"}
-    created = await request(
-        session, seen, "upload: announce", url + routes.DATASETS, "POST", headers=headers, json=announced
-    )
-    await pause()
-    instructions = created["upload"]
-    await request(
-        session,
-        seen,
-        "upload: send",
-        instructions["presigned_url"],
-        "PUT",
-        headers=instructions["upload_headers"],
-        data=content,
-    )
-    await pause()
-    path = routes.dataset_complete(created["id"])
-    dataset = await request(
-        session,
-        seen,
-        "upload: complete",
-        url + path,
-        "POST",
-        headers=headers,
-        json={"file_extension": "jsonl"},
-    )
-    while dataset["status"] == "processing":
-        await pause()
-        path = routes.dataset(created["id"])
-        dataset = await request(session, seen, "poll a dataset", url + path, headers=headers)
-    if dataset["status"] != "uploaded":
-        seen.errors.append(f"dataset {name}: {dataset['status']}")
-
-
-# -- requests ----------------------------------------------------------------------------------------
-
-
-async def request(
-    session: aiohttp.ClientSession, seen: Latencies, kind: str, url: str, method: str = "GET", **options: Any
-) -> Any:
-    """Send one request and note how long its whole reply took; anything but a success is an error."""
-    started = time.perf_counter()
-    try:
-        async with session.request(method, url, **options) as reply:
-            content = await reply.read()
-    except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-        seen.errors.append(f"{kind}: {type(error).__name__} {error}")
-        raise
-    seen.by_kind[kind].append((time.perf_counter() - started) * 1000)
-    if not reply.ok:
-        seen.errors.append(f"{kind}: {reply.status} {content[:200].decode()}")
-        raise RuntimeError(f"{kind}: {reply.status} {content[:200].decode()}")
-    return json.loads(content) if content else None
-
-
-async def must(
-    session: aiohttp.ClientSession, method: str, url: str, headers: dict[str, str], **options: Any
-) -> Any:
-    return await request(session, Latencies(), "control", url, method, headers=headers, **options)
-
-
-async def get_run(session: aiohttp.ClientSession, platform: Platform, name: str) -> dict[str, Any]:
-    detail: dict[str, Any] = await must(
-        session, "GET", platform.url + routes.run(routes.EVAL_RUNS, name), platform.headers()
-    )
-    return detail
-
-
-async def until(
-    session: aiohttp.ClientSession,
-    platform: Platform,
-    name: str,
-    reached: Callable[[dict[str, Any]], bool],
-    *,
-    every_s: float,
-) -> None:
-    deadline = time.monotonic() + WAIT_LIMIT_S
-    while not reached(await get_run(session, platform, name)):
-        if time.monotonic() > deadline:
-            raise SystemExit(f"run {name} did not get there in {WAIT_LIMIT_S:.0f} s")
-        await asyncio.sleep(every_s)
-
-
 async def finished_rows(session: aiohttp.ClientSession, platform: Platform, runs: list[str]) -> int:
     return sum([rows_of(await get_run(session, platform, name)) for name in runs])
 
@@ -465,173 +256,7 @@ def rows_of(detail: dict[str, Any]) -> int:
     return int(detail["results"].get("total_runs") or 0)
 
 
-# -- platforms and what is in them -------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def platform(
-    home: Path, repository: Path, users: int, *, runs: int, samples: int, slots: int = 1
-) -> Iterator[Platform]:
-    """Make a platform with users, a workspace with runs and one without, and start it on a free port.
-
-    It executes as many runs at once as it has ``slots``.
-    """
-    config = PlatformConfig(home=home, port=free_port())
-    tokens = fill(config, repository, users, runs, samples)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
-    environment |= {
-        "OSMOSIS_HOME": str(home),
-        "OSMOSIS_CACHE_DIR": str(home.parent / "cache"),
-        "OSMOSIS_EXECUTOR_SLOTS": str(slots),
-    }
-    log = home.parent / f"{home.name}.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "osmosis_ai", "platform", "start", "--port", str(config.port)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        wait_until_it_answers(config.port, process, log)
-        yield Platform(config.base_url, tokens, process.pid)
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def wait_until_it_answers(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.05)
-    raise SystemExit(f"the platform did not start:\n{log.read_text()[-2000:]}")
-
-
-def fill(config: PlatformConfig, repository: Path, users: int, runs: int, samples: int) -> list[str]:
-    """Write accounts and finished runs into a new database; return a token of every user."""
-    config.prepare_home()
-    clock = SystemClock()
-    db = Database(config.database_url)
-    db.migrate()
-    accounts, workspaces = AccountStore(db, clock), WorkspaceStore(db, clock)
-    home, empty = workspaces.create("bench"), workspaces.create("empty")
-    workspaces.connect_repository(home.id, IDENTITY, str(repository))
-    workspaces.connect_repository(empty.id, EMPTY_IDENTITY, str(repository))
-    people = [accounts.create_user(f"user{number}@bench.example", name="User") for number in range(users)]
-    for user in people:
-        workspaces.add_member(home.id, user.id, "owner")
-    workspaces.add_member(empty.id, people[0].id, "owner")
-    write_runs(db, home.id, people[0], runs, samples)
-    tokens = [accounts.create_token(user.id)[1] for user in people]
-    db.dispose()
-    return tokens
-
-
-def write_runs(db: Database, workspace_id: str, creator: DbUser, runs: int, samples: int) -> None:
-    """Write finished runs, the samples shared out evenly."""
-    each = math.ceil(samples / runs)
-    for first in range(0, runs, 5_000):
-        numbers = range(first, min(first + 5_000, runs))
-        with db.transaction() as session:
-            session.execute(insert(DbRun), [run_row(workspace_id, creator.id, number) for number in numbers])
-            if each:
-                rows = [sample_row(number, row) for number in numbers for row in range(each)]
-                session.connection().execute(insert(DbSample), rows)
-
-
-def run_row(workspace_id: str, creator_id: str, number: int) -> dict[str, Any]:
-    """Return a run of the size that real ones have."""
-    created = datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=number)
-    return {
-        "id": f"run_{number:024x}",
-        "workspace_id": workspace_id,
-        "kind": "eval",
-        "name": f"quiet-otter-{number}",
-        "status": "finished",
-        "creator_id": creator_id,
-        "created_at": created,
-        "started_at": created,
-        "completed_at": created + timedelta(minutes=5),
-        "request": {
-            "experiment_config": {
-                "rollout": "bench",
-                "entrypoint": "main.py",
-                "model_path": "openai/stand-in",
-                "dataset": "bench",
-            },
-            "evaluation_config": {"limit": 10, "n": 1, "batch_size": 4, "pass_threshold": 1.0},
-        },
-        "commit_sha": "0" * 40,
-        "rollout_name": "bench",
-        "dataset_name": "bench",
-        "model_path": "openai/stand-in",
-        "results": {
-            "pass_rate": 0.5,
-            "pass_threshold": 1.0,
-            "graded": 10,
-            "passed": 5,
-            "failed": 0,
-            "skipped": 0,
-            "total_runs": 10,
-            "sampled_rows": 10,
-            "total_tokens": 4000,
-            "total_dataset_rows": 10,
-            "reward_stats": {"mean": 0.5, "std": 0.5, "min": 0.0, "median": 0.5, "max": 1.0},
-        },
-        "metrics": {
-            "duration_ms": 300_000.0,
-            "summary": {"reward_stats": {"mean": 0.5}, "pass_at_k": [{"k": 1, "value": 0.5}]},
-            "estimates": {"reward": {"value": 0.5, "stderr": 0.1, "low": 0.3, "high": 0.7, "n": 10}},
-        },
-    }
-
-
-def sample_row(run: int, row: int) -> dict[str, Any]:
-    return {
-        "run_id": f"run_{run:024x}",
-        "row_index": row,
-        "run_index": 0,
-        "source_row_index": row,
-        "rollout_id": f"{run:024x}{row:08x}",
-        "status": "success",
-        "reward": float(row % 2),
-        "tokens": 400,
-        "duration_ms": 1234.5,
-    }
-
-
-def make_repository(root: Path) -> Path:
-    """Make a Git repository with a rollout of one model call."""
-    rollout = root / "rollouts" / "bench"
-    rollout.mkdir(parents=True)
-    (rollout / "main.py").write_text(ROLLOUT)
-    (rollout / "pyproject.toml").write_text(PYPROJECT)
-    author = ["-c", "user.name=bench", "-c", "user.email=bench@bench.example"]
-    for arguments in (["init", "--quiet"], ["add", "."], [*author, "commit", "--quiet", "-m", "Bench"]):
-        subprocess.run(["git", *arguments], cwd=root, check=True)
-    return root
-
-
-def dataset_bytes(rows: int) -> bytes:
-    return b"".join(b'{"user_prompt":"Say %d","ground_truth":"%d"}\n' % (row, row) for row in range(rows))
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 # -- figures -----------------------------------------------------------------------------------------
-
-
-def percentile(values: list[float], q: int) -> float:
-    """Return the q-th percentile (nearest rank), rounded to 0.1."""
-    ordered = sorted(values)
-    return round(ordered[max(0, math.ceil(q / 100 * len(ordered)) - 1)], 1) if ordered else math.nan
 
 
 def print_tables(figures: dict[str, Any], options: argparse.Namespace) -> None:

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from platform_load import PAGE, Latencies, Platform, guarded, make_repository, percentile, platform, request
+from parts.clients import Latencies, guarded, percentile, request
+from parts.platforms import Platform, make_repository, platform
+from platform_load import PAGE
 from sqlalchemy import select
 
 from osmosis_ai.api import routes

@@ -17,7 +17,6 @@ import json
 import math
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +27,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
-from platform_load import free_port, percentile, run_row, wait_until_it_answers
+from parts.clients import percentile
+from parts.platforms import free_port, run_row, started
+from parts.processes import cpu_s, tree_cpu_s
 from sqlalchemy import func, insert, select
 
 from osmosis_ai.api.wire.workers import PREFIX, JournalPart, SyncRequest
@@ -77,28 +78,12 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
         home=directory / "home", port=free_port(), **({"database_url": url} if url else {})
     )
     token, leases = fill(config, options.workers)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
-    environment |= {"OSMOSIS_HOME": str(config.home), "OSMOSIS_LEASE_SECONDS": str(TERM_S)}
-    if url:
-        environment["OSMOSIS_DATABASE_URL"] = url
-    log = directory / "platform.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "osmosis_ai", "platform", "start", "--port", str(config.port)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        wait_until_it_answers(config.port, process, log)
+    settings = {"OSMOSIS_LEASE_SECONDS": str(TERM_S)} | ({"OSMOSIS_DATABASE_URL": url} if url else {})
+    with started(config.home, config.port, **settings) as pid:
         asyncio.run(speak(config, token, leases, range(1), options))  # what is done once is not counted
-        before = time.perf_counter(), cpu_s(process.pid), database_cpu_s(url)
+        before = time.perf_counter(), cpu_s(pid), database_cpu_s(url)
         seen = asyncio.run(speak(config, token, leases, range(1, options.exchanges + 1), options))
-        after = time.perf_counter(), cpu_s(process.pid), database_cpu_s(url)
-    finally:
-        process.terminate()
-        process.wait()
+        after = time.perf_counter(), cpu_s(pid), database_cpu_s(url)
     require_all(config, options)
     wall_s, platform_s, database_s = (now - then for now, then in zip(after, before, strict=True))
     return {
@@ -225,15 +210,6 @@ def require_all(config: PlatformConfig, options: argparse.Namespace) -> None:
         raise SystemExit(f"{counted} samples were counted of {told}")
 
 
-def cpu_s(pid: int) -> float:
-    """Return the processor time a process and what it waited for have used; nan where the system does not tell."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return math.nan
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-
-
 def database_cpu_s(url: str | None) -> float:
     """Return the processor time of a PostgreSQL server on this machine; nan where that is not known."""
     place = Path(parse_qs(urlsplit(url or "").query).get("host", ["/nowhere"])[0])
@@ -241,8 +217,7 @@ def database_cpu_s(url: str | None) -> float:
         server = int((place / "postmaster.pid").read_text().split()[0])
     except (OSError, ValueError):
         return math.nan if url else 0.0
-    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    return sum(map(cpu_s, [server, *map(int, children)]))
+    return tree_cpu_s(server)
 
 
 if __name__ == "__main__":

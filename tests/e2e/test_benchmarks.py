@@ -22,6 +22,7 @@ SMALLEST = {
     "platform_load": "--runs 50 --samples 50 --clients 10 --pause-s 0.05 --seconds 0.5 --turns 1 --first-rows 1 "
     "--executing 1",
     "resume": "--few 2 --many 8 --runs 1",
+    "run_cost": "--samples 4 --turns 1 --in-flight 2 --isolation off",
     "rubric": "--calls 8 --latency-ms 1 --in-flight 4 --paths direct",
     "served_agent": "--rollouts 4 --in-flight 2 --turns 1 --latency-ms 1",
     "sandbox": "--rows 4 --runs 1",

@@ -1,0 +1,35 @@
+"""The processor time of processes and of what they started, from /proc."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor time a process and what it waited for have used; nan where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return math.nan
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def tree(pid: int) -> set[int]:
+    """Return a process and all that descend from it and live."""
+    found, ahead = {pid}, [pid]
+    while ahead:
+        for task in Path(f"/proc/{ahead.pop()}/task").glob("*/children"):
+            try:
+                children = set(map(int, task.read_text().split())) - found
+            except OSError:
+                continue  # it has just ended
+            found |= children
+            ahead += children
+    return found
+
+
+def tree_cpu_s(pid: int) -> float:
+    """Return the processor time of a process, of all that descend from it, and of those of them that were waited for."""
+    return sum(seconds for each in tree(pid) if not math.isnan(seconds := cpu_s(each)))

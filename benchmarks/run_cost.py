@@ -1,11 +1,11 @@
 """What a platform's run costs its machine, start to end; with `--beside`, compared with another checkout of this code.
 
-Runs of one model call a sample are submitted to a platform that has nothing else to do; the model answers at once. What
-counts is the processor time of the platform and of every process that it started: worker, rollout servers, sandboxes.
+Runs of one model call a sample are submitted to a platform that has nothing else to do; by default the model answers
+at once. What counts is the processor time of the platform and of every process that it started: worker, rollout servers, sandboxes.
 The platform's start is not in it, and the first run, which warms the environment, neither. Two checkouts have a
 platform each and take turns, so that what else the machine does falls on both; shown are the medians, and their ratio.
 
-    python benchmarks/run_cost.py [--beside DIR] [--samples 400 2000] [--turns 5] [--isolation auto]
+    python benchmarks/run_cost.py [--beside DIR] [--samples 400 2000] [--turns 5] [--latency-ms 0] [--isolation auto]
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--beside", type=Path, help="a directory with another checkout of this code")
     parser.add_argument("--samples", type=int, nargs="+", default=[400, 2_000])
     parser.add_argument("--turns", type=int, default=5, help="runs of each size and checkout")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="of the model")
     parser.add_argument("--in-flight", type=int, default=16, help="rollouts at once of a run")
     parser.add_argument("--isolation", default="auto", help="value of OSMOSIS_ISOLATION")
     options = parser.parse_args()
@@ -59,7 +60,7 @@ async def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any
     }
     load = round(os.getloadavg()[0], 1)
     async with contextlib.AsyncExitStack() as stack:
-        job = Job(stack.enter_context(stand_in_model(0.0)), options.in_flight)
+        job = Job(stack.enter_context(stand_in_model(options.latency_ms)), options.in_flight)
         session = await stack.enter_async_context(aiohttp.ClientSession())
         running: dict[str, Platform] = {}
         for name, checkout in checkouts.items():

@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -45,42 +46,66 @@ def new_address() -> S3Address:
     return parse_s3_address(new_bucket())
 
 
+class S3Server:
+    """A bucket's files, and the server that is started on them: again on the same port after it was killed.
+
+    The test is skipped where there is no such program.
+    """
+
+    def __init__(self) -> None:
+        self._program = _program()
+        self.data = Path(mkdtemp(prefix="osmosis-s3-"))
+        (self.data / "buckets" / _BUCKET).mkdir(parents=True)
+        self.address = "127.0.0.1:0"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    @property
+    def bucket(self) -> str:
+        """What a platform is told of it."""
+        return f"s3://{_BUCKET}?endpoint={self.url}"
+
+    def start(self) -> None:
+        """Start the server, and wait until it listens."""
+        log = self.data / "log"
+        log.unlink(missing_ok=True)
+        serving = ["serve", "s3", "--auth-key", f"{KEY},{SECRET}", "--addr", self.address]
+        serving += ["--log-file", str(log), str(self.data / "buckets")]
+        home = {"HOME": str(self.data), "RCLONE_CONFIG": "/dev/null", "DATA": str(self.data)}
+        self._server = subprocess.Popen(
+            ["sh", "-c", _UNTIL_INPUT_ENDS, "sh", self._program, *serving],
+            env={"PATH": os.environ["PATH"], **home},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + 120
+        while not (log.exists() and (found := re.search(r"server on \[http://([0-9.:]+)", log.read_text()))):
+            assert self._server.poll() is None, "the store ended at once"
+            assert time.monotonic() < deadline, "the store does not start"
+            time.sleep(0.02)  # its log is all it says
+        self.address = found[1]
+
+    def kill(self) -> None:
+        """Kill the server; its files stay."""
+        os.killpg(self._server.pid, signal.SIGKILL)
+        self._server.communicate()
+
+    def close(self) -> None:
+        """End the server; its files are gone then."""
+        self._server.communicate()
+        shutil.rmtree(self.data, ignore_errors=True)
+
+
 @cache
 def _own_server() -> str:
-    program = _program()
-    data = Path(mkdtemp(prefix="osmosis-s3-"))
-    (data / "buckets" / _BUCKET).mkdir(parents=True)
-    log = data / "log"
-    serving = [
-        "serve",
-        "s3",
-        "--auth-key",
-        f"{KEY},{SECRET}",
-        "--addr",
-        "127.0.0.1:0",
-        "--log-file",
-        str(log),
-    ]
-    server = subprocess.Popen(
-        ["sh", "-c", _UNTIL_INPUT_ENDS, "sh", program, *serving, str(data / "buckets")],
-        env={"PATH": os.environ["PATH"], "HOME": str(data), "RCLONE_CONFIG": "/dev/null", "DATA": str(data)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-    def end() -> None:
-        server.communicate()
-
-    atexit.register(end)
-    deadline = time.monotonic() + 120
-    while True:
-        if log.exists() and (found := re.search(r"server on \[(http://[0-9.:]+)", log.read_text())):
-            return found[1]
-        assert server.poll() is None, "the store ended at once"
-        assert time.monotonic() < deadline, "the store does not start"
-        time.sleep(0.02)  # its log is all it says
+    server = S3Server()
+    server.start()
+    atexit.register(server.close)
+    return server.url
 
 
 def _program() -> str:

@@ -1,0 +1,152 @@
+"""Who is alive: the processes of workers, seen again and again, also when they belong to nobody any more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.e2e.platform_process import WORKER
+
+OUTLIVED_S = 10.0
+"""For how long something of a worker's may outlive it."""
+_LOOK_S = 0.15
+
+
+class Living(NamedTuple):
+    """A process; its number alone may be given to another one later."""
+
+    pid: int
+    began: int
+
+
+@dataclass(eq=False)
+class WatchedWorker:
+    """A worker, and everything that it started, it or what it started.
+
+    Attributes:
+        ended_at: when it was found gone, and
+        quiet_at: when everything below it was, too; monotonic seconds.
+    """
+
+    process: Living
+    host: int
+    run_id: str
+    below: set[Living] = field(default_factory=set)
+    ended_at: float | None = None
+    quiet_at: float | None = None
+
+    @property
+    def outlived_s(self) -> float:
+        """For how long something of it lived on."""
+        if self.ended_at is None:
+            return 0.0
+        return (self.quiet_at or time.monotonic()) - self.ended_at
+
+
+class Census:
+    """Looks at all processes again and again, in a thread.
+
+    Args:
+        hosts: returns the processes that start workers.
+    """
+
+    def __init__(self, hosts: Callable[[], Iterable[int]]) -> None:
+        self._hosts = hosts
+        self._lock = threading.Lock()
+        self._workers: dict[Living, WatchedWorker] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="census", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._ended.set()
+        self._thread.join()
+
+    def worker_of(self, host: int) -> WatchedWorker | None:
+        """Return the worker that a host has now."""
+        with self._lock:
+            at_work = (each for each in self._workers.values() if each.host == host and each.ended_at is None)
+            return next(at_work, None)
+
+    def below(self, worker: WatchedWorker, words: str = "") -> list[int]:
+        """Return what lives below a worker, as far as the words are in its command."""
+        with self._lock:
+            members = list(worker.below)
+        return [
+            member.pid
+            for member in members
+            if _began(member.pid) == member.began and words in _command(member.pid)
+        ]
+
+    def workers(self) -> list[WatchedWorker]:
+        """Return all that were ever seen."""
+        with self._lock:
+            return list(self._workers.values())
+
+    def _work(self) -> None:
+        while not self._ended.wait(_LOOK_S):
+            self._look()
+
+    def _look(self) -> None:
+        alive, children = _processes()
+        with self._lock:
+            for host in self._hosts():
+                for pid in children.get(host, ()):
+                    words = _command(pid).split("\0")
+                    if WORKER in words and (process := Living(pid, alive[pid])) not in self._workers:
+                        self._workers[process] = WatchedWorker(process, host, words[words.index(WORKER) + 1])
+            for worker in self._workers.values():
+                if worker.quiet_at is None:
+                    self._update(worker, alive, children)
+
+    def _update(self, worker: WatchedWorker, alive: dict[int, int], children: dict[int, list[int]]) -> None:
+        seen = {worker.process, *worker.below}
+        for root in [each for each in seen if alive.get(each.pid) == each.began]:
+            worker.below |= {Living(pid, alive[pid]) for pid in _descendants(root.pid, children)}
+        if alive.get(worker.process.pid) != worker.process.began:
+            worker.ended_at = worker.ended_at or time.monotonic()
+            if all(alive.get(each.pid) != each.began for each in worker.below):
+                worker.quiet_at = time.monotonic()
+
+
+def _processes() -> tuple[dict[int, int], dict[int, list[int]]]:
+    """Return when each process began that lives, and the children of each."""
+    alive: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit() and (stat := _stat(int(directory.name))) is not None:
+            state, parent, began = stat
+            if state not in "ZX":
+                alive[int(directory.name)] = began
+                children.setdefault(parent, []).append(int(directory.name))
+    return alive, children
+
+
+def _stat(pid: int) -> tuple[str, int, int] | None:
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return words[0], int(words[1]), int(words[19])
+    return None
+
+
+def _began(pid: int) -> int | None:
+    stat = _stat(pid)
+    return None if stat is None or stat[0] in "ZX" else stat[2]
+
+
+def _command(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    return ""
+
+
+def _descendants(root: int, children: dict[int, list[int]]) -> Iterator[int]:
+    for child in children.get(root, ()):
+        yield child
+        yield from _descendants(child, children)

@@ -1,0 +1,188 @@
+"""What became of runs: what the platform had accepted of them stays, and they end as the undisturbed one did."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.platform_process import Run
+from tests.e2e.test_demo_platform import numbers, samples
+from tests.e2e.test_platform_kill import published
+
+Item = tuple[int, int]
+_STATE = "SELECT status, attempt, error FROM runs WHERE id = %s"
+_ACCEPTED = "SELECT row_index, run_index, rollout_id FROM samples WHERE run_id = %s"
+
+
+@dataclass
+class RowOfRun:
+    """What the database says of a run.
+
+    Attributes:
+        accepted: the rollout that was recorded of each sample.
+    """
+
+    status: str
+    attempt: int
+    error: str | None
+    accepted: dict[Item, str]
+
+
+class Ledger:
+    """Reads what the platform has accepted, past the platform.
+
+    Args:
+        url: of its database.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._connection: Any = None
+
+    def read(self, run_id: str) -> RowOfRun | None:
+        """Return what there is of a run; None while the database does not answer."""
+        import psycopg
+
+        with suppress(psycopg.Error):
+            if self._connection is None or self._connection.closed:
+                self._connection = psycopg.connect(
+                    self._url, autocommit=True, options="-c statement_timeout=2000"
+                )
+            found = self._connection.execute(_STATE, [run_id]).fetchone()
+            rows = self._connection.execute(_ACCEPTED, [run_id]).fetchall()
+            return RowOfRun(*found, {(row, attempt): rollout for row, attempt, rollout in rows})
+        if self._connection is not None:
+            self._connection.close()
+        return None
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._connection is not None:
+            self._connection.close()
+
+
+@dataclass
+class Tally:
+    """What came of one kind of fault; ``takeovers`` and ``outlived`` in seconds."""
+
+    done: int = 0
+    counted: int = 0
+    lost: int = 0
+    doubled: int = 0
+    takeovers: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Verdicts:
+    """All that was found.
+
+    Attributes:
+        tallies: by kind of fault.
+        violations: what should not have been, a sentence each.
+        notes: what may be, and is worth a look.
+    """
+
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+    notes: Counter[str] = field(default_factory=Counter)
+    slowest_rest_s: float = 0.0
+    slowest_outlived_s: float = 0.0
+
+    def of(self, kind: str) -> Tally:
+        """Return the tally of a kind."""
+        return self.tallies.setdefault(kind, Tally())
+
+    def violate(self, sentence: str) -> None:
+        """Take note of what should not have been, and say it."""
+        self.violations.append(sentence)
+        print(f"  VIOLATION: {sentence}", flush=True)
+
+    def table(self) -> str:
+        """Return all kinds in a table."""
+        lines = [f"{'kind':<12}{'done':>6}{'counted':>9}{'lost':>6}{'doubled':>9}{'slowest takeover':>18}"]
+        for kind, tally in sorted(self.tallies.items()):
+            slowest = f"{max(tally.takeovers):.1f} s of {len(tally.takeovers)}" if tally.takeovers else "-"
+            lines.append(
+                f"{kind:<12}{tally.done:>6}{tally.counted:>9}{tally.lost:>6}{tally.doubled:>9}{slowest:>18}"
+            )
+        return "\n".join(lines)
+
+
+class RunWatch:
+    """One run under way, and what was accepted of it so far.
+
+    Args:
+        run: which.
+        verdicts: takes what is found.
+    """
+
+    def __init__(self, run: Run, verdicts: Verdicts) -> None:
+        self.run = run
+        self.accepted: dict[Item, str] = {}
+        self.status, self.attempt = "pending", 0
+        self.last_kind = "none"
+        self._verdicts = verdicts
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.status in ("finished", "failed", "stopped")
+
+    def update(self, row: RowOfRun) -> None:
+        """Compare what is accepted now with what was."""
+        gone = {item for item, rollout in self.accepted.items() if row.accepted.get(item) != rollout}
+        if gone:
+            self._verdicts.of(self.last_kind).lost += len(gone)
+            self._verdicts.violate(
+                f"{self.run.name}: {len(gone)} accepted records are lost or others: {sorted(gone)[:5]}"
+            )
+        self.accepted = row.accepted
+        self.status, self.attempt = row.status, row.attempt
+
+    def compare(self, calm: Run, results: int) -> None:
+        """Hold a run that has ended against the undisturbed one."""
+        name, violate = self.run.name, self._verdicts.violate
+        keys = journal_keys(self.run.results)
+        doubled = len(keys) - len(set(keys))
+        if doubled:
+            self._verdicts.of(self.last_kind).doubled += doubled
+            violate(f"{name}: {doubled} samples stand twice in its journal")
+        if set(keys) != set(self.accepted) or len(set(keys)) != results:
+            violate(
+                f"{name}: its journal has {len(set(keys))} of {results} samples, {len(self.accepted)} were accepted"
+            )
+        if (mine := published(self.run.results)) != (theirs := published(calm.results)):
+            other = [pair for pair in zip(mine, theirs) if pair[0] != pair[1]]  # noqa: B905 - one may be longer
+            violate(f"{name}: its samples are others than the undisturbed run's: {len(mine)}, {other[:3]}")
+        if (mine_are := numbers(self.run.results)) != (calm_are := numbers(calm.results)):
+            violate(f"{name}: its numbers are others: {differing(mine_are, calm_are)}")
+        self._compare_conversations(calm)
+
+    def _compare_conversations(self, calm: Run) -> None:
+        mine, theirs = samples(self.run.results), samples(calm.results)
+        if other := [each for each in mine if mine[each] != theirs.get(each)]:
+            self._verdicts.violate(f"{self.run.name}: conversations are others: {other[:5]}")
+        if missing := len(theirs.keys() - mine.keys()):
+            self._verdicts.notes["conversations that no machine had any more"] += missing
+            print(f"  {self.run.name}: {missing} conversations are missing", flush=True)
+
+
+def journal_keys(results: Path) -> list[Item]:
+    """Return the row and attempt of each record of a downloaded journal, in its order."""
+    records = [json.loads(line) for line in (results / "events.jsonl").read_bytes().splitlines()]
+    return [(record["row_index"], record["run_index"]) for record in records]
+
+
+def differing(one: Any, other: Any, place: str = "") -> list[str]:
+    """Return where two trees differ, and what stands there."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        names: Sequence[str] = sorted({*one, *other})
+        return [
+            found for name in names for found in differing(one.get(name), other.get(name), f"{place}.{name}")
+        ]
+    return [] if one == other else [f"{place}: {one} != {other}"]

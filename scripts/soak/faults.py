@@ -35,6 +35,7 @@ class Fault:
         delay_s: how long it waits then.
         away_s: for how long what it hits is away.
         rides: whether it waits for no records, and falls into what the one before it left behind.
+        refuses: of a cut, whether who connects is refused and not left without an answer.
         forgets: of a cut, whether connections are gone when it is over.
         draw: between 0 and 1, chooses its target.
     """
@@ -44,6 +45,7 @@ class Fault:
     delay_s: float
     away_s: float
     rides: bool
+    refuses: bool
     forgets: bool
     draw: float
 
@@ -65,6 +67,7 @@ def plan(counts: Mapping[str, int], draw: random.Random) -> list[Fault]:
                 delay_s=draw.uniform(0.0, 1.5 if rides else 0.3),
                 away_s=_away_s(kind, draw),
                 rides=rides,
+                refuses=draw.random() < 0.3,
                 forgets=draw.random() < 0.5,
                 draw=draw.random(),
             )
@@ -120,8 +123,8 @@ class Injector:
             "worker": lambda: self._kill_worker(machine),
             "server": lambda: self._kill_server(machine, fault.draw),
             "machine": lambda: self._power_off(machine),
-            "half-cut": lambda: self._cut(machine, fault.forgets),
-            "two-cut": lambda: self._cut(machine, fault.forgets),
+            "half-cut": lambda: self._cut(machine, fault),
+            "two-cut": lambda: self._cut(machine, fault),
         }
         return how[fault.kind]() if fault.kind in how else self._kill_part(fault.kind)
 
@@ -140,11 +143,11 @@ class Injector:
         machine.power_off()
         return Injected(machine.start)
 
-    def _cut(self, machine: Machine, forgets: bool) -> Injected | None:
+    def _cut(self, machine: Machine, fault: Fault) -> Injected | None:
         if machine.is_cut or self._census.worker_of(machine.process.pid) is None:
             return None
-        machine.cut()
-        return Injected(lambda: machine.heal(forgets=forgets))
+        machine.cut(refuses=fault.refuses)
+        return Injected(lambda: machine.heal(forgets=fault.forgets))
 
     def _kill_part(self, kind: str) -> Injected | None:
         """Kill what all machines need; one that is away already is left alone."""

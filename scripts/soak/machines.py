@@ -73,10 +73,10 @@ class Machine:
         self.process.kill()
         self.process.wait()
 
-    def cut(self) -> None:
-        """Let nothing through between it and the platform."""
+    def cut(self, *, refuses: bool) -> None:
+        """Let nothing through between it and the platform; with ``refuses`` it is told so at once."""
         self.is_cut = True
-        self.relay.cut()
+        self.relay.cut(refuses=refuses)
 
     def heal(self, *, forgets: bool) -> None:
         """Let everything through again."""

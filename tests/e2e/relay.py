@@ -74,9 +74,13 @@ class Relay:
         while True:
             try:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._port))
             except OSError:
                 return
+            try:
+                far = socket.create_connection(("127.0.0.1", self._port))
+            except OSError:
+                near.close()  # nobody listens there now
+                continue
             if self._refuses:
                 near.close()
                 far.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -83,10 +84,12 @@ class Platform:
         self.signals: list[int] = []
         self.said: list[str] = []
         self.now = 0.0
+        self.asked_at: list[float] = []
         self.host: WorkerHost | None = None
 
     def claim(self, offer: WorkerOffer) -> Assignment | None:
         self.offers.append(offer)
+        self.asked_at.append(self.now)
         answer = self.answers.pop(0) if self.answers else self._end()
         if isinstance(answer, Exception):
             raise answer
@@ -234,6 +237,32 @@ def test_a_platform_that_is_away_is_asked_again_with_the_same_claim_and_said_onc
     assert [line for line in platform.said if "does not answer" in line] == [
         "trying again: the platform does not answer: connection refused."
     ]
+
+
+def pauses(platform: Platform) -> list[float]:
+    """Return how long each question came after the one before, in the seconds of a clock that runs fast."""
+    return [later - former for former, later in pairwise(platform.asked_at)]
+
+
+def test_a_platform_that_was_away_long_ago_and_is_again_is_asked_again_as_soon_as_the_first_time(
+    play: Play,
+) -> None:
+    away = PlatformUnreachableError("the platform does not answer: connection refused.")
+    platform, host = play([away, away, away, away, None, away, assignment("first")], [ENDED], once=True)
+    host.run()
+    first, *_, fourth, _, again = pauses(platform)
+    assert fourth > 2 * first
+    assert again < fourth / 2
+
+
+def test_deaths_of_workers_on_a_machine_count_as_long_as_it_shows_that_it_can_not_work(play: Play) -> None:
+    killed = -signal.SIGKILL
+    first_runs, last_runs = ([assignment(name) for name in names] for names in ("abcde", "fgh"))
+    platform, host = play([*first_runs, None, *last_runs], [killed] * 6 + [LEASE_LOST, ENDED])
+    assert endings(host.run()) == ["died"] * 6 + ["lease_lost", "ended"]
+    first, _, _, _, fifth, _, after_a_quiet_time, cut_off, *_ = pauses(platform)
+    assert fifth > 3 * first
+    assert after_a_quiet_time < fifth / 2 and cut_off < fifth / 2
 
 
 def test_a_claim_that_is_over_is_made_anew(play: Play) -> None:

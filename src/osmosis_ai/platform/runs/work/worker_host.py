@@ -104,6 +104,7 @@ class _Worker:
     run: WorkedRun
     lease: AssignedLease = field(repr=False)
     process: WorkerProcess
+    began_at: float
     is_told: bool = False
 
     def ask_to_end(self) -> None:
@@ -147,7 +148,7 @@ class WorkerHost:
         self._is_asking = False
         self._refused: Exception | None = None
         self._told = ""
-        self._failures = 0
+        self._failures = self._unanswered = 0
         self._not_before = 0.0
         self._busy_at = monotonic()
         self._asked_to_end = 0
@@ -246,13 +247,20 @@ class WorkerHost:
 
     def _take(self, answer: Assignment | Exception | None) -> None:
         self._is_asking = False
+        if not isinstance(answer, Exception):
+            self._unanswered = 0
         if answer is None:
+            self._failures = 0  # whoever has no run for a while does not make up for old ones
             self._not_before = self._monotonic() + _FIRST_PAUSE_S  # of a platform that does not wait
         elif isinstance(answer, PlatformUnreachableError):
-            self._pause(answer.message)  # and then the same claim: it may have been answered
+            self._pause(
+                answer.message, self._unanswered
+            )  # and then the same claim: it may have been answered
+            self._unanswered += 1
         elif isinstance(answer, OsmosisError) and answer.code == "CONFLICT" and self._terms.run_id is None:
             self._claim_id = secrets.token_hex(16)
-            self._pause(answer.message)
+            self._pause(answer.message, self._unanswered)
+            self._unanswered += 1
         elif isinstance(answer, Exception):
             self._refused = _explained(answer)
             if self._workers:
@@ -267,14 +275,13 @@ class WorkerHost:
         claim_id, self._claim_id = self._claim_id, secrets.token_hex(16)
         self._told = ""
         process = self._start_worker(run.id, claim_id)
-        self._workers.append(_Worker(run, assignment.lease, process))
+        self._workers.append(_Worker(run, assignment.lease, process, self._monotonic()))
         self._worked.append(run)
         self._say(f"took the run {run.name} (attempt {run.attempt})")
 
-    def _pause(self, reason: str) -> None:
-        """Try again later, twice as much later each time; a reason is said once."""
-        self._not_before = self._monotonic() + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._failures)
-        self._failures += 1
+    def _pause(self, reason: str, times: int) -> None:
+        """Try again later, twice as much later each of the ``times``; a reason is said once."""
+        self._not_before = self._monotonic() + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(times, 16))
         if reason != self._told:
             self._say(f"trying again: {reason}")
             self._told = reason
@@ -306,7 +313,10 @@ class WorkerHost:
         reason = f"its worker died ({exit_words(status)})" if run.ending == "died" else None
         if run.ending in ("died", "not_mine"):
             self._release(run.id, worker.lease, reason)
-        self._pause(f"the run {run.name}: {reason or run.ending.replace('_', ' ')}")
+        if run.ending == "lease_lost" or self._monotonic() - worker.began_at >= _LONGEST_PAUSE_S:
+            self._failures = 0  # a machine that was cut off, or that could work for so long, is a good one
+        self._pause(f"the run {run.name}: {reason or run.ending.replace('_', ' ')}", self._failures)
+        self._failures += 1
 
     def _release(self, run_id: str, lease: AssignedLease, setback: str | None) -> None:
         """Let a run go, in a thread of its own: a platform that is away is told for as long as the lease lasts."""

@@ -7,12 +7,13 @@ import hashlib
 import io
 import tarfile
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.db.engine import DatabaseBusyError
 from osmosis_ai.platform.db.tables import DbDataset, DbJournalSegment, DbRun, DbRunFile
 from osmosis_ai.platform.ray_cluster import RayCluster
@@ -260,6 +261,27 @@ def test_a_run_that_ends_keeps_its_journal_without_secrets(
     assert [key for key in services.blobs.keys(f"runs/{worker.run_id}") if "/journal/" in key] == []
     with pytest.raises(LeaseLostError):
         worker.sync()
+
+
+def test_a_run_ends_with_its_journal_where_the_store_was_away_for_a_moment_and_without_where_for_long(
+    worker: DeskWorker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.write(records(2))
+    worker.sync(journal=worker.part())
+
+    def away(*_: Any) -> NoReturn:
+        raise BlobStoreBusy("the bucket cannot be reached.")
+
+    monkeypatch.setattr(type(worker.services.blobs), "put", away)
+    for _ in range(2):
+        with pytest.raises(BlobStoreBusy):
+            worker.ends()
+        clock.advance(LEASE.total_seconds() / 4)
+    assert worker.run.status == "running"
+    assert worker.ends().status == "finished"
+    assert worker.run.journal_blob is None
+    assert any("journal could not be kept" in message for message in worker.messages())
+    assert len(worker.samples()) == 2
 
 
 def test_a_run_that_was_asked_to_stop_is_stopped_whatever_happened(worker: DeskWorker) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import EndRequest, ReleaseRequest, RunClosed
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.blobs.store import BlobStore, BlobStoreBusy
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun
 from osmosis_ai.platform.log_lines import LogLine, storable
@@ -54,6 +54,7 @@ class RunClosing:
         db, logs, blobs, leases, folding, uploads: the platform's.
         secrets: returns the values of a run's secrets, which its journal is to lose.
         runs_dir: where runs of the platform's own machine keep their working files.
+        monotonic: a clock, in seconds.
         all_are_elsewhere: whether runs without a pool are worked on elsewhere, too, where no executor counts setbacks.
     """
 
@@ -68,8 +69,10 @@ class RunClosing:
         secrets: Secrets,
         runs_dir: Path,
         *,
+        monotonic: Callable[[], float] = time.monotonic,
         all_are_elsewhere: bool = False,
     ) -> None:
+        self._monotonic = monotonic
         self._db = db
         self._logs = logs
         self._blobs = blobs
@@ -80,27 +83,36 @@ class RunClosing:
         self._runs_dir = runs_dir
         self._all_are_elsewhere = all_are_elsewhere
         self._ending: WeakValueDictionary[str, _OneAtATime] = WeakValueDictionary()
+        self._store_away_since: dict[str, float] = {}
 
-    def end(self, lease: Lease, request: EndRequest) -> RunClosed:
+    def end(self, lease: Lease, request: EndRequest, *, is_said_again: bool = False) -> RunClosed:
         """Give a run its outcome; said again, it is what it was.
 
         Who says it again while it is being done, waits for that: a long journal is folded once.
 
+        Args:
+            lease, request: whose run, and its outcome.
+            is_said_again: whether whoever says it tries again where the store does not answer. A run ends without
+                its journal only where the store is away for half a lease.
+
         Raises:
             LeaseLostError: the lease is over.
+            BlobStoreBusy: it is to be said again.
         """
         turn = self._ending.setdefault(lease.run_id, _OneAtATime())
         with turn.lock:
-            return self._end(lease, request)
+            closed = self._end(lease, request, is_said_again)
+        self._store_away_since.pop(lease.run_id, None)
+        return closed
 
-    def _end(self, lease: Lease, request: EndRequest) -> RunClosed:
+    def _end(self, lease: Lease, request: EndRequest, is_said_again: bool) -> RunClosed:
         with self._db.session() as session:
             run = session.get(DbRun, lease.run_id)
         if run is not None and run.status not in OPEN and run.lease_token == lease.token:
             return _closed(run)
         self._leases.require(lease)
         assert run is not None
-        key = self._kept_journal(run, lease)
+        key = self._kept_journal(run, lease, is_said_again)
         obsolete: list[str] = []
         with self._leases.writing(lease) as (session, run):
             outcome: Outcome = "stopped" if run.stop_requested_at is not None else request.outcome
@@ -197,15 +209,19 @@ class RunClosing:
     def _is_hopeless(self, run: DbRun) -> bool:
         return run.fruitless >= FRUITLESS[run.kind]
 
-    def _kept_journal(self, run: DbRun, lease: Lease) -> str | None:
-        """Store the journal of a run that ends; None where there is none, or it could not be stored, which is said."""
-        renewed_at = time.monotonic()
+    def _kept_journal(self, run: DbRun, lease: Lease, is_said_again: bool) -> str | None:
+        """Store the journal of a run that ends; None where there is none, or it could not be stored, which is said.
+
+        Raises:
+            BlobStoreBusy: the store has not been away for long.
+        """
+        renewed_at = self._monotonic()
 
         def still_mine() -> None:
             nonlocal renewed_at
-            if time.monotonic() - renewed_at > self._leases.term.total_seconds() / 3:
+            if self._monotonic() - renewed_at > self._leases.term.total_seconds() / 3:
                 self._leases.renew(lease)
-                renewed_at = time.monotonic()
+                renewed_at = self._monotonic()
 
         try:
             redactor = Redactor([value.get_secret_value() for value in self._secrets(run).values()])
@@ -213,9 +229,19 @@ class RunClosing:
         except LeaseLostError:
             raise
         except (OSError, OsmosisError) as error:
+            if (
+                is_said_again
+                and isinstance(error, BlobStoreBusy)
+                and not self._was_store_away_for_long(run.id)
+            ):
+                raise
             line = LogLine(f"the journal could not be kept: {error}", level="warning", step="run")
             self._logs.append(run.id, [line])
             return None
+
+    def _was_store_away_for_long(self, run_id: str) -> bool:
+        now = self._monotonic()
+        return now - self._store_away_since.setdefault(run_id, now) >= self._leases.term.total_seconds() / 2
 
     def _number(self, run: DbRun, ending: str | None) -> None:
         if run.kind == "eval" and run.metrics is not None:

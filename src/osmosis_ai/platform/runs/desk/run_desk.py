@@ -83,6 +83,7 @@ class RunDesk:
             self._uploads,
             self._assignments.secrets,
             config.runs_dir,
+            monotonic=clock.monotonic,
             all_are_elsewhere=config.ray is not None,
         )
         self._pace = SyncPace(clock, term)
@@ -152,8 +153,10 @@ class RunDesk:
 
         Raises:
             LeaseLostError: the run has another owner, or has ended otherwise.
+            BlobStoreBusy: the store was away just now; it is to be said again.
         """
-        return self._closing.end(self._lease(run_id, request.lease.get_secret_value()), request)
+        lease = self._lease(run_id, request.lease.get_secret_value())
+        return self._closing.end(lease, request, is_said_again=True)
 
     def release(self, run_id: str, request: ReleaseRequest) -> RunClosed:
         """Let a run go as it is, for whoever comes next.

@@ -24,6 +24,8 @@ LONGEST_WAIT_S = 25.0
 """How long a claim without a run, or a sync with nothing new, is held open at most."""
 LARGEST_EXCHANGE_BYTES = 1 << 20
 """Of a request's body, unpacked; what is larger waits for the next exchange, or goes up as a file."""
+MOST_WANTED = 256
+"""Uploads asked for in one exchange at most."""
 LEASE_LOST = "LEASE_LOST"
 JOURNAL_OFFSET = "JOURNAL_OFFSET"
 """409 of a journal part above what is stored; ``details.bytes`` is the right offset."""
@@ -302,7 +304,7 @@ class SyncRequest(WireModel):
     metrics: dict[str, Any] | None = None
     grader_digest: Annotated[Words, Field(max_length=64)] | None = None
     training: TrainingNews | None = None
-    wanted: list[WantedUpload] = []
+    wanted: Annotated[list[WantedUpload], Field(max_length=MOST_WANTED)] = []
     renew: list[str] = []
     """Of what to give downloads anew: ``source``, ``dataset``, ``adapter``, ``journal``, ``resume``."""
     find_agent: bool = False

@@ -54,14 +54,19 @@ def test_a_line_is_told_once_its_conversation_is_and_with_all_that_came_by_then(
     for row in range(3):
         journal.worker.finish(row)
         lines += journal.record(row)
-    journal.tell_files(0.5)
+    journal.tell_files(0.25)
     assert journal.due() == b""
-    journal.tell_files(0.5)
+    journal.tell_files(0.25)
     assert len(journal.worker.rows) == 3
     assert journal.due() == lines
     journal.worker.finish(3)
     later = journal.record(3)
     assert journal.due() == lines, "its files are not told"
+    journal.worker.now += 0.5
+    journal.worker.files.ready()
+    beside = journal.held.due(journal.worker.files, telling=True)
+    assert beside is not None and beside.lines.encode() == lines + later, "or beside them"
+    assert journal.due() == lines
     told = journal.held.due(journal.worker.files)
     assert told is not None
     journal.held.told(told)

@@ -148,25 +148,30 @@ def test_a_shard_is_stored_when_it_is_old_enough_for_somebody_to_look(worker: Wo
     worker.files.expect([worker.finish(0)])
     worker.tell(worker.files.ready())
     assert len(worker.rows) == 1
-    worker.now = 100.5
+    worker.now = 100.25
     worker.files.expect([worker.finish(1)])
     assert not worker.files.ready()
-    worker.now = 101.1
+    worker.now = 100.5
     worker.tell(worker.files.ready())
     assert len(worker.rows) == 2
 
 
-def test_the_first_shards_wait_for_a_second_and_later_ones_for_a_share_of_the_time(worker: Worker) -> None:
+def test_however_long_a_worker_has_worked_its_shards_wait_for_half_a_second(worker: Worker) -> None:
     def seen_after(waited_s: float, row: int) -> bool:
         worker.files.expect([worker.finish(row)])
         worker.now += waited_s
         worker.tell(worker.files.ready())
         return f"trajectories/row_{row}_run_0.json" in worker.rows
 
-    assert all(seen_after(10.0, row) for row in range(599))
-    assert seen_after(1.0, 599)
-    assert not seen_after(59.0, 600)
-    assert seen_after(2.0, 601)
+    assert all(seen_after(0.5, row) for row in range(700))
+    worker.now += 36_000.0
+    assert seen_after(0.0, 700)
+    assert not seen_after(0.4, 701)
+    assert seen_after(0.1, 702)
+    assert (
+        worker.rows["trajectories/row_701_run_0.json"]["blob_key"]
+        == worker.rows["trajectories/row_702_run_0.json"]["blob_key"]
+    )
 
 
 def test_rows_that_the_database_did_not_take_are_given_again_and_nothing_is_deleted_before(

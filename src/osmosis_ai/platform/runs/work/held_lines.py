@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from osmosis_ai.platform.runs.work.journal_tail import PART_BYTES, TailPart
-from osmosis_ai.platform.runs.work.sample_files import SampleFiles
+from osmosis_ai.platform.runs.work.sample_files import LONGEST_AGE_S, SampleFiles
 
 _MOST_BYTES = 8 << 20
+_LONGEST_WAIT_S = 2 * LONGEST_AGE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class _Held:
 class HeldLines:
     """Parts of a journal in their order, from when they are read until they are told.
 
-    What waits for files waits no longer than a shard that is being filled does (:attr:`SampleFiles.longest_age_s`):
+    What waits for files waits no longer than a shard that is being filled does, and a round of looking for them:
     a conversation that is late, or never comes, keeps nobody from seeing that an attempt has ended.
 
     Args:
@@ -44,12 +45,17 @@ class HeldLines:
         """Hold the part that follows the last one."""
         self._held.append(_Held(part, self._clock()))
 
-    def due(self, files: SampleFiles | None) -> TailPart | None:
-        """Return what is to be told next, as one part; the same, or more of it, until it is told."""
+    def due(self, files: SampleFiles | None, *, telling: bool = False) -> TailPart | None:
+        """Return what is to be told next, as one part; the same, or more of it, until it is told.
+
+        Args:
+            files: which it waits for.
+            telling: whether those that were sent are told beside it.
+        """
         due: TailPart | None = None
         for held in self._held:
             part = held.part
-            if files is not None and self._waits(held, files):
+            if files is not None and self._waits(held, files, telling):
                 break
             if due is None:
                 due = part
@@ -69,5 +75,6 @@ class HeldLines:
         """Let go of all: it is read again."""
         self._held.clear()
 
-    def _waits(self, held: _Held, files: SampleFiles) -> bool:
-        return files.are_awaited(held.part.items) and self._clock() - held.since < files.longest_age_s
+    def _waits(self, held: _Held, files: SampleFiles, telling: bool) -> bool:
+        waited_s = self._clock() - held.since
+        return waited_s < _LONGEST_WAIT_S and files.are_awaited(held.part.items, telling=telling)

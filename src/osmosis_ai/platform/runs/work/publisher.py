@@ -2,8 +2,8 @@
 
 The engine's journal is the truth and this only copies from it, whole lines as they stand on the disk: what the platform
 has already it compares and acknowledges, so that saying it again changes nothing. Lines go behind the files of their
-attempts: what a machine leaves that is gone in between, whole samples or none, another one can go on with. The platform
-sets the pace; at the end everything is said at once.
+attempts, or beside them: what a machine leaves that is gone in between, whole samples or none, another one can go on with.
+The platform sets the pace; at the end everything is said at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ from osmosis_ai.redaction import Redactor
 ROUND_S = 0.25
 _LINES_PER_ROUND = 500
 _MOST_LOG_CHARS = 256 * 1024
-_FILES_PER_EXCHANGE = 1000
+_FILES_BYTES = 512 * 1024
+"""Of files that one exchange tells of, as they are written there."""
+_BESIDE_BYTES = 128 * 1024
+"""Of files that are told beside lines of the journal, where these are not many."""
+_MOST_LINES_BYTES = 256 * 1024
 _PATIENCE_S = 60.0
 """How long the end of a run waits at least for a platform that does not answer."""
 _LONGEST_PAUSE_S = 5.0
@@ -51,6 +55,7 @@ class _News:
     progress: ProgressSnapshot | None = None
     numbers_of: tuple[int, int] | None = None
     fields: dict[str, Any] = field(default_factory=dict)
+    has_files: bool = False
 
     @property
     def is_full(self) -> bool:
@@ -65,14 +70,23 @@ class Publisher:
         channel: to the platform.
         clock: dates the lines.
         redactor: blanks the run's secrets in everything that is published.
+        monotonic: in seconds, never back.
 
     Attributes:
         damage: of the journal, where it was found damaged; what stands before that is published.
     """
 
-    def __init__(self, channel: RunChannel, clock: Clock, redactor: Redactor) -> None:
+    def __init__(
+        self,
+        channel: RunChannel,
+        clock: Clock,
+        redactor: Redactor,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._channel = channel
         self._clock = clock
+        self._monotonic = monotonic
         self.redactor = redactor
         self._lines: deque[LogLine] = deque()
         self._lines_told = 0
@@ -82,7 +96,7 @@ class Publisher:
         self._directory: RunDirectory | None = None
         self._files: SampleFiles | None = None
         self._tail: JournalTail | None = None
-        self._held = HeldLines(time.monotonic)
+        self._held = HeldLines(monotonic)
         self._numbers_of: tuple[int, int] | None = None
         self._say_at = 0.0
         self._wake = threading.Event()
@@ -181,22 +195,54 @@ class Publisher:
         if self._writes:
             self._writes[0]()
             self._writes.popleft()
-        if not self._closing and time.monotonic() < self._say_at:
+        if not self._closing and self._monotonic() < self._say_at:
             return bool(self._writes)
         self._read_on()
-        told_files = False
+        files, told = FileNews(), False
         try:
-            told_files = self._tell_files()
+            if self._closing:
+                told = self._tell_rest()
+            elif self._files is not None:
+                files = self._files.ready()
         finally:
-            # Behind the files that it names; a store that is away keeps nobody from being heard of.
-            news = self._news()
-            if news.fields:
-                self._say(news)
-            elif news.tail is not None:
-                self._held.told(news.tail)
+            # A store that is away keeps nobody from being heard of.
+            news = self._say_all(files)
         if self._closing:
-            return bool(news.fields or news.tail or told_files or self._held or self._writes)
-        return news.is_full or told_files or bool(self._writes)
+            return bool(news.fields or news.tail or told or self._held or self._writes)
+        return news.is_full or bool(files) or bool(self._writes)
+
+    def _say_all(self, files: FileNews) -> _News:
+        """Say which files were sent, and everything new beside the last of them."""
+        try:
+            parts = deque(_exchanges(files))
+            while parts and (len(parts) > 1 or not self._fits_beside(parts[-1])):
+                self._channel.sync(**parts.popleft().fields)
+            is_told = bool(files) and not parts
+            if is_told and self._files is not None:
+                self._files.written()
+            news = self._news(telling=bool(parts))
+            for part in parts:
+                news.fields |= part.fields
+                news.has_files = True
+            self._say_if_any(news)
+        except (LeaseLostError, CredentialRefusedError, JournalOffsetError):
+            raise
+        except OsmosisError:
+            if files:
+                # What becomes of files keeps nobody from being heard of, either.
+                self._say_if_any(self._news())
+            raise
+        return news
+
+    def _say_if_any(self, news: _News) -> None:
+        if news.fields:
+            self._say(news)
+        elif news.tail is not None:
+            self._held.told(news.tail)
+
+    def _fits_beside(self, part: _FilesExchange) -> bool:
+        tail = self._held.due(self._files, telling=True)
+        return part.size <= _BESIDE_BYTES and (tail is None or tail.size <= _MOST_LINES_BYTES)
 
     def _read_on(self) -> None:
         """Read what was recorded meanwhile, and watch out for its files."""
@@ -210,22 +256,21 @@ class Publisher:
             if self._files is not None:
                 self._files.expect(part.items, resumed=part.is_resumed)
 
-    def _tell_files(self) -> bool:
-        """Say which files were sent by now, at the end which there are at all; return whether there were any."""
-        if self._files is None:
-            return False
-        if not self._closing:
-            return self._tell(self._files.ready())
+    def _tell_rest(self) -> bool:
+        """Say which files there are at the end; return whether there were any."""
         told = False
-        while self._tell(self._files.rest()):
+        while self._files is not None and (rest := self._files.rest()):
+            for part in _exchanges(rest):
+                self._channel.sync(**part.fields)
+            self._files.written()
             told = True
         return told
 
-    def _news(self) -> _News:
+    def _news(self, *, telling: bool = False) -> _News:
         news = _News()
         said = news.fields
         if self._tail is not None:
-            news.tail = tail = self._held.due(self._files)
+            news.tail = tail = self._held.due(self._files, telling=telling)
             if tail is not None and tail.is_sent:
                 said["journal"] = JournalPart(
                     generation=self._channel.assignment.journal.generation,
@@ -254,7 +299,7 @@ class Publisher:
                 self._tail.go_to(error.stored)
             raise
         # A full exchange is followed at once, others at the pace that the platform sets.
-        self._say_at = time.monotonic() + (0.0 if news.is_full else self._channel.pace_s)
+        self._say_at = self._monotonic() + (0.0 if news.is_full else self._channel.pace_s)
         self._note_told(news, reply)
 
     def _note_told(self, news: _News, reply: SyncReply) -> None:
@@ -269,18 +314,8 @@ class Publisher:
         self._numbers_of = news.numbers_of or self._numbers_of
         if news.tail is not None:
             self._held.told(news.tail)
-
-    def _tell(self, news: FileNews) -> bool:
-        """Say which files were sent, some in each exchange; return whether there were any."""
-        if self._files is None or not news:
-            return False
-        most = max(len(news.files), len(news.sent))
-        for start in range(0, most, _FILES_PER_EXCHANGE):
-            part = slice(start, start + _FILES_PER_EXCHANGE)
-            sent, files = list(news.sent[part]), list(news.files[part])
-            self._channel.sync(**({"sent": sent} if sent else {}), **({"files": files} if files else {}))
-        self._files.written()
-        return True
+        if news.has_files and self._files is not None:
+            self._files.written()
 
     def _next_lines(self) -> list[LogLine]:
         lines: list[LogLine] = []
@@ -319,3 +354,24 @@ class Publisher:
         news.numbers_of, news.fields["metrics"] = version, metrics
         if (digest := grader_digest_of(directory)) is not None:
             news.fields["grader_digest"] = digest
+
+
+@dataclass
+class _FilesExchange:
+    """What one exchange says of files: ``size`` is about that of its words, in bytes."""
+
+    fields: dict[str, list[Any]] = field(default_factory=dict)
+    size: int = 0
+
+
+def _exchanges(news: FileNews) -> list[_FilesExchange]:
+    """Return what is to be said of files, in parts that fit an exchange: uploads before the files that lie in them."""
+    parts: list[_FilesExchange] = []
+    told = [("sent", each) for each in news.sent] + [("files", each) for each in news.files]
+    for name, each in told:
+        size = len(each.model_dump_json())
+        if not parts or parts[-1].size + size > _FILES_BYTES:
+            parts.append(_FilesExchange())
+        parts[-1].fields.setdefault(name, []).append(each)
+        parts[-1].size += size
+    return parts

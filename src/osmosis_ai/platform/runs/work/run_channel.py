@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from osmosis_ai.api.retrying import Transient, Waits
 from osmosis_ai.api.wire.workers import (
+    MOST_WANTED,
     AgentPlace,
     AssignedRun,
     Assignment,
@@ -40,8 +41,8 @@ Said = TypeVar("Said")
 _WAITS = Waits((0.25, 1.0))
 _BLOCK_BYTES = 1 << 20
 _THREADS = 4
-_MOST_WANTED = 256
-"""Uploads asked for in one exchange."""
+_WORTH_SAYING = 64
+"""Uploads that were sent and not said so, which the next request for more says along: few stay open on the platform."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class RunChannel:
         self._term_s = assignment.lease.term_s
         self._next_s = self._pace(assignment.next_s)
         self._on_stop: Callable[[], None] = lambda: None
+        self._unsaid: list[SentUpload] = []
         self.stop_asked = False
         self.answers = 0
 
@@ -139,6 +141,8 @@ class RunChannel:
             self._term_s = reply.term_s
             self._next_s = self._pace(reply.next_s)
             self.answers += 1
+            if said := {each.id for each in news.get("sent", ())}:
+                self._unsaid = [each for each in self._unsaid if each.id not in said]
             is_news = reply.stop and not self.stop_asked
             self.stop_asked = self.stop_asked or reply.stop
         if is_news:
@@ -152,18 +156,21 @@ class RunChannel:
             OSError, OsmosisError: they could not be read, or the store did not take them.
         """
         sent: list[SentUpload] = []
-        for start in range(0, len(blobs), _MOST_WANTED):
-            some = blobs[start : start + _MOST_WANTED]
+        for start in range(0, len(blobs), MOST_WANTED):
+            some = blobs[start : start + MOST_WANTED]
             wanted = [WantedUpload(name=each.name, size=each.size, sha256=each.sha256) for each in some]
-            granted = {grant.name: grant for grant in self.sync(wanted=wanted).uploads}
+            granted = {grant.name: grant for grant in self.sync(wanted=wanted, **self._said_along()).uploads}
             if missing := [each.name for each in some if each.name not in granted]:
                 raise PlatformUnreachableError(f"the platform does not say where to send `{missing[0]}`.")
             grants = [granted[each.name] for each in some]
             if len(some) == 1:
-                sent.append(self._send(some[0], grants[0]))
-                continue
-            with ThreadPoolExecutor(_THREADS, thread_name_prefix="uploads") as threads:
-                sent += threads.map(self._send, some, grants)
+                done = [self._send(some[0], grants[0])]
+            else:
+                with ThreadPoolExecutor(_THREADS, thread_name_prefix="uploads") as threads:
+                    done = list(threads.map(self._send, some, grants))
+            sent += done
+            with self._lock:
+                self._unsaid += done
         return sent
 
     def fetch(self, download: InputDownload, target: Path) -> None:
@@ -198,6 +205,14 @@ class RunChannel:
     def _pace(self, wanted_s: float) -> float:
         # Whoever came less often would lose the lease, whatever the platform says.
         return min(wanted_s, self._term_s / 3)
+
+    def _said_along(self) -> dict[str, list[SentUpload]]:
+        """Return what a request for more uploads says of those before, once: whose files they are may be said much later."""
+        with self._lock:
+            if len(self._unsaid) < _WORTH_SAYING:
+                return {}
+            sent, self._unsaid = self._unsaid, []
+        return {"sent": sent}
 
     def _send(self, blob: OutgoingBlob, grant: UploadGrant) -> SentUpload:
         # Without a URL the platform has the bytes.

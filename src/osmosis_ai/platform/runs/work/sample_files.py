@@ -1,7 +1,6 @@
 """The files of samples, from a worker's disk to the platform: each is sent once, whole, and without secrets.
 
-Conversations go into shards, which are sent when they are large or old enough for somebody to look. What the platform
-has is deleted here, so that a run of any length takes little room. What the download layout has no place for (a name
+Conversations go into shards, which are sent as soon as somebody may look. What the platform has is deleted here, so that a run of any length takes little room. What the download layout has no place for (a name
 that is no text, a path too long) is left out, and so is what is no file of the rollout's own: links, pipes, devices.
 """
 
@@ -37,14 +36,13 @@ DIAGNOSTICS = "diagnostics"
 """The kind of a file that says why an attempt failed."""
 _LOOKS_PER_ROUND = 128
 _MOST_SAMPLES = 1_000
-"""In a shard; a million samples are a thousand shards."""
-_SHARE_OF_TIME = 0.01
-"""Of the time a worker has worked, after which a later shard is stored whatever its size: their number stays small."""
-_EARLY_SHARDS = 600
-"""Stored after :data:`_LEAST_AGE_S`, so that whoever looks at a run of ten busy minutes sees each sample at once."""
+"""In a shard."""
+_MOST_BESIDE = 1_000
+"""Files that are blobs of their own, of the attempts of a shard."""
 _PATIENCE_S = 2 * TRAJECTORY_WAIT_S
-_LEAST_AGE_S = 1.0
-"""Of a shard, so that a short run's are few, too."""
+LONGEST_AGE_S = 0.5
+"""How long a shard is filled at most, in seconds: whoever looks at a run, however old, sees each sample within two, of which the
+page may take one. The platform merges them."""
 _ARTIFACTS_AT_ONCE = 32
 _IN_MEMORY_BYTES = 1024 * 1024
 _LARGEST_DOCUMENT_BYTES = 8 * 1024 * 1024
@@ -128,12 +126,10 @@ class SampleFiles:
         self._send = store
         self._redactor = redactor
         self._clock = clock
-        self._began = clock()
-        self._stored_at = self._began
+        self._stored_at = clock()
         # Attempts whose files are not stored yet; looked at in turn.
         self._expected: dict[tuple[int, int], _Item] = {}
         self._shard: _OpenShard | None = None
-        self._shards = 0
 
     def expect(self, items: Iterable[RecordedItem], *, resumed: bool = False) -> None:
         """Watch out for the files of these attempts; of ``resumed`` ones, as far as earlier workers have left any here."""
@@ -154,16 +150,11 @@ class SampleFiles:
             directory.trial(item.rollout_id),
         )
 
-    @property
-    def longest_age_s(self) -> float:
-        """How long a shard is filled at most, in seconds."""
-        if self._shards < _EARLY_SHARDS:
-            return _LEAST_AGE_S
-        return max(_LEAST_AGE_S, _SHARE_OF_TIME * (self._clock() - self._began))
-
-    def are_awaited(self, items: Iterable[RecordedItem]) -> bool:
-        """Tell whether files of these attempts are still to come, or not told yet."""
-        here = {(item.row_index, item.run_index) for item in self._shard.items} if self._shard else set()
+    def are_awaited(self, items: Iterable[RecordedItem], *, telling: bool = False) -> bool:
+        """Tell whether files of these attempts are still to come, or not told yet; ``telling``: what was sent is told now."""
+        shard = self._shard
+        waits = shard is not None and not (telling and shard.is_stored)
+        here = {(item.row_index, item.run_index) for item in shard.items} if shard and waits else set()
         return any((place := (row, attempt)) in self._expected or place in here for row, attempt, *_ in items)
 
     def ready(self) -> FileNews:
@@ -204,7 +195,6 @@ class SampleFiles:
             if shard.writer.size:
                 shard.sent += self._send([OutgoingBlob.of(shard.name, shard.writer.content())])
             shard.is_stored, self._stored_at = True, began
-            self._shards += 1
         if not shard.files:
             self.written()  # none of its attempts left a file
         return FileNews(shard.files, shard.sent)
@@ -212,11 +202,14 @@ class SampleFiles:
     def _is_full(self) -> bool:
         shard = self._shard
         return shard is not None and (
-            shard.is_stored or len(shard.items) >= _MOST_SAMPLES or shard.writer.size >= MOST_BYTES
+            shard.is_stored
+            or len(shard.items) >= _MOST_SAMPLES
+            or len(shard.sent) >= _MOST_BESIDE
+            or shard.writer.size >= MOST_BYTES
         )
 
     def _is_old(self) -> bool:
-        return self._clock() - self._stored_at >= self.longest_age_s
+        return self._clock() - self._stored_at >= LONGEST_AGE_S
 
     def _collect(self, places: Iterable[tuple[int, int]], *, at_end: bool) -> None:
         """Store the files of the attempts that have all of theirs, or at the end what they have."""

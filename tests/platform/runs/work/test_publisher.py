@@ -1,0 +1,151 @@
+"""When what a worker finds out is seen: on the platform's pages within two seconds, however old its run is, and by how many exchanges."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from osmosis_ai.api.wire.workers import SentUpload, SyncReply, SyncRequest
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.platform.blobs.store import BlobStoreBusy
+from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.runs.desk.uploads import RunUploads
+from osmosis_ai.platform.runs.work.publisher import ROUND_S, Publisher
+from osmosis_ai.platform.runs.work.sample_files import SampleFiles
+from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.redaction import Redactor
+from osmosis_ai.viewer.live import READ_EVERY_S
+from tests.evaluation.builders import record
+from tests.platform.evaluations import Submits, submit_body
+from tests.platform.runs.work.claimed_runs import DeskLink, claimed
+
+RUNS = "/api/cli/eval-runs"
+
+
+class Working:
+    """A worker whose publisher the test lets say something, round by round.
+
+    Attributes:
+        said: what each exchange named.
+    """
+
+    def __init__(self, api: TestClient, services: PlatformServices, patch: pytest.MonkeyPatch) -> None:
+        self.api, self.services = api, services
+        self.run: dict[str, Any] = Submits(RUNS, submit_body).taken(api)
+        self.now = 0.0
+        self.said: list[set[str]] = []
+        saying = DeskLink.sync
+
+        def noted(link: DeskLink, run_id: str, request: SyncRequest) -> SyncReply:
+            self.said.append(request.model_fields_set - {"lease"})
+            return saying(link, run_id, request)
+
+        patch.setattr(DeskLink, "sync", noted)
+        channel = claimed(services, self.run["id"])
+        self.directory = RunDirectory(services.config.runs_dir / self.run["id"])
+        self.directory.create()
+        self.directory.events.touch()
+        nothing_secret = Redactor([])
+        self.publisher = Publisher(channel, services.clock, nothing_secret, monotonic=lambda: self.now)
+        files = SampleFiles(self.directory, channel.store, nothing_secret, clock=lambda: self.now)
+        self.publisher.follow(self.directory, files)
+
+    def finish(self, row: int) -> None:
+        """Have an attempt end, as the engine does it."""
+        conversation = json.dumps([{"role": "user", "content": f"of row {row}"}])
+        (self.directory.trajectories / f"row_{row}_run_0.json").write_text(conversation)
+        with self.directory.events.open("ab") as journal:
+            journal.write(record(row, 0).to_line())
+
+    def round(self) -> bool:
+        """Let some time pass, and the publisher do what it does then."""
+        self.now += ROUND_S
+        return self.publisher._round()
+
+    def is_seen(self, row: int) -> bool:
+        """Whether a page of samples has it, with its conversation."""
+        page = self.api.get(f"{RUNS}/{self.run['id']}/samples", params={"limit": 500}).json()
+        if row not in [sample["row"] for sample in page["samples"]]:
+            return False
+        path = f"trajectories/row_{row}_run_0.json"
+        (found,) = self.api.post(
+            f"{RUNS}/{self.run['id']}/samples/download-urls", json={"items": [{"path": path}]}
+        ).json()["items"]
+        assert f"of row {row}" in self.api.get(found["url"], headers={"Authorization": ""}).text
+        return True
+
+    def seconds_until_seen(self, row: int) -> float:
+        began = self.now
+        while not self.is_seen(row):
+            self.round()
+        return self.now - began
+
+
+@pytest.fixture
+def working(
+    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Working]:
+    with monkeypatch.context() as patch:
+        yield Working(api, services, patch)
+
+
+def test_a_sample_is_seen_within_two_seconds_however_many_hours_its_run_has_worked(working: Working) -> None:
+    waited = []
+    for row in range(40):
+        working.now += (0.1, 0.7, 3_600.0)[row % 3]
+        working.finish(row)
+        if row % 4:
+            working.round()
+        waited.append(working.seconds_until_seen(row))
+        working.services.shard_merging.merge_due()
+    assert working.now > 40_000.0
+    # A page that is looked at asks for what is new once a second.
+    assert max(waited) + READ_EVERY_S < 2.0
+
+
+def test_a_sample_takes_two_exchanges_its_conversation_and_its_line_in_one(working: Working) -> None:
+    working.now = 10.0
+    working.finish(0)
+    working.publisher.log(LogLine("a line of the log"))
+    working.round()
+    assert working.said == [{"wanted"}, {"sent", "files", "journal", "log"}]
+    assert working.is_seen(0)
+
+
+def test_uploads_that_can_not_be_taken_keep_nobody_from_being_heard_of(
+    working: Working, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: RunUploads, run_id: str, sent: Sequence[SentUpload]) -> None:
+        if sent:
+            raise BlobStoreBusy("the bucket answered 503; it is asked again later.")
+
+    working.now = 10.0
+    working.finish(0)
+    working.publisher.log(LogLine("a line of the log"))
+    with monkeypatch.context() as patch:
+        patch.setattr(RunUploads, "complete", away)
+        with pytest.raises(OsmosisError):
+            working.round()
+    page = working.services.logs.page(working.run["id"], limit=50, direction="newer")
+    assert "a line of the log" in [line.message for line in page.logs]
+    assert working.seconds_until_seen(0) < 2.0
+
+
+def test_very_many_files_are_told_in_exchanges_that_take_them(working: Working) -> None:
+    working.now = 10.0
+    working.finish(0)
+    long = "x" * 200
+    for number in range(1500):
+        file = working.directory.artifacts / "row_0_run_0" / long / long / f"{number}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{number}")
+    working.round()
+    assert working.is_seen(0)
+    told = [said for said in working.said if "wanted" not in said]
+    assert len(told) > 1 and "journal" in told[-1]
+    assert not list(working.directory.artifacts.rglob("*.txt"))

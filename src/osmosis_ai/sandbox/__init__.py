@@ -6,6 +6,7 @@ can hold anything back, and ``choose_isolation`` decides by it, by the machine's
 
 from osmosis_ai.sandbox.bubblewrap import Sandbox
 from osmosis_ai.sandbox.capability import SandboxCapability
+from osmosis_ai.sandbox.gpus import GpuGrant, grant_gpus
 from osmosis_ai.sandbox.isolation import (
     ISOLATION_ENV,
     Isolation,
@@ -32,6 +33,7 @@ __all__ = [
     "CGROUP_ENV",
     "ISOLATION_ENV",
     "NETWORK_ENV",
+    "GpuGrant",
     "InnerListener",
     "Isolation",
     "IsolationSetting",
@@ -46,6 +48,7 @@ __all__ = [
     "check_sandbox",
     "choose_isolation",
     "control_run",
+    "grant_gpus",
     "interpreter_places",
     "isolation_setting",
     "look_at_control",

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from osmosis_ai.sandbox.gpus import VISIBLE_ENV, GpuGrant
 from osmosis_ai.sandbox.limits import RunLimits
 from osmosis_ai.sandbox.network import Network
 from osmosis_ai.sandbox.places import ETC, SDK, SYSTEM, reachable_as
@@ -59,6 +60,7 @@ class Sandbox:
         hidden: what it never sees, even where that lies within something it may read.
         limits: what it may take.
         control: holds it to the limits, together with the run's other programs.
+        gpus: that it may use; none without.
         network: what it reaches; with ``none`` a loopback of its own alone.
     """
 
@@ -69,6 +71,7 @@ class Sandbox:
     hidden: tuple[Path, ...] = ()
     limits: RunLimits = field(default_factory=RunLimits)
     control: ResourceControl = field(default_factory=ProcessLimits)
+    gpus: GpuGrant | None = None
     network: Network = "host"
 
     def command(
@@ -91,18 +94,22 @@ class Sandbox:
             *(["--unshare-net"] if self.network == "none" else []),
             *_system(),
             *("--proc", "/proc", "--dev", "/dev"),
-            *_covered_proc(),
+            *_covered_proc(self.gpus),
+            *_devices(self.gpus),
             *(*size, "/dev/shm", *size, "/tmp", *size, "/var/tmp", *size, HOME),
             *("--dir", "/run"),
             *self._mounts(writable),
             *("--remount-ro", "/"),
             *(word for name in _UNSET for word in ("--unsetenv", name)),
-            *(word for name, value in _SET.items() for word in ("--setenv", name, value)),
+            *(word for name, value in self._set().items() for word in ("--setenv", name, value)),
             *("--chdir", "/", "--"),
             *("/bin/sh", "-c", self._prologue(), str(self.source), str(cwd)),
             *program,
         ]
         return self.control.command(command, part)
+
+    def _set(self) -> dict[str, str]:
+        return _SET if self.gpus is None else {**_SET, VISIBLE_ENV: ",".join(self.gpus.visible)}
 
     def _prologue(self) -> str:
         return f"{self.limits.shell(self.control.holds)}; {'' if self.overlays else _COPY}{_START}"
@@ -146,12 +153,20 @@ def _system() -> list[str]:
     return words
 
 
-def _covered_proc() -> list[str]:
+def _devices(gpus: GpuGrant | None) -> list[str]:
+    nodes = () if gpus is None else gpus.nodes
+    return [word for node, shown in nodes for word in ("--dev-bind", str(node), str(shown))]
+
+
+def _covered_proc(gpus: GpuGrant | None) -> list[str]:
     """Return what keeps the kernel's settings from a sandbox whose user is root outside: files there are root's."""
     words = ["--ro-bind", "/proc/sys", "/proc/sys"]
     for name in _KERNELS_FOLDERS:
         if Path("/proc", name).is_dir():
-            words += ["--size", "4096", "--tmpfs", f"/proc/{name}", "--remount-ro", f"/proc/{name}"]
+            words += ["--size", "4096", "--tmpfs", f"/proc/{name}"]
+            if gpus is not None and gpus.driver is not None and name == gpus.driver[1].parent.name:
+                words += ["--ro-bind", *map(str, gpus.driver)]
+            words += ["--remount-ro", f"/proc/{name}"]
     for name in _KERNELS_FILES:
         if Path("/proc", name).exists():
             words += ["--ro-bind", str(_ETC / "nothing"), f"/proc/{name}"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from osmosis_ai.errors import install_command
 from osmosis_ai.process_environment import CERTIFICATES
 from osmosis_ai.sandbox.bubblewrap import Sandbox
+from osmosis_ai.sandbox.gpus import GpuGrant
 from osmosis_ai.sandbox.limits import RunLimits
 from osmosis_ai.sandbox.network import Network
 from osmosis_ai.sandbox.resource_control import ProcessLimits, ResourceControl
@@ -56,6 +57,7 @@ class SandboxCapability:
         hidden: Sequence[Path] = (),
         limits: RunLimits | None = None,
         control: ResourceControl | None = None,
+        gpus: GpuGrant | None = None,
         network: Network = "host",
         environ: Mapping[str, str] | None = None,
     ) -> Sandbox:
@@ -75,6 +77,7 @@ class SandboxCapability:
             hidden=(*hidden, Path.home()),
             limits=limits or RunLimits(),
             control=control or ProcessLimits(),
+            gpus=gpus,
             network=network,
         )
 

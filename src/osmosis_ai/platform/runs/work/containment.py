@@ -14,6 +14,7 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.sandbox import (
+    GpuGrant,
     Isolation,
     IsolationUnavailableError,
     RunLimits,
@@ -21,11 +22,14 @@ from osmosis_ai.sandbox import (
     check_sandbox,
     choose_isolation,
     control_run,
+    grant_gpus,
     narrower,
     processors_for,
     stricter,
 )
 
+GPU_LOCKS = "gpus"
+"""Of the data directory: which of the machine's GPUs a run here has."""
 _GUARDED = (
     "because this machine hands out the credentials of the platform's bucket at its metadata address; "
     "OSMOSIS_NETWORK=host says that rollouts may reach it"
@@ -40,6 +44,7 @@ class RunContainment:
         isolation: the level that it has.
         sandbox: around its rollout servers and the builds of their environment; None where there is none.
         cache: where environments are built and kept.
+        gpus: which GPUs it got of those that it asked for, in words.
         because: why it reaches no network although nobody asked for that; the end of a sentence.
     """
 
@@ -47,6 +52,7 @@ class RunContainment:
     sandbox: Sandbox | None
     cache: Path
     because: str = ""
+    gpus: str = ""
 
     @property
     def words(self) -> str:
@@ -65,12 +71,15 @@ class RunContainment:
         reach = ", and reach the run's model alone" if self.sandbox and self.sandbox.network == "none" else ""
         because = f", {self.because}" if self.because else ""
         limits = f"; {self.sandbox.control.words}" if self.sandbox else ""
-        return LogLine(f"rollouts run {how}{reach}{because}{limits}", step="isolation")
+        gpus = f"; {self.gpus}" if self.gpus else ""
+        return LogLine(f"rollouts run {how}{reach}{because}{limits}{gpus}", step="isolation")
 
     def close(self) -> None:
         """End whatever the run's programs left here."""
         if self.sandbox is not None:
             self.sandbox.control.close()
+            if self.sandbox.gpus is not None:
+                self.sandbox.gpus.close()
 
 
 def contain(
@@ -109,12 +118,29 @@ def contain(
     if not isolation.is_sandboxed:
         return RunContainment(isolation, None, cache_dir())
     limits = RunLimits(memory_gb=asked.memory_gb, cpus=asked.cpus, processors=processors_for(asked.cpus))
+    granted = grant_gpus(asked.gpus, config.home / GPU_LOCKS) if asked.gpus else None
     sandbox = capability.sandbox(
         directory.source,
         hidden=[config.home],
         limits=limits,
         control=control_run(directory.path.name, limits),
+        gpus=granted,
         network=network,
     )
     because = _GUARDED if is_guarded else ""
-    return RunContainment(isolation, sandbox, cache_dir() / "workspaces" / workspace_id, because)
+    return RunContainment(
+        isolation,
+        sandbox,
+        cache_dir() / "workspaces" / workspace_id,
+        because,
+        _gpu_words(asked.gpus, granted),
+    )
+
+
+def _gpu_words(asked: int | None, granted: GpuGrant | None) -> str:
+    if not asked:
+        return ""
+    if granted is None:
+        return f"it asks for GPUs ({asked}), and this machine shows none"
+    shared = f", of which {granted.shared} shared with other runs" if granted.shared else ""
+    return f"GPUs: {len(granted.visible)} of {asked}{shared}"

@@ -1,0 +1,160 @@
+"""Which GPUs a sandboxed run gets: their device files, and the driver's word on them, read-only.
+
+NVIDIA's driver has a file for each GPU (`/dev/nvidia0`), a few for all of them, and `/proc/driver/nvidia` that says which is
+which. In a sandbox other GPUs have no file, so numbers mean something else there than outside: programs are told those
+that they have by their UUIDs. Libraries of the driver lie below `/usr`, which every sandbox reads.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+VISIBLE_ENV = "CUDA_VISIBLE_DEVICES"
+DRIVER = Path("/proc/driver/nvidia")
+_FOR_ALL = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
+# What lets a program use a part of a GPU (MIG).
+_PARTS = "nvidia-caps"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU of this machine.
+
+    Attributes:
+        minor: the number in the name of its device file.
+        uuid: what CUDA calls it, too; None where the driver does not say.
+        address: on the bus; None likewise.
+    """
+
+    minor: int
+    uuid: str | None = None
+    address: str | None = None
+
+
+@dataclass(frozen=True)
+class GpuGrant:
+    """The GPUs of one run.
+
+    Attributes:
+        visible: what the run's programs are told of them (``CUDA_VISIBLE_DEVICES``).
+        nodes: the device files that they need, as they are and as they are shown.
+        driver: the driver's word on them, likewise; None where it says none.
+        shared: how many of them another run has, too.
+    """
+
+    visible: tuple[str, ...]
+    nodes: tuple[tuple[Path, Path], ...]
+    driver: tuple[Path, Path] | None = None
+    shared: int = 0
+    _held: ExitStack = field(default_factory=ExitStack, compare=False, repr=False)
+
+    def close(self) -> None:
+        """Leave them to another run."""
+        self._held.close()
+
+
+def grant_gpus(
+    count: int, locks: Path, environ: Mapping[str, str] | None = None, *, root: Path = Path("/")
+) -> GpuGrant | None:
+    """Return GPUs for a run, those that no other run has first; None where this machine shows none.
+
+    Args:
+        count: how many it asks for; fewer where there are no more.
+        locks: a directory in which runs on this machine tell each other what they have.
+        environ: says by ``CUDA_VISIBLE_DEVICES`` which of them are this process's; its own by default.
+        root: of the file system, for tests.
+    """
+    there = gpus_of_machine(root)
+    mine = (os.environ if environ is None else environ).get(VISIBLE_ENV)
+    names = [_name(gpu) for gpu in there] if mine is None else _named(mine, there)
+    held = ExitStack()
+    free: list[str] = []
+    taken: list[str] = []
+    locks.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (free if len(free) < count and _lock(locks / f"{name}.lock", held) else taken).append(name)
+    visible = (free + taken)[:count]
+    if not there or not visible:
+        held.close()
+        return None
+    granted = [gpu for gpu in there if _name(gpu) in visible]
+    # A part of a GPU (MIG) does not say of which, and numbers mean all files.
+    if len(granted) < len(visible) or any(gpu.uuid is None for gpu in granted):
+        granted = there
+    return GpuGrant(
+        visible=tuple(visible),
+        nodes=tuple((root / node.relative_to("/"), node) for node in _nodes(granted, visible, root)),
+        driver=(root / DRIVER.relative_to("/"), DRIVER)
+        if (root / DRIVER.relative_to("/")).is_dir()
+        else None,
+        shared=max(0, len(visible) - len(free)),
+        _held=held,
+    )
+
+
+def gpus_of_machine(root: Path = Path("/")) -> list[Gpu]:
+    """Return this machine's GPUs in the order of their addresses on the bus."""
+    numbers = (node.name.removeprefix("nvidia") for node in (root / "dev").glob("nvidia[0-9]*"))
+    minors = {int(number) for number in numbers if number.isdigit()}
+    known = [gpu for gpu in _told(root / DRIVER.relative_to("/") / "gpus") if gpu.minor in minors]
+    unknown = sorted(minors - {gpu.minor for gpu in known})
+    return sorted(known, key=lambda gpu: gpu.address or "") + [Gpu(minor) for minor in unknown]
+
+
+def _told(folder: Path) -> Iterator[Gpu]:
+    for place in folder.glob("*/information"):
+        facts = {}
+        with suppress(OSError):
+            lines = place.read_text("utf-8", "replace").splitlines()
+            facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        minor = facts.get("Device Minor", "")
+        if minor.isdigit():
+            yield Gpu(int(minor), facts.get("GPU UUID"), place.parent.name)
+
+
+def _name(gpu: Gpu) -> str:
+    return gpu.uuid or str(gpu.minor)
+
+
+def _named(mine: str, there: list[Gpu]) -> list[str]:
+    """Return the names of those that this process has: as CUDA reads it, up to the first that there is not."""
+    names = []
+    for word in (part.strip() for part in mine.split(",")):
+        if word.isdigit() and int(word) < len(there):
+            names.append(_name(there[int(word)]))
+        elif word.startswith("MIG-"):
+            names.append(word)
+        elif matching := [gpu.uuid for gpu in there if word and (gpu.uuid or "").startswith(word)]:
+            names.append(matching[0] or "")
+        else:
+            break
+    return names
+
+
+def _nodes(granted: list[Gpu], visible: list[str], root: Path) -> Iterator[Path]:
+    """Yield the device files of GPUs, as far as they are there."""
+    names = [*(f"nvidia{gpu.minor}" for gpu in granted), *_FOR_ALL]
+    if any(name.startswith("MIG-") for name in visible):
+        names.append(_PARTS)
+    addresses = {gpu.address for gpu in granted if gpu.address}
+    for device in sorted((root / "sys/class/drm").glob("renderD*/device")):
+        if device.resolve().name in addresses:
+            names.append(f"dri/{device.parent.name}")
+    yield from (Path("/dev", name) for name in names if (root / "dev" / name).exists())
+
+
+def _lock(file: Path, held: ExitStack) -> bool:
+    """Take a lock for as long as this process lives, or it is let go; return whether nobody else has it."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return False
+    held.callback(os.close, descriptor)
+    return True

@@ -34,6 +34,11 @@ class ReportJudgement(NamedTuple):
     explanation: str | None
     error: str | None
 
+    @property
+    def who(self) -> str:
+        """Who judged, and which time it was."""
+        return f"{self.model}, run {self.run}" if self.model else f"Run {self.run}"
+
 
 @dataclass(frozen=True, slots=True)
 class ReportRecord:

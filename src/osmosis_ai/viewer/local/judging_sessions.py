@@ -10,22 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.errors import reason_of
-from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text, loads
+from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text
+from osmosis_ai.rubric.written_results import read_result
 from osmosis_ai.viewer.local.recorded import moment, shown_facts
 from osmosis_ai.viewer.source import RunDetail, RunEntry
-
-_LARGEST_BYTES = 64 << 20
 
 
 def read_session(path: Path, name: str) -> tuple[RunEntry, Mapping[str, Any], str | None]:
     """Return a session's line, its document (empty where it can not be read), and why not."""
     try:
-        size = path.stat().st_size
-        if size > _LARGEST_BYTES:
-            raise ValueError(f"it has {size:,} bytes; {_LARGEST_BYTES:,} are read")
-        document = loads(path.read_bytes().decode("utf-8-sig", "replace"))
-        if not isinstance(document, dict):
-            raise ValueError("it is no JSON object")
+        document = read_result(path).document
     except (OSError, ValueError, RecursionError) as error:
         problem = f"`{path}` is no result of a judging session that can be read ({reason_of(error)})."
         return RunEntry("rubric", name, id=str(path), status="incomplete", error=problem), {}, problem

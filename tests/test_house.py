@@ -6,9 +6,11 @@ Layers and import circles are import-linter's (pyproject.toml).
 from __future__ import annotations
 
 import ast
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -156,3 +158,47 @@ def test_no_module_is_named_after_nothing() -> None:
 def test_no_two_modules_of_a_package_differ_by_one_letter() -> None:
     known = {path.removesuffix(".py").removesuffix("/__init__") for path in modules()}
     assert sorted(path for path in known if f"{path}s" in known) == []
+
+
+# The viewer
+
+_LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+def code_lines(source: str) -> int:
+    """Return the lines of a module that do something: no docstring, no comment, no blank line, no import."""
+    told: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            told |= lines_of(node.body[0]) if ast.get_docstring(node, clean=False) is not None else set()
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            told |= lines_of(node)
+    read = tokenize.generate_tokens(StringIO(source).readline)
+    tokens = [each for each in read if each.type not in _LAYOUT]
+    return len({line for each in tokens for line in range(each.start[0], each.end[0] + 1)} - told)
+
+
+def lines_of(node: ast.stmt) -> set[int]:
+    return set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+
+
+def test_what_only_tells_is_no_line_of_code() -> None:
+    told = ['"""Why."""', "", "import os", "# How.", "from os import (", "    path,", ")"]
+    does = ["def lines() -> str:", '    """Tell."""', '    return """one', "", 'two"""']
+    assert code_lines("\n".join(told)) == 0
+    assert code_lines("\n".join([*told, *does])) == 4
+
+
+def test_the_viewer_stays_small() -> None:
+    viewer = [SOURCE / path for path in modules() if path.startswith(("ui/", "viewer/"))]
+    assert sum(code_lines(path.read_text("utf-8")) for path in viewer) < 5_000
+    for pattern, most in (("*.js", 1_000), ("*.css", 600)):
+        files = list((SOURCE / "ui" / "kit").rglob(pattern))
+        assert files and sum(len(file.read_text("utf-8").splitlines()) for file in files) < most

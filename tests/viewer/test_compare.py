@@ -9,7 +9,8 @@ import pytest
 from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.config.decisions import Decisions
 from osmosis_ai.evaluation.comparison.engine import CompareOptions, compare_runs
-from osmosis_ai.viewer.source import CurveValue, RunDetail, TrainingCurves, ViewedCurve
+from osmosis_ai.training.runs.curves import CurveValue, TrainingCurves, ViewedCurve
+from osmosis_ai.viewer.source import RunDetail
 from tests.evaluation.comparison.builders import run_of
 from tests.viewer.browsing import page_text, visitor
 from tests.viewer.fake_source import FakeSource, a_run, a_sample

@@ -8,18 +8,12 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.api.wire.base import LogEntry
+from osmosis_ai.training.runs.curves import CurveMark, CurveValue, SavedAdapter, TrainingCurves, ViewedCurve
 from osmosis_ai.training.runs.metrics import StepRecord
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.validation_samples import MOST_KEPT, ValidationSamples
 from osmosis_ai.viewer.local.source import LocalSource
-from osmosis_ai.viewer.source import (
-    CurveMark,
-    CurveValue,
-    RunDetail,
-    SavedAdapter,
-    TrainingCurves,
-    ViewedCurve,
-)
+from osmosis_ai.viewer.source import RunDetail
 from tests.viewer.browsing import gzipped, page_text, visitor
 from tests.viewer.fake_source import FakeSource, a_run
 from tests.viewer.source_contract import sample_record

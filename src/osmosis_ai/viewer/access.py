@@ -12,9 +12,10 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote
 
 from osmosis_ai.evaluation.run_places import RunKind
+from osmosis_ai.training.runs.curves import SavedAdapter
 from osmosis_ai.ui.shell import NavItem, ShellView
 from osmosis_ai.viewer.shared_reads import SharedReads
-from osmosis_ai.viewer.source import Capability, RunEntry, RunSource, SavedAdapter
+from osmosis_ai.viewer.source import Capability, RunEntry, RunSource
 
 Asked = ParamSpec("Asked")
 ReadT = TypeVar("ReadT")

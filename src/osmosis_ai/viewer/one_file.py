@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from osmosis_ai.evaluation.comparison.engine import RunComparison
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
-    from osmosis_ai.viewer.source import RunDetail, TrainingCurves
+    from osmosis_ai.training.runs.curves import TrainingCurves
+    from osmosis_ai.viewer.source import RunDetail
 
 MOST_RECORDS = 2_000
 """Records of a judging session, without ``everything``."""

@@ -13,7 +13,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 
 from osmosis_ai.api.wire.base import LogPage
-from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.metrics_models import Estimates
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from osmosis_ai.config.decisions import Decisions
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
     from osmosis_ai.evaluation.statistics import Floats
+    from osmosis_ai.training.runs.curves import TrainingCurves
     from osmosis_ai.training.runs.validation_samples import ValidationSamples
 
 ItemT = TypeVar("ItemT")
@@ -253,61 +253,6 @@ class SampleDetail:
     next: tuple[int, int] | None = None
     previous: tuple[int, int] | None = None
     attempts: Sequence[SampleEntry] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class CurveValue:
-    """A metric after a step; ``over`` is how many it stands on, ``of`` how many there should have been."""
-
-    step: int
-    value: float
-    low: float | None = None
-    high: float | None = None
-    over: int | None = None
-    of: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ViewedCurve:
-    """A metric of a training run, by rising step; ``key`` is a name of ``training.runs.metrics.TITLES``."""
-
-    key: str
-    title: str
-    points: Sequence[CurveValue]
-
-
-@dataclass(frozen=True, slots=True)
-class CurveMark:
-    """What happened at a step: a ``checkpoint``, a ``restart`` or a ``warning``."""
-
-    step: int
-    kind: Literal["checkpoint", "restart", "warning"]
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class SavedAdapter:
-    """A saved adapter; ``deployment`` is None where it was never deployed, and on this machine."""
-
-    name: str
-    step: int
-    reward: float | None = None
-    size: int | None = None
-    deployment: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingCurves:
-    """The curves of a training run, what happened on the way, and what it saved.
-
-    Attributes:
-        validation: what each row came to in the newest validation, where that was recorded; runs are compared by it.
-    """
-
-    curves: Sequence[ViewedCurve] = ()
-    marks: Sequence[CurveMark] = ()
-    checkpoints: Sequence[SavedAdapter] = ()
-    validation: ValidatedRows | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from typing import Literal
 
 from osmosis_ai.platform.http.workspace_visits import WorkspaceVisit
 from osmosis_ai.platform.runs.lifecycle import OPEN, UNFINISHED, RunKind
+from osmosis_ai.training.runs.curves import SavedAdapter
 from osmosis_ai.viewer.access import SECTIONS, RunButton
-from osmosis_ai.viewer.source import RunEntry, SavedAdapter
+from osmosis_ai.viewer.source import RunEntry
 
 RunAction = Literal["stop", "retry", "resume", "resubmit"]
 

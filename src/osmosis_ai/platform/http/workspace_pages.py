@@ -26,8 +26,8 @@ from osmosis_ai.platform.http.workspace_visits import WorkspacePage, WorkspaceVi
 from osmosis_ai.platform.models import FoundLoraModel
 from osmosis_ai.platform.secrets import SECRET_SCOPES
 from osmosis_ai.platform.workspaces import ROLES, Role
+from osmosis_ai.training.runs.curves import SavedAdapter
 from osmosis_ai.ui.shell import NavItem
-from osmosis_ai.viewer.source import SavedAdapter
 
 router = page_router(knows_its_words=True)
 

@@ -20,9 +20,9 @@ from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.training_request import effective_training_config, read_training_request
 from osmosis_ai.platform.viewer.sample_lists import FamilySamples
+from osmosis_ai.training.runs.curves import CurveMark, SavedAdapter, TrainingCurves, viewed_curves
 from osmosis_ai.ui.numbers import date
-from osmosis_ai.viewer.source import CurveMark, RunDetail, RunEntry, SavedAdapter, TrainingCurves
-from osmosis_ai.viewer.training_curves import viewed_curves
+from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 
 def eval_detail(

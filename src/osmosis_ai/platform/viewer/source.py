@@ -42,6 +42,7 @@ from osmosis_ai.platform.viewer.found_runs import find_family, of_family
 from osmosis_ai.platform.viewer.run_details import eval_detail, training_detail, viewed_training
 from osmosis_ai.platform.viewer.run_lists import WorkspaceRuns
 from osmosis_ai.platform.viewer.sample_lists import SAMPLE_COLUMNS, FamilySamples, sample_entry
+from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.training.runs.validation_samples import LARGEST_BYTES, ValidationSamples
 from osmosis_ai.viewer.source import (
     Capability,
@@ -53,7 +54,6 @@ from osmosis_ai.viewer.source import (
     SampleDetail,
     SampleEntry,
     SampleQuery,
-    TrainingCurves,
 )
 
 if TYPE_CHECKING:

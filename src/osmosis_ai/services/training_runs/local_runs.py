@@ -12,7 +12,8 @@ from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredErro
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.training_runs import TrainingMetrics
-    from osmosis_ai.viewer.source import RunDetail, TrainingCurves
+    from osmosis_ai.training.runs.curves import TrainingCurves
+    from osmosis_ai.viewer.source import RunDetail
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from osmosis_ai.services.report_files import ReportFile
-from osmosis_ai.viewer.source import CurveMark, RunDetail, RunEntry, SavedAdapter, TrainingCurves
+from osmosis_ai.training.runs.curves import CurveMark, SavedAdapter, TrainingCurves
+from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 if TYPE_CHECKING:
     from osmosis_ai.services.training_runs.info import DescribedTraining
@@ -61,8 +62,8 @@ def _detail(described: DescribedTraining) -> RunDetail:
 
 def _curves(described: DescribedTraining) -> TrainingCurves:
     """Return a platform's metrics and checkpoints as the viewer draws them."""
+    from osmosis_ai.training.runs.curves import viewed_curves
     from osmosis_ai.training.runs.metrics import TITLES
-    from osmosis_ai.viewer.training_curves import viewed_curves
 
     series = described.metrics.metrics if described.metrics is not None else []
     values = {

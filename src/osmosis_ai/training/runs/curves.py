@@ -1,9 +1,25 @@
-"""The metrics of a training run as curves that pages draw: a value with its interval and what it stands on is one."""
+"""The curves of a training run, and what a training directory tells of them: a value with its interval is one.
+
+Invariant: what a directory does not tell is left out; the first damaged line of its history ends what is read of it,
+and is said.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
+from pydantic import ValidationError
+
+from osmosis_ai.api.wire.training_runs import ValidatedRows
+from osmosis_ai.errors import OsmosisError, reason_of
+from osmosis_ai.evaluation.lenient_json import as_number, as_table
+from osmosis_ai.evaluation.log_pages import parse_line
+from osmosis_ai.files import open_regular
+from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.training.runs.metrics import (
     TITLES,
     VALIDATION_PASS_RATE,
@@ -12,11 +28,70 @@ from osmosis_ai.training.runs.metrics import (
     VALIDATION_REWARD_HIGH,
     VALIDATION_REWARD_LOW,
     VALIDATION_SCORED,
+    StepRecord,
+    read_history,
 )
-from osmosis_ai.viewer.source import CurveValue, ViewedCurve
+from osmosis_ai.training.runs.run_directory import TrainingDirectory
 
+_MOST_LOG_BYTES = 32 << 20
+_LARGEST_STEP = 2**53 - 1
 BESIDE_A_VALUE = (VALIDATION_REWARD_LOW, VALIDATION_REWARD_HIGH, VALIDATION_SCORED, VALIDATION_PLANNED)
 """Metrics that say something of another one's value."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurveValue:
+    """A metric after a step; ``over`` is how many it stands on, ``of`` how many there should have been."""
+
+    step: int
+    value: float
+    low: float | None = None
+    high: float | None = None
+    over: int | None = None
+    of: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ViewedCurve:
+    """A metric of a training run, by rising step; ``key`` is a name of ``training.runs.metrics.TITLES``."""
+
+    key: str
+    title: str
+    points: Sequence[CurveValue]
+
+
+@dataclass(frozen=True, slots=True)
+class CurveMark:
+    """What happened at a step: a ``checkpoint``, a ``restart`` or a ``warning``."""
+
+    step: int
+    kind: Literal["checkpoint", "restart", "warning"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavedAdapter:
+    """A saved adapter; ``deployment`` is None where it was never deployed, and on this machine."""
+
+    name: str
+    step: int
+    reward: float | None = None
+    size: int | None = None
+    deployment: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCurves:
+    """The curves of a training run, what happened on the way, and what it saved.
+
+    Attributes:
+        validation: what each row came to in the newest validation, where that was recorded; runs are compared by it.
+    """
+
+    curves: Sequence[ViewedCurve] = ()
+    marks: Sequence[CurveMark] = ()
+    checkpoints: Sequence[SavedAdapter] = ()
+    validation: ValidatedRows | None = None
 
 
 def viewed_curves(
@@ -53,3 +128,95 @@ def viewed_curves(
 
 def _whole(count: float | None) -> int | None:
     return None if count is None else round(count)
+
+
+def recorded_curves(
+    records: Sequence[StepRecord], sessions: Sequence[Mapping[str, Any]], directory: TrainingDirectory
+) -> TrainingCurves:
+    """Return the curves of a directory, what happened on the way, and what it saved.
+
+    Args:
+        records: as :func:`readable_history` returns them.
+        sessions: as :func:`session_plans` does.
+        directory: the run's.
+    """
+    metrics: dict[str, list[tuple[int, float]]] = {}
+    marks, validation = [], None
+    for record in records:
+        for key, value in record.metrics.items():
+            metrics.setdefault(key, []).append((record.step, value))
+        marks += [CurveMark(record.step, "warning", warning) for warning in record.warnings]
+        if record.validation_rewards:
+            with suppress(ValidationError):
+                validation = ValidatedRows(step=record.step, rewards=dict(record.validation_rewards))
+    for session in sessions:
+        done = session.get("steps_done")
+        if isinstance(done, int) and 0 < done <= _LARGEST_STEP:
+            marks.append(CurveMark(done, "restart", f"went on after step {done}"))
+    saved = [
+        SavedAdapter(checkpoint.directory.name, checkpoint.step, _reward_at(metrics, checkpoint.step), size)
+        for checkpoint in checkpoints_in(directory.checkpoints)
+        if (size := _size(checkpoint.adapter_dir)) is not None
+    ]
+    marks += [CurveMark(adapter.step, "checkpoint", adapter.name) for adapter in saved]
+    return TrainingCurves(
+        viewed_curves(metrics), sorted(marks, key=lambda mark: mark.step), saved, validation=validation
+    )
+
+
+def readable_history(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:
+    """Return the steps of a history up to the first that is damaged, and a sentence about that one."""
+    records: list[StepRecord] = []
+    try:
+        for record in read_history(path):
+            if not isinstance(record.metrics, dict):
+                return tuple(records), (
+                    f"`{path}` is damaged: a step has no metrics. The steps before are shown.",
+                )
+            records.append(_as_written(record))
+    except OsmosisError as error:
+        return tuple(records), (f"{error.message} The steps before that are shown.",)
+    except OSError as error:
+        return tuple(records), (f"`{path}` can not be read ({reason_of(error)}).",)
+    return tuple(records), ()
+
+
+def _as_written(record: StepRecord) -> StepRecord:
+    """Return a step with what can be of one: no metric but finite numbers, no warning but texts."""
+    return replace(
+        record,
+        step=max(0, min(record.step, _LARGEST_STEP)),
+        metrics=_numbers(record.metrics),
+        warnings=[each for each in record.warnings if isinstance(each, str)]
+        if isinstance(record.warnings, list)
+        else [],
+        validation_rewards=_numbers(as_table(record.validation_rewards)),
+    )
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {key: number for key, value in values.items() if (number := as_number(value)) is not None}
+
+
+def session_plans(log: Path) -> Iterator[dict[str, Any]]:
+    """Yield what each session of a run wrote of its plan."""
+    try:
+        with open_regular(log) as lines:
+            for line in lines:
+                if b" [plan] " in line[:80]:
+                    yield parse_line(line).details or {}
+                if lines.tell() > _MOST_LOG_BYTES:
+                    return
+    except OSError:
+        return
+
+
+def _reward_at(metrics: dict[str, list[tuple[int, float]]], step: int) -> float | None:
+    return dict(metrics.get(VALIDATION_REWARD, ())).get(step)
+
+
+def _size(folder: Path) -> int | None:
+    try:
+        return sum(file.lstat().st_size for file in folder.iterdir() if file.is_file())
+    except OSError:
+        return None

@@ -32,6 +32,7 @@ from osmosis_ai.evaluation.log_pages import cursor_at, read_log
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_places import RunKind, RunPlace, RunPlaces, namesakes
 from osmosis_ai.files import size_of
+from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.viewer.local.evaluations import (
     KnownEvaluation,
@@ -56,7 +57,6 @@ from osmosis_ai.viewer.source import (
     SampleDetail,
     SampleEntry,
     SampleQuery,
-    TrainingCurves,
 )
 from osmosis_ai.viewer.validation import known_of, validated_record
 

@@ -11,12 +11,13 @@ from osmosis_ai.viewer.pages.training import chart_points
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.tables import ComparedTable
+    from osmosis_ai.training.runs.curves import TrainingCurves
     from osmosis_ai.training.runs.run_differences import (
         ComparedTraining,
         TrainingDifferences,
     )
     from osmosis_ai.ui.charts import SvgChart
-    from osmosis_ai.viewer.source import RunDetail, TrainingCurves
+    from osmosis_ai.viewer.source import RunDetail
 
 _DRAWN = ("rollout/raw_reward", "eval/validation/reward", "train/kl_base", "rollout/response_lengths")
 

@@ -10,25 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.headline import LEAST_SCORED
+from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.ui.numbers import number, percent
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.pages.evaluation import flat_config, known_facts, live_changes, log_tail
 from osmosis_ai.viewer.queries import Words, word
 from osmosis_ai.viewer.read_sample import outcome_of
-from osmosis_ai.viewer.source import TrainingCurves
 from osmosis_ai.viewer.validation import validated_entry
 
 if TYPE_CHECKING:
+    from osmosis_ai.training.runs.curves import CurveMark, CurveValue, SavedAdapter, ViewedCurve
     from osmosis_ai.training.runs.validation_headline import ValidationHeadline
     from osmosis_ai.ui.charts import ChartPoint, SvgChart
-    from osmosis_ai.viewer.source import (
-        CurveMark,
-        CurveValue,
-        RunDetail,
-        RunEntry,
-        SavedAdapter,
-        ViewedCurve,
-    )
+    from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 SMOOTHINGS: Mapping[str, str] = {"0": "none", "0.6": "0.6", "0.9": "0.9", "0.97": "0.97"}
 _CHARTS: Sequence[tuple[str, Sequence[str]]] = (

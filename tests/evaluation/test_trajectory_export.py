@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,12 @@ from osmosis_ai.evaluation.journal import Journal
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import RunLog
-from osmosis_ai.evaluation.trajectory_export import Projector, copy_artifacts, trajectory_identity
+from osmosis_ai.evaluation.trajectory_export import (
+    LARGEST_TRAJECTORY_BYTES,
+    Projector,
+    copy_artifacts,
+    trajectory_identity,
+)
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 from tests.evaluation.builders import record
@@ -168,6 +176,8 @@ def test_links_and_special_files_are_never_followed(world: World, tmp_path: Path
     (source / "link.txt").symlink_to(secret)
     (source / "linked").symlink_to(tmp_path)
     os.mkfifo(source / "pipe")
+    with contextlib.suppress(PermissionError):  # of all but root
+        os.mknod(source / "zero", 0o666 | stat.S_IFCHR, os.makedev(1, 5))
     (source / "manifest.json").write_text("the server's own")
     (source / "deep").mkdir()
     (source / "deep" / "manifest.json").write_text("an artifact")
@@ -177,6 +187,57 @@ def test_links_and_special_files_are_never_followed(world: World, tmp_path: Path
     target = world.directory.artifacts / "row_0_run_0"
     copied = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file())
     assert copied == ["deep/manifest.json", "kept.txt"]
+
+
+def test_an_artifact_that_grows_while_it_is_copied_is_copied_as_far_as_it_was_there(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = world.write_artifact("r0", "grows.txt", "x" * 100)
+    opened = 0
+
+    def grow(*arguments: object, **named: object) -> io.BufferedReader:
+        class Growing(io.BufferedReader):
+            def read(self, size: int | None = -1, /) -> bytes:
+                nonlocal opened
+                opened += 1
+                assert opened < 10, "what is added without end is copied without end"
+                with path.open("ab") as writer:
+                    writer.write(b"y" * (1 << 20))
+                return super().read(size)
+
+        return Growing(io.FileIO(path))
+
+    monkeypatch.setattr("osmosis_ai.evaluation.trajectory_export.open_regular", grow)
+    assert copy_artifacts(path.parent, world.directory.artifacts, "row_0_run_0")
+    copy = world.directory.artifacts / "row_0_run_0" / "grows.txt"
+    assert copy.read_text() == "x" * 100
+
+
+def test_an_artifact_that_shrinks_while_it_is_copied_is_what_was_read_of_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = world.write_artifact("r0", "shrinks.txt", "x" * 100)
+    sizes, asked = os.fstat, []
+
+    def shrink(descriptor: int) -> os.stat_result:
+        found = sizes(descriptor)
+        asked.append(found.st_size)
+        if len(asked) == 2:  # first what kind of file it is, then how long
+            os.truncate(path, 10)
+        return found
+
+    monkeypatch.setattr("osmosis_ai.evaluation.trajectory_export.os.fstat", shrink)
+    assert copy_artifacts(path.parent, world.directory.artifacts, "row_0_run_0")
+    copy = world.directory.artifacts / "row_0_run_0" / "shrinks.txt"
+    assert asked == [100, 100] and copy.read_text() == "x" * 10
+
+
+def test_a_trajectory_too_large_to_be_read_is_said_and_left(world: World) -> None:
+    world.settle(0, "r0")
+    os.truncate(world.write_trajectory("r0"), LARGEST_TRAJECTORY_BYTES + 1)
+    world.projector().copy_missing()
+    assert not world.trajectory(0).exists()
+    assert "more than 256 MiB" in world.directory.log.read_text()
 
 
 def test_a_linked_artifacts_directory_or_trajectory_is_not_copied(world: World, tmp_path: Path) -> None:

@@ -150,6 +150,18 @@ def test_processes_of_the_machine_can_not_be_seen(machine: Machine) -> None:
     assert int(seen) < 8
 
 
+def test_the_first_process_of_the_sandbox_leads_nowhere_beyond_it(machine: Machine) -> None:
+    """Not its root, its directories and open files, and not the environment that it was started with."""
+    places = [place for place in machine.canaries if place.startswith("/")]
+    ended = machine.run(
+        'cat /proc/1/environ /proc/1/cmdline; for place in root cwd fd/*; do for file in "$@"; do cat "/proc/1/$place$file";'
+        ' done; ls -R "/proc/1/$place/data" "/proc/1/$place/oldroot" "/proc/1/$place/newroot"; done; echo looked',
+        *places,
+    )
+    assert ended.stdout.endswith("looked\n")
+    assert machine.found(ended.stdout) == []
+
+
 def test_it_gets_its_own_secrets_by_its_environment_alone(machine: Machine) -> None:
     ended = machine.run('echo "$OWN_SECRET"', env={"OWN_SECRET": "mine"})
     assert ended.stdout == "mine\n"

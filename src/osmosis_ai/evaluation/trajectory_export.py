@@ -36,6 +36,9 @@ from osmosis_ai.redaction import Redactor, clean_json
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 
 TRAJECTORY_WAIT_S = 30.0
+LARGEST_TRAJECTORY_BYTES = 256 << 20
+"""Of the file that a rollout leaves: it is read whole, by a process that nothing holds back."""
+_PIECE_BYTES = 1 << 20
 _FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.05, 2.0
 _MAX_QUEUED = 8192
 _THREADS = 2
@@ -247,13 +250,15 @@ def copy_trajectory(trial: int, target: Path, rollout_id: str, redactor: Redacto
 
     Raises:
         OSError: it is no regular file.
-        ValueError: when it is not whole, or belongs to another rollout.
+        ValueError: when it is not whole, too large to be read, or belongs to another rollout.
     """
     try:
         with open_regular(TRAJECTORY_FILE, dir_fd=trial) as source:
-            content = source.read()
+            content = source.read(LARGEST_TRAJECTORY_BYTES + 1)
     except FileNotFoundError:
         return False
+    if len(content) > LARGEST_TRAJECTORY_BYTES:
+        raise ValueError(f"the trajectory has more than {LARGEST_TRAJECTORY_BYTES >> 20} MiB")
     document = orjson.loads(content)
     identity = trajectory_identity(document)
     if identity != rollout_id:
@@ -347,8 +352,12 @@ def _copy_regular_file(name: str, directory: int, target: Path) -> bool:
         return False
     with source:
         target.parent.mkdir(parents=True, exist_ok=True)
+        # What its writer adds meanwhile is not waited for: it may never end.
+        left = os.fstat(source.fileno()).st_size
         with target.open("xb") as copy:
-            shutil.copyfileobj(source, copy, 1 << 20)
+            while left > 0 and (piece := source.read(min(left, _PIECE_BYTES))):
+                copy.write(piece)
+                left -= len(piece)
     return True
 
 

@@ -356,6 +356,13 @@ def test_a_pending_run_has_no_metrics_and_none_are_asked_for(maze: Maze) -> None
     assert "Progress: Waiting to start..." in maze.osmosis("eval", "info", "x", "--plain").out
 
 
+def test_a_run_that_no_worker_can_take_says_why_it_waits(maze: Maze) -> None:
+    why = "no known worker of the pool 'gpu' has the label `a100`."
+    maze.get("/eval-runs/x").respond(json={**run("pending"), "waits": why})
+    assert f"Waits: {why}" in maze.osmosis("eval", "info", "x", "--plain").out
+    assert maze.osmosis("eval", "info", "x", "--json").json["data"]["waits"] == why
+
+
 def test_metrics_that_cannot_be_had_or_saved_are_a_warning(maze: Maze, store: BlobServer) -> None:
     maze.get("/eval-runs/x").respond(json=DETAIL)
     metrics = maze.get("/eval-runs/er_8/metrics").respond(500, json={"error": "broken"})

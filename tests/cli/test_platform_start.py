@@ -15,7 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
+from osmosis_ai._version import __version__
 from osmosis_ai.api.credentials import CredentialStore
+from osmosis_ai.api.wire.workers import WorkerOffer
+from osmosis_ai.platform.config import from_environment
+from osmosis_ai.platform.services import build_services
 from tests.cli.conftest import Cli
 
 
@@ -79,6 +83,17 @@ def test_a_platform_says_once_that_it_is_ready_and_stops_when_told(cli: Cli, sta
     assert status.status == 0
     data = json.loads(status.out)["data"]
     assert (data["status"], data["url"], data["pid"]) == ("running", url, platform.process.pid)
+
+    services = build_services(from_environment())
+    _, plain = services.worker_access.create_token("gpu")
+    asks = WorkerOffer(
+        claim_id="a" * 32, sdk_version=__version__, machine="box-1", labels=["a100"], cpus=8, sandbox=True
+    )
+    services.worker_access.authorize_claim(plain, asks)
+    services.db.dispose()
+    (worker,) = json.loads(cli("platform", "status", "--json").out)["data"]["workers"]
+    assert (worker["machine"], worker["pool"], worker["labels"]) == ("box-1", "gpu", ["a100"])
+    assert "box-1 of gpu [a100]: 8 cpus, sandbox; idle, asked last" in cli("platform", "status").out
 
     # What administration prints is the platform that runs, not the one the environment describes.
     made = json.loads(cli("platform", "token", "create", "--json").out)["resource"]

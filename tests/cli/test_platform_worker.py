@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.platform.runs.work.worker_host import Ending, HostTerms, WorkedRun
+from osmosis_ai.platform.runs.work.worker_host import Ending, HostTerms, WorkedRun, host_runs
+from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability
 from tests.cli.conftest import Cli
 
 URL = "https://osmosis.fern.example"
@@ -50,6 +51,25 @@ def test_the_machine_is_described_and_the_token_comes_from_a_file(cli: Cli, host
         memory_gb=16,
     )
     assert TOKEN not in done.out + done.err
+
+
+def test_a_label_that_no_config_can_ask_for_is_refused(cli: Cli, hosted: dict[str, Any]) -> None:
+    asked = ("platform", "worker", "--url", URL, "--pool", "gpu", "--token-file", "gpu.token")
+    done = cli(*asked, "--labels", "a100,two words")
+    assert done.status == 2 and "'two words' must be a label" in " ".join(done.err.split())
+    assert "terms" not in hosted
+
+
+def test_a_machine_that_requires_a_sandbox_and_can_make_none_takes_nothing_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = SandboxCapability(problem="no user namespaces", remedy="sysctl -w x=1")
+    monkeypatch.setattr("osmosis_ai.platform.runs.work.worker_host.check_sandbox", lambda home: found)
+    monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path))
+    monkeypatch.setenv("OSMOSIS_ISOLATION", "required")
+    with pytest.raises(IsolationUnavailableError, match="no user namespaces") as caught:
+        host_runs(URL, TOKEN, HostTerms(pool="gpu"), say=print)
+    assert caught.value.hint == "sysctl -w x=1"
 
 
 def test_a_ticket_comes_from_a_variable_or_stdin(

@@ -7,6 +7,7 @@ never for less.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -22,7 +23,9 @@ EXECUTION = "execution"
 """The key of ``[advanced]`` that the table stands under."""
 PLACE = f"advanced.{EXECUTION}"
 MOST_SERVERS = 8
+MOST_LABELS = 16
 _LONGEST_POOL = 64
+_LONGEST_LABEL = 64
 
 
 def pool_name(value: str) -> str:
@@ -39,6 +42,22 @@ def pool_name(value: str) -> str:
     return value
 
 
+def label_name(value: str) -> str:
+    """Return a label of workers.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9_.=:/-]{{0,{_LONGEST_LABEL - 1}}}", value):
+        raise ValueError(
+            f"must be a label of workers, such as `a100` or `zone=eu`: letters, digits and `_.=:/-`, at most {_LONGEST_LABEL}"
+        )
+    return value
+
+
+Label = Annotated[str, AfterValidator(label_name)]
+
+
 class ExecutionSection(ConfigSection):
     """`[advanced.execution]`: where a run is executed, and what its rollouts may reach there."""
 
@@ -49,6 +68,11 @@ class ExecutionSection(ConfigSection):
     )
     pool: Annotated[str, AfterValidator(pool_name)] | None = Field(
         default=None, examples=["gpu"], description="the workers that may take the run"
+    )
+    labels: Annotated[list[Label], Field(max_length=MOST_LABELS)] | None = Field(
+        default=None,
+        examples=[["a100", "zone=eu"]],
+        description="labels that a worker of the pool must have, all of them, to take the run",
     )
     network: Network | None = Field(
         default=None,
@@ -62,6 +86,11 @@ class ExecutionSection(ConfigSection):
     servers: Annotated[int, Field(ge=1, le=MOST_SERVERS)] | None = Field(
         default=None, examples=[2], description="rollout servers that work on the run at once"
     )
+
+    @property
+    def needs_sandbox(self) -> bool:
+        """Whether the run asks to be held back, so that nothing may execute it without a sandbox."""
+        return self.isolation == "required" or self.network == "none"
 
 
 def execution_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
@@ -77,6 +106,8 @@ def execution_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
         yield Issue(PLACE, f"must be a table, got {as_written(table)}")
         return
     yield from table_issues(PLACE, table, ExecutionSection, unknown=_unknown_key)
+    if table.get("labels") and table.get("pool") is None:
+        yield Issue(f"{PLACE}.labels", "chooses among the workers of a pool: name it with `pool`")
 
 
 def read_execution(advanced: Mapping[str, Any] | None) -> ExecutionSection:

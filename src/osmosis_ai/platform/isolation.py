@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 
+from osmosis_ai.config.execution import PLACE, ExecutionSection
+from osmosis_ai.config.issues import Issue
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbRun
@@ -65,6 +67,31 @@ def isolation_shown(config: PlatformConfig, run: DbRun) -> str | None:
     """Return what is told of a run: what held its rollouts back, or why this platform does not begin it."""
     waits = run.status == "pending" and run.pool is None
     return run.isolation or (config.executes_nothing if waits else None)
+
+
+def isolation_problem(
+    config: PlatformConfig, asked: ExecutionSection, capability: SandboxCapability | None = None
+) -> Issue | None:
+    """Return why this machine would execute a run that asks for a sandbox only to fail; None of any other run.
+
+    Where the machine itself requires one, runs wait for it; nodes of a cluster and machines of a pool are others.
+
+    Args:
+        config, capability: as of :func:`isolation_of`.
+        asked: what the run's config asks for.
+    """
+    is_elsewhere = config.ray is not None or asked.pool is not None
+    if is_elsewhere or config.executes_nothing or not asked.needs_sandbox:
+        return None
+    found = capability or check_sandbox(config.home)
+    if found.works:
+        return None
+    key = "isolation" if asked.isolation == "required" else "network"
+    return Issue(
+        f"{PLACE}.{key}",
+        f"needs a sandbox, and the platform's machine can make none: {found.problem}; {found.remedy}, or name a pool "
+        "whose workers can",
+    )
 
 
 def require_one_workspace(

@@ -106,11 +106,12 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     blobs, signer = open_blob_store(config, used_clock), url_signer(config, used_clock)
     rollouts = RolloutStore(db, mirrors, used_clock)
     counts: dict[RunKind, RunCounts] = {kind: RunCounts(kind, used_clock) for kind in get_args(RunKind)}
-    submitter = RunSubmitter(db, used_clock, vault, mirrors, rollouts, counts)
+    submitter = RunSubmitter(config, db, used_clock, vault, mirrors, rollouts, counts)
     training_runs = RunStore("training", db, used_clock, logs, counts["training"])
     resumption = TrainingResumption(db, blobs, used_clock, logs, training_runs, config.runs_dir)
     datasets = DatasetStore(db, blobs, used_clock, logs)
     eval_imports = EvalImportStore(db, blobs, used_clock, logs, counts["eval"])
+    worker_access = WorkerAccess(db, used_clock, logs)
     desk = RunDesk(config, db, used_clock, logs, blobs, vault, mirrors, signer)
     shard_merging = ShardMerging(db, blobs, used_clock)
     return PlatformServices(
@@ -148,6 +149,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
                 "uploads of runs": eval_imports.tidy,
                 "checkpoints of runs": resumption.forget_old,
                 "stopped runs": desk.close_stopped,
+                "workers that are gone": worker_access.known.forget_old,
                 "shards of runs": shard_merging.tidy,
             }
         ),
@@ -156,6 +158,6 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         sample_counts=SampleCounts(),
         readiness=Readiness(db, blobs, used_clock),
         request_counts=RequestCounts(),
-        worker_access=WorkerAccess(db, used_clock, logs),
+        worker_access=worker_access,
         desk=desk,
     )

@@ -33,6 +33,7 @@ from osmosis_ai.platform.bearers import (
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbWorkerTicket, DbWorkerToken, new_id
+from osmosis_ai.platform.known_workers import KnownWorkers
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.desk.claims import ClaimScope
@@ -75,12 +76,16 @@ class WorkerAccess:
         db: where they are kept.
         clock: says when a ticket is too old.
         logs: where a run is told of claims that were refused.
+
+    Attributes:
+        known: the machines that have asked for runs.
     """
 
     def __init__(self, db: Database, clock: Clock, logs: LogStore) -> None:
         self._db = db
         self._clock = clock
         self._logs = logs
+        self.known = KnownWorkers(db, clock)
 
     # -- tokens ------------------------------------------------------------------------------
 
@@ -200,7 +205,11 @@ class WorkerAccess:
                 f"this worker token is for the pool '{token.pool}', not for '{offer.pool}'.",
             )
         spaces = token.workspace_ids
-        return ClaimScope(workspaces=frozenset(spaces) if spaces is not None else None, pool=token.pool)
+        return ClaimScope(
+            workspaces=frozenset(spaces) if spaces is not None else None,
+            pool=token.pool,
+            worker_id=self.known.note(offer, token),
+        )
 
     def authorize_run(self, bearer: str, run_id: str) -> None:
         """Let a worker say something of a run that it claimed; whether the run is still its own, the lease tells.

@@ -54,7 +54,8 @@ class Resubmittable(WireModel):
     """What our platform says of a run besides, so that it can be submitted again and compared with.
 
     ``request`` is the body of its submit, without values of secrets; ``dataset_sha256`` the digest of its rows' file.
-    ``environment`` and ``isolation`` say where its rollouts ran, and what held them back there.
+    ``environment`` and ``isolation`` say where its rollouts ran, and what held them back there; ``waits`` why nobody works
+    on it yet, where the platform knows.
     """
 
     request: dict[str, Any] | None = None
@@ -62,6 +63,7 @@ class Resubmittable(WireModel):
     platform_version: str | None = None
     environment: str | None = None
     isolation: str | None = None
+    waits: str | None = None
 
 
 class RunAgain(WireModel):

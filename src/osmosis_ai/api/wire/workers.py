@@ -67,14 +67,18 @@ class WorkerOffer(WireModel):
     """A claim: who asks, and what its machine can do.
 
     ``claim_id`` is drawn anew for each claim: repeated, it gets the same answer until the first sync. ``run_id`` asks for
-    one run alone, ``pool`` says whose runs are meant. ``wait_s``: how long to wait for a run.
+    one run alone, ``pool`` says whose runs are meant. ``wait_s``: how long to wait for a run. ``machine``: what people call
+    it; ``sandbox``: whether it can hold rollouts back, and why not.
     """
 
     claim_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     sdk_version: str
     run_id: Words | None = None
     pool: Words | None = None
-    labels: list[str] = []
+    machine: Annotated[Words, Field(max_length=128)] | None = None
+    labels: Annotated[list[Annotated[Words, Field(max_length=64)]], Field(max_length=64)] = []
+    sandbox: bool | None = None
+    sandbox_problem: Annotated[Words, Field(max_length=500)] | None = None
     cpus: float | None = None
     gpus: int = 0
     memory_gb: float | None = None

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from osmosis_ai._version import __version__
 from osmosis_ai.cli.output.results import DetailResult, Status, Timestamp
 from osmosis_ai.errors import NotFoundError
+
+_MOST_SHOWN = 20
 
 _DEBUGGABLE = "yes: programs of its user can read its memory and its workers' (OSMOSIS_DEBUGGABLE)"
 
 
 def status() -> DetailResult:
-    """Show the platform that runs on this machine; exits with 1 when there is none.
+    """Show the platform that runs on this machine, and the workers that asked it for runs; exits with 1 when there is none.
 
     Examples:
         osmosis platform status
@@ -24,6 +30,8 @@ def status() -> DetailResult:
             f"no platform runs in {home}.", hint="start it with `osmosis platform start`, or set OSMOSIS_HOME"
         )
     state, runs_to_fill = _state(process.local_url)
+    # What another release has in its database, that one knows.
+    workers = _workers() if (state, process.version) == ("running", __version__) else []
     filling = f"{runs_to_fill} to be read for tokens, cost and previews" if runs_to_fill else None
     return DetailResult(
         title="Platform",
@@ -40,6 +48,7 @@ def status() -> DetailResult:
             "debuggable": process.debuggable,
             "isolation": process.isolation,
             "executor": process.executor,
+            "workers": workers,
         },
         rows=[
             ("Status", Status(state)),
@@ -53,8 +62,53 @@ def status() -> DetailResult:
             *([("Files", process.blobs)] if process.blobs else []),
             *([("Earlier runs", filling)] if filling else []),
             *([("Debuggable", _DEBUGGABLE)] if process.debuggable else []),
+            *(("Worker", _words(worker)) for worker in workers[:_MOST_SHOWN]),
+            *(
+                [("Workers", f"{len(workers)} in all; --json lists them")]
+                if len(workers) > _MOST_SHOWN
+                else []
+            ),
         ],
     )
+
+
+def _workers() -> list[dict[str, Any]]:
+    """Return the machines that asked for runs with a token that is good."""
+    from osmosis_ai.cli.platform.local_platform import iso, local_platform
+
+    with local_platform() as platform:
+        return [
+            {
+                "machine": worker.machine,
+                "pool": worker.pool,
+                "labels": worker.labels,
+                "cpus": worker.cpus,
+                "gpus": worker.gpus,
+                "memory_gb": worker.memory_gb,
+                "sandbox": worker.sandbox,
+                "sandbox_problem": worker.sandbox_problem,
+                "runs": runs,
+                "seen_at": iso(worker.seen_at),
+            }
+            for worker, runs in platform.worker_access.known.all()
+        ]
+
+
+def _words(worker: Mapping[str, Any]) -> str:
+    """Return in a line what a machine has, and what it does."""
+    from osmosis_ai.cli.output import formats
+
+    has = [
+        f"{worker[key]:g} {what}"
+        for key, what in (("cpus", "cpus"), ("gpus", "gpus"), ("memory_gb", "GiB"))
+        if worker[key]
+    ]
+    if worker["sandbox"] is not None:
+        has.append("sandbox" if worker["sandbox"] else "no sandbox")
+    labels = f" [{', '.join(worker['labels'])}]" if worker["labels"] else ""
+    name, runs = formats.one_line(worker["machine"] or "unnamed"), worker["runs"]
+    does = f"works on {runs} run{'' if runs == 1 else 's'}" if runs else "idle"
+    return f"{name} of {worker['pool']}{labels}: {', '.join(has)}; {does}, asked last {worker['seen_at']}"
 
 
 def _state(local_url: str | None) -> tuple[str, int]:

@@ -70,7 +70,12 @@ def worker(
         ),
     ] = None,
     labels: Annotated[
-        str | None, typer.Option(metavar="A,B", help="What this machine is known by.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="What this machine is known by: runs whose config asks for labels go to workers that have all of them.",
+            show_default=False,
+        ),
     ] = None,
     cpus: Annotated[
         float | None,
@@ -109,13 +114,25 @@ def worker(
         slots=slots,
         once=once,
         idle_exit_s=parse_duration(idle_exit, "--idle-exit") if idle_exit is not None else None,
-        labels=tuple(filter(None, (label.strip() for label in (labels or "").split(",")))),
+        labels=_labels(labels),
         cpus=cpus if cpus is not None else float(granted_cores()),
         gpus=gpus,
         memory_gb=memory_gb,
     )
     worked = host_runs(address, _credential(token_file, token_env), terms, say=current().note)
     return _result(address, worked)
+
+
+def _labels(written: str | None) -> tuple[str, ...]:
+    from osmosis_ai.config.execution import label_name
+
+    found = dict.fromkeys(filter(None, (label.strip() for label in (written or "").split(","))))
+    for label in found:
+        try:
+            label_name(label)
+        except ValueError as error:
+            raise typer.BadParameter(f"'{label}' {error}.", param_hint="'--labels'") from None
+    return tuple(found)
 
 
 def _result(address: str, worked: list[WorkedRun]) -> OperationResult:

@@ -311,6 +311,8 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             yield "Error", Styled(run.error, "bad")
         if described.waiting:
             yield "Progress", "Waiting to start..."
+            if detail.waits:
+                yield "Waits", Styled(detail.waits, "warn")
         elif progress is not None:
             done, total = formats.count(progress["completed"]), formats.count(progress["total"])
             yield "Progress", f"{done} / {total} {progress['unit']}"

@@ -1,11 +1,11 @@
-"""Who may work on runs: tokens of machines and tickets for one attempt; ``tables.py`` has them, too."""
+"""Who may work on runs: tokens of machines, tickets for one attempt, and the machines that asked; ``tables.py`` has them, too."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ForeignKey, Integer, String
+from sqlalchemy import Float, ForeignKey, Integer, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from osmosis_ai.platform.db.base import Base
@@ -46,3 +46,21 @@ class DbWorkerTicket(Base):
     synced_at: Mapped[datetime | None]
     withdrawn_at: Mapped[datetime | None]
     refused_at: Mapped[datetime | None]
+
+
+class DbKnownWorker(Base):
+    """A machine that has asked for runs with a worker token, as it described itself; ``id`` is a digest of that."""
+
+    __tablename__ = "known_workers"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    token_id: Mapped[str] = mapped_column(ForeignKey("worker_tokens.id", ondelete="CASCADE"), index=True)
+    pool: Mapped[str] = mapped_column(String(64))
+    machine: Mapped[str | None] = mapped_column(String(128))
+    labels: Mapped[list[Any]]
+    cpus: Mapped[float | None] = mapped_column(Float)
+    gpus: Mapped[float | None] = mapped_column(Float)
+    memory_gb: Mapped[float | None] = mapped_column(Float)
+    sandbox: Mapped[bool | None]
+    sandbox_problem: Mapped[str | None] = mapped_column(Text)
+    seen_at: Mapped[datetime]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, ForeignKey, Index, Integer, LargeBinary, String
+from sqlalchemy import BigInteger, ForeignKey, Index, Integer, LargeBinary, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from osmosis_ai.platform.db.base import Base
@@ -16,6 +16,8 @@ class WorkedOn:
 
     Attributes:
         pool: whose workers may take it; NULL: those of the platform's own executor.
+        needs: one text for all runs that the same machines fit; NULL: any does.
+        worker_id: of the machine that claimed it last, where that has a worker token.
         claim_id: of the claim that its owner made.
         is_claim_answered: whether the owner has synced since, so that the claim is over.
         journal_generation: how often the journal has begun anew.
@@ -28,6 +30,8 @@ class WorkedOn:
     """
 
     pool: Mapped[str | None] = mapped_column(String(64))
+    needs: Mapped[str | None] = mapped_column(Text)
+    worker_id: Mapped[str | None] = mapped_column(String(40))
     claim_id: Mapped[str | None] = mapped_column(String(32))
     is_claim_answered: Mapped[bool] = mapped_column(default=False)
     journal_generation: Mapped[int] = mapped_column(Integer, default=0)

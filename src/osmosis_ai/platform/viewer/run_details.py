@@ -33,6 +33,7 @@ def eval_detail(
     *,
     previous: RunEntry | None,
     isolation: str | None,
+    waits: str | None,
 ) -> RunDetail:
     """Return an evaluation in full.
 
@@ -43,6 +44,7 @@ def eval_detail(
         estimates: over these samples; None before anything is counted.
         previous: the run before on its config.
         isolation: what holds it back, in words.
+        waits: why nobody works on it yet.
     """
     run = family.original
     if family.retries and estimates is not None:
@@ -53,7 +55,7 @@ def eval_detail(
         summary_numbers=(run.metrics or {}).get("summary") or {},
         config_written=_submitted(run),
         config_effective=_eval_config(run),
-        facts=[fact for fact in _eval_facts(run, family, isolation or "") if fact[1]],
+        facts=_known(("Waits", waits), *_eval_facts(run, family, isolation or "")),
         secret_names=_secret_names(run),
         failures=samples.failures(),
         rewards=samples.rewards(),
@@ -69,6 +71,7 @@ def training_detail(
     *,
     previous: RunEntry | None,
     isolation: str | None,
+    waits: str | None,
     resumable: bool,
 ) -> RunDetail:
     """Return a training run in full, but for its curves."""
@@ -81,7 +84,7 @@ def training_detail(
         summary_numbers=run.results or {},
         config_written=_submitted(run),
         config_effective=effective_training_config(request),
-        facts=[fact for fact in _training_facts(run, curves, isolation or "") if fact[1]],
+        facts=_known(("Waits", waits), *_training_facts(run, curves, isolation or "")),
         secret_names=_secret_names(run),
         previous=previous,
         commands=commands,
@@ -111,6 +114,10 @@ def _as_one(entry: RunEntry, headline: Headline, estimates: Estimates) -> RunEnt
         reward_high=reward.high if reward is not None else None,
         cost_usd=estimates.cost_usd.total,
     )
+
+
+def _known(*facts: tuple[str, str | None]) -> list[tuple[str, str]]:
+    return [(label, value) for label, value in facts if value]
 
 
 def _eval_facts(run: DbRun, family: RunFamily, isolation: str) -> Iterator[tuple[str, str]]:

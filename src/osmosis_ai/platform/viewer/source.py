@@ -116,12 +116,19 @@ class PlatformSource:
                     self._estimates(family),
                     previous=previous,
                     isolation=isolation_shown(self.services.config, run),
+                    waits=self.services.worker_access.known.why_it_waits(run),
                 )
         curves = read_curves(self.services.db, run.id)
         resumable = self.services.resumption.resumable(run)
         isolation = isolation_shown(self.services.config, run)
         return training_detail(
-            entry, run, curves, previous=previous, isolation=isolation, resumable=resumable
+            entry,
+            run,
+            curves,
+            previous=previous,
+            isolation=isolation,
+            waits=self.services.worker_access.known.why_it_waits(run),
+            resumable=resumable,
         )
 
     def samples(

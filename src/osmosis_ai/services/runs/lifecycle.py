@@ -102,6 +102,7 @@ class DescribedRun:
             "resolved_secret_scopes": detail.resolved_secret_scopes,
             "metrics_available": self.metrics is not None,
             "metrics_error": self.metrics_error,
+            **({"waits": detail.waits} if detail.waits else {}),
         }
 
     def outcome(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -20,10 +20,13 @@ from osmosis_ai.config.execution import ExecutionSection, read_execution
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.runs.fitting import Machine
 from osmosis_ai.platform.runs.leases import CLOCK_SLACK, Lease, Leases
 
-# Of each workspace that many are looked at: one that no worker can carry holds up none that another could.
-_OLDEST_OF_WORKSPACE = 20
+# Of each workspace that many are looked at, of those that ask for the same so many: who waits for a machine that there is
+# not holds up none that another could take.
+_MOST_OF_WORKSPACE = 50
+_OLDEST_OF_KIND = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +37,13 @@ class ClaimScope:
         run_id: this one alone; None: any that the rest allows.
         workspaces: of these alone; None: of all.
         pool: those that name it; None: those without one. Of no account where ``run_id`` is given.
+        worker_id: of the machine, noted on what it claims.
     """
 
     run_id: str | None = None
     workspaces: frozenset[str] | None = None
     pool: str | None = None
+    worker_id: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +57,8 @@ class WaitingRun:
 
     def fits(self, offer: WorkerOffer, scope: ClaimScope) -> bool:
         """Tell whether the machine has what the run asks for; of what the worker does not know it is not asked."""
-        if scope.run_id is not None:
-            return True  # a run's own ticket was given to a machine that was chosen for it
-        enough = (
-            (self.asks.cpus, offer.cpus),
-            (self.asks.gpus, offer.gpus),
-            (self.asks.memory_gb, offer.memory_gb),
-        )
-        return all(wanted is None or had is None or wanted <= had for wanted, had in enough)
+        # A run's own ticket was given to a machine that was chosen for it.
+        return scope.run_id is not None or next(Machine.of(offer).lacks(self.asks), None) is None
 
 
 class Claims:
@@ -98,6 +97,7 @@ class Claims:
                 if run is None or not self._leases.is_open(session, run):
                     continue
                 run.claim_id, run.is_claim_answered = offer.claim_id, False
+                run.worker_id = scope.worker_id
                 run.log_lines, run.claimable_at = 0, None
                 if run.lease_expires_at is not None:
                     run.fruitless += 1  # its owner let it go by falling silent
@@ -164,8 +164,8 @@ class Claims:
 
 
 def _waiting(now: datetime, latest: datetime, scope: ClaimScope, run_id: str | None) -> Select[Any]:
-    """Return the query of runs in ``scope`` that nobody works on, of each workspace the oldest; ``latest`` is what a
-    live lease's expiry can be.
+    """Return the query of runs in ``scope`` that nobody works on, of each workspace the oldest, and of those that the same
+    machines fit; ``latest`` is what a live lease's expiry can be.
     """
     is_waiting = and_(
         or_(
@@ -182,12 +182,18 @@ def _waiting(now: datetime, latest: datetime, scope: ClaimScope, run_id: str | N
         or_(DbRun.claimable_at.is_(None), DbRun.claimable_at <= now),
         *_conditions(scope, run_id),
     )
-    place = func.row_number().over(partition_by=DbRun.workspace_id, order_by=(DbRun.created_at, DbRun.id))
-    found = select(DbRun.id, place.label("place")).where(is_waiting).subquery()
+    age = (DbRun.created_at, DbRun.id)
+    alike = func.row_number().over(partition_by=(DbRun.workspace_id, DbRun.needs), order_by=age)
+    waiting = select(DbRun.id, DbRun.workspace_id, DbRun.created_at, alike.label("place")).where(is_waiting)
+    each = waiting.subquery()
+    turn = func.row_number().over(
+        partition_by=each.c.workspace_id, order_by=(each.c.place, each.c.created_at, each.c.id)
+    )
+    found = select(each.c.id, turn.label("turn")).where(each.c.place <= _OLDEST_OF_KIND).subquery()
     return (
         select(DbRun.id, DbRun.workspace_id, DbRun.created_at, DbRun.request)
         .join(found, found.c.id == DbRun.id)
-        .where(found.c.place <= _OLDEST_OF_WORKSPACE)
+        .where(found.c.turn <= _MOST_OF_WORKSPACE)
     )
 
 

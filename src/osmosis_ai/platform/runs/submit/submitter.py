@@ -26,8 +26,10 @@ from osmosis_ai.config.sections import SERVED_AGENT, served_agent
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRollout, DbRun, DbUser, new_id
 from osmosis_ai.platform.gitsync.mirror import RevisionError
+from osmosis_ai.platform.isolation import isolation_problem
 from osmosis_ai.platform.models import find_adapter
 from osmosis_ai.platform.rollout_servers import find_server, server_names
+from osmosis_ai.platform.runs.fitting import needs_key
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.read.merging import read_family, require_ended
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError, rejected
@@ -41,6 +43,7 @@ from osmosis_ai.platform.secrets import resolve_scopes, resolve_secrets
 
 if TYPE_CHECKING:
     from osmosis_ai.platform.clock import Clock
+    from osmosis_ai.platform.config import PlatformConfig
     from osmosis_ai.platform.db.engine import Database
     from osmosis_ai.platform.gitsync.mirror import MirrorStore
     from osmosis_ai.platform.rollouts import RolloutStore
@@ -125,6 +128,7 @@ class RunSubmitter:
     """Takes on runs.
 
     Args:
+        config: the platform's.
         db, clock: where the row goes, and its date.
         vault: seals the values that are given for one run.
         mirrors, rollouts: the repositories, and what is known of their rollouts.
@@ -133,6 +137,7 @@ class RunSubmitter:
 
     def __init__(
         self,
+        config: PlatformConfig,
         db: Database,
         clock: Clock,
         vault: Vault,
@@ -140,6 +145,7 @@ class RunSubmitter:
         rollouts: RolloutStore,
         counts: Mapping[RunKind, RunCounts],
     ) -> None:
+        self._config = config
         self._counts = counts
         self._db = db
         self._clock = clock
@@ -178,11 +184,19 @@ class RunSubmitter:
             MissingSecretsError: naming all secrets that are neither stored nor given.
         """
         request = _PARSERS[submission.kind](submission.body, self._is_adapter(submission.workspace_id))
+        self._require_isolation(request)
         dataset = self._dataset(submission.workspace_id, request.experiment.dataset)
         rows = _choose_rows(request, dataset)
         code = self._code(submission.repository, request)
         scopes = self._secret_scopes(submission, request)
         return CheckedSubmission(submission, request, dataset, rows, code, scopes)
+
+    def _require_isolation(self, request: RunRequest) -> None:
+        """Refuse what the platform's own machine would only fail at; machines of a pool say of themselves what they can."""
+        if served_agent(request.experiment.entrypoint) is None:
+            problem = isolation_problem(self._config, request.execution)
+            if problem is not None:
+                raise rejected([problem])
 
     def close(self) -> None:
         """End; nothing can be submitted afterwards."""
@@ -294,6 +308,7 @@ class RunSubmitter:
             "model_path": request.experiment.model_path,
             "seed": request.seed,
             "pool": request.execution.pool,
+            "needs": needs_key(request.execution),
             "selection": rows.record(),
             "secret_scopes": dict(checked.scopes),
             "sealed_secrets": sealed,

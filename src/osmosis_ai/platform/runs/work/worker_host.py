@@ -12,10 +12,11 @@ import os
 import queue
 import secrets
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from osmosis_ai._version import __version__
@@ -32,6 +33,7 @@ from osmosis_ai.platform.runs.execute.worker_process import (
 )
 from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.runs.work.platform_link import PlatformLink, PlatformUnreachableError
+from osmosis_ai.sandbox import SandboxCapability, check_sandbox, choose_isolation
 from osmosis_ai.supervision import exit_words, keep_to_itself
 from osmosis_ai.supervision.listening import told_of_signals
 
@@ -44,6 +46,7 @@ RUN_PATIENCE_S = 600.0
 """For how long one run alone is asked for, where nobody said otherwise: as long as a ticket can be used to claim."""
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
+_LONGEST_PROBLEM = 500
 _ENDINGS: dict[int, Ending] = {
     ENDED: "ended",
     NOT_MINE: "not_mine",
@@ -62,6 +65,8 @@ class HostTerms:
         once: whether it ends after the first.
         idle_exit_s: after how long without a run it ends, in seconds; None: never.
         labels, cpus, gpus, memory_gb: what it has for each run.
+        machine: what people call it.
+        sandbox: what it can do about holding rollouts back; None: nobody has looked.
     """
 
     pool: str | None = None
@@ -73,6 +78,8 @@ class HostTerms:
     cpus: float | None = None
     gpus: int = 0
     memory_gb: float | None = None
+    machine: str | None = None
+    sandbox: SandboxCapability | None = None
 
     def offer(self, claim_id: str, wait_s: float) -> WorkerOffer:
         """Return a claim."""
@@ -81,12 +88,22 @@ class HostTerms:
             sdk_version=__version__,
             run_id=self.run_id,
             pool=self.pool,
+            machine=self.machine,
+            sandbox=self.sandbox.works if self.sandbox is not None else None,
+            sandbox_problem=_problem(self.sandbox),
             labels=list(self.labels),
             cpus=self.cpus,
             gpus=self.gpus,
             memory_gb=self.memory_gb,
             wait_s=wait_s,
         )
+
+
+def _problem(sandbox: SandboxCapability | None) -> str | None:
+    if sandbox is None or sandbox.works:
+        return None
+    said = "; ".join(filter(None, (sandbox.problem, sandbox.remedy)))
+    return " ".join(said.split())[:_LONGEST_PROBLEM]
 
 
 @dataclass
@@ -352,8 +369,8 @@ def host_runs(
         terms, say: as of :class:`WorkerHost`.
 
     Raises:
-        OsmosisError: no credential may be sent there, this machine's settings are no good, or as
-            :meth:`WorkerHost.run`.
+        OsmosisError: no credential may be sent there, this machine's settings are no good, it requires a sandbox that it
+            can not make, or as :meth:`WorkerHost.run`.
         KeyboardInterrupt: it was asked to end twice.
     """
     keep_to_itself(os.environ)
@@ -361,6 +378,10 @@ def host_runs(
     link = HttpLink(address, credential)
     start = WorkerStarter(config, address)
     config.prepare_home()
+    sandbox = check_sandbox(config.home)
+    if config.isolation == "required" or config.network == "none":
+        choose_isolation("required", sandbox, config.network or "host")
+    terms = replace(terms, machine=socket.gethostname()[:128] or None, sandbox=sandbox)
     host = WorkerHost(link, lambda run_id, claim_id: start(run_id, credential, claim_id), terms, say=say)
     with contextlib.closing(link), told_of_signals(host.ask_to_end):
         say(f"takes runs of {address}")

@@ -1,0 +1,162 @@
+"""The machines that have asked for runs: what each of them has, and why a run that waits is none for them.
+
+A machine is what it says of itself, under one token: started again with the same words, it is the same one. None of this
+decides anything: whether a worker may have a run, its claim tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import orjson
+from sqlalchemy import ColumnElement, and_, delete, func, select
+from sqlalchemy.orm import Session
+
+from osmosis_ai.api.wire.workers import WorkerOffer
+from osmosis_ai.config.execution import ExecutionSection, read_execution
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.base import upsert
+from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
+from osmosis_ai.platform.db.tables import DbKnownWorker, DbRun, DbWorkerToken
+from osmosis_ai.platform.runs.fitting import Machine
+
+KEPT = timedelta(days=7)
+"""How long a machine is known after it last asked for a run, or worked on one."""
+_MOST_KEPT = 5000
+_NOTED_EVERY = timedelta(minutes=1)
+_MOST_NAMED = 3
+
+
+class KnownWorkers:
+    """The machines that one platform has heard of.
+
+    Args:
+        db: where they are kept.
+        clock: says when they were last seen.
+    """
+
+    def __init__(self, db: Database, clock: Clock) -> None:
+        self._db = db
+        self._clock = clock
+        self._noted: dict[str, datetime] = {}
+
+    def note(self, offer: WorkerOffer, token: DbWorkerToken) -> str:
+        """Remember who asks, at most once a minute, and never at the price of the claim; return its id."""
+        said = {
+            "token_id": token.id,
+            "machine": offer.machine,
+            "labels": sorted(set(offer.labels)),
+            "cpus": offer.cpus,
+            "gpus": offer.gpus,
+            "memory_gb": offer.memory_gb,
+            "sandbox": offer.sandbox,
+            "sandbox_problem": offer.sandbox_problem,
+        }
+        known = hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]
+        now = self._clock.now()
+        if known in self._noted and abs(now - self._noted[known]) < _NOTED_EVERY:
+            return known
+        row = {"id": known, "pool": token.pool, "seen_at": now, **said}
+        try:
+            with self._db.transaction(wait_s=0) as session:
+                upsert(session, DbKnownWorker, [row])
+        except (DatabaseBusyError, StorageFullError):
+            return known
+        if len(self._noted) > _MOST_KEPT:
+            self._noted.clear()
+        self._noted[known] = now
+        return known
+
+    def all(self) -> list[tuple[DbKnownWorker, int]]:
+        """Return the machines whose token is good, by pool and name, and how many runs each works on."""
+        with self._db.session() as session:
+            at_work = _at_work(session, self._clock.now())
+            rows = session.scalars(
+                select(DbKnownWorker)
+                .join(DbWorkerToken, DbWorkerToken.id == DbKnownWorker.token_id)
+                .where(DbWorkerToken.revoked_at.is_(None))
+                .order_by(DbKnownWorker.pool, DbKnownWorker.machine, DbKnownWorker.seen_at.desc())
+            )
+            return [(row, at_work.get(row.id, 0)) for row in rows]
+
+    def forget_old(self) -> None:
+        """Forget machines that have not been seen for long, and the oldest of too many."""
+        with self._db.transaction() as session:
+            session.execute(
+                delete(DbKnownWorker).where(
+                    DbKnownWorker.seen_at < self._clock.now() - KEPT,
+                    DbKnownWorker.id.not_in(select(DbRun.worker_id).where(_is_at_work(self._clock.now()))),
+                )
+            )
+            newest = select(DbKnownWorker.id).order_by(DbKnownWorker.seen_at.desc()).limit(_MOST_KEPT)
+            if (session.scalar(select(func.count()).select_from(DbKnownWorker)) or 0) > _MOST_KEPT:
+                kept = set(session.scalars(newest))
+                session.execute(delete(DbKnownWorker).where(DbKnownWorker.id.not_in(kept)))
+
+    def why_it_waits(self, run: DbRun) -> str | None:
+        """Return why nobody works on a run of a pool, in a sentence; None of any other, and where somebody may soon."""
+        is_waiting = run.status == "pending" or (run.status == "running" and run.lease_expires_at is None)
+        if not is_waiting or run.pool is None:
+            return None
+        with self._db.session() as session:
+            tokens = session.scalars(
+                select(DbWorkerToken).where(
+                    DbWorkerToken.pool == run.pool, DbWorkerToken.revoked_at.is_(None)
+                )
+            ).all()
+            good = [
+                token.id
+                for token in tokens
+                if token.workspace_ids is None or run.workspace_id in token.workspace_ids
+            ]
+            workers = session.scalars(
+                select(DbKnownWorker).where(DbKnownWorker.token_id.in_(good)).order_by(DbKnownWorker.machine)
+            ).all()
+        if not good:
+            return (
+                f"no worker token is good for the pool '{run.pool}' and this workspace: whoever runs the platform makes one "
+                f"with `osmosis platform worker-token create --pool {run.pool}`."
+            )
+        if not workers:
+            return f"no worker of the pool '{run.pool}' has asked for a run in the last {KEPT.days} days."
+        return _why_none_fits(run.pool, read_execution(run.request.get("advanced_config")), workers)
+
+
+def machine_of(worker: DbKnownWorker) -> Machine:
+    """Return what a machine has."""
+    labels = frozenset(worker.labels)
+    return Machine(labels, worker.cpus, worker.gpus, worker.memory_gb, worker.sandbox)
+
+
+def _why_none_fits(pool: str, asks: ExecutionSection, workers: Sequence[DbKnownWorker]) -> str | None:
+    lacking = {worker.id: list(machine_of(worker).lacks(asks)) for worker in workers}
+    if not all(lacking.values()):
+        return None
+    had = frozenset[str]().union(*(worker.labels for worker in workers))
+    if nowhere := [label for label in asks.labels or () if label not in had]:
+        named = ", ".join(f"`{label}`" for label in nowhere)
+        return f"no known worker of the pool '{pool}' has the label{'s' if len(nowhere) > 1 else ''} {named}."
+    told = [
+        f"{worker.machine or worker.id[:8]} lacks {', '.join(lacking[worker.id])}{_because(worker, lacking[worker.id])}"
+        for worker in workers[:_MOST_NAMED]
+    ]
+    if len(workers) > _MOST_NAMED:
+        told.append(f"and {len(workers) - _MOST_NAMED} more lack something")
+    return f"no known worker of the pool '{pool}' has all that this run asks for: {'; '.join(told)}."
+
+
+def _because(worker: DbKnownWorker, lacking: Sequence[str]) -> str:
+    return f" ({worker.sandbox_problem})" if "a sandbox" in lacking and worker.sandbox_problem else ""
+
+
+def _is_at_work(now: datetime) -> ColumnElement[bool]:
+    return and_(DbRun.status == "running", DbRun.worker_id.is_not(None), DbRun.lease_expires_at > now)
+
+
+def _at_work(session: Session, now: datetime) -> dict[str, int]:
+    counted = session.execute(
+        select(DbRun.worker_id, func.count()).where(_is_at_work(now)).group_by(DbRun.worker_id)
+    )
+    return {worker: runs for worker, runs in counted if worker is not None}

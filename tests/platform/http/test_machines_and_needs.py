@@ -1,0 +1,155 @@
+"""Which machine a run goes to by what it asks for, and what is said of one that no known machine can take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from osmosis_ai.platform.known_workers import KEPT
+from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.sandbox import SandboxCapability
+from tests.platform.conftest import ManualClock, Member
+from tests.platform.evaluations import Submits, submit_body
+from tests.platform.http.test_workers import Spoken, member, token  # noqa: F401 - fixtures
+from tests.platform.runs.conftest import code, rows  # noqa: F401 - fixtures of `member`
+from tests.platform.runs.conftest import member as member_with_code  # noqa: F401
+from tests.platform.viewer.test_platform_source import source_of
+
+SUBMITS = Submits("/api/cli/eval-runs", submit_body)
+PROBLEM = "the kernel allows no user namespaces; sysctl -w user.max_user_namespaces=15000"
+
+
+@pytest.fixture
+def machine(api: TestClient, token: str) -> Spoken:  # noqa: F811
+    return Spoken(api, token)
+
+
+def submitted(api: TestClient, **asks: Any) -> str:
+    advanced = {"execution": {"pool": "gpu", **asks}}
+    name: str = SUBMITS.taken(api, advanced_config=advanced)["name"]
+    return name
+
+
+def waits(api: TestClient, name: str) -> str | None:
+    found: str | None = api.get(f"/api/cli/eval-runs/{name}").json().get("waits")
+    return found
+
+
+def issues(api: TestClient, **changes: Any) -> list[dict[str, Any]]:
+    """Return what is wrong with a submit."""
+    found: list[dict[str, Any]] = SUBMITS.refused(api, 400, "INVALID_CONFIG", **changes)["issues"]
+    return found
+
+
+def test_a_run_goes_to_a_worker_that_has_all_of_its_labels(api: TestClient, machine: Spoken) -> None:
+    name = submitted(api, labels=["a100", "zone=eu"])
+    assert machine.claim(labels=["a100"]).status_code == 204
+    assert machine.claim().status_code == 204
+    assert machine.claimed(labels=["zone=eu", "nvme", "a100"]).run.name == name
+
+
+@pytest.mark.parametrize(
+    ("asks", "has", "lacks"),
+    [
+        ({"cpus": 8}, {"cpus": 4}, "8 cpus (has 4)"),
+        ({"gpus": 1}, {}, "1 gpus (has 0)"),
+        ({"memory_gb": 64}, {"memory_gb": 16}, "64 GiB of memory (has 16)"),
+        (
+            {"isolation": "required"},
+            {"sandbox": False, "sandbox_problem": PROBLEM},
+            f"a sandbox ({PROBLEM})",
+        ),
+        ({"network": "none"}, {"sandbox": False, "sandbox_problem": PROBLEM}, f"a sandbox ({PROBLEM})"),
+    ],
+)
+def test_a_run_that_asks_for_more_than_a_worker_has_waits_and_says_why(
+    api: TestClient, machine: Spoken, asks: dict[str, Any], has: dict[str, Any], lacks: str
+) -> None:
+    name = submitted(api, **asks)
+    assert machine.claim(machine="box-1", **has).status_code == 204
+    assert waits(api, name) == (
+        f"no known worker of the pool 'gpu' has all that this run asks for: box-1 lacks {lacks}."
+    )
+    enough = {"cpus": 8, "gpus": 1, "memory_gb": 64, "sandbox": True}
+    assert machine.claimed(machine="box-2", **enough).run.name == name
+    assert waits(api, name) is None
+
+
+def test_the_page_names_the_label_that_no_known_worker_has(
+    api: TestClient,
+    machine: Spoken,
+    services: PlatformServices,
+    member: Member,  # noqa: F811
+) -> None:
+    name = submitted(api, labels=["a100", "zone=mars"])
+    machine.claim(labels=["a100"], machine="box-1")
+    said = "no known worker of the pool 'gpu' has the label `zone=mars`."
+    assert waits(api, name) == said
+    assert ("Waits", said) in source_of(services, member).run("eval", name).facts
+    machine.claim(labels=["zone=mars"], machine="box-2")
+    assert waits(api, name) == (
+        "no known worker of the pool 'gpu' has all that this run asks for: box-1 lacks the label `zone=mars`; "
+        "box-2 lacks the label `a100`."
+    )
+
+
+def test_a_pool_without_a_token_or_a_worker_is_told_so_and_who_is_long_gone_is_forgotten(
+    api: TestClient,
+    services: PlatformServices,
+    clock: ManualClock,
+    member: Member,  # noqa: F811
+) -> None:
+    name = submitted(api)
+    assert "osmosis platform worker-token create --pool gpu" in (waits(api, name) or "")
+    granted, plain = services.worker_access.create_token("gpu", workspace_ids=["wsp_of_others"])
+    assert "no worker token is good for" in (waits(api, name) or "")
+    granted, plain = services.worker_access.create_token("gpu", workspace_ids=[member.workspace.id])
+    assert waits(api, name) == "no worker of the pool 'gpu' has asked for a run in the last 7 days."
+    small = Spoken(api, plain)
+    other = submitted(api, cpus=64)
+    assert small.claimed(cpus=2, machine="box-1").run.name == name
+    assert "box-1 lacks 64 cpus (has 2)" in (waits(api, other) or "")
+    clock.advance(KEPT.total_seconds() + 60)
+    services.worker_access.known.forget_old()
+    assert "has asked for a run" in (waits(api, other) or "")
+    services.worker_access.revoke_token(granted.id)
+    assert "no worker token is good for" in (waits(api, other) or "")
+
+
+def test_runs_for_a_machine_that_there_is_not_hold_up_none_of_their_workspace(
+    api: TestClient, machine: Spoken, services: PlatformServices, clock: ManualClock
+) -> None:
+    for _ in range(30):
+        SUBMITS.taken(api, advanced_config={"execution": {"pool": "gpu", "labels": ["h200"]}})
+        clock.advance(1)
+    name = submitted(api)
+    assert machine.claimed(labels=["a100"]).run.name == name
+
+
+def test_labels_are_checked_when_a_run_is_submitted(api: TestClient) -> None:
+    asks = {"execution": {"labels": ["a100", "two words"]}}
+    assert {issue["key"] for issue in issues(api, advanced_config=asks)} == {"advanced.execution.labels"}
+    alone = issues(api, advanced_config={"execution": {"labels": ["a100"]}})
+    assert alone[0]["message"] == "chooses among the workers of a pool: name it with `pool`"
+    near = issues(api, advanced_config={"execution": {"label": ["a100"], "pool": "gpu"}})
+    assert near[0]["key_correction"] == "advanced.execution.labels"
+
+
+@pytest.mark.parametrize(("key", "value"), [("isolation", "required"), ("network", "none")])
+def test_what_the_platforms_own_machine_can_not_hold_back_is_refused_at_submit(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch, key: str, value: str
+) -> None:
+    found = SandboxCapability(problem="the kernel allows no user namespaces", remedy="sysctl -w x=1")
+    monkeypatch.setattr("osmosis_ai.platform.isolation.check_sandbox", lambda home: found)
+    (issue,) = issues(api, advanced_config={"execution": {key: value}})
+    assert issue["key"] == f"advanced.execution.{key}"
+    assert issue["message"] == (
+        "needs a sandbox, and the platform's machine can make none: the kernel allows no user namespaces; sysctl -w x=1, or "
+        "name a pool whose workers can"
+    )
+    served = submit_body()["experiment_config"] | {"entrypoint": "server://nobody"}
+    (issue,) = issues(api, experiment_config=served, advanced_config={"execution": {key: value}})
+    assert issue["key"] == "experiment.entrypoint", "an agent that is served elsewhere is in nobody's sandbox"
+    SUBMITS.taken(api, advanced_config={"execution": {key: value, "pool": "gpu"}})

@@ -54,7 +54,9 @@ from osmosis_ai.evaluation.sample_columns import (
     SUCCESS,
     UNKNOWN,
     Reasons,
+    SampleNumbers,
     judges_of,
+    numbers_of,
     sample_of,
 )
 from osmosis_ai.evaluation.statistics import Estimate, describe, estimate_rate, estimate_reward, percentiles
@@ -62,6 +64,7 @@ from osmosis_ai.evaluation.statistics import Estimate, describe, estimate_rate, 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from typing_extensions import Unpack
 
     from osmosis_ai.evaluation.sample_columns import RecordColumns
     from osmosis_ai.evaluation.statistics import Labels
@@ -142,17 +145,10 @@ class MetricsAccumulator:
         status: str,
         reward: float | None,
         *,
-        tokens: int | None = None,
-        prompt_tokens: int | None = None,
-        completion_tokens: int | None = None,
-        cost_usd: float | None = None,
-        duration_ms: float | None = None,
-        model_latency_ms: float | None = None,
-        model_calls: int | None = None,
-        boundary: str | None = None,
         error_type: str | None = None,
         lost_attempts: int | None = None,
         source_row_index: int | None = None,
+        **numbers: Unpack[SampleNumbers],
     ) -> None:
         """Record the outcome of one attempt.
 
@@ -161,34 +157,19 @@ class MetricsAccumulator:
             run_index: the attempt on that row, from 0.
             status: "success", "failed" or "skipped".
             reward: what the grader gave; a number that is not finite counts as none.
-            tokens: all tokens of the attempt; by default the sum of the next two, where known.
-            prompt_tokens, completion_tokens: its parts.
-            cost_usd: what its model calls cost; None where the price is unknown.
-            duration_ms: from dispatch to the result.
-            model_latency_ms: time spent waiting for the model, all calls together.
-            model_calls: how many calls that were.
-            boundary: of a failure, one of ``BOUNDARIES``.
             error_type: of a failure, its machine-readable reason.
             lost_attempts: how often the attempt was lost and made again before.
             source_row_index: the row's place in the dataset.
+            numbers: what else is known.
 
         Raises:
             ValueError: when the position is outside the run or a word is not one of those above.
         """
         if not (0 <= row_index < self.rows and 0 <= run_index < self.n):
             raise ValueError(f"row {row_index} run {run_index} is outside the run")
+        reason = self._reasons.code(error_type)
         self._samples[row_index * self.n + run_index] = sample_of(
-            status,
-            reward,
-            reason=self._reasons.code(error_type),
-            tokens=tokens,
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            cost_usd=cost_usd,
-            duration_ms=duration_ms,
-            model_latency_ms=model_latency_ms,
-            model_calls=model_calls,
-            boundary=boundary,
+            status, reward, reason=reason, numbers=numbers
         )
         if source_row_index is not None:
             self._sources[row_index] = source_row_index
@@ -197,21 +178,14 @@ class MetricsAccumulator:
     def add_record(self, record: TerminalRecord) -> None:
         """Record the outcome of one attempt as the journal keeps it; raises as :meth:`add`."""
         self.add(
-            row_index=record.row_index,
-            run_index=record.run_index,
-            status=record.status,
-            reward=record.reward,
-            tokens=record.tokens,
-            prompt_tokens=record.prompt_tokens,
-            completion_tokens=record.completion_tokens,
-            cost_usd=record.cost_usd,
-            duration_ms=record.duration_ms,
-            model_latency_ms=record.model_latency_ms,
-            model_calls=record.model_calls,
-            boundary=record.boundary,
+            record.row_index,
+            record.run_index,
+            record.status,
+            record.reward,
             error_type=record.error_type,
             lost_attempts=record.lost_attempts,
             source_row_index=record.source_row_index,
+            **numbers_of(record),
         )
         self.add_judges(record)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from osmosis_ai.driving.classify import BOUNDARIES, STATUSES
 from osmosis_ai.evaluation.record import TerminalRecord
@@ -66,43 +66,69 @@ class Reasons:
         return code
 
 
-def sample_of(
-    status: str,
-    reward: float | None,
-    *,
-    reason: int,
-    tokens: int | None = None,
-    prompt_tokens: int | None = None,
-    completion_tokens: int | None = None,
-    cost_usd: float | None = None,
-    duration_ms: float | None = None,
-    model_latency_ms: float | None = None,
-    model_calls: int | None = None,
-    boundary: str | None = None,
-) -> tuple[float, ...]:
+class SampleNumbers(TypedDict, total=False):
+    """What is known of an attempt beside its status, its reward and its reason; absent is as None.
+
+    Keys:
+        tokens: of the whole attempt; by default the sum of the next two, where known.
+        prompt_tokens, completion_tokens: its parts.
+        cost_usd: what its model calls cost; None where the price is unknown.
+        duration_ms: from dispatch to the result.
+        model_latency_ms: time spent waiting for the model, all calls together.
+        model_calls: how many calls that were.
+        boundary: of a failure, one of ``BOUNDARIES``.
+    """
+
+    tokens: int | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cost_usd: float | None
+    duration_ms: float | None
+    model_latency_ms: float | None
+    model_calls: int | None
+    boundary: str | None
+
+
+def numbers_of(record: TerminalRecord) -> SampleNumbers:
+    """Return what a record knows of its attempt."""
+    return SampleNumbers(
+        tokens=record.tokens,
+        prompt_tokens=record.prompt_tokens,
+        completion_tokens=record.completion_tokens,
+        cost_usd=record.cost_usd,
+        duration_ms=record.duration_ms,
+        model_latency_ms=record.model_latency_ms,
+        model_calls=record.model_calls,
+        boundary=record.boundary,
+    )
+
+
+def sample_of(status: str, reward: float | None, *, reason: int, numbers: SampleNumbers) -> tuple[float, ...]:
     """Return an outcome in the order of :data:`SAMPLE`; what the words mean says ``MetricsAccumulator.add``.
 
     Raises:
         ValueError: status or boundary is none of those that there are.
     """
+    boundary, tokens = numbers.get("boundary"), numbers.get("tokens")
+    read, written = numbers.get("prompt_tokens"), numbers.get("completion_tokens")
     if status not in _STATUS_CODES:
         raise ValueError(f"unknown status {status!r}")
     if boundary not in _BOUNDARY_CODES:
         raise ValueError(f"unknown boundary {boundary!r}")
-    if tokens is None and prompt_tokens is not None and completion_tokens is not None:
-        tokens = prompt_tokens + completion_tokens
+    if tokens is None and read is not None and written is not None:
+        tokens = read + written
     return (
         _STATUS_CODES[status],
         _BOUNDARY_CODES[boundary],
         reason,
-        _integer(model_calls),
+        _integer(numbers.get("model_calls")),
         _number(reward),
-        _number(cost_usd),
-        _number(duration_ms),
-        _number(model_latency_ms),
+        _number(numbers.get("cost_usd")),
+        _number(numbers.get("duration_ms")),
+        _number(numbers.get("model_latency_ms")),
         _integer(tokens),
-        _integer(prompt_tokens),
-        _integer(completion_tokens),
+        _integer(read),
+        _integer(written),
     )
 
 
@@ -167,19 +193,8 @@ class RecordColumns:
 
 
 def _row_of(offset: int, record: TerminalRecord, reasons: Reasons) -> tuple[Any, ...]:
-    sample = sample_of(
-        record.status,
-        record.reward,
-        reason=reasons.code(record.error_type),
-        tokens=record.tokens,
-        prompt_tokens=record.prompt_tokens,
-        completion_tokens=record.completion_tokens,
-        cost_usd=record.cost_usd,
-        duration_ms=record.duration_ms,
-        model_latency_ms=record.model_latency_ms,
-        model_calls=record.model_calls,
-        boundary=record.boundary,
-    )
+    reason = reasons.code(record.error_type)
+    sample = sample_of(record.status, record.reward, reason=reason, numbers=numbers_of(record))
     source = ABSENT if record.source_row_index is None else record.source_row_index
     lost = record.lost_attempts or 0
     return (record.row_index, record.run_index, offset, source, lost, sample, judges_of(record))

@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from osmosis_ai.cli.connection import platform_when_needed
 from osmosis_ai.cli.name_completion import complete_run_anywhere
-from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import DetailResult
 from osmosis_ai.cli.runs.showing import (
     AttemptOption,
@@ -18,7 +16,8 @@ from osmosis_ai.cli.runs.showing import (
     SearchOption,
     ShownOption,
     UnscoredOption,
-    outcome_of,
+    reading_conversations,
+    wanted_samples,
 )
 
 
@@ -56,10 +55,10 @@ def show(
         osmosis eval show @last --row 12 --side-by-side amber-otter-42
     """
     from osmosis_ai.cli.output.conversations import shown_run
-    from osmosis_ai.services.eval_runs.show import WantedSamples
     from osmosis_ai.services.eval_runs.show import show as show_named
 
-    outcome = outcome_of(failed=failed, passed=passed, flaky=flaky, unscored=unscored)
-    wanted = WantedSamples(row, attempt, outcome, search.strip(), limit)
-    with platform_when_needed() as client, current().status("Reading conversations"):
+    wanted = wanted_samples(
+        row, attempt, search, limit, failed=failed, passed=passed, flaky=flaky, unscored=unscored
+    )
+    with reading_conversations() as client:
         return shown_run(show_named(run, wanted, client=client, beside=side_by_side), wanted)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from osmosis_ai.cli.connection import platform_when_needed
+from osmosis_ai.cli.output.context import current
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.services.eval_runs.show import WantedSamples
     from osmosis_ai.viewer.source import Outcome
 
 _MOST = 1_000
@@ -29,7 +35,27 @@ SearchOption = Annotated[
 ShownOption = Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="How many at most.")]
 
 
-def outcome_of(**asked: bool) -> Outcome | None:
+def wanted_samples(
+    row: int | None, attempt: int | None, search: str, limit: int, **asked: bool
+) -> WantedSamples:
+    """Return which samples were asked for: ``asked`` has each outcome's option.
+
+    Raises:
+        OsmosisError: several outcomes were.
+    """
+    from osmosis_ai.services.eval_runs.show import WantedSamples
+
+    return WantedSamples(row, attempt, _outcome_of(**asked), search.strip(), limit)
+
+
+@contextmanager
+def reading_conversations() -> Iterator[Callable[[], PlatformClient]]:
+    """Say that conversations are read; the platform is connected with when it is asked."""
+    with platform_when_needed() as client, current().status("Reading conversations"):
+        yield client
+
+
+def _outcome_of(**asked: bool) -> Outcome | None:
     """Return the one outcome that was asked for, by its name.
 
     Raises:

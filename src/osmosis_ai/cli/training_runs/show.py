@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from osmosis_ai.cli.connection import platform_when_needed
 from osmosis_ai.cli.options import RunArgument
-from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import DetailResult
 from osmosis_ai.cli.runs.showing import (
     AttemptOption,
@@ -18,7 +16,8 @@ from osmosis_ai.cli.runs.showing import (
     SearchOption,
     ShownOption,
     UnscoredOption,
-    outcome_of,
+    reading_conversations,
+    wanted_samples,
 )
 
 
@@ -45,10 +44,8 @@ def show(
         osmosis train show trained/keen-owl-2 --row 12 --attempt 0
     """
     from osmosis_ai.cli.output.conversations import shown_validation
-    from osmosis_ai.services.eval_runs.show import WantedSamples
     from osmosis_ai.services.training_runs.show import show_validation
 
-    outcome = outcome_of(failed=failed, passed=passed, unscored=unscored)
-    wanted = WantedSamples(row, attempt, outcome, search.strip(), limit)
-    with platform_when_needed() as client, current().status("Reading conversations"):
+    wanted = wanted_samples(row, attempt, search, limit, failed=failed, passed=passed, unscored=unscored)
+    with reading_conversations() as client:
         return shown_validation(show_validation(run, wanted, step=step, client=client), wanted)

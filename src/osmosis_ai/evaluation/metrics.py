@@ -22,7 +22,7 @@ attempt counts as one that did not pass. The two answer different questions and 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from osmosis_ai.driving.classify import BOUNDARIES
 from osmosis_ai.evaluation.headline import warnings_of
@@ -56,7 +56,6 @@ from osmosis_ai.evaluation.sample_columns import (
     Reasons,
     SampleNumbers,
     judges_of,
-    numbers_of,
     sample_of,
 )
 from osmosis_ai.evaluation.statistics import Estimate, describe, estimate_rate, estimate_reward, percentiles
@@ -66,6 +65,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
+    from osmosis_ai.driving.classify import Status
     from osmosis_ai.evaluation.sample_columns import RecordColumns
     from osmosis_ai.evaluation.statistics import Labels
 
@@ -165,29 +165,35 @@ class MetricsAccumulator:
         Raises:
             ValueError: when the position is outside the run or a word is not one of those above.
         """
-        if not (0 <= row_index < self.rows and 0 <= run_index < self.n):
-            raise ValueError(f"row {row_index} run {run_index} is outside the run")
-        reason = self._reasons.code(error_type)
-        self._samples[row_index * self.n + run_index] = sample_of(
-            status, reward, reason=reason, numbers=numbers
+        known = cast("dict[str, Any]", {"duration_ms": None, **numbers})
+        self._put(
+            TerminalRecord(
+                row_index,
+                run_index,
+                rollout_id="",
+                status=cast("Status", status),
+                reward=reward,
+                error_type=error_type,
+                lost_attempts=lost_attempts,
+                source_row_index=source_row_index,
+                **known,
+            )
         )
-        if source_row_index is not None:
-            self._sources[row_index] = source_row_index
-        self._lose(row_index * self.n + run_index, lost_attempts)
 
     def add_record(self, record: TerminalRecord) -> None:
         """Record the outcome of one attempt as the journal keeps it; raises as :meth:`add`."""
-        self.add(
-            record.row_index,
-            record.run_index,
-            record.status,
-            record.reward,
-            error_type=record.error_type,
-            lost_attempts=record.lost_attempts,
-            source_row_index=record.source_row_index,
-            **numbers_of(record),
-        )
+        self._put(record)
         self.add_judges(record)
+
+    def _put(self, record: TerminalRecord) -> None:
+        row, run = record.row_index, record.run_index
+        if not (0 <= row < self.rows and 0 <= run < self.n):
+            raise ValueError(f"row {row} run {run} is outside the run")
+        item = row * self.n + run
+        self._samples[item] = sample_of(record, reason=self._reasons.code(record.error_type))
+        if record.source_row_index is not None:
+            self._sources[row] = record.source_row_index
+        self._lose(item, record.lost_attempts)
 
     def add_columns(self, columns: RecordColumns) -> None:
         """Record the outcomes of many attempts, in their order: as :meth:`add_record` of each, and faster."""

@@ -89,43 +89,28 @@ class SampleNumbers(TypedDict, total=False):
     boundary: str | None
 
 
-def numbers_of(record: TerminalRecord) -> SampleNumbers:
-    """Return what a record knows of its attempt."""
-    return SampleNumbers(
-        tokens=record.tokens,
-        prompt_tokens=record.prompt_tokens,
-        completion_tokens=record.completion_tokens,
-        cost_usd=record.cost_usd,
-        duration_ms=record.duration_ms,
-        model_latency_ms=record.model_latency_ms,
-        model_calls=record.model_calls,
-        boundary=record.boundary,
-    )
-
-
-def sample_of(status: str, reward: float | None, *, reason: int, numbers: SampleNumbers) -> tuple[float, ...]:
+def sample_of(record: TerminalRecord, *, reason: int) -> tuple[float, ...]:
     """Return an outcome in the order of :data:`SAMPLE`; what the words mean says ``MetricsAccumulator.add``.
 
     Raises:
         ValueError: status or boundary is none of those that there are.
     """
-    boundary, tokens = numbers.get("boundary"), numbers.get("tokens")
-    read, written = numbers.get("prompt_tokens"), numbers.get("completion_tokens")
-    if status not in _STATUS_CODES:
-        raise ValueError(f"unknown status {status!r}")
-    if boundary not in _BOUNDARY_CODES:
-        raise ValueError(f"unknown boundary {boundary!r}")
+    tokens, read, written = record.tokens, record.prompt_tokens, record.completion_tokens
+    if record.status not in _STATUS_CODES:
+        raise ValueError(f"unknown status {record.status!r}")
+    if record.boundary not in _BOUNDARY_CODES:
+        raise ValueError(f"unknown boundary {record.boundary!r}")
     if tokens is None and read is not None and written is not None:
         tokens = read + written
     return (
-        _STATUS_CODES[status],
-        _BOUNDARY_CODES[boundary],
+        _STATUS_CODES[record.status],
+        _BOUNDARY_CODES[record.boundary],
         reason,
-        _integer(numbers.get("model_calls")),
-        _number(reward),
-        _number(numbers.get("cost_usd")),
-        _number(numbers.get("duration_ms")),
-        _number(numbers.get("model_latency_ms")),
+        _integer(record.model_calls),
+        _number(record.reward),
+        _number(record.cost_usd),
+        _number(record.duration_ms),
+        _number(record.model_latency_ms),
         _integer(tokens),
         _integer(read),
         _integer(written),
@@ -193,8 +178,7 @@ class RecordColumns:
 
 
 def _row_of(offset: int, record: TerminalRecord, reasons: Reasons) -> tuple[Any, ...]:
-    reason = reasons.code(record.error_type)
-    sample = sample_of(record.status, record.reward, reason=reason, numbers=numbers_of(record))
+    sample = sample_of(record, reason=reasons.code(record.error_type))
     source = ABSENT if record.source_row_index is None else record.source_row_index
     lost = record.lost_attempts or 0
     return (record.row_index, record.run_index, offset, source, lost, sample, judges_of(record))

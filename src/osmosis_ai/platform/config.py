@@ -56,6 +56,7 @@ class PlatformConfig:
         network: what rollouts reach (``OSMOSIS_NETWORK``); ``none`` holds for every run, None leaves it to each.
         executes_nothing: why no run is executed on this machine; the platform finds that out when it starts.
         lease_s: how long a worker's right to its run lasts from each word of it on (``OSMOSIS_LEASE_SECONDS``).
+        run_upload_gb: how much the workers of a run may send in all, in GB (``OSMOSIS_RUN_UPLOAD_GB``).
         metrics_token: what `/metrics` is read with (``OSMOSIS_METRICS_TOKEN``); empty: nobody reads it.
     """
 
@@ -75,6 +76,7 @@ class PlatformConfig:
     blobs_url: str = ""
     executes_nothing: str | None = None
     lease_s: int = 30
+    run_upload_gb: int = 1000
     metrics_token: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
@@ -85,6 +87,11 @@ class PlatformConfig:
     def lease_term(self) -> timedelta:
         """How long a lease lasts from each renewal on."""
         return timedelta(seconds=self.lease_s)
+
+    @property
+    def run_upload_bytes(self) -> int:
+        """How much the workers of a run may send in all."""
+        return self.run_upload_gb * 10**9
 
     @property
     def base_url(self) -> str:
@@ -167,6 +174,7 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
         executor_slots=read.number("OSMOSIS_EXECUTOR_SLOTS", RAY_SLOTS if ray else LOCAL_SLOTS, 0, 1024),
         ray=ray,
         lease_s=read.number("OSMOSIS_LEASE_SECONDS", 30, 1, 3600),
+        run_upload_gb=read.number("OSMOSIS_RUN_UPLOAD_GB", 1000, 1, 1_000_000),
         minimum_cli_version=read.version("OSMOSIS_MINIMUM_CLI_VERSION", "0.2.14"),
         recommended_cli_version=read.version("OSMOSIS_RECOMMENDED_CLI_VERSION"),
         isolation=read.setting(isolation_setting, "auto"),

@@ -8,7 +8,9 @@ import orjson
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.api.wire.workers import CLAIM, run_route
+from osmosis_ai.api.wire.workers import CLAIM, MOST_WANTED, UPLOAD_LIMIT, run_route
+from osmosis_ai.platform.runs.desk.run_shards import MERGED_FOLDER
+from osmosis_ai.platform.runs.desk.uploads import MOST_OPEN
 from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import assert_flat_error
@@ -64,6 +66,12 @@ LIES: dict[str, dict[str, Any]] = {
     "an upload into another run": {"wanted": [{**UPLOAD, "name": "../other/a"}]},
     "an upload in the place of a list of files": {"wanted": [{**UPLOAD, "name": "derived/a/manifest.gz"}]},
     "an upload in the place of a journal's part": {"wanted": [{**UPLOAD, "name": f"{SEGMENTS_FOLDER}/a"}]},
+    "an upload among the platform's merged ones": {"wanted": [{**UPLOAD, "name": f"{MERGED_FOLDER}/a"}]},
+    "an upload that is asked for twice": {"wanted": [UPLOAD, {**UPLOAD, "sha256": "1" * 64}]},
+    "more uploads than one exchange asks for": {
+        "wanted": [{**UPLOAD, "name": f"new-{number}"} for number in range(MOST_WANTED + 1)]
+    },
+    "a shard that is a file": _file(blob="shards/one"),
     "an upload of more than any number": {"wanted": [{**UPLOAD, "size": 1 << 60}]},
     "something sent that no engine can look for": {
         "sent": [{**UPLOAD, "name": "a\0", "id": "a", "etag": ""}]
@@ -101,17 +109,22 @@ def liar(machine: Spoken, services: PlatformServices) -> DeskWorker:  # noqa: F8
         machine.api.app, raise_server_exceptions=False, headers=dict(machine.api.headers)
     )
     worker = DeskWorker(services, machine.claimed())
-    worker.sync(sent=[worker.sends("blob", b"abc")])
+    worker.sync(sent=[worker.sends(name, b"abc") for name in ("blob", "shards/one")])
     return worker
 
 
-def test_lies_are_refused_and_nothing_of_them_is_kept(machine: Spoken, liar: DeskWorker) -> None:  # noqa: F811
+def test_lies_are_refused_and_nothing_of_them_is_kept(
+    machine: Spoken,  # noqa: F811
+    liar: DeskWorker,
+    services: PlatformServices,
+) -> None:
     for lie, news in LIES.items():
         reply = machine.sync(liar.assignment, **news)
         assert (lie, reply.status_code) == (lie, 400), reply.text
     run = f"/api/cli/eval-runs/{liar.run_id}"
     assert machine.api.get(run).status_code == 200
     assert (liar.run.journal_bytes, liar.run.metrics, liar.samples()) == (0, None, [])
+    assert list(services.blobs.unfinished_uploads()) == [], "nothing that was begun for a lie stays open"
     ended = machine.post(
         run_route(liar.run_id, "end"),
         {"lease": liar.token.get_secret_value(), "outcome": "finished"},
@@ -132,3 +145,66 @@ def test_words_of_a_rollout_are_kept_as_the_columns_take_them(
 def test_claims_name_what_an_engine_can_look_for(machine: Spoken) -> None:  # noqa: F811
     for named in ("run_id", "pool"):
         assert_flat_error(machine.post(CLAIM, {**offer().to_wire(), named: "a\0b"}), 400, "VALIDATION_FAILED")
+
+
+def _wanted(first: int, count: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "wanted": [{**UPLOAD, "name": f"new-{number}", **changes} for number in range(first, first + count)]
+    }
+
+
+def _of_the_limit(liar: DeskWorker) -> list[str]:
+    return [said for said in liar.messages() if "uploads open" in said or "may send" in said]
+
+
+def test_who_asks_for_uploads_and_sends_none_is_stopped_and_its_run_says_so_once(
+    machine: Spoken,  # noqa: F811
+    liar: DeskWorker,
+    services: PlatformServices,
+) -> None:
+    for first in range(0, MOST_OPEN, MOST_WANTED):
+        assert machine.sync(liar.assignment, **_wanted(first, MOST_WANTED)).status_code == 200
+    assert machine.sync(liar.assignment, **_wanted(0, 5)).status_code == 200, "these are open already"
+    for _ in range(3):
+        refused = machine.sync(liar.assignment, **_wanted(MOST_OPEN, 1))
+        body = assert_flat_error(refused, 409, UPLOAD_LIMIT)
+        assert body["details"] == {"uploads": MOST_OPEN}
+    assert len(list(services.blobs.unfinished_uploads())) == MOST_OPEN
+    assert len(_of_the_limit(liar)) == 1
+    sent = liar.puts(liar.wants("new-0", b"\0"), b"\0")
+    liar.sync(sent=[sent])
+    assert machine.sync(liar.assignment, **_wanted(MOST_OPEN, 1)).status_code == 200, "as others are sent"
+    liar.ends()
+    assert list(services.blobs.unfinished_uploads()) == []
+
+
+def test_who_asks_again_for_a_name_has_one_upload_of_it(
+    machine: Spoken,  # noqa: F811
+    liar: DeskWorker,
+    services: PlatformServices,
+) -> None:
+    for number in range(5):
+        changed = _wanted(0, 1, sha256=f"{number}" * 64)
+        assert machine.sync(liar.assignment, **changed).status_code == 200
+    assert len(list(services.blobs.unfinished_uploads())) == 1
+
+
+def test_a_run_sends_no_more_than_it_may_whatever_its_worker_asks_for(
+    machine: Spoken,  # noqa: F811
+    liar: DeskWorker,
+    services: PlatformServices,
+) -> None:
+    most = services.config.run_upload_bytes
+    assert most == 10**12
+    assert machine.sync(liar.assignment, **_wanted(0, 1, size=most - 100)).status_code == 200
+    for number in range(1, 4):
+        refused = machine.sync(liar.assignment, **_wanted(number, 1, size=101))
+        body = assert_flat_error(refused, 409, UPLOAD_LIMIT)
+        assert "may send 1000 GB" in body["error"] and "OSMOSIS_RUN_UPLOAD_GB" in body["error"]
+    assert len(_of_the_limit(liar)) == 1
+    assert machine.sync(liar.assignment, **_wanted(1, 1, size=20)).status_code == 200
+    # One name after the other, and none of them sent: what was let send counts.
+    assert machine.sync(liar.assignment, **_wanted(1, 1, size=70)).status_code == 200
+    assert_flat_error(machine.sync(liar.assignment, **_wanted(1, 1, size=30)), 409, UPLOAD_LIMIT)
+    liar.ends()
+    assert liar.run.status == "finished"

@@ -27,6 +27,10 @@ LARGEST_EXCHANGE_BYTES = 1 << 20
 MOST_WANTED = 256
 """Uploads asked for in one exchange at most."""
 LEASE_LOST = "LEASE_LOST"
+UPLOAD_GONE = "UPLOAD_GONE"
+"""409 of an upload that is named and has not come as it was announced: it is asked for and sent again."""
+UPLOAD_LIMIT = "UPLOAD_LIMIT"
+"""409 of more uploads than a run may have open, or more bytes than it may send in all."""
 JOURNAL_OFFSET = "JOURNAL_OFFSET"
 """409 of a journal part above what is stored; ``details.bytes`` is the right offset."""
 

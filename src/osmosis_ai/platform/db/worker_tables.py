@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, ForeignKey, Index, Integer, LargeBinary, String, Text
+from sqlalchemy import BigInteger, ForeignKey, Index, Integer, LargeBinary, String, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from osmosis_ai.platform.db.base import Base
@@ -66,6 +66,14 @@ class DbRunUpload(Base):
     """A blob that a worker sends, or has sent, for a run that goes on; ``name`` is its key's end, below the run's."""
 
     __tablename__ = "run_uploads"
+    __table_args__ = (
+        Index(
+            "ix_run_uploads_open",
+            "run_id",
+            sqlite_where=text("is_stored = 0"),
+            postgresql_where=text("NOT is_stored"),
+        ),
+    )
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
     name: Mapped[str] = mapped_column(String(160), primary_key=True)

@@ -24,6 +24,8 @@ from osmosis_ai.api.wire.workers import (
     LARGEST_EXCHANGE_BYTES,
     LEASE_LOST,
     PROTOCOL,
+    UPLOAD_GONE,
+    UPLOAD_LIMIT,
     EndRequest,
     ReleaseRequest,
     SyncReply,
@@ -36,7 +38,12 @@ from osmosis_ai.platform.http.routing import api_router
 from osmosis_ai.platform.http.worker_waits import worker_waits
 from osmosis_ai.platform.runs.desk.journal_intake import JournalDivergedError
 from osmosis_ai.platform.runs.desk.watching import Idler
-from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
+from osmosis_ai.platform.runs.lifecycle import (
+    JournalOffsetError,
+    LeaseLostError,
+    UploadGoneError,
+    UploadLimitError,
+)
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker_access import WorkerRefused
 
@@ -128,6 +135,10 @@ async def _do(work: Callable[..., Done], *arguments: Any) -> Done:
         raise ApiError(error.status, error.reason, as_sentence(error)) from None
     except LeaseLostError as error:
         raise ApiError(409, LEASE_LOST, error.message) from None
+    except UploadGoneError as error:
+        raise ApiError(409, UPLOAD_GONE, error.message, details=error.details) from None
+    except UploadLimitError as error:
+        raise ApiError(409, UPLOAD_LIMIT, as_sentence(error), details=error.details) from None
     except JournalOffsetError as error:
         raise ApiError(409, JOURNAL_OFFSET, error.message, details=error.details) from None
     except JournalDivergedError as error:

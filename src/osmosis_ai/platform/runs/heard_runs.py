@@ -35,6 +35,7 @@ class HeardRun:
     journal_generation: int
     journal_bytes: int
     log_lines: int
+    upload_bytes: int
     fruitless: int
     grader_digest: str | None
     environment: str | None

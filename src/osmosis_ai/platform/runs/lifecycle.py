@@ -46,3 +46,11 @@ class JournalOffsetError(ConflictError):
     def __init__(self, stored: int) -> None:
         super().__init__(f"the platform has {stored} bytes of this journal.", details={"bytes": stored})
         self.stored = stored
+
+
+class UploadGoneError(ConflictError):
+    """Nothing has come of an upload, or not what was announced: it has to be asked for and sent again."""
+
+
+class UploadLimitError(ConflictError):
+    """A run has more uploads open, or sends more in all, than this platform lets it."""

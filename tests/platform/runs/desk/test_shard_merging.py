@@ -15,12 +15,15 @@ from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStoreBusy
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbRunShard
+from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbRunShard, DbRunUpload
+from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.desk import shard_merging
 from osmosis_ai.platform.runs.desk.run_shards import MERGED_FOLDER, JoinedShards
 from osmosis_ai.platform.runs.desk.shard_merging import KEPT_FOR
 from osmosis_ai.platform.runs.desk.shard_policy import FAN
+from osmosis_ai.platform.runs.imports.sessions import EvalImportStore
 from osmosis_ai.platform.runs.read.downloads import LINK_TTL
+from osmosis_ai.platform.runs.read.run_counts import RunCounts
 from tests.platform.databases import platform_database, postgres_database
 from tests.platform.runs.desk.sharded_runs import ShardedRun
 from tests.platform.s3_server import CREDENTIALS, new_bucket
@@ -311,12 +314,16 @@ def test_a_store_that_is_away_is_asked_again(run: ShardedRun, monkeypatch: pytes
 
 
 @pytest.mark.integration
-def test_parts_that_a_killed_process_has_sent_to_a_bucket_are_forgotten(elsewhere: ShardedRun) -> None:
-    mine = elsewhere.blobs.begin_upload(f"runs/run_1/{MERGED_FOLDER}/abc")
-    others = elsewhere.blobs.begin_upload("runs/run_1/files/abc")
-    elsewhere.clock.moment = SystemClock().now()
-    elsewhere.merging.tidy()
-    assert {upload.key for upload, _ in elsewhere.blobs.unfinished_uploads()} == {mine.key, others.key}
-    elsewhere.clock.advance(2 * 3600)
-    elsewhere.merging.tidy()
-    assert {upload.key for upload, _ in elsewhere.blobs.unfinished_uploads()} == {others.key}
+def test_parts_that_a_killed_process_has_sent_to_a_bucket_are_forgotten_and_a_workers_are_not(
+    elsewhere: ShardedRun,
+) -> None:
+    db, blobs, clock = elsewhere.db, elsewhere.blobs, elsewhere.clock
+    blobs.begin_upload(f"runs/run_1/{MERGED_FOLDER}/abc")
+    known = blobs.begin_upload("runs/run_1/files/abc")
+    with db.transaction() as session:
+        described = {"upload_id": known.id, "size": 1, "sha256": "0" * 64}
+        session.add(DbRunUpload(run_id="run_1", name="files/abc", **described))
+    clock.moment = SystemClock().now()
+    clock.advance(2 * 3600)
+    EvalImportStore(db, blobs, clock, LogStore(db, clock), RunCounts("eval", clock)).tidy()
+    assert {upload.id for upload, _ in blobs.unfinished_uploads()} == {known.id}

@@ -13,8 +13,10 @@ from osmosis_ai.api.wire.workers import SentUpload, SyncReply, SyncRequest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
+from osmosis_ai.platform.db.tables import DbRunFile
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.desk.uploads import RunUploads
+from osmosis_ai.platform.runs.lifecycle import UploadGoneError
 from osmosis_ai.platform.runs.work.publisher import ROUND_S, Publisher
 from osmosis_ai.platform.runs.work.sample_files import SampleFiles
 from osmosis_ai.platform.services import PlatformServices
@@ -149,3 +151,67 @@ def test_very_many_files_are_told_in_exchanges_that_take_them(working: Working) 
     told = [said for said in working.said if "wanted" not in said]
     assert len(told) > 1 and "journal" in told[-1]
     assert not list(working.directory.artifacts.rglob("*.txt"))
+
+
+def test_an_upload_that_the_platform_has_lost_is_sent_again(working: Working) -> None:
+    working.now = 10.0
+    working.finish(0)
+    file = working.directory.artifacts / "row_0_run_0" / "a.txt"
+    file.parent.mkdir(parents=True)
+    file.write_text("an artifact")
+    losing = working.publisher._channel.sync
+
+    def lost(**news: Any) -> SyncReply:
+        if news.get("sent"):
+            working.publisher._channel.sync = losing  # type: ignore[method-assign]
+            for upload, _ in working.services.blobs.unfinished_uploads():
+                working.services.blobs.abort_upload(upload)
+        return losing(**news)
+
+    working.publisher._channel.sync = lost  # type: ignore[method-assign]
+    with pytest.raises(UploadGoneError):
+        working.round()
+    assert working.seconds_until_seen(0) < 2.0
+    with working.services.db.session() as session:
+        kept = session.get_one(DbRunFile, (working.run["id"], "artifacts/row_0_run_0/a.txt"))
+    with working.services.blobs.open(kept.blob_key) as blob:
+        assert blob.read() == b"an artifact"
+
+
+def test_a_run_that_has_sent_all_that_it_may_goes_on_without_files_and_says_so(
+    working: Working, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    working.now = 10.0
+    working.finish(0)
+    working.round()
+    monkeypatch.setattr(working.services.desk._uploads, "most_bytes", 1)
+    working.finish(1)
+    for _ in range(10):
+        working.round()
+    page = working.api.get(f"{RUNS}/{working.run['id']}/samples").json()
+    assert [sample["row"] for sample in page["samples"]] == [0, 1]
+    log = working.services.logs.page(working.run["id"], limit=50, direction="newer").logs
+    assert len([line for line in log if "may send" in (line.message or "")]) == 1
+    working.publisher.finish()
+
+
+def test_of_very_many_artifacts_few_are_open_at_a_time(working: Working) -> None:
+    working.now = 10.0
+    working.finish(0)
+    for number in range(400):
+        file = working.directory.artifacts / "row_0_run_0" / f"{number}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{number}")
+    most = 0
+    saying = working.publisher._channel.sync
+
+    def counted(**news: Any) -> SyncReply:
+        nonlocal most
+        reply = saying(**news)
+        most = max(most, len(list(working.services.blobs.unfinished_uploads())))
+        return reply
+
+    working.publisher._channel.sync = counted  # type: ignore[method-assign]
+    working.round()
+    assert working.is_seen(0)
+    assert 0 < most <= 128

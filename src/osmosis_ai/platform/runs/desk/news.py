@@ -15,7 +15,7 @@ from osmosis_ai.api.wire.workers import LogPart, RunFilePart, SyncRequest, Train
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.metrics_models import MeasuredRun
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
-from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.blobs.store import BlobStore, BlobUpload
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.engine import Database
@@ -37,6 +37,7 @@ from osmosis_ai.platform.runs.desk.uploads import (
 from osmosis_ai.platform.runs.eval_results import live_results
 from osmosis_ai.platform.runs.heard_runs import HeardRun
 from osmosis_ai.platform.runs.leases import Lease, Leases
+from osmosis_ai.platform.runs.lifecycle import UploadLimitError
 
 _FACTS = {"environment": 4096, "isolation": 255}
 """Columns of a run's row that a worker fills, and how many characters they take."""
@@ -53,6 +54,7 @@ class TakenNews:
         checkpoints: names that kept checkpoints were given, by step.
         obsolete: keys of blobs that are nobody's any more, and
         obsolete_below: prefixes of such.
+        replaced: uploads that nobody is to send any more.
         may_be_folded: whether so much of the journal came that some of it may be folded.
     """
 
@@ -61,6 +63,7 @@ class TakenNews:
     checkpoints: dict[int, str] = field(default_factory=dict)
     obsolete: list[str] = field(default_factory=list)
     obsolete_below: list[str] = field(default_factory=list)
+    replaced: Sequence[BlobUpload] = ()
     may_be_folded: bool = False
 
 
@@ -79,12 +82,14 @@ class WorkerNews:
         self._logs = logs
         self._blobs = blobs
         self._uploads = uploads
+        self._limits_said: set[tuple[str, str]] = set()
 
     def take(self, leases: Leases, lease: Lease, request: SyncRequest) -> TakenNews:
         """Write everything that ``request`` says; blocking.
 
         Raises:
             LeaseLostError: the lease is over.
+            UploadLimitError: its run may not send so much; its log says so.
             OsmosisError: something of it can not be; nothing of it is written.
         """
         if request.sent or request.wanted:
@@ -93,20 +98,39 @@ class WorkerNews:
             )  # before the store is asked anything; the rest is not written without it anyway
         self._uploads.complete(lease.run_id, request.sent)
         begun = self._uploads.begin(lease.run_id, request.wanted)
-        part = request.journal
-        lines = as_next(lease.run_id, part) if part is not None else None
-        for _ in range(_TRIES):
-            if (taken := self._taken(leases, lease, request, begun, lines)) is not None:
-                break
-            assert part is not None
-            lines = compare_part(self._db, self._blobs, lease.run_id, part)
-        else:
-            raise ConflictError("the journal grows from another side; say it again.")
+        try:
+            taken = self._tried(leases, lease, request, begun)
+        except BaseException as error:
+            self._uploads.give_up(lease.run_id, begun)
+            if isinstance(error, UploadLimitError):
+                self._say_limit(lease.run_id, error)
+            raise
+        self._uploads.abort(taken.replaced)
         for key in taken.obsolete:
             self._blobs.delete(key)
         for prefix in taken.obsolete_below:
             self._blobs.delete_below(prefix)
         return taken
+
+    def _tried(
+        self, leases: Leases, lease: Lease, request: SyncRequest, begun: Sequence[BegunUpload]
+    ) -> TakenNews:
+        part = request.journal
+        lines = as_next(lease.run_id, part) if part is not None else None
+        for _ in range(_TRIES):
+            if (taken := self._taken(leases, lease, request, begun, lines)) is not None:
+                return taken
+            assert part is not None
+            lines = compare_part(self._db, self._blobs, lease.run_id, part)
+        raise ConflictError("the journal grows from another side; say it again.")
+
+    def _say_limit(self, run_id: str, error: UploadLimitError) -> None:
+        """Say on the run what it was refused, once however often that is."""
+        said = (run_id, error.message)
+        if said not in self._limits_said:
+            self._limits_said.add(said)
+            hint = f" ({error.hint})" if error.hint else ""
+            self._logs.append(run_id, [LogLine(error.message + hint, level="warning", step="run")])
 
     def _taken(
         self,
@@ -133,7 +157,7 @@ class WorkerNews:
 
     def _write(self, session: Session, run: DbRun | HeardRun, request: SyncRequest, taken: TakenNews) -> None:
         run.is_claim_answered = True
-        note_wanted(session, run.id, taken.begun)
+        taken.replaced = note_wanted(session, run, taken.begun, self._uploads.most_bytes)
         if request.files:
             upsert(session, DbRunFile, file_rows(session, run.id, request.files, self._clock.now()))
         if request.log is not None:

@@ -69,7 +69,7 @@ class RunDesk:
         self._claims = Claims(db, self.leases)
         self.watch = RunWatch(db, self.leases, self._claims)
         self._folding = JournalFolding(db, blobs)
-        self._uploads = RunUploads(db, blobs)
+        self._uploads = RunUploads(db, blobs, config.run_upload_bytes)
         sources = SourceArchives(db, blobs, clock, mirrors)
         term = config.lease_term
         self._assignments = Assignments(db, vault, blobs, signer, sources, self._folding, term)
@@ -124,7 +124,8 @@ class RunDesk:
         Raises:
             LeaseLostError: the run has another owner, or has ended; nothing is written.
             JournalOffsetError, JournalDivergedError: the journal's part can not be taken; nothing is written.
-            ConflictError: a blob is named that did not come.
+            UploadGoneError: a blob is named that did not come.
+            UploadLimitError: its run may not send so much.
             OsmosisError: what was said can not be.
         """
         lease = self._lease(run_id, request.lease.get_secret_value())

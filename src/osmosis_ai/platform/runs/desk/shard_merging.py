@@ -92,9 +92,6 @@ class ShardMerging:
         self._forget(keys)
         with self._db.transaction() as session:
             session.execute(delete(DbRunShard).where(gone, DbRunShard.state == "gone"))
-        for upload, begun_at in self._blobs.unfinished_uploads():
-            if begun_at < old and _is_merged(upload.key):
-                self._blobs.abort_upload(upload)
 
     def _runs(self) -> Sequence[tuple[str, bool]]:
         """Return the runs that may have something to be merged, and whether they have ended."""
@@ -233,8 +230,3 @@ class ShardMerging:
 
 def _files_in(run_id: str, key: str) -> tuple[ColumnElement[bool], ...]:
     return DbRunFile.run_id == run_id, DbRunFile.blob_key == key, DbRunFile.shard_offset.is_not(None)
-
-
-def _is_merged(key: str) -> bool:
-    parts = key.split("/")
-    return len(parts) == 4 and parts[0] == "runs" and parts[2] == MERGED_FOLDER

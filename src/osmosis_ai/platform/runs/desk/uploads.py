@@ -1,16 +1,17 @@
 """The blobs that a worker sends: asked for, put to a signed URL, and taken once they are there and are what was announced.
 
-The platform is told of a blob's size and digest before a byte comes. Nothing here but :func:`note_wanted` belongs inside a
-transaction: the store is asked before it.
+The platform is told of a blob's size and digest before a byte comes, and a run may have so many uploads open and send so much.
+Nothing here but :func:`note_wanted` belongs inside a transaction: the store is asked before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import RunFilePart, SentUpload, UploadGrant, WantedUpload
@@ -25,12 +26,17 @@ from osmosis_ai.platform.blobs.store import (
     check_key,
 )
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRunUpload
+from osmosis_ai.platform.db.tables import DbRun, DbRunUpload
 from osmosis_ai.platform.runs.desk.run_shards import MERGED_FOLDER, is_shard
+from osmosis_ai.platform.runs.heard_runs import HeardRun
 from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER
+from osmosis_ai.platform.runs.lifecycle import UploadGoneError, UploadLimitError
 from osmosis_ai.platform.runs.stored_journal import JOURNAL_NAME
 
 URL_TTL = timedelta(hours=1)
+MOST_OPEN = 1024
+"""Uploads of a run that were granted and not said to be sent; a worker of this release has some hundred at most."""
+_GB = 10**9
 _OUR_FOLDERS = frozenset({SEGMENTS_FOLDER, MERGED_FOLDER, "derived"})
 """Below a run's own prefix: what the platform makes itself, and reads without asking whose it is."""
 
@@ -42,6 +48,7 @@ class BegunUpload:
     wanted: WantedUpload
     id: str
     is_stored: bool = False
+    is_new: bool = False
 
 
 class RunUploads:
@@ -49,18 +56,20 @@ class RunUploads:
 
     Args:
         db, blobs: the platform's.
+        most_bytes: that a run may send.
     """
 
-    def __init__(self, db: Database, blobs: BlobStore) -> None:
+    def __init__(self, db: Database, blobs: BlobStore, most_bytes: int) -> None:
         self._db = db
         self._blobs = blobs
+        self.most_bytes = most_bytes
 
     def complete(self, run_id: str, sent: Sequence[SentUpload]) -> None:
         """Make blobs of what was sent; may be repeated. Blocking.
 
         Raises:
-            ConflictError: an upload is unknown, or its bytes are gone; it has to be asked for again.
-            OsmosisError: other bytes came than were announced; they are forgotten.
+            UploadGoneError: an upload is unknown, its bytes are gone, or others came than were announced; these are
+                forgotten.
         """
         known = self._known(run_id, [each.name for each in sent])
         for each in sent:
@@ -75,10 +84,30 @@ class RunUploads:
 
         Raises:
             ConflictError: there are other bytes under a name.
-            OsmosisError: it is no name of a blob.
+            OsmosisError: it is no name of a blob, or one twice.
         """
-        known = self._known(run_id, [each.name for each in wanted])
-        return [self._begin(run_id, each, known.get(each.name)) for each in wanted]
+        names = [each.name for each in wanted]
+        if len({*names}) < len(names):
+            raise OsmosisError("a blob is asked for twice.")
+        known = self._known(run_id, names)
+        begun: list[BegunUpload] = []
+        try:
+            for each in wanted:
+                begun.append(self._begin(run_id, each, known.get(each.name)))
+        except BaseException:
+            self.give_up(run_id, begun)
+            raise
+        return begun
+
+    def give_up(self, run_id: str, begun: Sequence[BegunUpload]) -> None:
+        """Forget what was begun and not written down; a store that is away is told by the maintenance. Blocking."""
+        self.abort([BlobUpload(each.id, blob_key(run_id, each.wanted.name)) for each in begun if each.is_new])
+
+    def abort(self, uploads: Sequence[BlobUpload]) -> None:
+        """Let nobody send these any more; as :meth:`give_up`."""
+        for upload in uploads:
+            with suppress(OSError, OsmosisError):
+                self._blobs.abort_upload(upload)
 
     def grants(self, run_id: str, begun: Sequence[BegunUpload]) -> list[UploadGrant]:
         """Return where to send uploads; of one that is stored the URL is empty."""
@@ -131,7 +160,7 @@ class RunUploads:
                 if not is_right:
                     session.delete(current)
         if not is_right:
-            raise OsmosisError(
+            raise UploadGoneError(
                 f"the bytes received of `{row.name}` are not those that were announced.",
                 details={"upload": row.name},
             )
@@ -151,23 +180,58 @@ class RunUploads:
                 f"`{wanted.name}` is stored with other bytes; a blob never changes under its name.",
                 details={"upload": wanted.name},
             )
-        return BegunUpload(wanted, self._blobs.begin_upload(key).id)
+        return BegunUpload(wanted, self._blobs.begin_upload(key).id, is_new=True)
 
 
-def note_wanted(session: Session, run_id: str, begun: Sequence[BegunUpload]) -> None:
-    """Write down what a worker may send, as part of the transaction that holds its run."""
-    for each in begun:
-        if not each.is_stored:
-            named = {"run_id": run_id, "name": each.wanted.name}
-            described = {"size": each.wanted.size, "sha256": each.wanted.sha256, "upload_id": each.id}
-            session.merge(DbRunUpload(**named, **described, is_stored=False))
+def note_wanted(
+    session: Session, run: DbRun | HeardRun, begun: Sequence[BegunUpload], most_bytes: int
+) -> list[BlobUpload]:
+    """Write down what a worker may send, as part of the transaction that holds its run.
+
+    Returns:
+        Uploads in whose place others are to be sent.
+
+    Raises:
+        UploadLimitError: they are more than a run may have open, or larger than what it may send.
+    """
+    new = [each for each in begun if each.is_new]
+    if not new:
+        return []
+    run.upload_bytes += sum(each.wanted.size for each in new)
+    if run.upload_bytes > most_bytes:
+        raise UploadLimitError(
+            f"this run may send {most_bytes / _GB:g} GB of files and conversations in all, and more is to come.",
+            hint="`OSMOSIS_RUN_UPLOAD_GB` is the platform's setting",
+            details={"bytes": most_bytes},
+        )
+    replaced = [former for each in new if (former := _replaced(session, run.id, each)) is not None]
+    open_now = select(func.count()).where(DbRunUpload.run_id == run.id, ~DbRunUpload.is_stored)
+    if (session.scalar(open_now) or 0) > MOST_OPEN:
+        raise UploadLimitError(
+            f"this run has {MOST_OPEN} uploads open, which were asked for and not said to be sent; more are not let begin.",
+            details={"uploads": MOST_OPEN},
+        )
+    return replaced
+
+
+def _replaced(session: Session, run_id: str, new: BegunUpload) -> BlobUpload | None:
+    """Write down an upload; return the one that was to be sent under its name until now."""
+    name = new.wanted.name
+    described = {"size": new.wanted.size, "sha256": new.wanted.sha256, "upload_id": new.id}
+    row = session.get(DbRunUpload, (run_id, name))
+    if row is not None and row.is_stored:
+        raise ConflictError(f"`{name}` has been stored meanwhile; say it again.", details={"upload": name})
+    former = None if row is None else BlobUpload(row.upload_id, blob_key(run_id, name))
+    session.merge(DbRunUpload(run_id=run_id, name=name, **described, is_stored=False))
+    session.flush()
+    return former
 
 
 def stored_blobs(session: Session, run_id: str, names: Collection[str]) -> Mapping[str, BlobInfo]:
     """Return the blobs of these uploads.
 
     Raises:
-        ConflictError: one of them was not sent.
+        UploadGoneError: one of them was not sent.
     """
     if not names:
         return {}
@@ -213,8 +277,8 @@ def blob_key(run_id: str, name: str) -> str:
         raise OsmosisError(f"{name[:160]!r} can not be the name of a blob.") from None
 
 
-def _gone(name: str) -> ConflictError:
-    return ConflictError(
+def _gone(name: str) -> UploadGoneError:
+    return UploadGoneError(
         f"nothing has come of `{name[:160]}`: ask where to send it, and send it.",
         details={"upload": name[:160]},
     )

@@ -30,7 +30,7 @@ from osmosis_ai.platform.blobs.store import BlobStore, BlobUpload, Part, PartsMi
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbEvalImport, DbEvalImportFile, DbRun, new_id
+from osmosis_ai.platform.db.tables import DbEvalImport, DbEvalImportFile, DbRun, DbRunUpload, new_id
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.imports.announcement import ImportLimits, check_announcement, known_provenance
 from osmosis_ai.platform.runs.imports.imported_run import ReceivedRun
@@ -340,6 +340,8 @@ class EvalImportStore:
         with self._db.session() as session:
             files = session.scalars(select(DbEvalImportFile).where(DbEvalImportFile.upload.is_not(None)))
             known = {(file.upload or {}).get("id") for file in files}
+            # Workers send theirs below the same prefix.
+            known |= set(session.scalars(select(DbRunUpload.upload_id).where(~DbRunUpload.is_stored)))
         for upload in begun:
             if upload.id not in known:
                 self._blobs.abort_upload(upload)

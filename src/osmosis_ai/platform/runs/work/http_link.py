@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
@@ -30,6 +30,8 @@ from osmosis_ai.api.wire.workers import (
     CLAIM,
     JOURNAL_OFFSET,
     LEASE_LOST,
+    UPLOAD_GONE,
+    UPLOAD_LIMIT,
     Assignment,
     EndRequest,
     InputDownload,
@@ -42,8 +44,13 @@ from osmosis_ai.api.wire.workers import (
     WorkerOffer,
     run_route,
 )
-from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.platform.runs.lifecycle import (
+    JournalOffsetError,
+    LeaseLostError,
+    UploadGoneError,
+    UploadLimitError,
+)
 from osmosis_ai.platform.runs.work.platform_link import (
     CredentialRefusedError,
     PlatformUnreachableError,
@@ -69,6 +76,10 @@ _WAITS = Waits((0.1, 0.4, 1.0))
 _ONCE = Waits()
 _BLOB_WAITS = Waits((0.5, 1.0, 2.0, 4.0))
 _BLOCK_BYTES = 1 << 18
+_OF_UPLOADS: Mapping[str | None, type[ConflictError]] = {
+    UPLOAD_GONE: UploadGoneError,
+    UPLOAD_LIMIT: UploadLimitError,
+}
 _BUSY = frozenset({408, 429, *range(500, 600)})
 
 
@@ -235,6 +246,8 @@ class HttpLink:
             return LeaseLostError(error.message)
         if error.platform_code == JOURNAL_OFFSET:
             return JournalOffsetError(_stored_bytes(error))
+        if error.platform_code in _OF_UPLOADS:
+            return _OF_UPLOADS[error.platform_code](error.message)
         if reply.status in (401, 403, 426):
             return CredentialRefusedError(error.message, hint=error.hint)
         if reply.status in _BUSY:

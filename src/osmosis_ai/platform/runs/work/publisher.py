@@ -24,7 +24,12 @@ from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.log_lines import LogLine, bounded, bounded_details, storable
 from osmosis_ai.platform.runs.journalled import engine_metrics, grader_digest_of
-from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
+from osmosis_ai.platform.runs.lifecycle import (
+    JournalOffsetError,
+    LeaseLostError,
+    UploadGoneError,
+    UploadLimitError,
+)
 from osmosis_ai.platform.runs.work.held_lines import HeldLines
 from osmosis_ai.platform.runs.work.journal_tail import JournalTail, TailPart
 from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError
@@ -204,6 +209,9 @@ class Publisher:
                 told = self._tell_rest()
             elif self._files is not None:
                 files = self._files.ready()
+        except UploadLimitError:
+            # The platform has said so on the run, whose records and numbers go on without files.
+            self._files = None
         finally:
             # A store that is away keeps nobody from being heard of.
             news = self._say_all(files)
@@ -227,12 +235,17 @@ class Publisher:
             self._say_if_any(news)
         except (LeaseLostError, CredentialRefusedError, JournalOffsetError):
             raise
-        except OsmosisError:
+        except OsmosisError as error:
+            self._begin_files_anew(error)
             if files:
                 # What becomes of files keeps nobody from being heard of, either.
                 self._say_if_any(self._news())
             raise
         return news
+
+    def _begin_files_anew(self, error: OsmosisError) -> None:
+        if self._files is not None and isinstance(error, UploadGoneError):
+            self._files.send_again()
 
     def _say_if_any(self, news: _News) -> None:
         if news.fields:
@@ -260,8 +273,12 @@ class Publisher:
         """Say which files there are at the end; return whether there were any."""
         told = False
         while self._files is not None and (rest := self._files.rest()):
-            for part in _exchanges(rest):
-                self._channel.sync(**part.fields)
+            try:
+                for part in _exchanges(rest):
+                    self._channel.sync(**part.fields)
+            except UploadGoneError as error:
+                self._begin_files_anew(error)
+                raise
             self._files.written()
             told = True
         return told

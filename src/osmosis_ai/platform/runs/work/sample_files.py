@@ -184,6 +184,13 @@ class SampleFiles:
             shutil.rmtree(artifacts, ignore_errors=True)
             shutil.rmtree(trial, ignore_errors=True)
 
+    def send_again(self) -> None:
+        """Begin anew with the files that were sent and not told: the platform has not what it needs of them."""
+        shard, self._shard = self._shard, None
+        if shard is not None:
+            shard.writer.close()
+            self._expected |= {(item.row_index, item.run_index): item for item in shard.items}
+
     def _news(self, *, at_end: bool) -> FileNews:
         shard = self._shard
         if shard is None or not shard.items:

@@ -34,6 +34,13 @@ def upgrade() -> None:
         sqlite_where=of_shards,
         postgresql_where=of_shards,
     )
+    op.create_index(
+        "ix_run_uploads_open",
+        "run_uploads",
+        ["run_id"],
+        sqlite_where=sa.text("is_stored = 0"),
+        postgresql_where=sa.text("NOT is_stored"),
+    )
     op.add_column(
         "runs", sa.Column("upload_bytes", sa.BigInteger(), nullable=False, server_default=sa.text("0"))
     )
@@ -42,6 +49,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Take it back."""
     op.drop_column("runs", "upload_bytes")
+    op.drop_index("ix_run_uploads_open", "run_uploads")
     op.drop_index("ix_run_files_shard", "run_files")
     op.drop_index("ix_run_shards_state_run", "run_shards")
     op.drop_table("run_shards")

@@ -84,6 +84,10 @@ class Census:
             if _began(member.pid) == member.began and words in _command(member.pid)
         ]
 
+    def command(self, pid: int) -> str:
+        """Return how a process was started, in short."""
+        return _command(pid).replace("\0", " ")[:200]
+
     def workers(self) -> list[WatchedWorker]:
         """Return all that were ever seen."""
         with self._lock:

@@ -37,6 +37,7 @@ class _Rest:
 
     machine: Machine
     worker: WatchedWorker
+    host: int
     since: float
     quiet_s: float | None = None
 
@@ -173,7 +174,7 @@ class Series:
             self._takeover = _Takeover(watch, watch.attempt, fault.kind, time.monotonic())
         worker = self._census.worker_of(machine.process.pid)
         if fault.kind == "two-cut" and worker is not None:
-            self._rests.append(_Rest(machine, worker, time.monotonic()))
+            self._rests.append(_Rest(machine, worker, machine.process.pid, time.monotonic()))
 
     def _owner(self, watch: RunWatch) -> Machine | None:
         """Return the machine that works on a run; of two that both think so the one with more of it."""
@@ -247,9 +248,10 @@ class Series:
             left = self._census.below(rest.worker)
             if rest.quiet_s is not None:
                 self._verdicts.slowest_rest_s = max(self._verdicts.slowest_rest_s, rest.quiet_s)
-            elif left:
+            elif left and rest.host == rest.machine.process.pid:
+                commands = [self._census.command(pid) for pid in left]
                 self._verdicts.violate(
-                    f"{len(left)} processes on {rest.machine.name} two terms after it was cut off"
+                    f"on {rest.machine.name} live two terms after it was cut off: {commands}"
                 )
         self._rests.clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -84,6 +85,7 @@ class Platform:
         self.signals: list[int] = []
         self.said: list[str] = []
         self.now = 0.0
+        self.workers_end_at = math.inf
         self.asked_at: list[float] = []
         self.host: WorkerHost | None = None
 
@@ -111,6 +113,9 @@ class Platform:
     def monotonic(self) -> float:
         """Time passes by being looked at, so that pauses are over soon."""
         self.now += 0.5
+        if self.now > self.workers_end_at:
+            for worker in self.workers:
+                worker.status = ENDED if worker.status is None else worker.status
         return self.now
 
 
@@ -161,6 +166,21 @@ def test_a_worker_repeats_the_claim_that_the_host_made_and_each_run_has_a_claim_
     assert first.claim_id != second.claim_id
     assert (first.pool, first.gpus, first.run_id) == ("gpu", 2, None)
     assert platform.released == []  # workers speak for themselves
+
+
+def test_a_claim_is_kept_until_its_worker_has_begun_and_no_longer(play: Play) -> None:
+    begun = OsmosisError("this claim has been answered.", code="CONFLICT")
+    away = PlatformUnreachableError("the platform does not answer: connection refused.")
+    claims = [assignment("first"), assignment("first"), away, assignment("first"), begun]
+    platform, host = play([*claims], [None], once=True)
+    platform.workers_end_at = 500.0
+    assert endings(host.run()) == ["ended"]
+    first, *again = platform.offers
+    assert len(again) == len(claims) - 1
+    assert {(offer.claim_id, offer.run_id, offer.wait_s) for offer in again} == {
+        (first.claim_id, "run_first", 0.0)
+    }
+    assert [pause >= 10.0 for pause in pauses(platform)] == [True] * 4, "a third of the lease"
 
 
 def test_once_is_one_run_and_a_run_that_is_named_is_asked_for_alone(play: Play) -> None:

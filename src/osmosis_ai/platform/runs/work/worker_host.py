@@ -2,7 +2,8 @@
 
 It owns no run. A claim tells it that there is one; the worker makes the same claim again, under the same id, and has the
 same answer, for nothing was said of the run in between. So secrets and the lease reach the worker by no way of our own.
-What the host keeps of the answer is the lease's token, to let go of a run at once whose worker died.
+What the host keeps of the answer is the lease's token, to let go of a run at once whose worker died, and it makes the claim
+again until the worker has begun: on a busy machine that may take longer than a lease lasts.
 """
 
 from __future__ import annotations
@@ -121,7 +122,10 @@ class _Worker:
     run: WorkedRun
     lease: AssignedLease = field(repr=False)
     process: WorkerProcess
+    claim_id: str
     began_at: float
+    claimed_at: float
+    has_begun: bool = False
     is_told: bool = False
 
     def ask_to_end(self) -> None:
@@ -292,7 +296,8 @@ class WorkerHost:
         claim_id, self._claim_id = self._claim_id, secrets.token_hex(16)
         self._told = ""
         process = self._start_worker(run.id, claim_id)
-        self._workers.append(_Worker(run, assignment.lease, process, self._monotonic()))
+        now = self._monotonic()
+        self._workers.append(_Worker(run, assignment.lease, process, claim_id, now, now))
         self._worked.append(run)
         self._say(f"took the run {run.name} (attempt {run.attempt})")
 
@@ -315,6 +320,27 @@ class WorkerHost:
                 self._handle_exit(worker, status)
             elif self._is_leaving:
                 worker.ask_to_end()
+            else:
+                self._keep_claim(worker)
+
+    def _keep_claim(self, worker: _Worker) -> None:
+        """Claim again what a worker has not begun, in a thread of its own: it may take longer to start than a lease lasts."""
+        now = self._monotonic()
+        if worker.has_begun or now - worker.claimed_at < worker.lease.term_s / 3:
+            return
+        worker.claimed_at = now
+        offer = self._terms.offer(worker.claim_id, 0.0).model_copy(update={"run_id": worker.run.id})
+
+        def ask() -> None:
+            try:
+                again = self._link.claim(offer)
+            except OsmosisError as error:
+                worker.has_begun = worker.has_begun or error.code == "CONFLICT"
+            else:
+                worker.has_begun = again is None  # or it is another's by now, which the worker will hear, too
+                worker.lease = again.lease if again is not None else worker.lease
+
+        threading.Thread(target=ask, name="claim again", daemon=True).start()
 
     def _handle_exit(self, worker: _Worker, status: int) -> None:
         """Let go of what the worker could not let go of itself."""

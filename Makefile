@@ -19,7 +19,7 @@ help:
 	@echo "make unit          the unit tests alone: what to run after each change"
 	@echo "make browser       the tests in a browser, with what they need (Chromium itself: apt install chromium)"
 	@echo "make bench         run the benchmarks"
-	@echo "make soak          what takes long and rarely tells anything: kills in series, floods, simulations, many more examples"
+	@echo "make soak          what takes long and rarely tells anything: kills and cuts in series, floods, simulations, many more examples"
 	@echo "make format        format the code"
 	@echo "make model         rebuild the built-in model from scratch (about 7 CPU-minutes, needs torch)"
 	@echo "make test-pythons  run the unit and integration tests on every Python 3.10-3.13 found"
@@ -67,6 +67,7 @@ soak: $(VENV)/.dev
 	$(BIN)/python scripts/soak_platform.py
 	$(BIN)/python scripts/soak_training.py
 	$(BIN)/python scripts/kill_series.py
+	$(BIN)/python scripts/soak_workers.py
 	$(BIN)/python scripts/interval_coverage.py
 
 model: $(VENV)/.dev

@@ -147,21 +147,24 @@ class RunWatch:
     def compare(self, calm: Run, results: int) -> None:
         """Hold a run that has ended against the undisturbed one."""
         name, violate = self.run.name, self._verdicts.violate
-        keys = journal_keys(self.run.results)
-        doubled = len(keys) - len(set(keys))
-        if doubled:
-            self._verdicts.of(self.last_kind).doubled += doubled
-            violate(f"{name}: {doubled} samples stand twice in its journal")
-        if set(keys) != set(self.accepted) or len(set(keys)) != results:
-            violate(
-                f"{name}: its journal has {len(set(keys))} of {results} samples, {len(self.accepted)} were accepted"
-            )
+        self.compare_journal(results)
         if (mine := published(self.run.results)) != (theirs := published(calm.results)):
             other = [pair for pair in zip(mine, theirs) if pair[0] != pair[1]]  # noqa: B905 - one may be longer
             violate(f"{name}: its samples are others than the undisturbed run's: {len(mine)}, {other[:3]}")
         if (mine_are := numbers(self.run.results)) != (calm_are := numbers(calm.results)):
             violate(f"{name}: its numbers are others: {differing(mine_are, calm_are)}")
         self._compare_conversations(calm)
+
+    def compare_journal(self, results: int) -> None:
+        """Hold that every sample stands in the journal, and once."""
+        keys = journal_keys(self.run.results)
+        if doubled := len(keys) - len(set(keys)):
+            self._verdicts.of(self.last_kind).doubled += doubled
+            self._verdicts.violate(f"{self.run.name}: {doubled} samples stand twice in its journal")
+        if set(keys) != set(self.accepted) or len(set(keys)) != results:
+            self._verdicts.violate(
+                f"{self.run.name}: its journal has {len(set(keys))} of {results} samples, {len(self.accepted)} were accepted"
+            )
 
     def _compare_conversations(self, calm: Run) -> None:
         mine, theirs = samples(self.run.results), samples(calm.results)

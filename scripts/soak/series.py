@@ -149,6 +149,8 @@ class Series:
         counted = 0 < records < self._world.samples and watch.status == "running"
         tally = self._verdicts.of(fault.kind)
         tally.done, tally.counted = tally.done + 1, tally.counted + counted
+        if not counted:
+            self._faults.append(fault)  # again, until it has fallen in mid-run
         for each in watches:
             each.last_kind = fault.kind
         when = "rides on the one before" if fault.rides else "in mid-run" if counted else "not in mid-run"

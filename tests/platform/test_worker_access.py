@@ -13,6 +13,7 @@ from osmosis_ai.platform.accounts import TokenRejected
 from osmosis_ai.platform.db.tables import DbRun, DbWorkerToken
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker_access import CLAIM_WITHIN, WorkerAccess, WorkerRefused
+from osmosis_ai.platform.worker_admissions import TRUSTED_S
 from tests.platform.conftest import ManualClock, Member, World
 
 FIRST, SECOND = "a" * 32, "b" * 32
@@ -204,3 +205,35 @@ def test_a_ticket_claims_for_ten_minutes_after_its_job_was_first_seen_running(
     clock.advance(1)
     assert refusal(access, ticket, offer()) == (401, "TICKET_VOID")
     access.authorize_run(ticket, run_id)
+
+
+def test_a_token_that_was_revoked_elsewhere_is_good_for_a_second_at_most(
+    access: WorkerAccess, services: PlatformServices, clock: ManualClock, member: Member
+) -> None:
+    add_run(services, member, "gpu-run", pool="gpu")
+    token, plain = access.create_token("gpu")
+    access.authorize_run(plain, "run_gpu-run")
+    assert access.is_admitted(plain, "run_gpu-run")
+    assert not access.is_admitted(plain, "run_other") and not access.is_admitted("osmw_none", "run_gpu-run")
+    elsewhere = WorkerAccess(services.db, clock, services.logs)
+    elsewhere.revoke_token(token.id)
+    clock.advance(TRUSTED_S)
+    assert not access.is_admitted(plain, "run_gpu-run")
+    assert refusal(access, plain, "run_gpu-run") == (401, "TOKEN_REVOKED")
+
+
+def test_who_was_revoked_here_is_refused_at_once(
+    access: WorkerAccess, services: PlatformServices, member: Member, run_id: str
+) -> None:
+    add_run(services, member, "gpu-run", pool="gpu")
+    token, plain = access.create_token("gpu")
+    ticket = access.issue_ticket(run_id)
+    access.authorize_claim(ticket, offer(run_id=run_id))
+    access.authorize_run(plain, "run_gpu-run")
+    access.authorize_run(ticket, run_id)
+    assert access.is_admitted(plain, "run_gpu-run") and access.is_admitted(ticket, run_id)
+    assert not access.is_admitted(ticket, "run_gpu-run")
+    access.withdraw(run_id)
+    assert not access.is_admitted(ticket, run_id)
+    access.revoke_token(token.id)
+    assert not access.is_admitted(plain, "run_gpu-run")

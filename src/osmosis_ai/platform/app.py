@@ -97,6 +97,7 @@ def create_app(services: PlatformServices) -> FastAPI:
     )
     app.add_middleware(ErrorEdge)
     app.add_middleware(RequestMeter)
+    app.router.routes.append(workers.SYNC)
     for resource in (operations, *_IN_ORDER):
         app.include_router(resource.router)
     return app
@@ -110,6 +111,7 @@ def create_worker_app(services: PlatformServices) -> FastAPI:
     app.add_middleware(RawPath)
     app.add_middleware(BodyLimit, streamed=("/blobs/",))
     app.add_middleware(ErrorEdge)
+    app.router.routes.append(workers.SYNC)
     for resource in (workers, blobs):
         app.include_router(resource.router)
     return app

@@ -38,6 +38,7 @@ from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.desk.claims import ClaimScope
 from osmosis_ai.platform.runs.lifecycle import OPEN
+from osmosis_ai.platform.worker_admissions import WorkerAdmissions
 
 RefusalCode = Literal[
     "TOKEN_INVALID",
@@ -86,6 +87,7 @@ class WorkerAccess:
         self._clock = clock
         self._logs = logs
         self.known = KnownWorkers(db, clock)
+        self._admissions = WorkerAdmissions(clock)
 
     # -- tokens ------------------------------------------------------------------------------
 
@@ -143,6 +145,7 @@ class WorkerAccess:
         with self._db.transaction() as session:
             token = _known(session.get(DbWorkerToken, token_id), token_id)
             token.revoked_at = token.revoked_at or self._clock.now()
+        self._admissions.forget_bearers()
         return token
 
     # -- tickets -----------------------------------------------------------------------------
@@ -183,6 +186,7 @@ class WorkerAccess:
         open_ones = DbWorkerTicket.run_id == run_id, DbWorkerTicket.withdrawn_at.is_(None), column.is_(None)
         with self._db.transaction() as session:
             session.execute(update(DbWorkerTicket).where(*open_ones).values({column: self._clock.now()}))
+        self._admissions.forget_bearers()
 
     # -- who asks ----------------------------------------------------------------------------
 
@@ -211,6 +215,10 @@ class WorkerAccess:
             worker_id=self.known.note(offer, token),
         )
 
+    def is_admitted(self, bearer: str, run_id: str) -> bool:
+        """Tell whether :meth:`authorize_run` found nothing wrong within the last second; asks no database."""
+        return self._admissions.admits(bearer_hash(bearer), run_id)
+
     def authorize_run(self, bearer: str, run_id: str) -> None:
         """Let a worker say something of a run that it claimed; whether the run is still its own, the lease tells.
 
@@ -231,6 +239,7 @@ class WorkerAccess:
             first = update(DbWorkerTicket).where(DbWorkerTicket.id == ticket.id)
             with self._db.transaction() as session:
                 session.execute(first.values(synced_at=self._clock.now()))
+        self._admissions.note_ticket(ticket.token_hash, run_id)
 
     def _require_run_of(self, bearer: str, run_id: str) -> None:
         # Asked with every exchange of every worker: one connection for both.
@@ -249,6 +258,8 @@ class WorkerAccess:
                 "RUN_NOT_FOR_WORKER",
                 f"there is no such run in the pool '{token.pool}' for this worker token.",
             )
+        self._admissions.note_token(token.token_hash, token.pool, spaces)
+        self._admissions.note_run(run_id, found.pool, found.workspace_id)
 
     def _token(self, session: Session, bearer: str) -> DbWorkerToken:
         if bearer.startswith(USER_PREFIX):

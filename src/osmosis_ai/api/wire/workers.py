@@ -26,6 +26,10 @@ LARGEST_EXCHANGE_BYTES = 1 << 20
 """Of a request's body, unpacked; what is larger waits for the next exchange, or goes up as a file."""
 MOST_WANTED = 256
 """Uploads asked for in one exchange at most."""
+MOST_JOURNAL_LINES = 8192
+MOST_LOG_LINES = 1000
+MOST_FILES = 2000
+"""Of an exchange; uploads that were sent count as files."""
 LEASE_LOST = "LEASE_LOST"
 UPLOAD_GONE = "UPLOAD_GONE"
 """409 of an upload that is named and has not come as it was announced: it is asked for and sent again."""
@@ -203,7 +207,7 @@ class LogPart(WireModel):
     """Log lines; ``first`` is how many this attempt has sent before, so that repeated ones are known."""
 
     first: Count
-    lines: list[WorkerLogLine]
+    lines: Annotated[list[WorkerLogLine], Field(max_length=MOST_LOG_LINES)]
 
 
 class WorkerLogLine(WireModel):
@@ -303,8 +307,8 @@ class SyncRequest(WireModel):
     """
 
     lease: Token
-    sent: list[SentUpload] = []
-    files: list[RunFilePart] = []
+    sent: Annotated[list[SentUpload], Field(max_length=MOST_FILES)] = []
+    files: Annotated[list[RunFilePart], Field(max_length=MOST_FILES)] = []
     journal: JournalPart | None = None
     log: LogPart | None = None
     facts: dict[str, str] = {}
@@ -313,7 +317,7 @@ class SyncRequest(WireModel):
     grader_digest: Annotated[Words, Field(max_length=64)] | None = None
     training: TrainingNews | None = None
     wanted: Annotated[list[WantedUpload], Field(max_length=MOST_WANTED)] = []
-    renew: list[str] = []
+    renew: Annotated[list[str], Field(max_length=16)] = []
     """Of what to give downloads anew: ``source``, ``dataset``, ``adapter``, ``journal``, ``resume``."""
     find_agent: bool = False
     may_wait: bool = False

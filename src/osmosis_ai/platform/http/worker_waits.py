@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import DBAPIError
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.http.worker_limits import WorkerLimits
 from osmosis_ai.platform.runs.desk.watching import Idler
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.viewer.live_routes import LiveServer
@@ -45,6 +46,7 @@ class WorkerWaits:
         services: the platform's.
 
     Attributes:
+        limits: how many may wait.
         is_closed: whether nobody waits any more.
     """
 
@@ -53,6 +55,7 @@ class WorkerWaits:
         self._held: dict[str, _Held] = {}
         self._idle: list[_Idle] = []
         self._looking: asyncio.Task[None] | None = None
+        self.limits = WorkerLimits(monotonic=services.clock.monotonic)
         self.is_closed = False
 
     def close(self) -> None:
@@ -68,34 +71,43 @@ class WorkerWaits:
         if held is not None:
             held.told.set()
 
-    async def for_news(self, run_id: str, token: str, within_s: float) -> None:
-        """Wait until the owner of a run has to be told something."""
+    async def for_news(self, run_id: str, token: str, within_s: float) -> bool:
+        """Wait until the owner of a run has to be told something; False, at once, while too many wait."""
         self.interrupt(run_id)
+        if not self.limits.may_wait():
+            return False
         held = self._held[run_id] = _Held(run_id, token)
         try:
             await self._until(held.told, within_s)
         finally:
             if self._held.get(run_id) is held:
                 del self._held[run_id]
+        return True
 
-    async def for_run(self, idler: Idler, within_s: float) -> None:
-        """Wait until there may be a run for a worker."""
+    async def for_run(self, idler: Idler, within_s: float, token: str) -> bool:
+        """Wait until there may be a run for a worker; False, at once, while too many wait, in all or by this ``token``."""
+        if not self.limits.may_wait(token):
+            return False
         idle = _Idle(idler)
         self._idle.append(idle)
         try:
-            await self._until(idle.told, within_s)
+            await self._until(idle.told, within_s, token)
         finally:
             self._idle.remove(idle)
+        return True
 
-    async def _until(self, told: asyncio.Event, within_s: float) -> None:
+    async def _until(self, told: asyncio.Event, within_s: float, token: str = "") -> None:
         if self.is_closed:
             return
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
+        self.limits.waits(token)
         try:
             await asyncio.wait_for(told.wait(), within_s)
         except asyncio.TimeoutError:
             return
+        finally:
+            self.limits.waits_no_more(token)
 
     async def _look(self) -> None:
         watch = self.services.desk.watch

@@ -6,6 +6,7 @@ about the same run ends such a wait.
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from fastapi import Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
+from starlette.routing import Route
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.wire.base import WireModel
@@ -32,11 +34,14 @@ from osmosis_ai.api.wire.workers import (
     SyncRequest,
     WorkerOffer,
 )
+from osmosis_ai.platform.bearers import bearer_hash
 from osmosis_ai.platform.http.authentication import Services, bearer_token
 from osmosis_ai.platform.http.errors import JSON_BODY, ApiError, as_sentence
 from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.http.worker_limits import COME_AGAIN_S
 from osmosis_ai.platform.http.worker_waits import worker_waits
 from osmosis_ai.platform.runs.desk.journal_intake import JournalDivergedError
+from osmosis_ai.platform.runs.desk.run_desk import RunDesk
 from osmosis_ai.platform.runs.desk.watching import Idler
 from osmosis_ai.platform.runs.lifecycle import (
     JournalOffsetError,
@@ -73,7 +78,11 @@ Spoken = Annotated[None, Depends(_spoken)]
 @router.post("/{version}/claim")
 async def claim(request: Request, services: Services, _spoken: Spoken) -> Response:
     """Give a worker a run with all that it needs; 204 where there is none, after up to `wait_s` seconds."""
-    bearer, offer = bearer_token(request), await _read(request, WorkerOffer)
+    bearer = bearer_token(request)
+    limits = worker_waits(request.app).limits
+    if (again_s := limits.claim_too_soon_s(bearer_hash(bearer))) > 0:
+        raise _too_many("this worker token claims too often", again_s)
+    offer = await _read(request, WorkerOffer)
     deadline = time.monotonic() + offer.wait_s
     while True:
         # Asked again after each wait: a token may be revoked meanwhile.
@@ -85,20 +94,35 @@ async def claim(request: Request, services: Services, _spoken: Spoken) -> Respon
         waits = worker_waits(request.app)
         if left_s <= 0 or waits.is_closed or await request.is_disconnected():
             return Response(status_code=204)
-        await waits.for_run(Idler(offer, scope), left_s)
+        if not await waits.for_run(Idler(offer, scope), left_s, bearer_hash(bearer)):
+            raise _too_many("too many claims wait for a run", COME_AGAIN_S)
 
 
-@router.post("/{version}/runs/{run_id}/sync")
-async def sync(request: Request, run_id: str, services: Services, _spoken: Spoken) -> Response:
+async def sync(request: Request) -> Response:
     """Keep a worker's lease and take what is new; with `may_wait`, reply when there is something to say, or in a third of a term."""
+    await _spoken(request.path_params["version"])
+    services: PlatformServices = request.app.state.services
+    run_id = request.path_params["run_id"]
     said = await _of_run(request, run_id, services, SyncRequest)
-    reply = await _do(services.desk.sync, run_id, said)
+    asked_at = time.monotonic()
+    reply = await _do(_begun, services.desk, asked_at, run_id, said)
     if said.may_wait and _has_nothing_to_say(reply):
         token = said.lease.get_secret_value()
-        await worker_waits(request.app).for_news(run_id, token, reply.term_s / 3)
-        # Nothing is taken twice: this is the heartbeat that ends the wait.
-        reply = await _do(services.desk.sync, run_id, SyncRequest(lease=said.lease))
+        if await worker_waits(request.app).for_news(run_id, token, reply.term_s / 3):
+            # Nothing is taken twice: this is the heartbeat that ends the wait.
+            reply = await _do(services.desk.sync, run_id, SyncRequest(lease=said.lease))
+        else:
+            reply = reply.model_copy(update={"next_s": min(COME_AGAIN_S, reply.term_s / 3)})
     return _reply(reply)
+
+
+SYNC = Route("/api/workers/{version}/runs/{run_id}/sync", sync, methods=["POST"])
+"""Goes before all other routes, and by no router: what these do for a request would cost as much as the exchange itself."""
+
+
+def _begun(desk: RunDesk, asked_at: float, run_id: str, said: SyncRequest) -> SyncReply:
+    desk.pace.note_wait(time.monotonic() - asked_at)
+    return desk.sync(run_id, said)
 
 
 @router.post("/{version}/runs/{run_id}/end")
@@ -117,10 +141,21 @@ async def release(request: Request, run_id: str, services: Services, _spoken: Sp
 
 async def _of_run(request: Request, run_id: str, services: PlatformServices, model: type[M]) -> M:
     bearer = bearer_token(request)
-    await _do(services.worker_access.authorize_run, bearer, run_id)
+    if not services.worker_access.is_admitted(bearer, run_id):
+        await _do(services.worker_access.authorize_run, bearer, run_id)
     said = await _read(request, model)
     worker_waits(request.app).interrupt(run_id)
     return said
+
+
+def _too_many(what: str, again_s: float) -> ApiError:
+    seconds = math.ceil(again_s)
+    return ApiError(
+        429,
+        "TOO_MANY_CLAIMS",
+        f"{what}: come again in {seconds} seconds.",
+        headers={"Retry-After": str(seconds)},
+    )
 
 
 def _has_nothing_to_say(reply: SyncReply) -> bool:

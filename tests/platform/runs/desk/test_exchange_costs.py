@@ -31,7 +31,8 @@ PROGRESS = ProgressSnapshot(10, 40, 4, 0, 0, 10, 0.4, 4000, None, 3, 2.5, 10)
 
 @pytest.fixture
 def worker(api: TestClient, services: PlatformServices) -> DeskWorker:
-    Submits("/api/cli/eval-runs", submit_body).taken(api)
+    evaluation = {"limit": 60, "n": 1, "batch_size": 4}
+    Submits("/api/cli/eval-runs", submit_body).taken(api, evaluation_config=evaluation)
     return DeskWorker.claims(services)
 
 
@@ -52,8 +53,11 @@ def statements() -> Iterator[list[str]]:
 
 def test_an_exchange_of_records_is_four_statements_and_a_heartbeat_two(worker: DeskWorker) -> None:
     worker.write(records(10))
+    worker.sync(
+        journal=worker.part(end=worker.journal.index(b"\n") + 1)
+    )  # which items there are is read once
     with statements() as said:
-        worker.sync(journal=worker.part(), progress=asdict(PROGRESS))
+        worker.sync(journal=worker.part(worker.journal.index(b"\n") + 1), progress=asdict(PROGRESS))
     assert said == ["SELECT", "INSERT", "INSERT", "UPDATE"]
     with statements() as said:
         worker.sync()

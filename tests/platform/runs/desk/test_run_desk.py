@@ -9,6 +9,7 @@ import tarfile
 from dataclasses import replace
 from typing import Any, NoReturn
 
+import orjson
 import pytest
 from fastapi.testclient import TestClient
 
@@ -28,7 +29,7 @@ from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostErro
 from osmosis_ai.platform.runs.stored_journal import stored_records
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, World
-from tests.platform.evaluations import Code, Submits, submit_body
+from tests.platform.evaluations import ROWS, Code, Submits, submit_body
 from tests.platform.runs.desk.desk_workers import ANY, DeskWorker, offer, records
 
 RUNS = "/api/cli/eval-runs"
@@ -36,9 +37,14 @@ submitted = Submits(RUNS, submit_body).taken
 
 
 @pytest.fixture
+def rows() -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in ROWS.read_bytes().splitlines()] * 3
+
+
+@pytest.fixture
 def worker(api: TestClient, services: PlatformServices) -> DeskWorker:
-    """The owner of a run that was submitted just now."""
-    submitted(api)
+    """The owner of a run of 600 rows that was submitted just now."""
+    submitted(api, evaluation_config={"limit": 600, "n": 2, "batch_size": 4})
     return DeskWorker.claims(services)
 
 

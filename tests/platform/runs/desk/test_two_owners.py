@@ -159,7 +159,8 @@ def template(services: PlatformServices, api: TestClient, monkeypatch: pytest.Mo
     """A run that waits for a worker; its journal gets into rows and blobs soon."""
     monkeypatch.setattr(journal_folding, "FOLD_BYTES", 400)
     monkeypatch.setattr(journal_folding, "_LOOKS", 2)
-    made = Submits("/api/cli/eval-runs", submit_body).taken(api)
+    evaluation = {"limit": ITEMS, "n": 1, "batch_size": 4}
+    made = Submits("/api/cli/eval-runs", submit_body).taken(api, evaluation_config=evaluation)
     with services.db.session() as session:
         return session.get_one(DbRun, made["id"])
 

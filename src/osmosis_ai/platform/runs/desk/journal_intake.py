@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import bindparam, delete, func, insert, select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.workers import JournalPart
+from osmosis_ai.api.wire.workers import MOST_JOURNAL_LINES, JournalPart
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.blobs.store import BlobStore
@@ -101,6 +101,10 @@ def _lines_of(part: JournalPart) -> bytes:
     content = part.lines.encode()
     if content and not content.endswith(b"\n"):
         raise OsmosisError("a part of a journal has whole lines, each with its newline.")
+    if content.count(b"\n") > MOST_JOURNAL_LINES:
+        raise OsmosisError(
+            f"a part of a journal has {MOST_JOURNAL_LINES} lines at most; the rest waits for the next one."
+        )
     return content
 
 

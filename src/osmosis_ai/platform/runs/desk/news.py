@@ -24,6 +24,7 @@ from osmosis_ai.platform.log_lines import LogLine, storable
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.desk.journal_folding import is_worth_a_look
 from osmosis_ai.platform.runs.desk.journal_intake import NewLines, as_next, compare_part, take_lines
+from osmosis_ai.platform.runs.desk.run_extents import RunExtents
 from osmosis_ai.platform.runs.desk.run_shards import ShardPlace, is_shard, note_shard
 from osmosis_ai.platform.runs.desk.training import apply_training
 from osmosis_ai.platform.runs.desk.uploads import (
@@ -83,6 +84,7 @@ class WorkerNews:
         self._blobs = blobs
         self._uploads = uploads
         self._limits_said: set[tuple[str, str]] = set()
+        self._extents = RunExtents(db, logs)
 
     def take(self, leases: Leases, lease: Lease, request: SyncRequest) -> TakenNews:
         """Write everything that ``request`` says; blocking.
@@ -117,6 +119,8 @@ class WorkerNews:
     ) -> TakenNews:
         part = request.journal
         lines = as_next(lease.run_id, part) if part is not None else None
+        if lines is not None:
+            self._extents.require(lease.run_id, lines.samples)
         for _ in range(_TRIES):
             if (taken := self._taken(leases, lease, request, begun, lines)) is not None:
                 return taken

@@ -48,6 +48,7 @@ class RunDesk:
 
     Attributes:
         leases: of its runs.
+        pace: how often workers are to come.
         silence: notices whether the database answers.
         watch: tells workers that wait from those that need not.
     """
@@ -86,7 +87,7 @@ class RunDesk:
             monotonic=clock.monotonic,
             all_are_elsewhere=config.ray is not None,
         )
-        self._pace = SyncPace(clock, term)
+        self.pace = SyncPace(clock, term)
 
     def claim(self, offer: WorkerOffer, scope: ClaimScope) -> Assignment | None:
         """Give a worker a run; None where there is none for it.
@@ -100,7 +101,7 @@ class RunDesk:
             if self._closing.close_if_over(lease, counts_deaths=scope.run_id is None):
                 continue
             try:
-                assignment = self._assignments.of(lease, next_s=self._pace.next_s())
+                assignment = self._assignments.of(lease, next_s=self.pace.next_s())
             except OsmosisError as error:
                 self._closing.close_unassigned(lease, error)
                 if error.is_infrastructure:
@@ -137,7 +138,7 @@ class RunDesk:
         return SyncReply(
             stop=run.stop_requested_at is not None,
             term_s=self.leases.term.total_seconds(),
-            next_s=self._pace.next_s(run_id),
+            next_s=self.pace.next_s(run_id),
             journal_bytes=run.journal_bytes,
             log_lines=run.log_lines,
             uploads=[
@@ -146,7 +147,7 @@ class RunDesk:
             ],
             checkpoints=taken.checkpoints,
             agent=self._assignments.agent_of(run_id) if request.find_agent else None,
-            renewed=self._assignments.renewed(lease, next_s=self._pace.next_s()) if request.renew else None,
+            renewed=self._assignments.renewed(lease, next_s=self.pace.next_s()) if request.renew else None,
         )
 
     def end(self, run_id: str, request: EndRequest) -> RunClosed:

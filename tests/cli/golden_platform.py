@@ -88,6 +88,8 @@ def runs(maze: Maze) -> None:
     maze.patch.setattr("osmosis_ai.platform.process_state.running_platform", lambda home: PROCESS)
     maze.patch.setattr("osmosis_ai.platform.process_state.stop_platform", lambda home, timeout_s: PROCESS)
     maze.router.get("https://osmosis.fern.example/health").respond(json={})
+    checks = {"database": "ok", "migrations": "ok", "blobs": "ok"}
+    maze.router.get("https://osmosis.fern.example/ready").respond(json={"checks": checks})
 
 
 def starts(maze: Maze) -> None:

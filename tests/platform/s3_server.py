@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,10 +51,18 @@ class S3Server:
     """A bucket's files, and the server that is started on them: again on the same port after it was killed.
 
     The test is skipped where there is no such program.
+
+    Args:
+        options: further ones of ``rclone serve s3``.
+
+    Attributes:
+        before: words that come before its command.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
         self._program = _program()
+        self._options = options
+        self.before: Sequence[str] = ()
         self.data = Path(mkdtemp(prefix="osmosis-s3-"))
         (self.data / "buckets" / _BUCKET).mkdir(parents=True)
         self.address = "127.0.0.1:0"
@@ -65,17 +74,20 @@ class S3Server:
     @property
     def bucket(self) -> str:
         """What a platform is told of it."""
-        return f"s3://{_BUCKET}?endpoint={self.url}"
+        return self.bucket_named(_BUCKET)
+
+    def bucket_named(self, name: str) -> str:
+        return f"s3://{name}?endpoint={self.url}"
 
     def start(self) -> None:
         """Start the server, and wait until it listens."""
         log = self.data / "log"
         log.unlink(missing_ok=True)
         serving = ["serve", "s3", "--auth-key", f"{KEY},{SECRET}", "--addr", self.address]
-        serving += ["--log-file", str(log), str(self.data / "buckets")]
+        serving += ["--log-file", str(log), *self._options, str(self.data / "buckets")]
         home = {"HOME": str(self.data), "RCLONE_CONFIG": "/dev/null", "DATA": str(self.data)}
         self._server = subprocess.Popen(
-            ["sh", "-c", _UNTIL_INPUT_ENDS, "sh", self._program, *serving],
+            ["sh", "-c", _UNTIL_INPUT_ENDS, "sh", *self.before, self._program, *serving],
             env={"PATH": os.environ["PATH"], **home},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -88,6 +100,10 @@ class S3Server:
             assert time.monotonic() < deadline, "the store does not start"
             time.sleep(0.02)  # its log is all it says
         self.address = found[1]
+
+    def say(self, number: int) -> None:
+        """Send the server a signal, such as SIGSTOP."""
+        os.killpg(self._server.pid, number)
 
     def kill(self) -> None:
         """Kill the server; its files stay."""

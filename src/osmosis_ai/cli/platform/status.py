@@ -10,7 +10,8 @@ from osmosis_ai.cli.output.results import DetailResult, Status, Timestamp
 from osmosis_ai.errors import NotFoundError
 
 _MOST_SHOWN = 20
-
+_PATIENCE_S = 15.0
+_WORDS = {"blobs": "files", "migrations": "schema"}
 _DEBUGGABLE = "yes: programs of its user can read its memory and its workers' (OSMOSIS_DEBUGGABLE)"
 
 
@@ -29,7 +30,7 @@ def status() -> DetailResult:
         raise NotFoundError(
             f"no platform runs in {home}.", hint="start it with `osmosis platform start`, or set OSMOSIS_HOME"
         )
-    state, runs_to_fill = _state(process.local_url)
+    state, runs_to_fill, problems = _state(process.local_url)
     # What another release has in its database, that one knows.
     workers = _workers() if (state, process.version) == ("running", __version__) else []
     filling = f"{runs_to_fill} to be read for tokens, cost and previews" if runs_to_fill else None
@@ -37,6 +38,7 @@ def status() -> DetailResult:
         title="Platform",
         data={
             "status": state,
+            "problems": problems,
             "url": process.url,
             "local_url": process.local_url,
             "pid": process.pid,
@@ -52,6 +54,10 @@ def status() -> DetailResult:
         },
         rows=[
             ("Status", Status(state)),
+            *(
+                (f"Its {_WORDS.get(name, name)}", f"{why}; its log tells more")
+                for name, why in problems.items()
+            ),
             ("URL", process.url),
             ("Process", process.pid),
             ("Started", Timestamp(process.started_at)),
@@ -111,15 +117,23 @@ def _words(worker: Mapping[str, Any]) -> str:
     return f"{name} of {worker['pool']}{labels}: {', '.join(has)}; {does}, asked last {worker['seen_at']}"
 
 
-def _state(local_url: str | None) -> tuple[str, int]:
-    """Return how the platform is, and of how many runs it has yet to read what an earlier release did not record."""
+def _state(local_url: str | None) -> tuple[str, int, dict[str, str]]:
+    """Return how the platform is, of how many runs it has yet to read what an earlier release did not record, and what
+    keeps it from its work, by what does."""
     if local_url is None:
-        return "starting", 0
+        return "starting", 0, {}
     import httpx
 
     try:
-        reply = httpx.get(f"{local_url}/health", timeout=5.0, trust_env=False).raise_for_status()
-        left = reply.json().get("runs_to_fill", 0)
+        health = httpx.get(f"{local_url}/health", timeout=_PATIENCE_S, trust_env=False)
+        left = health.json().get("runs_to_fill", 0)
+        checks = (
+            httpx.get(f"{local_url}/ready", timeout=_PATIENCE_S, trust_env=False).json().get("checks", {})
+        )
     except (httpx.HTTPError, ValueError, AttributeError):
-        return "unresponsive", 0
-    return "running", left if isinstance(left, int) else 0
+        return "unresponsive", 0, {}
+    problems = {name: why for name, why in checks.items() if why != "ok"}
+    if not health.is_success:
+        # What `/ready` says may be some seconds old.
+        problems.setdefault("database", "it can not be used")
+    return "not ready" if problems else "running", left if isinstance(left, int) else 0, problems

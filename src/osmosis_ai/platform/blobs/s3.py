@@ -36,6 +36,7 @@ from osmosis_ai.platform.blobs.store import (
     UploadNotFound,
     check_key,
 )
+from osmosis_ai.platform.blobs.store_gate import StoreGate
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.s3_address import S3Address
 
@@ -43,8 +44,11 @@ RANGE_BYTES = 8 << 20
 """How much is read at a time; a blob of this size is read in one piece and needs no copy."""
 # At most 10,000 parts: 160 GB.
 _PART_BYTES = 16 << 20
-_CONNECT_S, _SILENCE_S = 10, 60
-_ATTEMPTS = 5
+_CONNECT_S = 5
+_SILENCE_S, _LONG_SILENCE_S = 10, 60
+"""How long the store may say nothing: as a rule, and where it may have to put gigabytes together."""
+# Whoever asked, asks again: a worker, a client, the next round of a chore.
+_ATTEMPTS = 2
 # A body that breaks off is not asked for again by boto3.
 _BODY_ATTEMPTS = 3
 _CONNECTIONS = 32
@@ -55,9 +59,11 @@ _BAD_PARTS = ("InvalidPart", "InvalidPartOrder", "EntityTooSmall")
 
 
 class _Clients(NamedTuple):
-    """Connections to the store, what makes the URLs of clients, and whether the machine gave the credentials."""
+    """Connections to the store, those with more patience, what makes the URLs of clients, and whether the machine gave
+    the credentials."""
 
     own: Any
+    patient: Any
     public: Any
     by_machine: bool
 
@@ -86,6 +92,7 @@ class S3BlobStore:
         self._clock = clock
         self._copies = copies
         self._attempts = attempts
+        self._gate = StoreGate(address.shown)
         self._clients: _Clients | None = None
         self._connecting = threading.Lock()
 
@@ -108,8 +115,8 @@ class S3BlobStore:
         transfer = TransferConfig(
             multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES, use_threads=False
         )
-        with speaking(self._address, "write"):
-            self._own.upload_fileobj(
+        with self._speaking("write"):
+            self._connected().patient.upload_fileobj(
                 source, **where, ExtraArgs={"ContentType": OCTET_STREAM}, Config=transfer
             )
         return source.info()
@@ -140,7 +147,7 @@ class S3BlobStore:
     def delete(self, key: str) -> None:
         """Remove a blob; one that is not there is no error."""
         where = self._where(key)
-        with speaking(self._address, "delete"):
+        with self._speaking("delete"):
             self._own.delete_object(**where)
 
     def delete_below(self, prefix: str) -> None:
@@ -175,7 +182,7 @@ class S3BlobStore:
     def begin_upload(self, key: str) -> BlobUpload:
         """Begin an upload of a new blob."""
         where = self._where(key)
-        with speaking(self._address, "write"):
+        with self._speaking("write"):
             begun = self._own.create_multipart_upload(**where, ContentType=OCTET_STREAM)
         return BlobUpload(begun["UploadId"], key)
 
@@ -246,7 +253,7 @@ class S3BlobStore:
         try:
             with self._asking("write"):
                 try:
-                    self._own.complete_multipart_upload(**named)
+                    self._connected().patient.complete_multipart_upload(**named)
                 except ClientError as error:
                     if code_and_status(error)[0] in _BAD_PARTS:
                         raise PartsMismatch("a part was not received with the ETag named.") from None
@@ -255,8 +262,18 @@ class S3BlobStore:
             raise UploadNotFound from None
 
     def _look(self, key: str) -> _Object:
-        with self._asking("read", key):
-            found = self._own.head_object(**self._where(key))
+        from botocore.exceptions import ClientError
+
+        found = None
+        with self._speaking("read"):
+            try:
+                found = self._own.head_object(**self._where(key))
+            except ClientError as error:
+                if code_and_status(error)[1] not in (403, 404):
+                    raise
+        if found is None:
+            # The reply to a HEAD has no body, and so no word on whether it is the file or the bucket that is not there.
+            return self._read_range(key, 0, 1)[0]
         return _Object(_bare(found["ETag"]), found["ContentLength"])
 
     def _fetch(self, key: str, known: _Object, incoming: IncomingFile, start: int) -> None:
@@ -279,7 +296,7 @@ class S3BlobStore:
                     # No byte can be asked for of an empty object, nor behind the end of one.
                     if code_and_status(error)[1] != 416:
                         raise
-                    return self._nothing_at(key, offset)
+                    break
                 found = self._described(key, reply, length)
                 try:
                     data: bytes = reply["Body"].read()
@@ -290,7 +307,7 @@ class S3BlobStore:
             if len(data) != min(length, found.size - offset):
                 raise self._altered(key)
             return found, data
-        raise AssertionError("the last attempt returns or raises")
+        return self._nothing_at(key, offset)
 
     def _nothing_at(self, key: str, offset: int) -> tuple[_Object, bytes]:
         found = self._look(key)
@@ -315,9 +332,15 @@ class S3BlobStore:
         )
 
     def _listed(self, operation: str, items: str, doing: str, **options: Any) -> Iterator[Any]:
-        with self._asking(doing):
-            pages = self._own.get_paginator(operation).paginate(Bucket=self._address.bucket, **options)
-            yield from (found for page in pages for found in page.get(items, ()))
+        with speaking(self._address, "connect"):
+            paginator = self._own.get_paginator(operation)
+        pages = iter(paginator.paginate(Bucket=self._address.bucket, **options))
+        while True:
+            with self._asking(doing):
+                page = next(pages, None)
+            if page is None:
+                return
+            yield from page.get(items, ())
 
     def _presigned(self, operation: str, named: Mapping[str, Any], ttl: timedelta) -> str:
         with speaking(self._address, "sign"):
@@ -331,7 +354,7 @@ class S3BlobStore:
         """Say of what is not there that it is not, and of every other failure what it means."""
         from botocore.exceptions import ClientError
 
-        with speaking(self._address, doing):
+        with self._speaking(doing):
             try:
                 yield
             except ClientError as error:
@@ -339,6 +362,12 @@ class S3BlobStore:
                 if status == 404 and code != "NoSuchBucket":
                     raise BlobNotFound(f"the stored file {key} is gone.") from None
                 raise
+
+    @contextmanager
+    def _speaking(self, doing: str) -> Iterator[None]:
+        """Wait for a turn to ask the store, and say of every failure what it means."""
+        with self._gate.passing(), speaking(self._address, doing):
+            yield
 
     def _own_key(self, name: str) -> str | None:
         """Return the key of an object, None when it is none of ours."""
@@ -394,7 +423,7 @@ def _connect(address: S3Address, attempts: int) -> _Clients:
     session = boto3.session.Session()
     region = address.region or session.region_name or "us-east-1"
 
-    def client(endpoint: str) -> Any:
+    def client(endpoint: str, silence_s: int = _SILENCE_S) -> Any:
         from urllib.parse import urlsplit
 
         config = Config(
@@ -403,7 +432,7 @@ def _connect(address: S3Address, attempts: int) -> _Clients:
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             connect_timeout=_CONNECT_S,
-            read_timeout=_SILENCE_S,
+            read_timeout=silence_s,
             retries={"mode": "standard", "total_max_attempts": attempts},
             max_pool_connections=_CONNECTIONS,
             # A variable may not lead elsewhere than the address, which is checked.
@@ -413,9 +442,10 @@ def _connect(address: S3Address, attempts: int) -> _Clients:
         return session.client("s3", region_name=region, endpoint_url=endpoint or None, config=config)
 
     own = client(address.endpoint)
+    patient = client(address.endpoint, _LONG_SILENCE_S)
     public = client(address.public_endpoint) if address.public_endpoint else own
     credentials = session.get_credentials()
-    return _Clients(own, public, credentials is not None and credentials.method in _BY_MACHINE)
+    return _Clients(own, patient, public, credentials is not None and credentials.method in _BY_MACHINE)
 
 
 def _copy_name(key: str, found: _Object) -> str:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobStoreError
+from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobStoreError, BlobStoreSilent
 from osmosis_ai.platform.s3_address import S3Address
 
 _CREDENTIALS = frozenset(
@@ -33,10 +33,11 @@ _FULL = frozenset(
 _ELSEWHERE = frozenset(
     {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301"}
 )
+_BROKEN_OFF = frozenset({"ConnectionClosedError", "IncompleteReadError", "ResponseStreamingError"})
 _UNREACHABLE = frozenset(
     {
-        *("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError"),
-        *("ConnectionError", "HTTPClientError", "IncompleteReadError", "ResponseStreamingError"),
+        *("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError"),
+        *("ConnectionError", "HTTPClientError"),
     }
 )
 _NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"})
@@ -53,7 +54,7 @@ def speaking(address: S3Address, doing: str) -> Iterator[None]:
 
     Raises:
         BlobStoreError: the store refuses, or is not as it should be.
-        BlobStoreBusy: it may work again a little later.
+        BlobStoreBusy: it may work again a little later; ``BlobStoreSilent`` where it said nothing.
     """
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
@@ -98,6 +99,12 @@ def refusal(address: S3Address, doing: str, code: str, status: int) -> BlobStore
             f"the platform's credentials may not {doing} in {address.shown} ({code or status}).",
             hint="docs/self-hosting.md has the policy that the bucket needs",
         )
+    if status == 500 and doing == "write":
+        # Stores that know no code for it say so of a disk that is full, or may not be written to.
+        return BlobStoreBusy(
+            f"{answer} and stored nothing: it fails, is full, or takes no files, and its own log says which. It is asked "
+            "again later."
+        )
     if status >= 500 or status == 429 or code in ("SlowDown", "RequestTimeout"):
         return BlobStoreBusy(f"{answer}; it is asked again later.")
     return BlobStoreError(f"{answer}, and did not {doing}.")
@@ -113,6 +120,8 @@ def _no_answer(address: S3Address, kind: str) -> BlobStoreError:
         return BlobStoreError(
             f"the certificate of {address.shown} is not trusted.", hint="name its authority in AWS_CA_BUNDLE"
         )
+    if kind in _BROKEN_OFF:
+        return BlobStoreBusy(f"{address.shown} broke off its answer ({kind}); it is asked again later.")
     if kind in _UNREACHABLE or kind.endswith(("TimeoutError", "ConnectionError")):
-        return BlobStoreBusy(f"{address.shown} cannot be reached ({kind}); it is asked again later.")
+        return BlobStoreSilent(f"{address.shown} cannot be reached ({kind}); it is asked again later.")
     return BlobStoreError(f"{address.shown} cannot be used ({kind}).")

@@ -14,7 +14,8 @@ nothing a client sends late can touch a blob. All methods block; none belongs in
     ├── DigestMismatch    other bytes than announced
     ├── UrlRefused        a signed URL that was altered, or has expired
     └── BlobStoreError    the store refuses the platform itself, or is not as it should be
-        └── BlobStoreBusy     it does not answer now; later it may
+        └── BlobStoreBusy     it can not now; later it may
+            └── BlobStoreSilent   it does not answer at all
 """
 
 from __future__ import annotations
@@ -86,7 +87,11 @@ class BlobStoreError(BlobError):
 
 
 class BlobStoreBusy(BlobStoreError):
-    """The store does not answer now."""
+    """The store does not do what it is asked now."""
+
+
+class BlobStoreSilent(BlobStoreBusy):
+    """The store does not answer."""
 
 
 @dataclass(frozen=True, slots=True)

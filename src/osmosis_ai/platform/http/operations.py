@@ -19,13 +19,13 @@ router = api_router()
 
 
 @router.get("/health")
-def health(services: Services) -> dict[str, str | int]:
+async def health(services: Services) -> dict[str, str | int]:
     """Answer when the database can be read: for `osmosis platform status`, proxies and supervisors.
 
     ``runs_to_fill``: runs whose conversations are still to be read for what an earlier release did not record.
     """
-    with services.db.session() as session:
-        session.execute(text("SELECT 1"))
+    # Not from one of the few threads that read: a store that does not answer may hold them all.
+    await services.db.read(lambda session: session.execute(text("SELECT 1")))
     return {"status": "ok", "version": __version__, "runs_to_fill": services.sample_filling.left}
 
 

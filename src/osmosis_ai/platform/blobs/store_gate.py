@@ -1,0 +1,78 @@
+"""A store that does not answer is not asked by everybody at once: what waits for it would take the platform with it.
+
+Each request to a store holds a thread until it has an answer, and threads are few. So only so many are let through at a
+time; and when one had no answer at all, others are refused for a while without asking, but for one that finds out.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from osmosis_ai.platform.blobs.store import BlobError, BlobStoreBusy, BlobStoreSilent
+
+AT_ONCE = 16
+"""Requests under way: half of the threads that serve (``platform/app.py``)."""
+AGAIN_AFTER_S = 5.0
+"""How long a store that did not answer is left alone."""
+_TURN_WITHIN_S = 5.0
+
+
+class StoreGate:
+    """Lets requests through to one store.
+
+    Args:
+        shown: what people are told of where it is.
+        clock: in seconds, never back.
+    """
+
+    def __init__(self, shown: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._shown = shown
+        self._clock = clock
+        self._turns = threading.BoundedSemaphore(AT_ONCE)
+        self._deciding = threading.Lock()
+        self._silent: BlobStoreSilent | None = None
+        self._ask_at_s = 0.0
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Let one request through, and see how it ends.
+
+        Raises:
+            BlobStoreSilent: the store did not answer a moment ago.
+            BlobStoreBusy: too many wait for it.
+        """
+        self._require_voice()
+        if not self._turns.acquire(timeout=_TURN_WITHIN_S):
+            raise BlobStoreBusy(
+                f"{self._shown} is slow to answer, and too many wait for it; ask again later."
+            )
+        try:
+            yield
+        except BlobStoreSilent as error:
+            self._heard(error)
+            raise
+        except BlobError:
+            # It answers, whatever it says.
+            self._heard(None)
+            raise
+        else:
+            self._heard(None)
+        finally:
+            self._turns.release()
+
+    def _require_voice(self) -> None:
+        with self._deciding:
+            if self._silent is None:
+                return
+            now_s = self._clock()
+            if now_s < self._ask_at_s:
+                raise BlobStoreSilent(self._silent.message)
+            # This one finds out, the others go on waiting.
+            self._ask_at_s = now_s + AGAIN_AFTER_S
+
+    def _heard(self, silent: BlobStoreSilent | None) -> None:
+        with self._deciding:
+            self._silent, self._ask_at_s = silent, self._clock() + AGAIN_AFTER_S

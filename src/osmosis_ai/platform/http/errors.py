@@ -26,7 +26,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import is_disk_full
 from osmosis_ai.installation import installed_state
 from osmosis_ai.platform.blobs.store import BlobStoreError
-from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
+from osmosis_ai.platform.db.engine import DatabaseBusyError, DatabaseUnreachableError, StorageFullError
 
 logger = logging.getLogger("osmosis_ai.platform.http")
 
@@ -147,6 +147,10 @@ def as_api_error(error: Exception, request: Request) -> ApiError:
         return _invalid_request(error)
     if isinstance(error, HTTPException):
         return _http_error(error, request)
+    if isinstance(error, DatabaseUnreachableError):
+        # Where it is, and as whom it is asked, is the operator's alone.
+        logger.error("%s", error.message)
+        return _no_database()
     if isinstance(error, DatabaseBusyError):
         return ApiError(503, "DATABASE_BUSY", as_sentence(error), headers={"Retry-After": "5"})
     if isinstance(error, StorageFullError):
@@ -178,6 +182,15 @@ def _details(error: OsmosisError) -> dict[str, Any]:
 
 def _storage_full() -> ApiError:
     return ApiError(507, "STORAGE_FULL", "the platform's disk is full: nothing was saved.")
+
+
+def _no_database() -> ApiError:
+    return ApiError(
+        503,
+        "DATABASE_BUSY",
+        "the platform's database cannot be used now; its log says why. Try again a little later.",
+        headers={"Retry-After": "5"},
+    )
 
 
 def _no_blobs() -> ApiError:

@@ -5,6 +5,7 @@ They only read. What is not the visitor's to see is not there.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from osmosis_ai.datasets.formats import iter_records
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.blobs.store import BlobNotFound
+from osmosis_ai.platform.blobs.store import BlobStoreError
 from osmosis_ai.platform.db.tables import DbDataset
 from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.http.browser_sessions import SignedIn
@@ -29,6 +30,7 @@ from osmosis_ai.platform.workspaces import ROLES, Role
 from osmosis_ai.training.runs.curves import SavedAdapter
 from osmosis_ai.ui.shell import NavItem
 
+logger = logging.getLogger("osmosis_ai.platform.http")
 router = page_router(knows_its_words=True)
 
 _PER_PAGE = 30
@@ -161,7 +163,14 @@ def _rows(page: WorkspaceVisit, dataset: DbDataset, start: int) -> tuple[list[Ma
         with page.services.blobs.local_copy(dataset.blob_key) as file:
             found = islice(iter_records(file), start, start + _ROWS_PER_PAGE)
             return [record for _, record in found], ""
-    except (OsmosisError, BlobNotFound, OSError) as error:
+    except BlobStoreError as error:
+        # Where the files are is the operator's alone.
+        logger.error("%s", error.message)
+        return (
+            [],
+            "Its rows can not be read now: the platform can not get at its stored files; try again a little later.",
+        )
+    except (OsmosisError, OSError) as error:
         return [], f"Its rows can not be read: {error}"
 
 

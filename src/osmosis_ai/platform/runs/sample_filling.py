@@ -17,6 +17,7 @@ from typing import Any
 
 from sqlalchemy import and_, or_, select, update
 
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.conversation import (
     LARGEST_CONVERSATION_BYTES,
     Conversation,
@@ -122,8 +123,11 @@ class SampleFilling:
         while not self._stopping.is_set():
             try:
                 self.fill()
+            except (OsmosisError, OSError) as error:
+                # A full disk or a busy database is met again, or not, in a minute.
+                logger.warning("samples of earlier runs could not be filled now: %s", error)
             except Exception:
-                # The edge of this thread: a full disk or a busy database is met again, or not, in a minute.
+                # The edge of this thread.
                 logger.warning("samples of earlier runs could not be filled now", exc_info=True)
             self._stopping.wait(EVERY_S)
 

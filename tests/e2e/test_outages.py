@@ -1,0 +1,249 @@
+"""Bucket and database go away in mid-run and come back: the run goes on, nothing is lost, and everybody is told why."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from osmosis_ai.services.demo import prepare_scratch
+from tests.e2e.platform_process import Kill, Platform, Run
+from tests.e2e.test_demo_platform import numbers, samples
+from tests.e2e.test_platform_kill import published
+from tests.platform.postgres_server import PostgresCluster
+from tests.platform.s3_server import CREDENTIALS, OTHER_STORE, S3Server
+from tests.warm_osmosis import warm_osmosis
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(bool(OTHER_STORE), reason="another one's store is not stopped"),
+]
+CONFIG = "configs/eval/outage.toml"
+ROWS, ATTEMPTS = 30, 4
+LEASE_S = 3
+
+
+class World(NamedTuple):
+    """A platform with its parts, and a run that nothing befell."""
+
+    platform: Platform
+    store: S3Server
+    postgres: PostgresCluster
+    calm: Run
+
+    def under_way(self) -> Run:
+        """Submit a run, and return it in its middle."""
+        run = self.platform.submit(CONFIG)
+        assert run.await_moment(Kill(10, "nobody", 0.0))
+        return run
+
+    def get(self, path: str, **headers: str) -> httpx.Response:
+        return httpx.get(
+            self.platform.env["OSMOSIS_PLATFORM_URL"] + path, headers=headers, timeout=60, trust_env=False
+        )
+
+    def refused(self, *words: str) -> dict[str, Any]:
+        """Return the error of a command that fails."""
+        done = subprocess.run(
+            [*warm_osmosis(), "--json", *words],
+            cwd=self.platform.workspace,
+            env=self.platform.env,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 1, done.stdout
+        error: dict[str, Any] = json.loads(done.stderr.splitlines()[-1])["error"]
+        return error
+
+    def status(self) -> dict[str, Any]:
+        told: dict[str, Any] = self.platform.command("platform", "status")["data"]
+        return told
+
+    def require_equal(self, run: Run) -> None:
+        """Wait for a run's end, and hold that it is that of the calm one."""
+        assert run.finish()["status"] == "finished"
+        assert len(run.journal()) == ROWS * ATTEMPTS, "none was lost, and none made twice"
+        assert published(run.results) == published(self.calm.results)
+        assert numbers(run.results) == numbers(self.calm.results)
+        assert samples(run.results) == samples(self.calm.results)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    root = tmp_path_factory.mktemp("outages")
+    scratch = prepare_scratch(root / "demo")
+    sample = (scratch.workspace / "configs/eval/multiply.toml").read_text()
+    sample = re.sub(r"(?m)^n = \d+", f"n = {ATTEMPTS}", sample.replace("limit = 100", f"limit = {ROWS}"))
+    # Few at once, so that what befalls the run falls in its middle.
+    (scratch.workspace / CONFIG).write_text(re.sub(r"(?m)^batch_size = \d+", "batch_size = 8", sample))
+    scratch.push()
+    with ExitStack() as stack:
+        postgres = PostgresCluster()
+        stack.callback(postgres.close)
+        postgres.start()
+        store = S3Server()
+        stack.callback(store.close)
+        store.start()
+        settings = {"OSMOSIS_DATABASE_URL": postgres.url, "OSMOSIS_BLOBS_URL": store.bucket, **CREDENTIALS}
+        platform = Platform(scratch, settings={**settings, "OSMOSIS_LEASE_SECONDS": str(LEASE_S)})
+        stack.callback(platform.process.wait)
+        stack.callback(platform.process.terminate)
+        platform.command("platform", "connect", str(scratch.origin))
+        platform.command("dataset", "upload", "data/multiply.jsonl", "--wait", "--yes")
+        calm = platform.submit(CONFIG)
+        assert calm.await_moment(Kill(1, "nobody", 0.0))
+        assert calm.finish()["status"] == "finished"
+        yield World(platform, store, postgres, calm)
+
+
+@contextmanager
+def busy_at(endpoint: str) -> Iterator[threading.Semaphore]:
+    """Answer 503 where a store was; gives what counts how often that was."""
+    asked = threading.Semaphore(0)
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            asked.release()
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(503)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    port = int(endpoint.rpartition(":")[2])
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield asked
+        server.shutdown()
+        thread.join()
+
+
+def test_a_run_goes_on_while_its_bucket_is_away_and_busy_and_loses_nothing(world: World) -> None:
+    run = world.under_way()
+    world.store.kill()
+    recorded = len(run.journal())
+    assert recorded < ROWS * ATTEMPTS, "it fell in mid-run"
+
+    status = world.status()
+    assert status["status"] == "not ready" and set(status["problems"]) == {"blobs"}
+    assert world.get("/health").status_code == 200
+    assert world.refused("eval", "download", world.calm.name, "--output", "elsewhere")["message"].startswith(
+        "the platform cannot get at its stored files now"
+    )
+    assert world.platform.command("eval", "list")["items"][0]["status"] == "running"
+    assert run.await_moment(Kill(ROWS * ATTEMPTS, "nobody", 0.0)), "it did not end without its files"
+
+    with busy_at(world.store.url) as asked:
+        for _ in range(5):
+            assert asked.acquire(timeout=120), "nobody asks the store any more"
+    world.store.start()
+    world.require_equal(run)
+    assert world.status()["status"] in ("running", "not ready")  # what was found is told for some seconds
+    log = (world.platform.home.parent / "platform.log").read_text()
+    assert "cannot be reached" in log and "Traceback" not in log and "X-Amz-" not in log
+
+
+def test_a_run_outlives_its_database(world: World) -> None:
+    run = world.under_way()
+    world.postgres.kill()
+    assert len(run.journal()) < ROWS * ATTEMPTS, "it fell in mid-run"
+
+    reply = world.get("/health")
+    assert (reply.status_code, reply.json()["code"]) == (503, "DATABASE_BUSY")
+    assert reply.json()["error"].startswith("the platform's database cannot be used now")
+    page = world.get("/default/evals", Accept="text/html", Cookie="osmosis_session=planted")
+    assert page.status_code == 503 and "database cannot be used now" in page.text
+    for told in (reply.text, page.text):
+        assert str(world.postgres.data) not in told and "postgresql" not in told, (
+            "where it is, is nobody's business"
+        )
+    status = world.status()
+    assert status["status"] == "not ready" and {"database"} <= set(status["problems"])
+    assert "database" in world.refused("eval", "info", run.name)["message"]
+
+    world.postgres.start()
+    world.require_equal(run)
+    log = (world.platform.home.parent / "platform.log").read_text()
+    assert "Traceback" not in log
+
+
+def test_a_database_without_a_connection_left_is_said_and_used_again(world: World) -> None:
+    import psycopg
+
+    run = world.under_way()
+    with ExitStack() as held:
+        with suppress(psycopg.OperationalError):
+            while True:
+                held.enter_context(psycopg.connect(world.postgres.url))
+        with pytest.raises(psycopg.OperationalError, match="too many clients"):
+            psycopg.connect(world.postgres.url)
+        answers = [world.get("/health") for _ in range(20)]
+        # What the platform has open it may go on using.
+        assert {reply.status_code for reply in answers} <= {200, 503}
+        assert all(reply.json()["code"] == "DATABASE_BUSY" for reply in answers if reply.status_code == 503)
+    world.require_equal(run)
+    assert "Traceback" not in (world.platform.home.parent / "platform.log").read_text()
+
+
+def test_a_start_says_what_is_wrong_with_its_bucket(tmp_path: Path) -> None:
+    scratch, store = prepare_scratch(tmp_path / "demo"), S3Server("--read-only")
+    store.start()
+
+    def starting(bucket: str) -> subprocess.Popen[str]:
+        settings = {**CREDENTIALS, "OSMOSIS_BLOBS_URL": store.bucket_named(bucket)}
+        return subprocess.Popen(
+            [*warm_osmosis(), "--json", "platform", "start", "--port", "0"],
+            env={**scratch.environment(os.environ), **settings},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    refused = starting("no-such-bucket")
+    out, err = refused.communicate(timeout=300)
+    assert (refused.returncode, out) == (1, "")
+    error = json.loads(err.splitlines()[-1])["error"]
+    assert re.fullmatch(
+        r"the bucket 'no-such-bucket' at http://127.0.0.1:\d+ does not exist\.", error["message"]
+    )
+    assert "OSMOSIS_BLOBS_URL" in error["hint"]
+
+    # What is there already can be read, so it starts.
+    readable = starting("osmosis-tests")
+    assert readable.stdout is not None
+    with readable.stdout as out_lines:
+        env = {**scratch.environment(os.environ), "OSMOSIS_PLATFORM_URL": ""}
+        assert json.loads(out_lines.readline())["resource"]["url"]
+    told = json.loads(
+        subprocess.run(
+            [*warm_osmosis(), "--json", "platform", "status"],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        ).stdout
+    )["data"]
+    readable.terminate()
+    assert readable.stderr is not None
+    said = readable.stderr.read()
+    readable.wait(timeout=60)
+    store.close()
+    assert "stored nothing: it fails, is full, or takes no files, and its own log says which" in said
+    assert (told["status"], told["problems"]) == ("not ready", {"blobs": "they can not be kept"})

@@ -1,0 +1,122 @@
+"""Every page and route while the stored files or the database are away: a sentence, and no word of where they are."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from osmosis_ai.platform.blobs.local import LocalBlobStore
+from osmosis_ai.platform.blobs.store import BlobStoreSilent
+from osmosis_ai.platform.db.engine import Database, DatabaseUnreachableError
+from osmosis_ai.platform.services import PlatformServices
+from tests.platform.conftest import Member, World, assert_flat_error
+from tests.platform.evaluations import add_dataset
+from tests.platform.http.test_workspace_pages import PASSWORD, sign_in
+from tests.platform.viewer.runs_world import add_file, add_run, add_samples
+
+PLACE = "planted-host"
+SAMPLES: list[dict[str, Any]] = [
+    {"row": 0, "attempt": 0, "reward": 1.0},
+    {"row": 1, "attempt": 0, "reward": 0.0},
+]
+RUN = "/fern/evals/first"
+PAGES = (
+    *(RUN, f"{RUN}/samples", f"{RUN}/samples/0.0", f"{RUN}/log", f"{RUN}/samples.csv"),
+    *("/fern/evals", "/fern/datasets", "/fern/datasets/multiply", "/fern/models"),
+)
+ROUTES = ("", "/metrics", "/manifest", "/journal", "/samples", "/logs", "/artifacts")
+
+
+@pytest.fixture
+def member(world: World, services: PlatformServices) -> Member:
+    mara = world.member(password=PASSWORD)
+    add_dataset(services, mara)
+    run = add_run(services, mara, "first")
+    add_samples(services, run, [{"error_type": None, **each} for each in SAMPLES])
+    add_file(services, run, "trajectories/row_0_run_0.json", b'{"messages": []}')
+    return mara
+
+
+def text_of(page: Any) -> str:
+    return unescape(re.sub(r"<[^>]*>", " ", page.text))
+
+
+def take_away_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(*_: object, **__: object) -> None:
+        raise BlobStoreSilent(f"the bucket 'models' at https://{PLACE} cannot be reached.")
+
+    for name in ("open", "read", "size", "put", "keys", "local_copy", "begin_upload", "parts", "check"):
+        monkeypatch.setattr(LocalBlobStore, name, silent)
+
+
+def take_away_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise DatabaseUnreachableError(f"the database postgresql://osmosis@{PLACE}/osmosis does not answer.")
+
+    for name in ("session", "transaction"):
+        monkeypatch.setattr(Database, name, unreachable)
+
+
+def test_pages_show_what_they_can_without_the_stored_files_and_say_what_they_can_not(
+    client: TestClient, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.headers["accept"] = "text/html"
+    assert sign_in(client).status_code == 303
+    known = {path: client.get(path).status_code for path in PAGES}
+    take_away_files(monkeypatch)
+    told = ""
+    for path, status in known.items():
+        page = client.get(path)
+        assert page.status_code in ({200, 503} if status == 200 else {status}), (
+            path,
+            page.status_code,
+            page.text,
+        )
+        assert PLACE not in page.text
+        if page.status_code == 503:
+            assert "cannot get at its stored files now" in text_of(page), path
+        told += text_of(page)
+    assert "The platform can not get at its stored files now; try again a little later." in told
+    assert client.get(RUN).status_code == 200, "a run's numbers are in the database"
+
+
+def test_routes_answer_without_the_stored_files(
+    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_away_files(monkeypatch)
+    for end in ROUTES:
+        reply = api.get(f"/api/cli/eval-runs/first{end}")
+        assert reply.status_code != 500 and PLACE not in reply.text, reply.text
+        if reply.status_code >= 500:
+            assert_flat_error(reply, 503, "BLOBS_UNAVAILABLE")
+            assert reply.headers["retry-after"] == "5"
+    assert_flat_error(
+        api.post(
+            "/api/cli/datasets", json={"file_name": "more.jsonl", "file_size": 12, "extension": "jsonl"}
+        ),
+        503,
+        "BLOBS_UNAVAILABLE",
+    )
+
+
+def test_pages_and_routes_answer_without_the_database_and_do_not_say_where_it_is(
+    client: TestClient, member: Member, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.headers["accept"] = "text/html"
+    assert sign_in(client).status_code == 303
+    take_away_database(monkeypatch)
+    for path in PAGES:
+        page = client.get(path)
+        assert page.status_code == 503 and page.headers["retry-after"] == "5"
+        assert "database cannot be used now; its log says why" in text_of(page) and PLACE not in page.text
+    client.headers["accept"] = "application/json"
+    for path in ("/health", "/api/cli/eval-runs", "/api/cli/datasets", "/api/cli/whoami"):
+        reply = client.get(path, headers=member.headers)
+        if reply.status_code != 404:
+            assert_flat_error(reply, 503, "DATABASE_BUSY")
+        assert PLACE not in reply.text
+    assert PLACE in caplog.text, "the operator reads it"

@@ -141,4 +141,5 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await anyio.to_thread.run_sync(services.datasets.ingest.close)
         await services.model_servers.close()
         services.submitter.close()
+        services.sources.close()
         await anyio.to_thread.run_sync(services.rollouts.close)

@@ -13,6 +13,7 @@ from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets import DatasetStore
 from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.device_logins import DeviceLoginStore
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.logs import LogStore
@@ -34,6 +35,8 @@ from osmosis_ai.platform.runs.read.run_counts import RunCounts
 from osmosis_ai.platform.runs.read.run_store import RunStore
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.sample_filling import SampleFilling
+from osmosis_ai.platform.runs.source_archives import SourceArchives
+from osmosis_ai.platform.runs.submit.packing import PACKING, SourcePacking
 from osmosis_ai.platform.runs.submit.resuming import TrainingResumption
 from osmosis_ai.platform.runs.submit.retrying import EvalRetries
 from osmosis_ai.platform.runs.submit.submitter import RunSubmitter
@@ -65,6 +68,7 @@ class PlatformServices:
     rollouts: RolloutStore
     rollout_servers: RolloutServerStore
     model_servers: ModelServerPool
+    sources: SourceArchives
     submitter: RunSubmitter
     eval_runs: RunStore
     eval_imports: EvalImportStore
@@ -88,6 +92,12 @@ class PlatformServices:
         """Return the runs of one kind."""
         return self.eval_runs if kind == "eval" else self.training_runs
 
+    def why_it_waits(self, run: DbRun) -> str | None:
+        """Return why nobody works on a run that is there, in a sentence; None where that is no matter or not known."""
+        if run.status == "pending" and self.sources.is_making(run.workspace_id, run.commit_sha):
+            return PACKING
+        return self.worker_access.known.why_it_waits(run)
+
 
 def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> PlatformServices:
     """Prepare the data directory, bring the database up to date, and return the parts.
@@ -106,13 +116,15 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     blobs, signer = open_blob_store(config, used_clock), url_signer(config, used_clock)
     rollouts = RolloutStore(db, mirrors, used_clock)
     counts: dict[RunKind, RunCounts] = {kind: RunCounts(kind, used_clock) for kind in get_args(RunKind)}
-    submitter = RunSubmitter(config, db, used_clock, vault, mirrors, rollouts, counts)
+    sources = SourceArchives(db, blobs, used_clock, mirrors)
+    packing = SourcePacking(db, used_clock, logs, sources)
+    submitter = RunSubmitter(config, db, used_clock, vault, mirrors, rollouts, counts, packing)
     training_runs = RunStore("training", db, used_clock, logs, counts["training"])
     resumption = TrainingResumption(db, blobs, used_clock, logs, training_runs, config.runs_dir)
     datasets = DatasetStore(db, blobs, used_clock, logs)
     eval_imports = EvalImportStore(db, blobs, used_clock, logs, counts["eval"])
     worker_access = WorkerAccess(db, used_clock, logs)
-    desk = RunDesk(config, db, used_clock, logs, blobs, vault, mirrors, signer)
+    desk = RunDesk(config, db, used_clock, logs, blobs, vault, sources, signer)
     shard_merging = ShardMerging(db, blobs, used_clock)
     return PlatformServices(
         config=config,
@@ -132,6 +144,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         rollouts=rollouts,
         rollout_servers=RolloutServerStore(db, vault, used_clock),
         model_servers=ModelServerPool(ModelServerFactory(db, blobs)),
+        sources=sources,
         submitter=submitter,
         eval_retries=EvalRetries(db, submitter),
         eval_runs=RunStore("eval", db, used_clock, logs, counts["eval"]),
@@ -148,6 +161,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
                 "datasets": datasets.ingest.recover,
                 "uploads of runs": eval_imports.tidy,
                 "checkpoints of runs": resumption.forget_old,
+                "commits of runs that have ended": sources.sweep,
                 "stopped runs": desk.close_stopped,
                 "workers that are gone": worker_access.known.forget_old,
                 "shards of runs": shard_merging.tidy,

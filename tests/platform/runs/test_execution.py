@@ -408,6 +408,19 @@ def test_an_environment_that_does_not_build_fails_the_run_with_uvs_reason(
     assert metrics["summary"]["total_samples"] == 0
 
 
+def test_a_commit_whose_archive_has_other_bytes_than_its_digest_is_not_executed(
+    api: TestClient, services: PlatformServices, executor_later: LocalExecutor
+) -> None:
+    run = submit(api)
+    (key,) = services.blobs.keys("sources")
+    size = services.blobs.size(key)
+    services.blobs.delete(key)
+    services.blobs.put(key, io.BytesIO(bytes(size)))
+    executor_later.start()
+    detail = ended(api, run["name"])["eval_run"]
+    assert detail["status"] == "failed" and "has other bytes than announced" in detail["error"]
+
+
 def test_a_dataset_that_was_replaced_before_the_run_began_is_not_evaluated(
     api: TestClient, services: PlatformServices, executor_later: LocalExecutor
 ) -> None:

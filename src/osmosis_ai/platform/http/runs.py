@@ -217,7 +217,7 @@ def configuration(services: PlatformServices, run: DbRun) -> dict[str, Any]:
         "env_config": run.request.get("env_config"),
         "resolved_secret_scopes": run.secret_scopes or None,
     }
-    waits = services.worker_access.known.why_it_waits(run)
+    waits = services.why_it_waits(run)
     return {**present({**known, "waits": waits}), **_repeatable(services.config, run)}
 
 

@@ -116,7 +116,7 @@ class PlatformSource:
                     self._estimates(family),
                     previous=previous,
                     isolation=isolation_shown(self.services.config, run),
-                    waits=self.services.worker_access.known.why_it_waits(run),
+                    waits=self.services.why_it_waits(run),
                 )
         curves = read_curves(self.services.db, run.id)
         resumable = self.services.resumption.resumable(run)
@@ -127,7 +127,7 @@ class PlatformSource:
             curves,
             previous=previous,
             isolation=isolation,
-            waits=self.services.worker_access.known.why_it_waits(run),
+            waits=self.services.why_it_waits(run),
             resumable=resumable,
         )
 

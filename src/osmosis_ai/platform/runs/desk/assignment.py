@@ -30,10 +30,10 @@ from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRun
 from osmosis_ai.platform.models import find_adapter
 from osmosis_ai.platform.rollout_servers import locate_server
 from osmosis_ai.platform.runs.desk.journal_folding import JournalFolding
-from osmosis_ai.platform.runs.desk.source_archives import SourceArchives
 from osmosis_ai.platform.runs.desk.training import stored_training
 from osmosis_ai.platform.runs.journal_segments import journal_segments
 from osmosis_ai.platform.runs.leases import Lease
+from osmosis_ai.platform.runs.source_archives import SourceArchives
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.submitter import secret_values_of
 from osmosis_ai.platform.vault import Vault

@@ -22,7 +22,6 @@ from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.desk.assignment import Assignments
@@ -32,11 +31,11 @@ from osmosis_ai.platform.runs.desk.journal_folding import JournalFolding
 from osmosis_ai.platform.runs.desk.news import WorkerNews
 from osmosis_ai.platform.runs.desk.pace import SyncPace
 from osmosis_ai.platform.runs.desk.silence import DatabaseSilence
-from osmosis_ai.platform.runs.desk.source_archives import SourceArchives
 from osmosis_ai.platform.runs.desk.uploads import RunUploads
 from osmosis_ai.platform.runs.desk.watching import RunWatch
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import Outcome
+from osmosis_ai.platform.runs.source_archives import SourceArchives
 from osmosis_ai.platform.vault import Vault
 
 
@@ -44,7 +43,7 @@ class RunDesk:
     """Where workers claim runs, say what they found out, and hand runs back.
 
     Args:
-        config, db, clock, logs, blobs, vault, mirrors, signer: the platform's.
+        config, db, clock, logs, blobs, vault, sources, signer: the platform's.
 
     Attributes:
         leases: of its runs.
@@ -61,7 +60,7 @@ class RunDesk:
         logs: LogStore,
         blobs: BlobStore,
         vault: Vault,
-        mirrors: MirrorStore,
+        sources: SourceArchives,
         signer: UrlSigner,
     ) -> None:
         self._logs = logs
@@ -71,7 +70,6 @@ class RunDesk:
         self.watch = RunWatch(db, self.leases, self._claims)
         self._folding = JournalFolding(db, blobs)
         self._uploads = RunUploads(db, blobs, config.run_upload_bytes)
-        sources = SourceArchives(db, blobs, clock, mirrors)
         term = config.lease_term
         self._assignments = Assignments(db, vault, blobs, signer, sources, self._folding, term)
         self._news = WorkerNews(db, clock, logs, blobs, self._uploads)

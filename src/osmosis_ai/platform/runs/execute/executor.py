@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from sqlalchemy import and_, func, select
+from sqlalchemy import ColumnElement, and_, func, or_, select
 
 from osmosis_ai.api.wire.workers import EndRequest
 from osmosis_ai.errors import OsmosisError
@@ -311,7 +311,7 @@ class LocalExecutor:
             ).all()
             oldest = (
                 select(DbRun.workspace_id, func.min(DbRun.created_at).label("created_at"))
-                .where(*_PENDING, DbRun.id.not_in(self._unavailable()))
+                .where(*_PENDING, self._is_due(), DbRun.id.not_in(self._unavailable()))
                 .group_by(DbRun.workspace_id)
                 .subquery()
             )
@@ -323,12 +323,15 @@ class LocalExecutor:
                         DbRun.workspace_id == oldest.c.workspace_id, DbRun.created_at == oldest.c.created_at
                     ),
                 )
-                .where(*_PENDING)
+                .where(*_PENDING, self._is_due())
             ).all()
         startable = [run for run in (*abandoned, *waiting) if self._can_start(run)]
         return min(
             startable, key=lambda run: (at_work[run.workspace_id], run.created_at, run.id), default=None
         )
+
+    def _is_due(self) -> ColumnElement[bool]:
+        return or_(DbRun.claimable_at.is_(None), DbRun.claimable_at <= self._clock.now())
 
     def _unavailable(self) -> list[str]:
         now = self._clock.monotonic()

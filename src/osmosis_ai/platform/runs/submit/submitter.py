@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from osmosis_ai.platform.gitsync.mirror import MirrorStore
     from osmosis_ai.platform.rollouts import RolloutStore
     from osmosis_ai.platform.runs.read.run_counts import RunCounts
+    from osmosis_ai.platform.runs.submit.packing import SourcePacking
     from osmosis_ai.platform.vault import Vault
 
 Done = TypeVar("Done")
@@ -133,6 +134,7 @@ class RunSubmitter:
         vault: seals the values that are given for one run.
         mirrors, rollouts: the repositories, and what is known of their rollouts.
         counts: of each kind, told of new runs.
+        packing: packs their commits.
     """
 
     def __init__(
@@ -144,8 +146,10 @@ class RunSubmitter:
         mirrors: MirrorStore,
         rollouts: RolloutStore,
         counts: Mapping[RunKind, RunCounts],
+        packing: SourcePacking,
     ) -> None:
         self._config = config
+        self._packing = packing
         self._counts = counts
         self._db = db
         self._clock = clock
@@ -279,12 +283,15 @@ class RunSubmitter:
         return {name: found.get(name, "run") for name in request.secrets}
 
     def create(self, checked: CheckedSubmission) -> DbRun:
-        """Write the run of a submit that was checked.
+        """Write the run of a submit that was checked, and have its code packed, for which it waits a few seconds.
 
         Raises:
+            SubmitRejectedError: its code is no such that a run can take.
             OsmosisError: its dataset, or what it is a retry of, has changed since.
         """
         submission, request, rows = checked.submission, checked.request, checked.rows
+        is_served = served_agent(request.experiment.entrypoint) is not None
+        packing = None if is_served else self._packing.begin(submission.repository, checked.commit_sha)
         run_id = new_id("run")
         sealed = None
         if request.provided:
@@ -309,6 +316,7 @@ class RunSubmitter:
             "seed": request.seed,
             "pool": request.execution.pool,
             "needs": needs_key(request.execution),
+            "claimable_at": self._packing.claimable_at(packing),
             "selection": rows.record(),
             "secret_scopes": dict(checked.scopes),
             "sealed_secrets": sealed,
@@ -324,6 +332,7 @@ class RunSubmitter:
             }
         run = self._insert(described, checked.retry)
         self._counts[request.kind].forget(run.workspace_id)
+        self._packing.follow(run, packing)
         return run
 
     def _insert(self, described: dict[str, Any], retry: RetryOf | None) -> DbRun:

@@ -1,0 +1,201 @@
+"""A commit's files as one archive, for workers that have neither the mirror nor the Git host.
+
+The same commit gives the same bytes, wherever and whenever it is packed: names in order, no times, no owners. So an archive
+is made once, and its key is its digest.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import secrets
+import tarfile
+import tempfile
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import BinaryIO
+
+from sqlalchemy import ColumnElement, and_, delete, exists, or_, select, update
+
+from osmosis_ai.datasets import file_digest
+from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.base import upsert
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRepository, DbRun, DbSourceArchive
+from osmosis_ai.platform.gitsync.mirror import MirrorStore
+from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
+
+WANTED_FOR = timedelta(hours=1)
+"""How long an archive stays that was asked for by a submit, whose run may be on its way."""
+_PACKED_AT_ONCE = 2
+_FOLDER = "sources"
+
+
+class SourceArchives:
+    """The archives of one platform; each is made once at a time, by threads of their own.
+
+    Args:
+        db, blobs, clock, mirrors: the platform's.
+    """
+
+    def __init__(self, db: Database, blobs: BlobStore, clock: Clock, mirrors: MirrorStore) -> None:
+        self._db = db
+        self._blobs = blobs
+        self._clock = clock
+        self._mirrors = mirrors
+        self._lock = threading.Lock()
+        self._making: dict[tuple[str, str], Future[DbSourceArchive]] = {}
+        self._stored: set[str] = set()
+        self._threads = ThreadPoolExecutor(_PACKED_AT_ONCE, thread_name_prefix="source-archive")
+
+    def close(self) -> None:
+        """End; what is being made is made anew when it is asked for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def prepare(self, repository: DbRepository, sha: str) -> Future[DbSourceArchive]:
+        """Return the archive of a commit for a run that is about to be submitted: it stays for :data:`WANTED_FOR`.
+
+        Its exception is one of :meth:`find`.
+        """
+        known = (repository.workspace_id, sha)
+        wanted = update(DbSourceArchive).where(*_is(known)).values(created_at=self._clock.now())
+        with self._db.transaction() as session:
+            is_there = session.execute(wanted).rowcount > 0  # type: ignore[attr-defined]
+        if not is_there:
+            return self._make(repository, sha)
+        done: Future[DbSourceArchive] = Future()
+        done.set_result(self._known(known) or DbSourceArchive())
+        return done
+
+    def find(self, workspace_id: str, repository: DbRepository | None, sha: str) -> DbSourceArchive | None:
+        """Return the archive of a commit, made now if there is none; None where its repository is gone, too. Blocking.
+
+        Raises:
+            GitError: the commit cannot be read, is too large, or holds what no directory may hold.
+            OSError, BlobStoreError: there is no room for it.
+        """
+        known = self._known((workspace_id, sha))
+        if known is not None or repository is None:
+            return known
+        return self._make(repository, sha).result()
+
+    def is_making(self, workspace_id: str, sha: str | None) -> bool:
+        """Tell whether the archive of a commit is being made."""
+        return (workspace_id, sha) in self._making
+
+    def sweep(self) -> None:
+        """Delete archives that no run which could still be executed refers to, and what a crash has left of others."""
+        stored, within_reach = list(self._blobs.keys(_FOLDER)), self._clock.now() - CHECKPOINT_KEPT
+        with self._lock:
+            being_stored = set(self._stored)
+        goes_on = or_(
+            DbRun.status.in_(OPEN),
+            and_(
+                DbRun.kind == "training",
+                DbRun.status.in_(UNFINISHED),
+                DbRun.completed_at > within_reach,
+            ),
+        )
+        of_archive = (
+            DbRun.workspace_id == DbSourceArchive.workspace_id,
+            DbRun.commit_sha == DbSourceArchive.commit_sha,
+        )
+        with self._db.transaction() as session:
+            # One statement: whoever submits meanwhile has moved the date, or finds none.
+            session.execute(
+                delete(DbSourceArchive).where(
+                    DbSourceArchive.created_at < self._clock.now() - WANTED_FOR,
+                    ~exists().where(*of_archive, goes_on),
+                )
+            )
+            kept = set(session.scalars(select(DbSourceArchive.blob_key)))
+        for key in stored:
+            if key not in kept | being_stored:
+                self._blobs.delete(key)
+
+    def _known(self, known: tuple[str, str]) -> DbSourceArchive | None:
+        with self._db.session() as session:
+            return session.get(DbSourceArchive, known)
+
+    def _make(self, repository: DbRepository, sha: str) -> Future[DbSourceArchive]:
+        """Begin to make an archive; who asks while it is made gets the same one."""
+        known = (repository.workspace_id, sha)
+        with self._lock:
+            made = self._making.get(known)
+            if made is None:
+                made = self._making[known] = self._threads.submit(self._pack, repository, sha)
+                is_mine = True
+            else:
+                is_mine = False
+        if is_mine:
+            made.add_done_callback(lambda _: self._making.pop(known, None))
+        return made
+
+    def _pack(self, repository: DbRepository, sha: str) -> DbSourceArchive:
+        workspace_id = repository.workspace_id
+        if (before := self._known((workspace_id, sha))) is not None:
+            return before  # made between two looks
+        self._mirrors.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".source.", dir=self._mirrors.root) as scratch:
+            source, packed = Path(scratch, "source"), Path(scratch, "source.tar.gz")
+            self._mirrors.export(repository, sha, source)
+            with packed.open("wb") as file:
+                pack(source, file)
+            # The same bytes may be stored again after they were swept: a key is used once.
+            key = f"{_FOLDER}/{workspace_id}/{file_digest(packed)}.{secrets.token_hex(4)}.tar.gz"
+            return self._keep(workspace_id, sha, packed, key)
+
+    def _keep(self, workspace_id: str, sha: str, packed: Path, key: str) -> DbSourceArchive:
+        with self._lock:
+            self._stored.add(key)
+        try:
+            with packed.open("rb") as file:
+                info = self._blobs.put(key, file)
+            made = {
+                "workspace_id": workspace_id,
+                "commit_sha": sha,
+                "blob_key": key,
+                "size": info.size,
+                "sha256": info.sha256,
+                "created_at": self._clock.now(),
+            }
+            with self._db.transaction() as session:
+                upsert(session, DbSourceArchive, [made])
+        finally:
+            with self._lock:
+                self._stored.discard(key)
+        return DbSourceArchive(**made)
+
+
+def _is(known: tuple[str, str]) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return DbSourceArchive.workspace_id == known[0], DbSourceArchive.commit_sha == known[1]
+
+
+def pack(source: Path, target: BinaryIO) -> None:
+    """Write the files and symbolic links below ``source`` to ``target`` as a compressed archive."""
+    with (
+        gzip.GzipFile("", "wb", 6, target, mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.GNU_FORMAT) as archive,
+    ):
+        for path in sorted(_files(source)):
+            member = tarfile.TarInfo(path)
+            file = source / path
+            if file.is_symlink():
+                member.type, member.linkname = tarfile.SYMTYPE, str(file.readlink())
+                archive.addfile(member)
+                continue
+            member.size = file.stat().st_size
+            member.mode = 0o755 if os.access(file, os.X_OK) else 0o644
+            with file.open("rb") as content:
+                archive.addfile(member, content)
+
+
+def _files(source: Path) -> list[str]:
+    found = []
+    for folder, folders, files in os.walk(source):
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        found += [str(Path(folder, name).relative_to(source)) for name in (*files, *links)]
+    return found

@@ -1,0 +1,160 @@
+"""The commit of a run is packed when it is submitted: once, for as long as somebody may want it."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from osmosis_ai.platform.db.tables import DbRun, DbSourceArchive
+from osmosis_ai.platform.gitsync.git import GitError
+from osmosis_ai.platform.runs.source_archives import WANTED_FOR
+from osmosis_ai.platform.runs.submit import packing
+from osmosis_ai.platform.services import PlatformServices
+from tests.platform.conftest import ManualClock, Member
+from tests.platform.evaluations import Code, Submits, submit_body, wait_until
+from tests.platform.runs.desk.desk_workers import DeskWorker
+
+SUBMITS = Submits("/api/cli/eval-runs", submit_body)
+Export = Callable[..., Any]
+
+
+class Exports:
+    """The exports of the platform's mirrors: how many there were, and whether they may go on."""
+
+    def __init__(self, services: PlatformServices, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self._export: Export = services.mirrors.export
+        monkeypatch.setattr(services.mirrors, "export", self)
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.count += 1
+        assert self.go_on.wait(120)
+        return self._export(*arguments)
+
+
+@pytest.fixture
+def exports(services: PlatformServices, monkeypatch: pytest.MonkeyPatch) -> Exports:
+    return Exports(services, monkeypatch)
+
+
+def archives(services: PlatformServices) -> list[DbSourceArchive]:
+    with services.db.session() as session:
+        return list(session.scalars(select(DbSourceArchive)))
+
+
+def stored(services: PlatformServices) -> list[str]:
+    return sorted(services.blobs.keys("sources"))
+
+
+def test_a_mirror_that_is_lost_after_the_submit_is_missed_by_nobody(
+    api: TestClient, services: PlatformServices, code: Code
+) -> None:
+    SUBMITS.taken(api)
+    (archive,) = archives(services)
+    assert archive.sha256 in archive.blob_key and archive.commit_sha == code.head
+    shutil.rmtree(services.mirrors.root)
+    shutil.rmtree(code.path)
+    given = DeskWorker.claims(services).assignment.source
+    assert given is not None and (given.sha256, given.size) == (archive.sha256, archive.size)
+
+
+def test_submits_at_once_pack_their_commit_once(api: TestClient, exports: Exports, code: Code) -> None:
+    exports.go_on.clear()
+    with ThreadPoolExecutor(6) as threads:
+        replies = [threads.submit(api.post, SUBMITS.route, json=submit_body()) for _ in range(6)]
+        threading.Timer(0.2, exports.go_on.set).start()
+        assert [reply.result(timeout=120).status_code for reply in replies] == [200] * 6
+    assert exports.count == 1
+    SUBMITS.taken(api)
+    assert exports.count == 1, "nor afterwards"
+
+
+def test_asking_beforehand_packs_nothing(api: TestClient, exports: Exports) -> None:
+    assert api.post(f"{SUBMITS.route}/check", json=submit_body()).status_code == 200
+    assert exports.count == 0
+
+
+def test_a_large_commit_holds_no_submit_up_and_its_run_waits_and_says_so(
+    api: TestClient, services: PlatformServices, exports: Exports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "PACK_WAIT_S", 0.01)
+    exports.go_on.clear()
+    run = api.post(SUBMITS.route, json=submit_body()).json()
+    assert run["status"] == "pending"
+    assert api.get(f"{SUBMITS.route}/{run['name']}").json()["waits"] == packing.PACKING
+    log = api.get(f"{SUBMITS.route}/{run['name']}/logs").json()
+    assert packing.PACKING in str(log)
+    with pytest.raises(AssertionError):
+        DeskWorker.claims(services)
+    exports.go_on.set()
+
+    def may_be_claimed() -> bool:
+        with services.db.session() as session:
+            return session.scalars(select(DbRun)).one().claimable_at is None
+
+    wait_until(may_be_claimed)
+    assert DeskWorker.claims(services).assignment.source is not None
+    assert "waits" not in api.get(f"{SUBMITS.route}/{run['name']}").json()
+
+
+def test_a_commit_that_no_run_can_take_is_refused_in_a_sentence(
+    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export(*_: object) -> None:
+        raise GitError("the commit has 3 GiB of files, and 2 GiB is the most a run can take.")
+
+    monkeypatch.setattr(services.mirrors, "export", export)
+    reply = api.post(SUBMITS.route, json=submit_body())
+    assert (reply.status_code, reply.json()["code"]) == (400, "SOURCE_UNUSABLE")
+    assert "2 GiB is the most" in reply.json()["error"]
+    assert api.get(SUBMITS.route).json()["total_count"] == 0
+
+
+def test_archives_go_when_no_run_that_could_be_executed_refers_to_them(
+    api: TestClient, services: PlatformServices, exports: Exports, clock: ManualClock, code: Code
+) -> None:
+    SUBMITS.taken(api)
+    worker = DeskWorker.claims(services)
+    clock.advance(2 * WANTED_FOR.total_seconds())
+    services.sources.sweep()
+    assert len(archives(services)) == len(stored(services)) == 1, "a worker may ask for it"
+    worker.ends()
+    services.sources.sweep()
+    assert (archives(services), stored(services)) == ([], [])
+    # Who goes on later has it made again, under another key.
+    SUBMITS.taken(api)
+    assert exports.count == 2 and len(stored(services)) == 1
+    services.sources.sweep()
+    assert len(archives(services)) == 1
+
+
+def test_an_archive_is_kept_for_a_submit_whose_run_is_on_its_way(
+    services: PlatformServices, member: Member, clock: ManualClock, code: Code
+) -> None:
+    repository = member.repository
+    assert services.sources.prepare(repository, code.head).result(timeout=120).size
+    clock.advance(2 * WANTED_FOR.total_seconds())
+    services.sources.prepare(repository, code.head)
+    services.sources.sweep()
+    assert len(archives(services)) == 1
+    clock.advance(2 * WANTED_FOR.total_seconds())
+    services.sources.sweep()
+    assert archives(services) == []
+
+
+def test_what_a_crash_left_of_an_archive_is_swept(services: PlatformServices, tmp_path: Path) -> None:
+    (tmp_path / "left").write_bytes(b"packed")
+    with (tmp_path / "left").open("rb") as file:
+        services.blobs.put("sources/wsp_1/left.tar.gz", file)
+    services.sources.sweep()
+    assert stored(services) == []

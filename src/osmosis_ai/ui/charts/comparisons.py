@@ -17,10 +17,9 @@ from osmosis_ai.ui.charts.drawing import (
     grid_rows,
     legend,
     mark,
-    short,
-    svg,
+    plotted,
     ticks,
-    x_axis,
+    title,
 )
 from osmosis_ai.ui.text import visible
 
@@ -51,10 +50,7 @@ def forest(
     x = PlotScale(max(least, -1.0) if is_share else least - margin, most + margin, LEFT, WIDTH - RIGHT)
     height = 30.0 + 18 * len(measures)
     bottom = height * len(names) + 4
-    parts = [
-        f'<text class="title" x="{LEFT:g}" y="{row * height + 18:g}">{short(name)}</text>'
-        for row, name in enumerate(names)
-    ]
+    parts = [title(name, row * height + 18) for row, name in enumerate(names)]
     parts += [f'<path class="limit" d="M{x(line)} 0V{bottom:g}"/>' for line in lines]
     for place, measure in enumerate(measures):
         for point in measure.points:
@@ -64,15 +60,13 @@ def forest(
                     f'<path class="line-{place % COLOURS + 1}" d="M{x(point.low)} {y:g}H{x(point.high)}"/>'
                 )
             parts.append(mark(place, x.place(point.x), y))
-    parts.append(x_axis(x, bottom, axis, ticks(x.low, x.high)))
     rows = [
         [f"{names[int(point.y)]}, {measure.name}", *map(number, (point.x, point.low, point.high))]
         for measure in measures
         for point in measure.points
     ]
-    return SvgChart(
-        label, svg(parts, bottom + 42, label), legend(measures), (axis.capitalize(), "Value", *_ENDS), rows
-    )
+    head = (axis.capitalize(), "Value", *_ENDS)
+    return SvgChart(label, plotted(parts, x, bottom, axis, label), legend(measures), head, rows)
 
 
 _ENDS = ("Interval from", "to")
@@ -115,14 +109,14 @@ def scatter(
             if point.low is not None and point.high is not None
         )
         parts.extend(mark(place, x.place(point.x), y.place(point.y)) for point in points)
-    parts.append(x_axis(x, 390.0, axes[0], ticks(low, high)))
+    drawn = plotted(parts, x, 390.0, axes[0], label, places=ticks(low, high))
     rows = [
         [name, *map(number, point[:4]), "" if point.over is None else f"{point.over:,}"]
         for name, points in series
         for point in points
     ]
     head = ("Series", axes[0].capitalize(), axes[1].capitalize(), *_ENDS, counted)
-    return SvgChart(label, svg(parts, 432.0, label), legend(series), head, rows)
+    return SvgChart(label, drawn, legend(series), head, rows)
 
 
 def bars(
@@ -135,10 +129,8 @@ def bars(
     for row, (name, value) in enumerate(items):
         y = row * 34
         parts.append(
-            f'<text class="title" x="{LEFT:g}" y="{y + 14}">{short(name)}</text>'
-            f'<path class="fill-1" d="M{LEFT:g} {y + 20}H{x(value)}v10H{LEFT:g}Z"/>'
+            f'{title(name, y + 14)}<path class="fill-1" d="M{LEFT:g} {y + 20}H{x(value)}v10H{LEFT:g}Z"/>'
             f'<text class="tick" x="{x.place(value) + 6:.1f}" y="{y + 29}">{escape(number(value))}</text>'
         )
-    parts.append(x_axis(x, bottom, axis, ticks(x.low, x.high)))
     rows = [[name, number(value)] for name, value in items]
-    return SvgChart(label, svg(parts, bottom + 42, label), (), ("Name", axis.capitalize()), rows)
+    return SvgChart(label, plotted(parts, x, bottom, axis, label), (), ("Name", axis.capitalize()), rows)

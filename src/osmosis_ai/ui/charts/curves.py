@@ -27,9 +27,8 @@ from osmosis_ai.ui.charts.drawing import (
     grid_rows,
     legend,
     mark,
-    svg,
+    plotted,
     ticks,
-    x_axis,
 )
 from osmosis_ai.ui.text import visible
 
@@ -84,14 +83,15 @@ def line(
     for place, (found, each) in enumerate(zip(arrays, series, strict=True)):
         parts += _curve(place, found, each.points, x, y, band=band, smoothing=smoothing)
     # What is counted has no halves, however few points there are.
-    parts.append(x_axis(x, _BOTTOM, axis, [place for place in ticks(x.low, x.high) if place.is_integer()]))
+    whole = [place for place in ticks(x.low, x.high) if place.is_integer()]
+    drawn = plotted(parts, x, _BOTTOM, axis, label, places=whole, is_pointed_at=True)
     rows, notes = _table(series, axis, number, hollow)
     notes += [f"{each.kind} at {axis} {each.x:g}: {each.text}" for each in marks]
     keys = legend(
         series, kinds, hollow if any(point.hollow for each in series for point in each.points) else ""
     )
     head = (axis.capitalize(), *(each.name for each in series))
-    return SvgChart(label, svg(parts, _BOTTOM + 42, label, x=x), keys, head, rows, notes)
+    return SvgChart(label, drawn, keys, head, rows, notes)
 
 
 def sparkline(

@@ -14,10 +14,9 @@ from osmosis_ai.ui.charts.drawing import (
     PlotScale,
     SvgChart,
     grid_rows,
-    short,
-    svg,
+    plotted,
     ticks,
-    x_axis,
+    title,
 )
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def _drawn(
     parts: list[str] = []
     for place, (name, _) in enumerate(counts):
         y = PlotScale(0.0, most, place * _HEIGHT + 108.0, place * _HEIGHT + 30.0)
-        parts.append(f'<text class="title" x="{LEFT:g}" y="{place * _HEIGHT + 18}">{short(name)}</text>')
+        parts.append(title(name, place * _HEIGHT + 18))
         parts.append(grid_rows(y, (0.0, most), lambda share: f"{share:.0%}"))
         parts.extend(
             f'<path class="fill-{place % COLOURS + 1}" d="M{x(left + 0.04 * (right - left))} {y(0)}V{y(share)}'
@@ -80,10 +79,10 @@ def _drawn(
             if share > 0
         )
     bottom = float(_HEIGHT * len(counts) - 12)
-    parts.append(x_axis(x, bottom, axis, ticks(*ends)))
+    drawn = plotted(parts, x, bottom, axis, label, places=ticks(*ends))
     rows = [[text, *(f"{each[row]:,}" for _, each in counts)] for row, text in enumerate(named)]
     head = (axis.capitalize(), *(name for name, _ in counts))
-    return SvgChart(label, svg(parts, bottom + 42, label), (), head, rows)
+    return SvgChart(label, drawn, (), head, rows)
 
 
 def bins(values: Floats, *, low: float, high: float) -> tuple[Floats, Floats]:

@@ -78,14 +78,39 @@ class PlotScale:
         )
 
 
-def svg(parts: Iterable[str], height: float, label: str, *, x: PlotScale | None = None) -> Markup:
-    """Return the drawing; with ``x`` it says where its numbers lie, so that a module can point at them."""
-    along = f' data-x="{x.low:g} {x.high:g} {x.first:g} {x.last:g}"' if x is not None else ""
+def plotted(
+    parts: Iterable[str],
+    x: PlotScale,
+    bottom: float,
+    axis: str,
+    label: str,
+    *,
+    places: Sequence[float] | None = None,
+    is_pointed_at: bool = False,
+) -> Markup:
+    """Return the drawing of ``parts`` over its axis.
+
+    Args:
+        parts: what is drawn.
+        x: the scale of the axis.
+        bottom: where it lies.
+        axis: its name.
+        label: what the drawing shows, for who does not see it.
+        places: where the axis has numbers; round ones by default.
+        is_pointed_at: whether it says where its numbers lie, so that a module can point at them.
+    """
+    along = f' data-x="{x.low:g} {x.high:g} {x.first:g} {x.last:g}"' if is_pointed_at else ""
     return Markup(
-        f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-label="{escape(visible(label))}"{along}>'
+        f'<svg viewBox="0 0 {WIDTH:g} {bottom + 42:g}" role="img" aria-label="{escape(visible(label))}"{along}>'
         + "".join(parts)
+        + _x_axis(x, bottom, axis, ticks(x.low, x.high) if places is None else places)
         + "</svg>"
     )
+
+
+def title(name: str, y: float) -> str:
+    """Return a name above what it is of, cut to fit the drawing."""
+    return f'<text class="title" x="{LEFT:g}" y="{y:g}">{short(name)}</text>'
 
 
 def grid_rows(y: PlotScale, values: Sequence[float], written: Callable[[float], str]) -> str:
@@ -97,7 +122,7 @@ def grid_rows(y: PlotScale, values: Sequence[float], written: Callable[[float], 
     )
 
 
-def x_axis(x: PlotScale, bottom: float, name: str, places: Sequence[float]) -> str:
+def _x_axis(x: PlotScale, bottom: float, name: str, places: Sequence[float]) -> str:
     """Return the axis below a drawing: its line, numbers at ``places``, its name."""
     ends = f"M{LEFT:g} {bottom:g}H{WIDTH - RIGHT:g}" + "".join(
         f"M{x(place)} {bottom:g}v5" for place in places
@@ -157,9 +182,12 @@ def legend(
     ]
     if hollow:
         keys.append((hollow, mark(0, 7, 7, hollow=True)))
-    return [
-        (name, Markup(f'<svg viewBox="0 0 14 14" aria-hidden="true">{drawn}</svg>')) for name, drawn in keys
-    ]
+    return [(name, key(drawn)) for name, drawn in keys]
+
+
+def key(drawn: str) -> Markup:
+    """Return what stands before a name in a legend."""
+    return Markup(f'<svg viewBox="0 0 14 14" aria-hidden="true">{drawn}</svg>')
 
 
 def short(name: str, most: int = 64) -> Markup:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from markupsafe import Markup, escape
+from markupsafe import escape
 
 from osmosis_ai.ui import numbers
 from osmosis_ai.ui.charts.drawing import (
@@ -14,9 +14,8 @@ from osmosis_ai.ui.charts.drawing import (
     WIDTH,
     PlotScale,
     SvgChart,
-    svg,
-    ticks,
-    x_axis,
+    key,
+    plotted,
 )
 from osmosis_ai.ui.text import visible
 
@@ -63,11 +62,10 @@ def waterfall(spans: Sequence[TimeSpan], *, label: str) -> SvgChart:
             f"<title>{said}</title></path>"
         )
     bottom = _ROW * min(len(timed), _MOST) + 4
-    parts.append(x_axis(x, bottom, "seconds", ticks(0.0, end_s)))
-    keys = [(kind, _key(_colour(kinds, kind))) for kind in kinds]
+    keys = [(kind, key(f'<path class="fill-{_colour(kinds, kind)}" d="M1 2h12v10h-12Z"/>')) for kind in kinds]
     return SvgChart(
         label,
-        svg(parts, bottom + 42, label),
+        plotted(parts, x, bottom, "seconds", label),
         keys,
         ("What", "Kind", "Began after", "Took"),
         [[each.name, each.kind, _written(each.start_ms), _written(each.duration_ms)] for each in spans],
@@ -81,9 +79,3 @@ def _written(ms: float | None) -> str:
 
 def _colour(kinds: Sequence[str], kind: str) -> int:
     return kinds.index(kind) % COLOURS + 1
-
-
-def _key(colour: int) -> Markup:
-    return Markup(
-        f'<svg viewBox="0 0 14 14" aria-hidden="true"><path class="fill-{colour}" d="M1 2h12v10h-12Z"/></svg>'
-    )

@@ -17,6 +17,10 @@ from osmosis_ai.evaluation.lenient_json import MOST_ITEMS, read_object
 
 LARGEST_CONVERSATION_BYTES = 32 << 20
 """Of a larger file no step is read: nobody reads them, and a page would take seconds."""
+_LARGEST_SEARCHED_BYTES = 2 * 1024 * 1024
+"""A conversation beyond it is searched for a text as it stands there, unread."""
+_NOT_SAID = frozenset({"source", "role", "type", "timestamp", "schema_version", "model_name"})
+"""Keys of a trajectory whose values are the same in every one."""
 
 Message = dict[str, Any]
 """A message of OpenAI's chat format."""
@@ -379,3 +383,30 @@ def _moment(value: Any) -> datetime | None:
         return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
     except (ValueError, OverflowError):
         return None
+
+
+def holds(content: bytes, wanted: str) -> bool:
+    """Tell whether a text of a trajectory holds ``wanted``, which is case-folded; what is no JSON is searched as it is."""
+    raw = content.decode("utf-8", "replace").casefold()
+    # Where nothing is escaped, what is not there can not be in a text.
+    if wanted not in raw and "\\" not in raw:
+        return False
+    if len(content) > _LARGEST_SEARCHED_BYTES:
+        return wanted in raw
+    try:
+        return any(wanted in text.casefold() for text in _texts(json.loads(content)))
+    except (ValueError, RecursionError):
+        return wanted in raw
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text of a JSON value, without recursion: nesting may be deep."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, dict):
+            waiting.extend(under for key, under in each.items() if key not in _NOT_SAID)
+        elif isinstance(each, list):
+            waiting.extend(each)

@@ -6,23 +6,17 @@ through a bounded part of them.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
+from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES, holds
 from osmosis_ai.viewer.source import ItemPage, RunSource, SampleEntry, SampleQuery
 
 MOST_SAMPLES = 500
 MOST_BYTES = 64 * 1024 * 1024
 MOST_SECONDS = 1.0
-LARGEST_BYTES = 2 * 1024 * 1024
-"""A conversation beyond it is searched as it stands there, unread."""
-LARGEST_READ_BYTES = 32 * 1024 * 1024
 _AT_ONCE = 25
-_NOT_SAID = frozenset({"source", "role", "type", "timestamp", "schema_version", "model_name"})
-"""Keys of a trajectory whose values are the same in every one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +57,11 @@ def search_conversations(
     while True:
         piece = source.samples(run, rest, limit=_AT_ONCE, cursor=cursor)
         for number, sample in enumerate(piece.items, 1):
-            stored = source.conversation(run, sample.row, sample.attempt, max_bytes=LARGEST_READ_BYTES)
+            stored = source.conversation(
+                run, sample.row, sample.attempt, max_bytes=LARGEST_CONVERSATION_BYTES
+            )
             if stored.content is None:
-                too_large += stored.size > LARGEST_READ_BYTES
+                too_large += stored.size > LARGEST_CONVERSATION_BYTES
             else:
                 looked, read = looked + 1, read + stored.size
                 if holds(stored.content, wanted):
@@ -79,30 +75,3 @@ def search_conversations(
         if cursor is None or enough:
             counts = {name: count for name, count in piece.counts.items() if name != "total"}
             return SearchedConversations(ItemPage(found, cursor, None, counts), looked, too_large)
-
-
-def holds(content: bytes, wanted: str) -> bool:
-    """Tell whether a text of a trajectory holds ``wanted``, which is case-folded; what is no JSON is searched as it is."""
-    raw = content.decode("utf-8", "replace").casefold()
-    # Where nothing is escaped, what is not there can not be in a text.
-    if wanted not in raw and "\\" not in raw:
-        return False
-    if len(content) > LARGEST_BYTES:
-        return wanted in raw
-    try:
-        return any(wanted in text.casefold() for text in _texts(json.loads(content)))
-    except (ValueError, RecursionError):
-        return wanted in raw
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield every text of a JSON value, without recursion: nesting may be deep."""
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, dict):
-            waiting.extend(under for key, under in each.items() if key not in _NOT_SAID)
-        elif isinstance(each, list):
-            waiting.extend(each)

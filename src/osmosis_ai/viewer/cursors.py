@@ -14,12 +14,14 @@ import base64
 import binascii
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.viewer.source import SampleSort
+from osmosis_ai.viewer.source import ItemPage, ItemT, SampleSort
 
+RowT = TypeVar("RowT")
 _LONGEST = 2048
 _LARGEST = 2**31 - 1
 _LARGEST_AMOUNT = sys.float_info.max
@@ -39,6 +41,45 @@ class SamplePosition:
     row: int
     attempt: int
     backward: bool = False
+
+
+class ListPlace(Protocol):
+    """Where a page of a list begins, and whether it is the one before that."""
+
+    @property
+    def backward(self) -> bool:
+        """Whether the page before is meant."""
+
+
+def item_page(
+    found: Sequence[RowT],
+    place: ListPlace | None,
+    *,
+    limit: int,
+    entry: Callable[[RowT], ItemT],
+    cursor: Callable[[RowT, bool], str],
+) -> ItemPage[ItemT]:
+    """Return a page of ``found``, which has one row more than the page where there are more.
+
+    Args:
+        found: the rows behind the place, or before it, the nearest first.
+        place: where it began; None for the list's beginning.
+        limit: of the page.
+        entry: makes an item of a row.
+        cursor: makes the cursor of a row, and of the direction (whether backward).
+    """
+    backward = place is not None and place.backward
+    rows, more = list(found[:limit]), len(found) > limit
+    if backward:
+        rows.reverse()
+    if not rows:
+        return ItemPage(())
+    follows, precedes = (True, more) if backward else (more, place is not None)
+    return ItemPage(
+        [entry(row) for row in rows],
+        next=cursor(rows[-1], False) if follows else None,
+        previous=cursor(rows[0], True) if precedes else None,
+    )
 
 
 def encode(order: str, key: Sequence[Scalar], *, backward: bool = False) -> str:

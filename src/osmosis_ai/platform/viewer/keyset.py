@@ -7,16 +7,12 @@ kinds of runs, a run and its retries) is asked in one statement.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, literal, select, tuple_, union_all
 from sqlalchemy.orm import Session
-
-from osmosis_ai.viewer.source import ItemPage
-
-ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,37 +99,6 @@ def read_pages(
             rows.sort(key=lambda row: [getattr(row, name) for name in names], reverse=part.descending)
         pages[number] += rows
     return [page[:limit] for page in pages]
-
-
-def item_page(
-    found: Sequence[Any],
-    place: KeysetPlace | None,
-    *,
-    limit: int,
-    entry: Callable[[Any], ItemT],
-    cursor: Callable[[Any, bool], str],
-) -> ItemPage[ItemT]:
-    """Return a page of ``found``, which has one row more than the page where there are more.
-
-    Args:
-        found: of :func:`read_page`.
-        place: where it began.
-        limit: of the page.
-        entry: makes an item of a row.
-        cursor: makes the cursor of a row, and of the direction (whether backward).
-    """
-    backward = place is not None and place.backward
-    rows, more = list(found[:limit]), len(found) > limit
-    if backward:
-        rows.reverse()
-    if not rows:
-        return ItemPage(())
-    follows, precedes = (True, more) if backward else (more, place is not None)
-    return ItemPage(
-        [entry(row) for row in rows],
-        next=cursor(rows[-1], False) if follows else None,
-        previous=cursor(rows[0], True) if precedes else None,
-    )
 
 
 def reversed_place(place: KeysetPlace) -> KeysetPlace:

@@ -20,8 +20,8 @@ from osmosis_ai.platform.db.tables import DbRun, DbUser
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
-from osmosis_ai.platform.viewer.keyset import KeysetOrder, KeysetPlace, item_page, read_page
-from osmosis_ai.viewer.cursors import decode, encode, refused
+from osmosis_ai.platform.viewer.keyset import KeysetOrder, KeysetPlace, read_page
+from osmosis_ai.viewer.cursors import decode, encode, item_page, refused
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery
 
 KINDS: tuple[RunKind, ...] = get_args(RunKind)

@@ -33,12 +33,11 @@ from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.viewer.keyset import (
     KeysetOrder,
     KeysetPlace,
-    item_page,
     read_page,
     read_pages,
     reversed_place,
 )
-from osmosis_ai.viewer.cursors import SamplePosition, sample_cursor, sample_position
+from osmosis_ai.viewer.cursors import SamplePosition, item_page, sample_cursor, sample_position
 from osmosis_ai.viewer.source import FailureCount, Histogram, ItemPage, SampleEntry, SampleQuery
 
 CountedT = TypeVar("CountedT")

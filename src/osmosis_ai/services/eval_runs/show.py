@@ -227,7 +227,7 @@ class _Scan:
                     yield sample, stored
 
     def _is_found(self, sample: SampleEntry, stored: StoredConversation) -> bool:
-        from osmosis_ai.viewer.conversation_search import holds
+        from osmosis_ai.evaluation.conversation import holds
 
         text = self._wanted.text.casefold()
         said = (sample.input, sample.output, sample.error)

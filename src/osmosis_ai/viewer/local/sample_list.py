@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from osmosis_ai.viewer.cursors import SamplePosition, sample_cursor, sample_position
+from osmosis_ai.viewer.cursors import SamplePosition, item_page, sample_cursor, sample_position
 from osmosis_ai.viewer.local.run_index import COLUMNS, RunIndex
 from osmosis_ai.viewer.source import FailureCount, Histogram, ItemPage, SampleEntry, SampleQuery
 
@@ -60,18 +60,12 @@ class SampleList:
         with self.index.lock:
             found = self.around(query, position, limit=limit + 1, backward=backward)
             counts = self.counts(query)
-        items, more = found[:limit], len(found) > limit
-        if backward:
-            items.reverse()
-        if not items:
-            return ItemPage(items, counts=counts)
-        follows, precedes = (True, more) if backward else (more, position is not None)
-        return ItemPage(
-            items,
-            next=_cursor_at(query, items[-1], backward=False) if follows else None,
-            previous=_cursor_at(query, items[0], backward=True) if precedes else None,
-            counts=counts,
-        )
+
+        def cursor_at(entry: SampleEntry, backward: bool) -> str:
+            return sample_cursor(query.sort, query.descending, position_of(query, entry, backward=backward))
+
+        page = item_page(found, position, limit=limit, entry=lambda entry: entry, cursor=cursor_at)
+        return replace(page, counts=counts)
 
     def around(
         self, query: SampleQuery, position: SamplePosition | None, *, limit: int, backward: bool = False
@@ -188,10 +182,6 @@ def position_of(query: SampleQuery, entry: SampleEntry, *, backward: bool = Fals
     column = SORTED_BY[query.sort]
     value = getattr(entry, column) if column is not None else None
     return SamplePosition(value, entry.row, entry.attempt, backward=backward)
-
-
-def _cursor_at(query: SampleQuery, entry: SampleEntry, *, backward: bool) -> str:
-    return sample_cursor(query.sort, query.descending, position_of(query, entry, backward=backward))
 
 
 def _parts(

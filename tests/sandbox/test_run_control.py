@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
+from osmosis_ai.driving.uv import Containment, Uv, UvError
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.isolation import look_at_isolation
 from osmosis_ai.platform.runs.execute.worker_process import WorkerStarter
@@ -83,6 +84,28 @@ def test_where_no_group_can_be_made_the_reason_is_kept(given: Path) -> None:
     held = control_run("r1", RunLimits())
     assert not held.holds
     assert "No such file" in (getattr(held, "problem", "") or "")
+
+
+def test_a_build_that_is_killed_at_its_runs_limit_says_so(
+    given: Path, tmp_path: Path, capability: SandboxCapability
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    held = control_run("r1", RunLimits(memory_gb=2))
+    assert isinstance(held, RunGroup)
+    program = source / "uv"
+    program.write_text(
+        "#!/bin/sh\n"
+        f"for place in {held.path} {held.path}/build; do printf 'oom 1\\noom_kill 1\\n' > $place/memory.events; done\n"
+        "kill -9 $$\n"
+    )
+    program.chmod(0o755)
+    sandbox = capability.sandbox(source, limits=held.limits, control=held)
+    uv = Uv(program, Containment(sandbox, (held.path,), tmp_path))
+    with pytest.raises(UvError) as ended:
+        uv.run(["sync"], cwd=source, timeout_s=120, doing="building")
+    assert ended.value.message == "building failed: uv was killed for memory: the run's limit is 2 GB."
+    assert not ended.value.is_infrastructure
 
 
 def test_systemd_starts_workers_in_a_scope_that_is_theirs_to_arrange(

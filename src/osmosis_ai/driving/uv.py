@@ -28,6 +28,7 @@ from osmosis_ai.sandbox.places import reachable_as
 QUERY_TIMEOUT_S = 120.0
 INSTALL_TIMEOUT_S = 1800.0
 
+_PART = "build"
 _OURS_TO_DECIDE = frozenset(
     {
         "UV_CONSTRAINT",
@@ -129,6 +130,8 @@ class Uv:
             raise UvInterruptedError(f"{doing} failed: uv did not finish within {timeout_s:g} s.") from None
         except OSError as error:
             raise UvError(f"{doing} failed: `{self.path}` cannot be run: {error.strerror}.") from error
+        if result.returncode != 0 and (met := self._limit_met()) is not None:
+            raise UvError(f"{doing} failed: uv was {met}.", details={"exit_status": result.returncode})
         if result.returncode < 0:
             raise UvInterruptedError(
                 f"{doing} was interrupted: uv was ended by signal {-result.returncode}.",
@@ -143,7 +146,11 @@ class Uv:
         command, held = [str(self.path), *arguments], self._containment
         if held is None:
             return command
-        return held.sandbox.command(command, cwd=cwd.resolve(), writable=held.writable, part="build")
+        return held.sandbox.command(command, cwd=cwd.resolve(), writable=held.writable, part=_PART)
+
+    def _limit_met(self) -> str | None:
+        held = self._containment
+        return None if held is None else held.sandbox.control.end_of(_PART)
 
     def _environment(self) -> dict[str, str]:
         env = _environment()

@@ -22,38 +22,31 @@ from tests.platform.conftest import ManualClock
 
 
 class ShardedRun:
-    """A run that goes on, until the test ends it.
+    """A run that goes on, until the test ends it; one that is not there is made.
 
     Attributes:
         contents: of its files, by path.
         merging: of its platform.
     """
 
-    def __init__(self, db: Database, blobs: BlobStore, scratch: Path, id: str = "run_1") -> None:
+    def __init__(
+        self,
+        db: Database,
+        blobs: BlobStore,
+        scratch: Path,
+        id: str = "run_1",
+        clock: ManualClock | None = None,
+    ) -> None:
         self.db, self.blobs, self.id = db, blobs, id
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
         self.merging = ShardMerging(db, blobs, self.clock)
         self.contents: dict[str, bytes] = {}
         self._scratch = scratch
         self._told: dict[str, list[RunFilePart]] = {}
-        with db.transaction() as session:
-            if session.get(DbWorkspace, "wsp_1") is None:
-                session.add(DbWorkspace(id="wsp_1", name="fern", created_at=self.clock.now()))
-                session.flush()
-            session.add(
-                DbRun(
-                    id=id,
-                    workspace_id="wsp_1",
-                    kind="eval",
-                    name=id,
-                    status="running",
-                    created_at=self.clock.now(),
-                    request={},
-                    rollout_name="multiply",
-                    dataset_name="multiply",
-                    model_path="osmosis/tiny",
-                )
-            )
+        with db.session() as session:
+            is_there = session.get(DbRun, id) is not None
+        if not is_there:
+            self._make()
 
     def shards(self, count: int, *, files: int = 2, size: int = 100) -> list[str]:
         """Have so many shards sent and told, each of some files; return their names."""
@@ -79,6 +72,15 @@ class ShardedRun:
         self._told[name] = parts
         self.tell(name)
         return name
+
+    def _make(self) -> None:
+        with self.db.transaction() as session:
+            session.add(DbWorkspace(id="wsp_1", name="fern", created_at=self.clock.now()))
+            session.flush()
+            names = {"rollout_name": "multiply", "dataset_name": "multiply", "model_path": "osmosis/tiny"}
+            now = self.clock.now()
+            described = {"workspace_id": "wsp_1", "kind": "eval", "status": "running", "request": {}}
+            session.add(DbRun(id=self.id, name=self.id, created_at=now, **described, **names))
 
     def tell(self, name: str) -> None:
         """Have the worker say what is in a shard, be it again."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy.orm import Session
 
 from osmosis_ai.platform.backup import create_backup, restore_backup
 from osmosis_ai.platform.blobs.opening import open_blob_store
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.engine import opened_database
+from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.runs.desk import shard_merging
 from osmosis_ai.platform.runs.desk.shard_merging import ShardMerging
 from osmosis_ai.platform.runs.desk.shard_policy import FAN
 from osmosis_ai.platform.services import PlatformServices
@@ -85,14 +89,17 @@ def test_a_backup_holds_each_conversation_whenever_it_is_made(
     target = tmp_path / "backup.tar"
     reports = []
     if merged == "while files move":
-        moving = run.merging._move_files
+        monkeypatch.setattr(shard_merging, "_ROWS", 10)
+        moving, calls = ShardMerging._set, []
 
-        def backed_up(shard: object) -> None:
-            if not reports:
+        def backed_up(merging: ShardMerging, session: Session, keys: Sequence[str], state: str) -> None:
+            moving(merging, session, keys, state)
+            calls.append(state)
+            if len(calls) == 3:  # some files are found in the merged shard, and more are not
+                session.commit()
                 reports.append(create_backup(services.config, target))
-            moving(shard)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(run.merging, "_move_files", backed_up)
+        monkeypatch.setattr(ShardMerging, "_set", backed_up)
         run.merging.merge_due()
     else:
         if merged == "after":
@@ -123,17 +130,12 @@ def test_a_run_that_is_deleted_takes_all_of_its_shards_with_it(
     run.merging.merge_due()
     run.shards(3)
     run.end()
-    found = services.eval_runs.get(run_workspace(services, run), run.id).run
+    with services.db.session() as session:
+        workspace = session.get_one(DbRun, run.id).workspace_id
+    found = services.eval_runs.get(workspace, run.id).run
     services.run_deletion.delete(found)
     assert run.kept() == set()
     run.clock.advance(timedelta(hours=1).total_seconds())
     run.merging.merge_due()
     run.merging.tidy()
     assert run.states() == {}
-
-
-def run_workspace(services: PlatformServices, run: ShardedRun) -> str:
-    from osmosis_ai.platform.db.tables import DbRun
-
-    with services.db.session() as session:
-        return session.get_one(DbRun, run.id).workspace_id

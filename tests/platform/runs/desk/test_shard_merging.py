@@ -158,28 +158,23 @@ def before_it_counts(run: ShardedRun, patch: pytest.MonkeyPatch) -> None:
 
 
 def before_files_are_found_there(run: ShardedRun, patch: pytest.MonkeyPatch) -> None:
-    moving = run.merging._move_files
-    left = [3]
+    def killed(*_: Any) -> int:
+        raise Killed
 
-    def killed(shard: DbRunShard) -> None:
-        if not left[0]:
-            raise Killed
-        left[0] -= 1
-        moving(shard)
-
-    patch.setattr(run.merging, "_move_files", killed)
+    patch.setattr(run.merging, "_move_some", killed)
 
 
 def between_files_of_one_shard(run: ShardedRun, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(shard_merging, "_ROWS", 1)
-    becoming = run.merging._set
+    moving, left = run.merging._move_some, [9]
 
-    def killed(session: Any, key: str, state: str) -> None:
-        if state == "replaced":
+    def killed(session: Any, shard: DbRunShard) -> int:
+        if not left[0]:
             raise Killed
-        becoming(session, key, state)
+        left[0] -= 1
+        return moving(session, shard)
 
-    patch.setattr(run.merging, "_set", killed)
+    patch.setattr(run.merging, "_move_some", killed)
 
 
 @pytest.mark.parametrize(

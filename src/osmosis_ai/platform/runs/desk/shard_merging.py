@@ -11,9 +11,11 @@ import io
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from itertools import groupby
 from typing import Any, BinaryIO, cast
 
 from sqlalchemy import ColumnElement, CursorResult, delete, func, select, update
@@ -67,9 +69,11 @@ class ShardMerging:
         """
         until = time.monotonic() + _BUDGET_S
         with self._db.session() as session:
-            left = session.scalars(select(DbRunShard).where(DbRunShard.state == "merged")).all()
-        for shard in left:
-            self._move_files(shard)
+            left = session.scalars(
+                select(DbRunShard).where(DbRunShard.state == "merged").order_by(DbRunShard.run_id)
+            ).all()
+        for _, of_run in groupby(left, lambda shard: shard.run_id):
+            self._move_files(list(of_run))
         for run_id, has_ended in self._runs():
             while time.monotonic() < until and self._merge_next(run_id, has_ended=has_ended):
                 pass
@@ -90,8 +94,11 @@ class ShardMerging:
         for key in keys:
             self._blobs.delete(key)
         self._forget(keys)
-        with self._db.transaction() as session:
-            session.execute(delete(DbRunShard).where(gone, DbRunShard.state == "gone"))
+        with self._db.session() as session:
+            is_left = session.scalar(select(DbRunShard.key).where(gone).limit(1)) is not None
+        if is_left:
+            with self._db.transaction() as session:
+                session.execute(delete(DbRunShard).where(gone, DbRunShard.state == "gone"))
 
     def _runs(self) -> Sequence[tuple[str, bool]]:
         """Return the runs that may have something to be merged, and whether they have ended."""
@@ -133,7 +140,8 @@ class ShardMerging:
         except UnreadableShard as unreadable:
             logger.warning("the shard %s can not be read any more, and is left as it is", unreadable.key)
             self._take_back(key)
-            self._become(unreadable.key, "unreadable")
+            with self._db.transaction() as session:
+                self._set(session, [unreadable.key], "unreadable")
             return True
         except BaseException:
             with suppress(OSError, OsmosisError):
@@ -142,8 +150,7 @@ class ShardMerging:
         if not is_taken:
             self._take_back(key)
             return False
-        for shard in shards:
-            self._move_files(shard)
+        self._move_files(shards)
         return True
 
     def _take(self, key: str, run_id: str, size: int, sha256: str, shards: Sequence[DbRunShard]) -> bool:
@@ -155,14 +162,39 @@ class ShardMerging:
             merged.state, merged.size, merged.sha256 = "stored", size, sha256
             offset = 0
             for shard in shards:
-                place = {"state": "merged", "merged_into": key, "merged_offset": offset}
-                session.execute(update(DbRunShard).where(DbRunShard.key == shard.key).values(**place))
                 shard.merged_into, shard.merged_offset = key, offset
                 offset += shard.size
+            session.execute(
+                update(DbRunShard),
+                [
+                    {
+                        "key": shard.key,
+                        "state": "merged",
+                        "merged_into": key,
+                        "merged_offset": shard.merged_offset,
+                    }
+                    for shard in shards
+                ],
+            )
         return True
 
-    def _move_files(self, shard: DbRunShard) -> None:
-        """Have every file of a shard be found where it was merged into."""
+    def _move_files(self, shards: Sequence[DbRunShard]) -> None:
+        """Have every file of a run's shards be found where these were merged into, some in each transaction."""
+        left = deque(shards)
+        while left:
+            with self._db.transaction() as session:
+                # Who tells files of these shards holds the same row: none is told behind our back.
+                session.get(DbRun, left[0].run_id, with_for_update=True)
+                moved, done = 0, []
+                while left and moved < _ROWS:
+                    some = self._move_some(session, left[0])
+                    moved += some
+                    if some < _ROWS:
+                        done.append(left.popleft().key)
+                self._set(session, done, "replaced")
+
+    def _move_some(self, session: Session, shard: DbRunShard) -> int:
+        """Move files of a shard, as many as one transaction moves; return how many there were."""
         paths = select(DbRunFile.path).where(*_files_in(shard.run_id, shard.key)).limit(_ROWS)
         offset = DbRunFile.shard_offset + shard.merged_offset
         move = (
@@ -171,14 +203,7 @@ class ShardMerging:
             .values(blob_key=shard.merged_into, shard_offset=offset)
             .execution_options(synchronize_session=False)
         )
-        is_empty = False
-        while not is_empty:
-            with self._db.transaction() as session:
-                # Who tells files of this shard holds the same row: none is told behind our back.
-                session.get(DbRun, shard.run_id, with_for_update=True)
-                is_empty = cast("CursorResult[Any]", session.execute(move)).rowcount < _ROWS
-                if is_empty:
-                    self._set(session, shard.key, "replaced")
+        return cast("CursorResult[Any]", session.execute(move)).rowcount
 
     def _delete_replaced(self) -> None:
         old = self._clock.now() - KEPT_FOR
@@ -187,18 +212,18 @@ class ShardMerging:
             keys = session.scalars(asked.limit(_DELETIONS)).all()
         for key in keys:
             self._blobs.delete(key)
-        with self._db.transaction() as session:
-            for key in keys:
-                self._set(session, key, "gone")
+        if keys:
+            with self._db.transaction() as session:
+                self._set(session, keys, "gone")
 
     def _settle(self, run_id: str) -> None:
         """Forget how the shards of a run that has ended came to be, when nothing of it is left to be done."""
         of_run = DbRunShard.run_id == run_id
         with self._db.session() as session:
-            states = set(session.scalars(select(DbRunShard.state).where(of_run).distinct()))
+            on_its_way = (of_run, DbRunShard.state.in_(("writing", "merged", "replaced")))
+            if session.scalar(select(DbRunShard.key).where(*on_its_way).limit(1)) is not None:
+                return
             known = set(session.scalars(select(DbRunShard.key).where(of_run)))
-        if states & {"writing", "merged", "replaced"}:
-            return
         # Sent by a worker that was killed before it could say what is in them.
         for key in list(self._blobs.keys(f"runs/{run_id}/{SHARDS_FOLDER}")):
             if key not in known and not self._is_named(run_id, key):
@@ -215,17 +240,13 @@ class ShardMerging:
         self._forget([key])
 
     def _forget(self, keys: Sequence[str]) -> None:
-        with self._db.transaction() as session:
-            for key in keys:
-                session.execute(delete(DbRunShard).where(DbRunShard.key == key))
+        if keys:
+            with self._db.transaction() as session:
+                session.execute(delete(DbRunShard).where(DbRunShard.key.in_(keys)))
 
-    def _become(self, key: str, state: str) -> None:
-        with self._db.transaction() as session:
-            self._set(session, key, state)
-
-    def _set(self, session: Session, key: str, state: str) -> None:
+    def _set(self, session: Session, keys: Sequence[str], state: str) -> None:
         changed = {"state": state, "changed_at": self._clock.now()}
-        session.execute(update(DbRunShard).where(DbRunShard.key == key).values(**changed))
+        session.execute(update(DbRunShard).where(DbRunShard.key.in_(keys)).values(**changed))
 
 
 def _files_in(run_id: str, key: str) -> tuple[ColumnElement[bool], ...]:

@@ -79,6 +79,12 @@ def test_stopping_asks_first(maze: Maze) -> None:
     assert envelope["message"] == 'Evaluation run "amber/otter" stopped.'
     assert envelope["resource"] == {"name": "amber/otter", **maze.resource}
     assert sent(route) == {}
+    told = maze.osmosis("eval", "stop", "amber/otter", "--yes", "--plain").out
+    assert told == (
+        'Evaluation run "amber/otter" is stopping; `osmosis eval info amber/otter` shows when it has stopped.\n'
+    )
+    route.respond(json={"id": "er_8", "status": "stopped"})
+    assert 'otter" stopped.' in maze.osmosis("eval", "stop", "amber/otter", "--yes", "--plain").out
 
 
 @pytest.mark.parametrize(

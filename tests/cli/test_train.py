@@ -459,6 +459,8 @@ def test_stopping_asks_first_and_says_what_had_ended_before(maze: Maze) -> None:
     stopped = maze.osmosis("train", "stop", "copper", "--yes", "--json").json
     assert (stopped["operation"], stopped["message"]) == ("train.stop", 'Training run "copper" stopped.')
     assert stopped["resource"] == {"name": "copper", **maze.resource}
+    told = maze.osmosis("train", "stop", "copper", "--yes", "--plain").out
+    assert "is stopping; `osmosis train info copper` shows when it has stopped." in told
     refusal = {"error": "the run copper has ended already.", "code": "RUN_ENDED", "status": "finished"}
     maze.post("/training-runs/copper/stop").respond(status_code=409, json=refusal)
     refused = maze.osmosis("train", "stop", "copper", "--yes", "--json").json

@@ -195,12 +195,15 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
         with platform_context() as context:
             output.confirm(f'Stop {noun} run "{name}"?', yes=yes, default=False, summary={"Run": name})
             with output.status(f"Stopping {noun} run"):
-                ended = stop_run(context.client, self.kind, name)
-            came = f"had ended before: {ended}" if ended else "stopped"
+                answer = stop_run(context.client, self.kind, name)
+            run = f'{noun.title()} run "{name}"'
+            later = f"{run} is stopping; `osmosis {self.kind} info {name}` shows when it has stopped."
             return OperationResult(
                 operation=f"{self.kind}.stop",
-                status="noop" if ended else "success",
-                message=f'{noun.title()} run "{name}" {came}.',
+                status="noop" if answer.ended else "success",
+                # Scripts are told the hosted platform's word.
+                message=f"{run} had ended before: {answer.ended}." if answer.ended else f"{run} stopped.",
+                shown=later if answer.is_stopping else None,
                 resource={"name": name, **context.resource()},
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -265,8 +266,21 @@ def follow_run_log(
     return (entry for entry in lines if at_level(entry, level))
 
 
-def stop_run(client: PlatformClient, kind: RunKind, name: str) -> str | None:
-    """Ask for a run to stop, and return the status it had before when it had ended.
+@dataclass(frozen=True)
+class StopAnswer:
+    """What came of asking for a run to stop.
+
+    Attributes:
+        ended: the status that it had before, where it had ended.
+        is_stopping: whether its worker has yet to end what it does.
+    """
+
+    ended: str | None = None
+    is_stopping: bool = False
+
+
+def stop_run(client: PlatformClient, kind: RunKind, name: str) -> StopAnswer:
+    """Ask for a run to stop.
 
     Raises:
         PlatformError: no such run, or as every call.
@@ -279,8 +293,9 @@ def stop_run(client: PlatformClient, kind: RunKind, name: str) -> str | None:
         ended = error.body.get("status")
         if error.status != 409 or ended not in TERMINAL[kind]:
             raise
-        return str(ended)
-    return status if status in TERMINAL[kind] - {"stopped"} else None
+        return StopAnswer(str(ended))
+    ended_before = status if status in TERMINAL[kind] - {"stopped"} else None
+    return StopAnswer(ended_before, status == "stopping")
 
 
 def _runs(client: PlatformClient, kind: RunKind) -> EvalRuns | TrainingRuns:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osmosis_ai.cli.options import YesOption
-from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status, Timestamp
+from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Timestamp
+from osmosis_ai.cli.platform.issued_tokens import TokenNameOption, revoke_token, token_list
 from osmosis_ai.errors import ConflictError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def create(
     kind: Annotated[
         Kind, typer.Option(help="`cli` for commands and the API, `api_key` for calling served models.")
     ] = Kind.cli,
-    name: Annotated[str | None, typer.Option(help="What it is for; shown in the list.")] = None,
+    name: TokenNameOption = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long it works.")] = 90,
     no_expiry: Annotated[bool, typer.Option("--no-expiry", help="Let it work until it is revoked.")] = False,
     workspace: Annotated[
@@ -99,7 +100,6 @@ def list_(
     Examples:
         osmosis platform token list
     """
-    from osmosis_ai.cli.output import formats
     from osmosis_ai.cli.platform.local_platform import local_platform
 
     with local_platform() as platform:
@@ -109,25 +109,17 @@ def list_(
         items = [
             _item(token, owner, names, now) for token, owner in platform.accounts.tokens(user_id=owner_id)
         ]
-    shown = [item for item in items if everything or item["status"] == "active"]
-    return ListResult(
-        title="Tokens",
-        items=shown,
-        columns=[
-            Column("ID", "id", keep=True),
-            Column("Kind", "kind"),
-            Column("Name", value=lambda item: item["name"] or formats.MISSING),
-            Column("User", "user"),
-            Column("Status", value=lambda item: Status(str(item["status"]))),
+    return token_list(
+        "Tokens",
+        items,
+        [Column("Kind", "kind"), Column("User", "user")],
+        [
             Column(
-                "Expires",
-                value=lambda item: Timestamp(item["expires_at"]) if item["expires_at"] else "never",
-            ),
-            Column("Last used", value=lambda item: Timestamp(item["last_used_at"])),
+                "Expires", value=lambda item: Timestamp(item["expires_at"]) if item["expires_at"] else "never"
+            )
         ],
-        hints=[f"{len(items) - len(shown)} expired or revoked: add --all to see them."]
-        if len(items) > len(shown)
-        else [],
+        everything=everything,
+        gone="expired or revoked",
     )
 
 
@@ -142,19 +134,12 @@ def revoke(
     Examples:
         osmosis platform token revoke 3f2a9c10
     """
-    from osmosis_ai.cli.output.context import current
-    from osmosis_ai.cli.platform.local_platform import iso, local_platform
-
-    with local_platform() as platform:
-        before = platform.accounts.find_token(token_id)
-        if before.revoked_at is None:
-            current().confirm(f"Revoke {token_id}? Whoever uses it is locked out.", yes=yes)
-        token = platform.accounts.revoke_token(token_id)
-    return OperationResult(
-        operation="platform.token.revoke",
-        status="success" if before.revoked_at is None else "noop",
-        message=f"Revoked {token_id}." if before.revoked_at is None else f"{token_id} was revoked already.",
-        resource={"id": token.id, "revoked_at": iso(token.revoked_at)},
+    return revoke_token(
+        "platform.token.revoke",
+        token_id,
+        lambda platform: platform.accounts,
+        loss="Whoever uses it is locked out.",
+        yes=yes,
     )
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osmosis_ai.cli.options import YesOption
-from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status, Timestamp
+from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Timestamp
+from osmosis_ai.cli.platform.issued_tokens import TokenNameOption, revoke_token, token_list
 from osmosis_ai.errors import ConflictError, OsmosisError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def create(
             show_default=False,
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="What it is for; shown in the list.")] = None,
+    name: TokenNameOption = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -102,27 +103,18 @@ def list_(
     Examples:
         osmosis platform worker-token list
     """
-    from osmosis_ai.cli.output import formats
     from osmosis_ai.cli.platform.local_platform import local_platform
 
     with local_platform() as platform:
         names = {workspace.id: workspace.name for workspace in platform.workspaces.all()}
         items = [_item(token, names) for token in platform.worker_access.tokens()]
-    shown = [item for item in items if everything or item["status"] == "active"]
-    hidden = len(items) - len(shown)
-    return ListResult(
-        title="Worker tokens",
-        items=shown,
-        columns=[
-            Column("ID", "id", keep=True),
-            Column("Pool", "pool"),
-            Column("Name", value=lambda item: item["name"] or formats.MISSING),
-            Column("Workspaces", value=_workspaces_shown),
-            Column("Status", value=lambda item: Status(str(item["status"]))),
-            Column("Created", value=lambda item: Timestamp(item["created_at"])),
-            Column("Last used", value=lambda item: Timestamp(item["last_used_at"])),
-        ],
-        hints=[f"{hidden} revoked: add --all to see them."] if hidden else [],
+    return token_list(
+        "Worker tokens",
+        items,
+        [Column("Pool", "pool"), Column("Workspaces", value=_workspaces_shown)],
+        [Column("Created", value=lambda item: Timestamp(item["created_at"]))],
+        everything=everything,
+        gone="revoked",
     )
 
 
@@ -137,20 +129,12 @@ def revoke(
     Examples:
         osmosis platform worker-token revoke wkt_3f2a9c10
     """
-    from osmosis_ai.cli.output.context import current
-    from osmosis_ai.cli.platform.local_platform import iso, local_platform
-
-    with local_platform() as platform:
-        before = platform.worker_access.find_token(token_id)
-        if before.revoked_at is None:
-            current().confirm(f"Revoke {token_id}? Its workers end.", yes=yes)
-        token = platform.worker_access.revoke_token(token_id)
-    is_new = before.revoked_at is None
-    return OperationResult(
-        operation="platform.worker-token.revoke",
-        status="success" if is_new else "noop",
-        message=f"Revoked {token_id}." if is_new else f"{token_id} was revoked already.",
-        resource={"id": token.id, "revoked_at": iso(token.revoked_at)},
+    return revoke_token(
+        "platform.worker-token.revoke",
+        token_id,
+        lambda platform: platform.worker_access,
+        loss="Its workers end.",
+        yes=yes,
     )
 
 

@@ -51,6 +51,16 @@ def test_scores_reasons_and_the_end_of_an_agent_loop_are_kept_and_read_again() -
     assert recorded({"agent_loop": said}, failed("agent_error", "grader", "no judge")).scores is None
 
 
+def test_a_record_fits_an_exchange_however_much_a_rollout_says() -> None:
+    many = {f"function-{number}": 1.0 for number in range(200_000)}
+    why = dict.fromkeys(many, "花" * 2000)
+    said = {"scores": many, "unscored": why, "finish_reason": "x" * 10**6}
+    record = recorded({"agent_loop": said}, Verdict("success", reward=1.0))
+    assert len(record.to_line()) < 256 << 10
+    assert record.scores is not None and list(record.scores)[:2] == ["function-0", "function-1"]
+    assert record.unscored is not None and 5 < len(record.unscored) < 50
+
+
 @pytest.mark.parametrize(
     "said",
     [

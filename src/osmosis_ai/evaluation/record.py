@@ -34,8 +34,8 @@ class TerminalRecord:
         lost_attempts: how often the attempt was lost and made again before this one.
         row_digest: what the row is (``datasets.row_digest``); rows of equal digest are copies of one another.
         scores: of an agent loop, what each eval function gave, by its name, and its own reward as ``agent``;
-            of a success alone.
-        unscored: why the others of them gave none, without secrets, 2,000 characters at most each.
+            of a success alone; the first of them where they are more than 64 KiB.
+        unscored: why the others of them gave none, without secrets, 2,000 characters at most each; as ``scores``.
         finish_reason: why an agent loop ended, in its own word, without secrets, 200 characters at most.
         judge_calls: questions that its grader asked of judges through `evaluate_rubric`; absent when there were none.
         judge_tokens: read and produced by them.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.driving.attempts import MAX_LOSSES, Attempt, AttemptResult, AttemptResults
 from osmosis_ai.errors import OsmosisError
@@ -29,6 +29,8 @@ _MAX_ERROR_CHARS = 2000
 _MAX_REASON_CHARS = 200
 _SHOWN_ROWS = 10
 _SHOWN_JUDGEMENTS = 4
+_MAX_TABLE_BYTES = 64 << 10
+Entry = TypeVar("Entry")
 
 
 class LostTooOftenError(OsmosisError):
@@ -164,8 +166,9 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
         model_latency_ms=round(sum(usage.model_latency_s) * 1000, 3) if called else None,
         lost_attempts=(attempt.losses + attempt.overloads) or None,
         row_digest=attempt.row_digest or None,
-        scores=(loop.scores or None) if verdict.status == "success" else None,
-        unscored={name: redact.text(why)[:_MAX_ERROR_CHARS] for name, why in loop.unscored.items()} or None,
+        scores=(_first_of(loop.scores) or None) if verdict.status == "success" else None,
+        unscored=_first_of({name: redact.text(why)[:_MAX_ERROR_CHARS] for name, why in loop.unscored.items()})
+        or None,
         finish_reason=redact.text(loop.finish_reason)[:_MAX_REASON_CHARS] if loop.finish_reason else None,
         judge_calls=judges.calls or None,
         judge_tokens=judges.tokens if judges.calls else None,
@@ -187,6 +190,18 @@ def _previews(result: AttemptResult, redact: Redactor) -> Previews:
     sample = result.grader.sample if result.grader is not None else None
     said = sample.messages if sample is not None else []
     return previews_of(said, redact, prompt=result.attempt.row.messages)
+
+
+def _first_of(table: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Return the first entries that are 64 KiB together: a record has to fit where it is read and sent whole."""
+    kept: dict[str, Entry] = {}
+    room = _MAX_TABLE_BYTES
+    for name, value in table.items():
+        room -= len(_storable(f'"{name}":"{value}",').encode())
+        if room < 0:
+            break
+        kept[name] = value
+    return kept
 
 
 def _storable(text: str) -> str:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import orjson
 import pytest
 
 from osmosis_ai.api.wire.workers import InputDownload, JournalSegment, StoredJournal
@@ -158,12 +159,22 @@ def test_what_the_platform_has_is_not_sent_and_what_it_has_not_is_whole_lines(ev
 
 
 def test_a_long_journal_goes_in_parts_that_fit_an_exchange(events: Path) -> None:
-    rows = [record(row, error="x" * 5000) for row in range(400)]
-    written(events, b"".join(row.to_line() for row in rows) + record(400, error="y" * 2_000_000).to_line())
+    rows = [record(row, error='"\\"' * 1700) for row in range(400)]
+    written(events, b"".join(row.to_line() for row in rows))
     parts = parts_of(JournalTail(events, StoredJournal(generation=0, bytes=0)))
     assert b"".join(part.lines.encode() for part in parts) == events.read_bytes()
-    assert len(parts) > 3 and all(len(part.lines) < 600_000 for part in parts[:-1])
+    # Quotes grow in JSON; a log and numbers go along.
+    assert len(parts) > 3 and all(len(orjson.dumps(part.lines)) < 850_000 for part in parts)
     assert parts[0].is_full
+
+
+def test_a_record_that_no_exchange_takes_ends_what_is_sent_with_a_sentence(events: Path) -> None:
+    before = journal_of(range(3))
+    written(events, before + record(3, error="y" * 2_000_000).to_line() + journal_of(range(4, 5)))
+    tail = JournalTail(events, StoredJournal(generation=0, bytes=0))
+    assert "".join(part.lines for part in parts_of(tail)).encode() == before
+    assert tail.damage is not None
+    assert f"at byte {len(before)}, and a platform takes" in tail.damage.message
 
 
 def test_damage_ends_what_is_sent_where_it_begins(events: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.api.wire.workers import SentUpload, SyncReply, SyncRequest
+from osmosis_ai.api.wire.workers import LARGEST_EXCHANGE_BYTES, SentUpload, SyncReply, SyncRequest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
@@ -38,7 +38,9 @@ class Working:
 
     def __init__(self, api: TestClient, services: PlatformServices, patch: pytest.MonkeyPatch) -> None:
         self.api, self.services = api, services
-        self.run: dict[str, Any] = Submits(RUNS, submit_body).taken(api)
+        self.run: dict[str, Any] = Submits(RUNS, submit_body).taken(
+            api, evaluation_config={"limit": 100, "n": 1, "batch_size": 4}
+        )
         self.now = 0.0
         self.said: list[set[str]] = []
         saying = DeskLink.sync
@@ -215,3 +217,26 @@ def test_of_very_many_artifacts_few_are_open_at_a_time(working: Working) -> None
     working.round()
     assert working.is_seen(0)
     assert 0 < most <= 128
+
+
+def test_a_burst_of_log_lines_in_any_script_goes_in_exchanges_that_take_them(
+    working: Working, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    saying = DeskLink.sync
+
+    def measured(link: DeskLink, run_id: str, request: SyncRequest) -> SyncReply:
+        sizes.append(len(request.model_dump_json(by_alias=True, exclude_unset=True).encode()))
+        return saying(link, run_id, request)
+
+    monkeypatch.setattr(DeskLink, "sync", measured)
+    working.now = 10.0
+    for row in range(100):
+        with working.directory.events.open("ab") as journal:
+            journal.write(record(row, 0, error='"\\"' * 1000).to_line())
+    for number in range(400):
+        working.publisher.log(LogLine(f"{number} " + "\u82b1" * 2000 + "\x01" * 500))
+    working.publisher.flush()
+    assert max(sizes) < LARGEST_EXCHANGE_BYTES and sum(sizes) > 2 * LARGEST_EXCHANGE_BYTES
+    page = working.services.logs.page(working.run["id"], limit=500, direction="newer")
+    assert len([line for line in page.logs if "\u82b1" in (line.message or "")]) == 400

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+import orjson
+
 from osmosis_ai.api.wire.workers import JournalPart, LogPart, SyncReply, WorkerLogLine
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import JournalCorruptionError
@@ -39,7 +41,8 @@ from osmosis_ai.redaction import Redactor
 
 ROUND_S = 0.25
 _LINES_PER_ROUND = 500
-_MOST_LOG_CHARS = 256 * 1024
+_MOST_LOG_BYTES = 160 * 1024
+"""Of log lines in an exchange, as JSON; what a part of the journal leaves of one is more."""
 _FILES_BYTES = 512 * 1024
 """Of files that one exchange tells of, as they are written there."""
 _BESIDE_BYTES = 128 * 1024
@@ -336,9 +339,11 @@ class Publisher:
 
     def _next_lines(self) -> list[LogLine]:
         lines: list[LogLine] = []
-        room = _MOST_LOG_CHARS
+        room = _MOST_LOG_BYTES
         for line in islice(self._lines, _LINES_PER_ROUND):
-            room -= len(line.message) + (len(str(line.details)) if line.details else 0)
+            # As JSON a character may be six bytes, and a body has so many bytes and no more.
+            said = bounded(storable(line.message)), storable(str(line.details)) if line.details else ""
+            room -= len(orjson.dumps(said))
             if lines and room < 0:
                 break
             lines.append(line)

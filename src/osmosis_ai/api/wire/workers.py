@@ -227,19 +227,27 @@ class WantedUpload(WireModel):
 
 
 class UploadGrant(WireModel):
-    """Where a wanted upload goes: one PUT of exactly its bytes. ``id`` is handed back with its ETag."""
+    """Where a wanted upload goes: one PUT of exactly its bytes. ``id`` is handed back with its ETag.
+
+    What is larger than a store takes at once goes in parts of ``part_size`` bytes, the last of what is left: the first to
+    ``url``, the others to ``further_urls``. Those that came before are ``received``, by number from 1, with their ETags.
+    """
 
     name: str
     id: str
     url: str
+    further_urls: list[str] = []
+    part_size: Count | None = None
+    received: dict[int, str] = {}
 
 
 class SentUpload(WireModel):
-    """An upload whose PUT was answered with ``etag``."""
+    """An upload whose PUT was answered with ``etag``, and those of its further parts with ``further_etags``."""
 
     name: UploadName
     id: str
     etag: str
+    further_etags: Annotated[list[str], Field(max_length=10_000)] = []
     size: Count
     sha256: Digest
 

@@ -140,7 +140,12 @@ class RunDesk:
             journal_bytes=run.journal_bytes,
             log_lines=run.log_lines,
             uploads=[
-                grant.model_copy(update={"url": self._assignments.told(grant.url)})
+                grant.model_copy(
+                    update={
+                        "url": self._assignments.told(grant.url),
+                        "further_urls": [self._assignments.told(url) for url in grant.further_urls],
+                    }
+                )
                 for grant in self._uploads.grants(run_id, taken.begun)
             ],
             checkpoints=taken.checkpoints,

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import RunFilePart, SentUpload, UploadGrant, WantedUpload
 from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.platform.blobs.parted_upload import PartedUpload
 from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES
 from osmosis_ai.platform.blobs.store import (
     BlobInfo,
     BlobStore,
     BlobUpload,
+    Part,
     PartsMismatch,
     UploadNotFound,
     check_key,
@@ -34,6 +37,8 @@ from osmosis_ai.platform.runs.lifecycle import UploadGoneError, UploadLimitError
 from osmosis_ai.platform.runs.stored_journal import JOURNAL_NAME
 
 URL_TTL = timedelta(hours=1)
+PART_BYTES = 512 << 20
+"""How much of a blob is sent at once: S3 takes 5 GiB, and of 10,000 parts this makes 5 TB, the most that it keeps."""
 MOST_OPEN = 1024
 """Uploads of a run that were granted and not said to be sent; a worker of this release has some hundred at most."""
 _GB = 10**9
@@ -48,6 +53,7 @@ class BegunUpload:
     wanted: WantedUpload
     id: str
     is_stored: bool = False
+    received: Mapping[int, Part] = field(default_factory=dict)
     is_new: bool = False
 
 
@@ -77,7 +83,7 @@ class RunUploads:
             if row is None or row.upload_id != each.id:
                 raise _gone(each.name)
             if not row.is_stored:
-                self._complete(row, each.etag)
+                self._complete(row, [each.etag, *each.further_etags])
 
     def begin(self, run_id: str, wanted: Sequence[WantedUpload]) -> list[BegunUpload]:
         """Begin the uploads that a worker asks for; one that was begun goes on. Blocking.
@@ -111,21 +117,7 @@ class RunUploads:
 
     def grants(self, run_id: str, begun: Sequence[BegunUpload]) -> list[UploadGrant]:
         """Return where to send uploads; of one that is stored the URL is empty."""
-        return [
-            UploadGrant(
-                name=each.wanted.name,
-                id=each.id,
-                url=""
-                if each.is_stored
-                else self._blobs.signed_part_url(
-                    BlobUpload(each.id, blob_key(run_id, each.wanted.name)),
-                    1,
-                    size=each.wanted.size,
-                    ttl=URL_TTL,
-                ),
-            )
-            for each in begun
-        ]
+        return [self._grant(run_id, each) for each in begun]
 
     def forget(self, run_id: str) -> None:
         """Give up what is still under way of a run that has ended. Blocking."""
@@ -137,6 +129,22 @@ class RunUploads:
         with self._db.transaction() as session:
             session.execute(delete(DbRunUpload).where(mine))
 
+    def _grant(self, run_id: str, begun: BegunUpload) -> UploadGrant:
+        name, size = begun.wanted.name, begun.wanted.size
+        if begun.is_stored:
+            return UploadGrant(name=name, id=begun.id, url="")
+        upload = BlobUpload(begun.id, blob_key(run_id, name))
+        sizes = PartedUpload(upload=upload, size=size, part_size=PART_BYTES).part_sizes()
+        first, *further = (
+            self._blobs.signed_part_url(upload, number, size=part, ttl=URL_TTL)
+            for number, part in enumerate(sizes, 1)
+        )
+        parts: dict[str, Any] = {}
+        if further:
+            received = {n: part.etag for n, part in begun.received.items() if sizes[n - 1 : n] == [part.size]}
+            parts = {"further_urls": further, "part_size": PART_BYTES, "received": received}
+        return UploadGrant(name=name, id=begun.id, url=first, **parts)
+
     def _known(self, run_id: str, names: Collection[str]) -> dict[str, DbRunUpload]:
         if not names:
             return {}
@@ -144,10 +152,10 @@ class RunUploads:
             named = (DbRunUpload.run_id == run_id, DbRunUpload.name.in_(names))
             return {row.name: row for row in session.scalars(select(DbRunUpload).where(*named))}
 
-    def _complete(self, row: DbRunUpload, etag: str) -> None:
+    def _complete(self, row: DbRunUpload, etags: Sequence[str]) -> None:
         upload = BlobUpload(row.upload_id, blob_key(row.run_id, row.name))
         try:
-            info = self._blobs.complete_upload(upload, [etag.strip('"')])
+            info = self._blobs.complete_upload(upload, [etag.strip('"') for etag in etags])
         except (UploadNotFound, PartsMismatch):
             raise _gone(row.name) from None
         is_right = (info.size, info.sha256) == (row.size, row.sha256)
@@ -171,8 +179,8 @@ class RunUploads:
             if row.is_stored:
                 return BegunUpload(wanted, row.upload_id, is_stored=True)
             try:
-                self._blobs.parts(BlobUpload(row.upload_id, key))
-                return BegunUpload(wanted, row.upload_id)
+                received = self._blobs.parts(BlobUpload(row.upload_id, key))
+                return BegunUpload(wanted, row.upload_id, received=received)
             except UploadNotFound:
                 pass
         elif row is not None and row.is_stored:

@@ -90,6 +90,11 @@ class Viewing:
         """Tell whether the source can do something; a page leaves out what it can not."""
         return capability in self.source.capabilities
 
+    @property
+    def sampled(self) -> RunKind:
+        """Of which kind the runs are whose samples are shown."""
+        return "training" if self.of_validation else "eval"
+
     def wants(self, part: str) -> bool:
         """Tell whether a piece of the page is asked for: what no other piece shows need not be worked out."""
         return self.parts is None or part in self.parts
@@ -117,10 +122,8 @@ class Viewing:
 
     def sample_href(self, run: str, row: int, attempt: int) -> str:
         """Return the address of a sample's page."""
-        item = f"{row}.{attempt}"
-        if self.of_validation:
-            return self.run_href("training", run, "validation", item)
-        return self.run_href("eval", run, "samples", item)
+        below = "validation" if self.of_validation else "samples"
+        return self.run_href(self.sampled, run, below, f"{row}.{attempt}")
 
 
 @dataclass(frozen=True, slots=True)

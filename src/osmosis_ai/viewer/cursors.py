@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.viewer.source import ItemPage, ItemT, SampleSort
+from osmosis_ai.viewer.source import ItemPage, ItemT, RunQuery, SampleSort
 
 RowT = TypeVar("RowT")
 _LONGEST = 2048
@@ -117,6 +117,11 @@ def decode(cursor: str, order: str, *, parts: int) -> tuple[list[Scalar], bool]:
     except (ValueError, TypeError, RecursionError, binascii.Error):
         raise refused(cursor) from None
     return key, bool(backward)
+
+
+def run_order(query: RunQuery) -> str:
+    """Return the name of a query's order of runs, for :func:`encode`."""
+    return f"runs:{query.sort}:{'desc' if query.descending else 'asc'}"
 
 
 def sample_cursor(sort: SampleSort, descending: bool, position: SamplePosition) -> str:

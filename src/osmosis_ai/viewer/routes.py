@@ -74,12 +74,10 @@ def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRou
     add("/training/{run}", training.page, ("smooth",))
     add("/training/{run}/log", partial(log.page, kind="training"), ("cursor",))
     said, as_file = (*SAMPLE_WORDS, *conversation.WORDS), ("as", "step")
-    for sample, made in (
-        ("/evals/{run}/samples/{item}", _as_it_is),
-        ("/training/{run}/validation/{item}", _of_validation),
-    ):
-        add(sample, made(conversation.page), said)
-        add(f"{sample}/raw", made(conversation_files.raw), as_file)
+    add("/evals/{run}/samples/{item}", conversation.page, said)
+    add("/evals/{run}/samples/{item}/raw", conversation_files.raw, as_file)
+    add("/training/{run}/validation/{item}", _of_validation(conversation.page), said)
+    add("/training/{run}/validation/{item}/raw", _of_validation(conversation_files.raw), as_file)
     add("/rubrics/{run}", rubric.page, ("cursor",), needs="rubrics")
     add("/compare", compare.page, ("run", "kind", "metric", "slice", "allow"))
     add("/compare/row", compare.row, ("run", "row"))
@@ -153,10 +151,6 @@ def nothing_here(view: Viewing, path: str) -> Response:
     lists = [name for item in view.shell.nav if (name := item.href.removeprefix(view.root).strip("/"))]
     nearest = get_close_matches(path.removeprefix(view.root).strip("/")[:200], lists, n=3, cutoff=0)
     return refusal(view, NotFoundError(f"there is no page at {path[:200]}.", details={"nearest": nearest}))
-
-
-def _as_it_is(page: PageFunction) -> PageFunction:
-    return page
 
 
 def _of_validation(page: PageFunction) -> PageFunction:

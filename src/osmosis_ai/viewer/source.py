@@ -117,6 +117,11 @@ class RunEntry:
     trend: Sequence[float | None] = ()
     error: str | None = None
 
+    @property
+    def pass_rate(self) -> float | None:
+        """Of scored samples; None where none has a score, and for training."""
+        return self.headline.pass_rate if self.headline is not None else None
+
 
 @dataclass(frozen=True, slots=True)
 class FailureCount:

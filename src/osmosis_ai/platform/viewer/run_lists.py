@@ -21,7 +21,7 @@ from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
 from osmosis_ai.platform.viewer.keyset import KeysetOrder, KeysetPlace, read_page
-from osmosis_ai.viewer.cursors import decode, encode, item_page, refused
+from osmosis_ai.viewer.cursors import decode, encode, item_page, refused, run_order
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery
 
 KINDS: tuple[RunKind, ...] = get_args(RunKind)
@@ -233,15 +233,15 @@ def _conditions(query: RunQuery) -> list[ColumnElement[bool]]:
 
 def _cursor(query: RunQuery, row: Any, backward: bool) -> str:
     if query.sort == "name":
-        return encode(_list_of(query), [row.name], backward=backward)
+        return encode(run_order(query), [row.name], backward=backward)
     value = getattr(row, _ORDERS[query.sort].key)
     key = value.isoformat() if isinstance(value, datetime) else value
-    return encode(_list_of(query), [key, row.id], backward=backward)
+    return encode(run_order(query), [key, row.id], backward=backward)
 
 
 def _place(query: RunQuery, cursor: str) -> KeysetPlace:
     is_named = query.sort == "name"
-    (value, *rest), backward = decode(cursor, _list_of(query), parts=1 if is_named else 2)
+    (value, *rest), backward = decode(cursor, run_order(query), parts=1 if is_named else 2)
     if is_named:
         if not isinstance(value, str):
             raise refused(cursor)
@@ -264,7 +264,3 @@ def _value(query: RunQuery, value: Any, cursor: str) -> Any:
     elif isinstance(value, (int, float)):
         return float(value)
     raise refused(cursor)
-
-
-def _list_of(query: RunQuery) -> str:
-    return f"runs:{query.sort}:{'desc' if query.descending else 'asc'}"

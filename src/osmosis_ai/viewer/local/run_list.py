@@ -22,7 +22,7 @@ from typing import Any
 from osmosis_ai.evaluation.run_lock import is_running
 from osmosis_ai.evaluation.run_places import RunKind, RunPlace
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.viewer.cursors import Scalar, decode, encode, refused
+from osmosis_ai.viewer.cursors import Scalar, decode, encode, refused, run_order
 from osmosis_ai.viewer.local.evaluations import read_evaluation
 from osmosis_ai.viewer.local.judging_sessions import read_session
 from osmosis_ai.viewer.local.kept_lines import KeptLine, KeptLines, Stamp
@@ -288,9 +288,7 @@ def _started(entry: RunEntry) -> tuple[datetime, str]:
 
 
 def _of_trend(entry: RunEntry) -> float | None:
-    if entry.kind != "eval":
-        return entry.reward
-    return entry.headline.pass_rate if entry.headline is not None else None
+    return entry.pass_rate if entry.kind == "eval" else entry.reward
 
 
 _SORTED_BY: dict[RunSort, Callable[[RunEntry], Scalar]] = {
@@ -298,7 +296,7 @@ _SORTED_BY: dict[RunSort, Callable[[RunEntry], Scalar]] = {
     "name": lambda entry: entry.name[:_NAME_CHARACTERS],
     "status": lambda entry: entry.status,
     "reward": lambda entry: entry.reward,
-    "pass_rate": lambda entry: entry.headline.pass_rate if entry.headline is not None else None,
+    "pass_rate": lambda entry: entry.pass_rate,
     "cost": lambda entry: entry.cost_usd,
     "duration": lambda entry: entry.duration_s,
 }
@@ -308,7 +306,7 @@ def _slice(found: Sequence[RunEntry], query: RunQuery, limit: int, cursor: str |
     """Return where in a sorted list a page begins and ends."""
     if cursor is None:
         return 0, limit
-    (value, run_id), backward = decode(cursor, _order(query), parts=2)
+    (value, run_id), backward = decode(cursor, run_order(query), parts=2)
     if not isinstance(run_id, str):
         raise refused(cursor)
     key, descending = _SORTED_BY[query.sort], query.descending
@@ -332,8 +330,4 @@ def _slice(found: Sequence[RunEntry], query: RunQuery, limit: int, cursor: str |
 
 
 def _cursor(query: RunQuery, entry: RunEntry, *, backward: bool = False) -> str:
-    return encode(_order(query), [_SORTED_BY[query.sort](entry), entry.id], backward=backward)
-
-
-def _order(query: RunQuery) -> str:
-    return f"runs:{query.sort}:{'desc' if query.descending else 'asc'}"
+    return encode(run_order(query), [_SORTED_BY[query.sort](entry), entry.id], backward=backward)

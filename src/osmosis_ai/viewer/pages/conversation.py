@@ -88,10 +88,7 @@ def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
         {
             "title": f"Row {row}, attempt {attempt} of {run}",
             "name": run,
-            "crumbs": [
-                *(view.crumbs("training" if view.of_validation else "eval", run)),
-                *_list_crumb(view, run, kept),
-            ],
+            "crumbs": [*view.crumbs(view.sampled, run), _list_crumb(view, run, kept)],
             "here": one.href,
             "one": one,
             "other": other,
@@ -163,11 +160,11 @@ def stored_conversation(
     return read(run, row, attempt, max_bytes=max_bytes)
 
 
-def _list_crumb(view: Viewing, run: str, kept: Words) -> Sequence[NavItem]:
+def _list_crumb(view: Viewing, run: str, kept: Words) -> NavItem:
     """Return the way back to the list that the sample was found in."""
     if view.of_validation:
-        return [NavItem("Validation", view.run_href("training", run) + "#validation")]
-    return [NavItem("Samples", view.run_href("eval", run, "samples") + query_string(kept))]
+        return NavItem("Validation", view.run_href("training", run) + "#validation")
+    return NavItem("Samples", view.run_href("eval", run, "samples") + query_string(kept))
 
 
 def _number(words: Words, name: str) -> int | None:

@@ -62,10 +62,7 @@ def _shown(view: Viewing, run: str, row: int, attempt: int) -> RenderedPage:
         "conversation_raw.html",
         {
             "title": f"Row {row}, attempt {attempt} of {run}, as JSON",
-            "crumbs": [
-                *view.crumbs("training" if view.of_validation else "eval", run),
-                NavItem(f"Row {row}, attempt {attempt}", here),
-            ],
+            "crumbs": [*view.crumbs(view.sampled, run), NavItem(f"Row {row}, attempt {attempt}", here)],
             "here": here,
             "text": content.decode("utf-8", "replace"),
             "size": stored.size,

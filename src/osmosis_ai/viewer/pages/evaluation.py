@@ -166,7 +166,7 @@ def _before(view: Viewing, detail: RunDetail) -> Mapping[str, Any] | None:
     before = detail.previous
     if before is None:
         return None
-    ours, theirs = (run.headline.pass_rate if run.headline else None for run in (detail.summary, before))
+    ours, theirs = (run.pass_rate for run in (detail.summary, before))
     compare = f"{view.href('compare')}?{urlencode({'run': (before.name, detail.summary.name)}, doseq=True)}"
     return {
         "entry": before,

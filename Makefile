@@ -68,6 +68,7 @@ soak: $(VENV)/.dev
 	$(BIN)/python scripts/soak_training.py
 	$(BIN)/python scripts/kill_series.py
 	$(BIN)/python scripts/soak_workers.py
+	$(BIN)/python scripts/soak_workers.py --ray
 	$(BIN)/python scripts/interval_coverage.py
 
 model: $(VENV)/.dev

@@ -1,6 +1,7 @@
 """Kill and cut off everything that a run depends on, in a random mixture, and compare what comes of it with a calm run.
 
     python scripts/soak_workers.py [--seed N] [--faults worker=10,server=10,…] [--minutes 20] [--slack-s 0]
+    python scripts/soak_workers.py --ray
 
 A real platform on a real PostgreSQL and a real S3 store, two machines that take its runs, each by a relay that can be
 cut, and a model that takes its time. `kill -9` of worker, rollout server, platform, PostgreSQL, store and machine, and
@@ -8,7 +9,7 @@ cuts of half a lease and of two leases fall into run after run, some of them int
 the platform had accepted of a run must stay, nothing may stand twice, samples and numbers must be those of the
 undisturbed run; a worker that has ended leaves no process for longer than ten seconds, one that was cut off has nothing
 running after two terms, and a run that can move to the other machine does so within two leases. A fault counts where
-the journal of its run shows that it fell in mid-run. Fails when anything of this does not hold.
+the journal of its run shows that it fell in mid-run. With ``--ray`` it is raylets and heads of a Ray cluster that are killed. Fails when anything of this does not hold.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from soak.faults import KINDS, plan
 from soak.machines import World
+from soak.ray_faults import RAY_KINDS, run_on_ray
 from soak.series import Series
 from soak.verdicts import Verdicts
 
-EACH = 10
+EACH, EACH_OF_RAY = 10, 3
 
 
 def read_counts(words: str) -> dict[str, int]:
@@ -67,6 +69,17 @@ def run_series(given: argparse.Namespace, counts: Mapping[str, int]) -> Verdicts
     return verdicts
 
 
+def run_on_cluster(given: argparse.Namespace) -> Verdicts:
+    """Let nodes and head of a Ray cluster fall; return what was found."""
+    verdicts = Verdicts()
+    sizes = {"rows": given.rows, "attempts": given.attempts, "latency_ms": given.latency_ms}
+    until = time.monotonic() + given.minutes * 60
+    run_on_ray(
+        dict.fromkeys(RAY_KINDS, EACH_OF_RAY), random.Random(given.seed), verdicts, until=until, sizes=sizes
+    )
+    return verdicts
+
+
 def main() -> int:
     """Run the series; return the exit status."""
     parser = argparse.ArgumentParser(
@@ -80,6 +93,11 @@ def main() -> int:
         metavar="KIND=COUNT,…",
         help=f"how many of each of {', '.join(KINDS)} (default: {EACH} each)",
     )
+    parser.add_argument(
+        "--ray",
+        action="store_true",
+        help=f"instead: kill {' and '.join(RAY_KINDS)} of a Ray cluster {EACH_OF_RAY} times each",
+    )
     parser.add_argument("--minutes", type=float, default=20.0, help="no fault falls later (default: 20)")
     parser.add_argument("--slack-s", type=float, default=0.0, help="how much later a busy machine may be")
     parser.add_argument("--rows", type=int, default=100, help="of each run")
@@ -87,9 +105,9 @@ def main() -> int:
     parser.add_argument("--latency-ms", type=float, default=200.0, help="of the model")
     parser.add_argument("--logs", type=Path, help="where logs are copied to when something did not hold")
     given = parser.parse_args()
-    print(f"seed {given.seed}, faults {given.faults}", flush=True)
+    print(f"seed {given.seed}, faults {'of a Ray cluster' if given.ray else given.faults}", flush=True)
     began = time.monotonic()
-    verdicts = run_series(given, given.faults)
+    verdicts = run_on_cluster(given) if given.ray else run_series(given, given.faults)
     print(verdicts.table())
     print(
         f"{time.monotonic() - began:.0f} s; a machine that was cut off had nothing running after "

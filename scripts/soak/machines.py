@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -98,10 +99,21 @@ class World:
         directory: empty, or not there.
         rows, attempts: of the evaluation that is run again and again.
         latency_ms: of the model.
+        executor: settings of the platform that say who executes its runs; without any it is the two machines.
     """
 
-    def __init__(self, directory: Path, *, rows: int, attempts: int, latency_ms: float) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        rows: int,
+        attempts: int,
+        latency_ms: float,
+        executor: Mapping[str, str] | None = None,
+    ) -> None:
         self.samples = rows * attempts
+        self.machines: list[Machine] = []
+        self._pool = "" if executor else '\n[advanced.execution]\npool = "gpu"\n'
         self._model = _started_model(latency_ms)
         assert self._model.stdout is not None
         self.scratch = prepare_scratch(directory)
@@ -114,10 +126,13 @@ class World:
             "OSMOSIS_BLOBS_URL": self.s3.bucket,
             "OSMOSIS_LEASE_SECONDS": f"{LEASE_S:.0f}",
             **CREDENTIALS,
+            **(executor or {}),
         }
         self.platform = Platform(self.scratch, PROGRAM, settings)
         self.platform.command("platform", "connect", str(self.scratch.origin))
         self.platform.command("dataset", "upload", "data/multiply.jsonl", "--wait", "--yes")
+        if executor:
+            return
         self.platform.command("platform", "worker-token", "create", "--pool", "gpu", "--output", _TOKEN)
         self.machines = [Machine(self, "east"), Machine(self, "west")]
 
@@ -131,7 +146,7 @@ class World:
         }.items():
             sample, count = re.subn(rf"(?m)^{key} = \S+", f"{key} = {value}", sample)
             assert count == 1, key
-        sample += f'\n[env]\nHOSTED_VLLM_API_BASE = "{model}"\n\n[advanced.execution]\npool = "gpu"\n'
+        sample += f'\n[env]\nHOSTED_VLLM_API_BASE = "{model}"\n{self._pool}'
         (self.scratch.workspace / CONFIG).write_text(sample)
         self.scratch.push()
 

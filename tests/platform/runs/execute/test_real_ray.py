@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,77 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.platform.ray_cluster import RayCluster
 from osmosis_ai.platform.runs.execute.ray_jobs import RayError, RayJob, RayJobs, WantedJob
-from osmosis_ai.supervision import free_port
 from tests.platform.evaluations import wait_until
+from tests.platform.runs.execute.real_ray import RAY, RealRay
 
 pytestmark = [pytest.mark.soak, pytest.mark.e2e, pytest.mark.slow]
-
-RAY = shutil.which("ray", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
-
-
-class RealRay:
-    """A head, and nodes beside it, each in a process that ends with what it started."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.token_file = directory / "token"
-        self.token_file.write_text("a-token-that-is-long-enough-for-ray-to-take")
-        self.port, dashboard = free_port(), free_port()
-        self.cluster = RayCluster(f"http://127.0.0.1:{dashboard}", self.token_file)
-        self.jobs = RayJobs(self.cluster)
-        self._nodes: list[subprocess.Popen[bytes]] = []
-        self.start(
-            "--head", f"--port={self.port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}",
-            f"--ray-client-server-port={free_port()}", "--num-cpus=2", f"--temp-dir={directory}/t",
-        )  # fmt: skip
-
-    def start(self, *options: str) -> None:
-        assert RAY is not None
-        environment = {
-            **os.environ,
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(self.token_file),
-            "_OSMOSIS_TEST_CLUSTER": str(self.directory),
-        }
-        command = [RAY, "start", "--block", "--disable-usage-stats", "--object-store-memory=80000000"]
-        with (self.directory / "ray.log").open("ab") as log:
-            self._nodes.append(
-                subprocess.Popen([*command, *options], env=environment, stdout=log, stderr=log)
-            )
-
-    def processes(self, program: str = "") -> list[int]:
-        """Return the processes of this cluster, by the environment they were started with."""
-        mark, found = f"_OSMOSIS_TEST_CLUSTER={self.directory}".encode(), []
-        for directory in Path("/proc").iterdir():
-            if directory.name.isdigit():
-                try:
-                    is_ours = mark in (directory / "environ").read_bytes().split(b"\0")
-                    command = (directory / "cmdline").read_bytes().decode(errors="replace")
-                except OSError:
-                    continue  # it has ended, or is another user's
-                if is_ours and program in command:
-                    found.append(int(directory.name))
-        return found
-
-    def kill(self, program: str) -> None:
-        for process in self.processes(program):
-            os.kill(process, signal.SIGKILL)
-
-    def close(self) -> None:
-        self.jobs.close()
-        self.kill("")
-        for node in self._nodes:
-            node.wait(60)
-
-    def answers(self) -> bool:
-        said = (self.directory / "ray.log").read_text("utf-8", "replace")
-        assert all(node.poll() is None for node in self._nodes), said
-        try:
-            return self.jobs.list() == []
-        except RayError:
-            return False
 
 
 @pytest.fixture

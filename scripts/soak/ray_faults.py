@@ -1,0 +1,160 @@
+"""Faults of a Ray cluster that executes a platform's runs: its nodes and its head are killed, and the runs go on."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.e2e.platform_process import Run
+from tests.platform.runs.execute.real_ray import RAY, RealRay
+
+from soak.machines import CONFIG, World
+from soak.verdicts import Ledger, RunWatch, Verdicts
+
+RAY_KINDS = ("raylet", "head")
+_LOOK_S = 0.2
+_STUCK_S = 600.0
+"""A cluster whose head was killed takes its time to find that out, and to start anew."""
+
+
+class RayFaults:
+    """Kills parts of a cluster in mid-run.
+
+    Args:
+        directory: for the platform's files.
+        cluster: that executes its runs.
+        verdicts: takes what is found.
+        sizes: of the runs, as :class:`~soak.machines.World` takes them.
+    """
+
+    def __init__(
+        self, directory: Path, cluster: RealRay, verdicts: Verdicts, sizes: Mapping[str, float]
+    ) -> None:
+        executor = {
+            "OSMOSIS_EXECUTOR": "ray",
+            "OSMOSIS_RAY_ADDRESS": cluster.cluster.address,
+            "OSMOSIS_RAY_TOKEN_FILE": str(cluster.token_file),
+        }
+        self.world = World(directory, executor=executor, **sizes)  # type: ignore[arg-type]
+        self._cluster = cluster
+        self._verdicts = verdicts
+        self._ledger = Ledger(self.world.postgres.url)
+        self._nodes: list[str] = []
+        self._started = 0
+        for _ in range(2):
+            self._start_node()
+
+    def close(self) -> None:
+        """End the platform and what belongs to it."""
+        self._ledger.close()
+        self.world.close()
+
+    def run(self, kinds: list[str], draw: random.Random, until: float) -> list[str]:
+        """Let each fall in the middle of some run; return those for which there was no time."""
+        calm = self._submit()
+        while not calm.is_over:
+            self._look(calm)
+        self._fetch(calm)
+        watch, mark = self._submit(), 0
+        while kinds and time.monotonic() < until:
+            if watch.is_over:
+                self._compare(watch, calm.run)
+                watch, mark = self._submit(), 0
+            self._look(watch)
+            if len(watch.accepted) >= mark + draw.randrange(5, 20) and (node := self._node_of(watch)):
+                mark = len(watch.accepted)
+                self._fall(kinds.pop(0), node, watch)
+        while not watch.is_over:
+            self._look(watch)
+        self._compare(watch, calm.run)
+        return kinds
+
+    def _node_of(self, watch: RunWatch) -> str | None:
+        """Return the node that works on a run; None where none does."""
+        program = f"worker\0--run\0{watch.run.id}"
+        return next((name for name in self._nodes if self._cluster.processes(program, name)), None)
+
+    def _fall(self, kind: str, node: str, watch: RunWatch) -> None:
+        at, attempt, began = len(watch.accepted), watch.attempt, time.monotonic()
+        if kind == "raylet":
+            self._cluster.kill("raylet/raylet", node)
+            self._nodes.remove(node)
+            self._start_node()
+        else:
+            self._cluster.kill_head()
+            self._cluster.start_head()
+            self._nodes.clear()
+            for _ in range(2):
+                self._start_node()
+        tally, watch.last_kind = self._verdicts.of(kind), kind
+        tally.done, tally.counted = tally.done + 1, tally.counted + (0 < at < self.world.samples)
+        print(f"  {kind} at {at} of {self.world.samples} of {watch.run.name}", flush=True)
+        while watch.attempt == attempt and not watch.is_over:
+            self._look(watch, since=began)
+        if watch.attempt > attempt:
+            tally.takeovers.append(time.monotonic() - began)
+            print(f"  {watch.run.name} goes on after {tally.takeovers[-1]:.1f} s", flush=True)
+
+    def _start_node(self) -> None:
+        self._started += 1
+        name = f"node-{self._started}"
+        self._nodes.append(name)
+        self._cluster.start_node(name)
+
+    def _submit(self) -> RunWatch:
+        return RunWatch(self.world.platform.submit(CONFIG), self._verdicts)
+
+    def _look(self, watch: RunWatch, *, since: float | None = None) -> None:
+        if (row := self._ledger.read(watch.run.id)) is not None:
+            watch.update(row)
+        if since is not None and time.monotonic() - since > _STUCK_S:
+            raise RuntimeError(f"{watch.run.name} does not go on, at {len(watch.accepted)}")
+        time.sleep(_LOOK_S)
+
+    def _fetch(self, watch: RunWatch) -> None:
+        words = ["eval", "download", watch.run.name, "--yes", "--type", "metrics,trajectories,journal"]
+        self.world.platform.command(*words)
+
+    def _compare(self, watch: RunWatch, calm: Run) -> None:
+        if watch.status != "finished":
+            self._verdicts.violate(f"{watch.run.name} ended as {watch.status}")
+            return
+        self._fetch(watch)
+        watch.compare(calm, self.world.samples)
+        print(f"  compared {watch.run.name} (attempt {watch.attempt})", flush=True)
+
+
+def run_on_ray(
+    counts: Mapping[str, int],
+    draw: random.Random,
+    verdicts: Verdicts,
+    *,
+    until: float,
+    sizes: Mapping[str, float],
+) -> None:
+    """Kill so many raylets and heads in mid-run; says why not where there is no Ray."""
+    if RAY is None:
+        print("raylet and head are left alone: Ray is not installed (`pip install '.[ray]'`)")
+        return
+    kinds = [kind for kind, count in sorted(counts.items()) for _ in range(count)]
+    draw.shuffle(kinds)
+    # A Unix socket's path is short.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        own = {"OSMOSIS_HOME": str(directory / "home"), "OSMOSIS_CACHE_DIR": str(directory / "cache")}
+        cluster = RealRay(directory, own, cpus=0)
+        try:
+            while not cluster.answers():
+                time.sleep(_LOOK_S)
+            faults = RayFaults(directory / "demo", cluster, verdicts, sizes)
+            try:
+                left = faults.run(kinds, draw, until)
+            finally:
+                faults.close()
+        finally:
+            cluster.close()
+    if left:
+        verdicts.violate(f"{len(left)} faults of the cluster did not fall in time")

@@ -1,0 +1,115 @@
+"""A Ray cluster of this machine's own: a head, nodes beside it, and `kill -9` of whatever belongs to one of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from osmosis_ai.platform.ray_cluster import RayCluster
+from osmosis_ai.platform.runs.execute.ray_jobs import RayError, RayJobs
+from osmosis_ai.supervision import free_port
+
+_PROGRAMS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+RAY = shutil.which("ray", path=_PROGRAMS)
+_HEAD = "head"
+
+
+class RealRay:
+    """A head, and nodes beside it, each in a process that ends with what it started.
+
+    Args:
+        directory: short, since sockets are in it.
+        settings: further variables of the environment of every node, and so of its jobs.
+        cpus: of the head: without, jobs run on the nodes alone.
+    """
+
+    def __init__(self, directory: Path, settings: Mapping[str, str] | None = None, *, cpus: int = 2) -> None:
+        self.directory = directory
+        self.token_file = directory / "token"
+        self.token_file.write_text("a-token-that-is-long-enough-for-ray-to-take")
+        self.port, self._dashboard, self._clients = free_port(), free_port(), free_port()
+        self.cluster = RayCluster(f"http://127.0.0.1:{self._dashboard}", self.token_file)
+        self.jobs = RayJobs(self.cluster)
+        self._settings = dict(settings or {})
+        self._cpus = cpus
+        self._nodes: list[subprocess.Popen[bytes]] = []
+        self.start_head()
+
+    def start_head(self) -> None:
+        """Start the head; again on the same ports, where it was killed."""
+        self.start(
+            "--head", f"--port={self.port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={self._dashboard}",
+            f"--ray-client-server-port={self._clients}", f"--num-cpus={self._cpus}", f"--temp-dir={self.directory}/t",
+            name=_HEAD,
+        )  # fmt: skip
+
+    def start(self, *options: str, name: str = "") -> None:
+        """Start a node; ``name`` tells its processes from those of others."""
+        assert RAY is not None
+        environment = {
+            **os.environ,
+            **self._settings,
+            "PATH": _PROGRAMS,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.token_file),
+            "_OSMOSIS_TEST_CLUSTER": str(self.directory),
+            "_OSMOSIS_TEST_NODE": name,
+        }
+        command = [RAY, "start", "--block", "--disable-usage-stats", "--object-store-memory=80000000"]
+        with (self.directory / "ray.log").open("ab") as log:
+            self._nodes.append(
+                subprocess.Popen([*command, *options], env=environment, stdout=log, stderr=log)
+            )
+
+    def start_node(self, name: str) -> None:
+        """Start a node that jobs of one core run on."""
+        self.start(f"--address=127.0.0.1:{self.port}", "--num-cpus=1", name=name)
+
+    def processes(self, program: str = "", node: str | None = None) -> list[int]:
+        """Return the processes of this cluster, or of one node, by the environment they were started with."""
+        marks = [f"_OSMOSIS_TEST_CLUSTER={self.directory}".encode()]
+        marks += [] if node is None else [f"_OSMOSIS_TEST_NODE={node}".encode()]
+        found = []
+        for directory in Path("/proc").iterdir():
+            if directory.name.isdigit():
+                try:
+                    environment = (directory / "environ").read_bytes().split(b"\0")
+                    command = (directory / "cmdline").read_bytes().decode(errors="replace")
+                except OSError:
+                    continue  # it has ended, or is another user's
+                if all(mark in environment for mark in marks) and program in command:
+                    found.append(int(directory.name))
+        return found
+
+    def kill(self, program: str, node: str | None = None) -> None:
+        """Kill everything that was started with this in its command."""
+        for process in self.processes(program, node):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        self._nodes = [each for each in self._nodes if each.poll() is None]
+
+    def kill_head(self) -> None:
+        """Kill all that the head consists of."""
+        self.kill("", _HEAD)
+
+    def close(self) -> None:
+        """Kill everything."""
+        self.jobs.close()
+        nodes = list(self._nodes)
+        self.kill("")
+        for node in nodes:
+            node.wait(60)
+
+    def answers(self) -> bool:
+        """Tell whether the cluster takes jobs."""
+        try:
+            self.jobs.list()
+        except RayError:
+            return False
+        return True

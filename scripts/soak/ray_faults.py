@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.e2e.platform_process import Run
-from tests.platform.runs.execute.real_ray import RAY, RealRay
+from tests.platform.runs.execute.real_ray import HEAD, RAY, RealRay
 
 from soak.machines import CONFIG, World
 from soak.verdicts import Ledger, RunWatch, Verdicts
@@ -58,6 +58,7 @@ class RayFaults:
         while not calm.is_over:
             self._look(calm)
         self._fetch(calm)
+        print(f"  the undisturbed run is {calm.status}", flush=True)
         watch, mark = self._submit(), 0
         while kinds and time.monotonic() < until:
             if watch.is_over:
@@ -104,10 +105,20 @@ class RayFaults:
         self._nodes.append(name)
         self._cluster.start_node(name)
 
+    def _start_what_ended(self) -> None:
+        """Start again what gave up starting: on a busy machine Ray's half a minute is soon over."""
+        if not self._cluster.is_up(HEAD):
+            self._cluster.kill_head()
+            self._cluster.start_head()
+        for name in [name for name in self._nodes if not self._cluster.is_up(name)]:
+            self._nodes.remove(name)
+            self._start_node()
+
     def _submit(self) -> RunWatch:
         return RunWatch(self.world.platform.submit(CONFIG), self._verdicts)
 
     def _look(self, watch: RunWatch, *, since: float | None = None) -> None:
+        self._start_what_ended()
         if (row := self._ledger.read(watch.run.id)) is not None:
             watch.update(row)
         if since is not None and time.monotonic() - since > _STUCK_S:
@@ -148,7 +159,10 @@ def run_on_ray(
         cluster = RealRay(directory, own, cpus=0)
         try:
             while not cluster.answers():
+                if not cluster.is_up(HEAD):
+                    cluster.start_head()
                 time.sleep(_LOOK_S)
+            print("the cluster answers", flush=True)
             faults = RayFaults(directory / "demo", cluster, verdicts, sizes)
             try:
                 left = faults.run(kinds, draw, until)

@@ -17,7 +17,7 @@ from osmosis_ai.supervision import free_port
 
 _PROGRAMS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 RAY = shutil.which("ray", path=_PROGRAMS)
-_HEAD = "head"
+HEAD = "head"
 
 
 class RealRay:
@@ -38,7 +38,7 @@ class RealRay:
         self.jobs = RayJobs(self.cluster)
         self._settings = dict(settings or {})
         self._cpus = cpus
-        self._nodes: list[subprocess.Popen[bytes]] = []
+        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.start_head()
 
     def start_head(self) -> None:
@@ -46,7 +46,7 @@ class RealRay:
         self.start(
             "--head", f"--port={self.port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={self._dashboard}",
             f"--ray-client-server-port={self._clients}", f"--num-cpus={self._cpus}", f"--temp-dir={self.directory}/t",
-            name=_HEAD,
+            name=HEAD,
         )  # fmt: skip
 
     def start(self, *options: str, name: str = "") -> None:
@@ -63,9 +63,8 @@ class RealRay:
         }
         command = [RAY, "start", "--block", "--disable-usage-stats", "--object-store-memory=80000000"]
         with (self.directory / "ray.log").open("ab") as log:
-            self._nodes.append(
-                subprocess.Popen([*command, *options], env=environment, stdout=log, stderr=log)
-            )
+            process = subprocess.Popen([*command, *options], env=environment, stdout=log, stderr=log)
+        self._nodes[name] = process
 
     def start_node(self, name: str) -> None:
         """Start a node that jobs of one core run on."""
@@ -92,18 +91,21 @@ class RealRay:
         for process in self.processes(program, node):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        self._nodes = [each for each in self._nodes if each.poll() is None]
+
+    def is_up(self, name: str) -> bool:
+        """Tell whether a node was started, and has not ended."""
+        return name in self._nodes and self._nodes[name].poll() is None
 
     def kill_head(self) -> None:
         """Kill all that the head consists of."""
-        self.kill("", _HEAD)
+        self.kill("", HEAD)
+        self._nodes[HEAD].wait(60)
 
     def close(self) -> None:
         """Kill everything."""
         self.jobs.close()
-        nodes = list(self._nodes)
         self.kill("")
-        for node in nodes:
+        for node in self._nodes.values():
             node.wait(60)
 
     def answers(self) -> bool:

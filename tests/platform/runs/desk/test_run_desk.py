@@ -369,6 +369,26 @@ def test_a_run_of_a_pool_fails_when_no_worker_gets_anything_done(
     )
 
 
+def test_workers_that_were_too_slow_for_their_lease_fail_no_run_and_those_that_are_gone_do(
+    api: TestClient, services: PlatformServices, clock: ManualClock
+) -> None:
+    submitted(api, advanced_config={"execution": {"pool": "gpu"}})
+    pool = ClaimScope(pool="gpu")
+    worker = DeskWorker.claims(services, pool)
+    for _ in range(5):
+        has_expired(clock)
+        successor = DeskWorker.claims(services, pool)
+        for _ in range(2):
+            with pytest.raises(LeaseLostError):
+                worker.sync()
+        assert (worker.run.status, worker.run.fruitless) == ("running", 0)
+        worker = successor
+    for _ in range(3):
+        has_expired(clock)
+        services.desk.claim(offer(), pool)
+    assert (worker.run.status, worker.run.fruitless) == ("failed", 3)
+
+
 def test_on_a_cluster_the_desk_counts_what_runs_without_a_pool_were_let_go_for(
     api: TestClient, services: PlatformServices
 ) -> None:

@@ -7,6 +7,7 @@ has synced once, and gives the same token again; after that it is over.
 from __future__ import annotations
 
 import secrets
+import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,11 +23,13 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.fitting import Machine
 from osmosis_ai.platform.runs.leases import CLOCK_SLACK, Lease, Leases
+from osmosis_ai.platform.runs.lifecycle import OPEN
 
 # Of each workspace that many are looked at, of those that ask for the same so many: who waits for a machine that there is
 # not holds up none that another could take.
 _MOST_OF_WORKSPACE = 50
 _OLDEST_OF_KIND = 5
+_MOST_SILENT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ class Claims:
     def __init__(self, db: Database, leases: Leases) -> None:
         self._db = db
         self._leases = leases
+        self._silent: dict[str, str] = {}
+        self._lock = threading.Lock()
 
     def waiting(self, scope: ClaimScope, run_id: str | None) -> list[WaitingRun]:
         """Return, by reading alone, the runs that claims (of ``run_id`` alone) may find now, the first choice first."""
@@ -101,8 +106,29 @@ class Claims:
                 run.log_lines, run.claimable_at = 0, None
                 if run.lease_expires_at is not None:
                     run.fruitless += 1  # its owner let it go by falling silent
+                    self._note_silence(run.id, run.lease_token)
                 return self._leases.give(session, run, secrets.token_urlsafe(24)), False
         return None
+
+    def hear_late(self, run_id: str, token: str) -> None:
+        """Take back that a run's former owner got nothing done: it speaks, so it was slow or cut off, and no crash."""
+        with self._lock:
+            if self._silent.get(run_id) != token:
+                return
+            del self._silent[run_id]
+        with self._db.transaction() as session:
+            run = session.get(DbRun, run_id, with_for_update=True)
+            if run is not None and run.status in OPEN:
+                run.fruitless = max(0, run.fruitless - 1)
+
+    def _note_silence(self, run_id: str, token: str | None) -> None:
+        """Remember who fell silent; of very many runs, or across a restart, it is forgotten and counts."""
+        with self._lock:
+            self._silent.pop(run_id, None)
+            if token is not None:
+                self._silent[run_id] = token
+            if len(self._silent) > _MOST_SILENT:
+                del self._silent[next(iter(self._silent))]
 
     def stopped(self) -> list[str]:
         """Return the runs of pools that are to stop and that nobody works on."""

@@ -34,7 +34,7 @@ from osmosis_ai.platform.runs.desk.silence import DatabaseSilence
 from osmosis_ai.platform.runs.desk.uploads import RunUploads
 from osmosis_ai.platform.runs.desk.watching import RunWatch
 from osmosis_ai.platform.runs.leases import Lease, Leases
-from osmosis_ai.platform.runs.lifecycle import Outcome
+from osmosis_ai.platform.runs.lifecycle import LeaseLostError, Outcome
 from osmosis_ai.platform.runs.source_archives import SourceArchives
 from osmosis_ai.platform.vault import Vault
 
@@ -128,8 +128,12 @@ class RunDesk:
             OsmosisError: what was said can not be.
         """
         lease = self._lease(run_id, request.lease.get_secret_value())
-        with self.silence.noticed():
-            taken = self._news.take(self.leases, lease, request)
+        try:
+            with self.silence.noticed():
+                taken = self._news.take(self.leases, lease, request)
+        except LeaseLostError:
+            self._claims.hear_late(run_id, lease.token)
+            raise
         if taken.may_be_folded:
             self._folding.fold_if_large(run_id)
         run = taken.run

@@ -16,6 +16,7 @@ from soak.verdicts import Ledger, RunWatch, Verdicts
 
 RAY_KINDS = ("raylet", "head")
 _LOOK_S = 0.2
+_NODES = 2
 _STUCK_S = 600.0
 """A cluster whose head was killed takes its time to find that out, and to start anew."""
 
@@ -44,8 +45,8 @@ class RayFaults:
         self._ledger = Ledger(self.world.postgres.url)
         self._nodes: list[str] = []
         self._started = 0
-        for _ in range(2):
-            self._start_node()
+        self._seen: object = None
+        self._changed_at = time.monotonic()
 
     def close(self) -> None:
         """End the platform and what belongs to it."""
@@ -83,18 +84,15 @@ class RayFaults:
         if kind == "raylet":
             self._cluster.kill("raylet/raylet", node)
             self._nodes.remove(node)
-            self._start_node()
         else:
             self._cluster.kill_head()
             self._cluster.start_head()
-            self._nodes.clear()
-            for _ in range(2):
-                self._start_node()
+            self._nodes.clear()  # they find no cluster of theirs any more, and end in their own time
         tally, watch.last_kind = self._verdicts.of(kind), kind
         tally.done, tally.counted = tally.done + 1, tally.counted + (0 < at < self.world.samples)
         print(f"  {kind} at {at} of {self.world.samples} of {watch.run.name}", flush=True)
         while watch.attempt == attempt and not watch.is_over:
-            self._look(watch, since=began)
+            self._look(watch)
         if watch.attempt > attempt:
             tally.takeovers.append(time.monotonic() - began)
             print(f"  {watch.run.name} goes on after {tally.takeovers[-1]:.1f} s", flush=True)
@@ -110,18 +108,21 @@ class RayFaults:
         if not self._cluster.is_up(HEAD):
             self._cluster.kill_head()
             self._cluster.start_head()
-        for name in [name for name in self._nodes if not self._cluster.is_up(name)]:
-            self._nodes.remove(name)
+        self._nodes = [name for name in self._nodes if self._cluster.is_up(name)]
+        while len(self._nodes) < _NODES and self._cluster.answers():
             self._start_node()
 
     def _submit(self) -> RunWatch:
         return RunWatch(self.world.platform.submit(CONFIG), self._verdicts)
 
-    def _look(self, watch: RunWatch, *, since: float | None = None) -> None:
+    def _look(self, watch: RunWatch) -> None:
         self._start_what_ended()
         if (row := self._ledger.read(watch.run.id)) is not None:
+            state = watch.run.id, row.status, row.attempt, len(row.accepted)
+            if state != self._seen:
+                self._seen, self._changed_at = state, time.monotonic()
             watch.update(row)
-        if since is not None and time.monotonic() - since > _STUCK_S:
+        if time.monotonic() - self._changed_at > _STUCK_S:
             raise RuntimeError(f"{watch.run.name} does not go on, at {len(watch.accepted)}")
         time.sleep(_LOOK_S)
 

@@ -20,6 +20,7 @@ SMALLEST = {
     "compare": "--rows 10 --attempts 2 --repeat 1",
     "engine": "--latency-ms 1 --in-flight 2 --clients http --rows 4 --runs 1 --memory-rows",
     "inference": "--concurrency 1 --rounds 1",
+    "large_run": "--samples 8 --turns 1",
     "platform_load": "--runs 50 --samples 50 --clients 10 --pause-s 0.05 --seconds 0.5 --turns 1 --first-rows 1 "
     "--executing 1",
     "resume": "--few 2 --many 8 --runs 1",

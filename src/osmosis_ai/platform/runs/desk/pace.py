@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from osmosis_ai.platform.clock import Clock
 
-SHORTEST_S = 0.25
+SHORTEST_S = 0.5
 LONGEST_S = 10.0
 EXCHANGES_PER_S = 100.0
 """How many are served in the long run, of all workers together."""

@@ -48,18 +48,24 @@ def write_large_run(directory: Path, samples: int) -> None:
             whole, last = sealed(line, last)
             journal.write(whole)
     (found.trajectories / "row_0_run_0.json").write_text(json.dumps(_TRAJECTORY))
-    found.write_metrics({"duration_ms": 1_000_000}, read_local_results(directory).metrics)
+    counted = found.events.stat().st_size
+    found.write_metrics(
+        {"duration_ms": 1_000_000}, read_local_results(directory).metrics, journal_bytes=counted
+    )
 
 
-def write_small_runs(root: Path, count: int) -> None:
-    """Write runs of one row, with their numbers."""
-    _manifest(root / "small", 1)
-    manifest = (root / "small" / "manifest.json").read_text()
+def write_small_runs(root: Path, count: int, *, with_numbers: bool = True) -> None:
+    """Write runs of one row as `osmosis eval run` leaves them; without numbers, as an early release did."""
+    write_large_run(root / "small", ATTEMPTS)
+    manifest, metrics, journal = (
+        (root / "small" / name).read_text() for name in ("manifest.json", "metrics.json", "events.jsonl")
+    )
     for number in range(count):
         directory = root / f"small-{number:05d}"
         directory.mkdir()
         (directory / "manifest.json").write_text(manifest.replace('"small"', f'"{directory.name}"'))
-        (directory / "metrics.json").write_text(_SMALL_METRICS)
+        (directory / "metrics.json").write_text(metrics if with_numbers else _NO_NUMBERS)
+        (directory / "events.jsonl").write_text(journal)
 
 
 def _manifest(directory: Path, rows: int) -> None:
@@ -162,7 +168,7 @@ _TRAJECTORY = {
         for step in range(1, 201)
     ],
 }
-_SMALL_METRICS = json.dumps({"eval_run": {"duration_ms": 1000}, "summary": {"pass_threshold": 1.0}})
+_NO_NUMBERS = json.dumps({"eval_run": {"duration_ms": 1000}, "summary": {"pass_threshold": 1.0}})
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ async def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any
                 OSMOSIS_ISOLATION=options.isolation,
             )
             running[name] = stack.enter_context(one)
-            content = dataset_bytes(max(options.samples))
+            content = dataset_bytes(max(4, *options.samples))
             await upload(Latencies(), session, running[name].url, running[name].headers(), "bench", content)
             await cost_of_run(session, running[name], job, 4)
         for _ in range(options.turns):

@@ -5,7 +5,7 @@ processors; the machines are data directories of their own on this one. They wai
 and the time counts from the first submit to the last run's end. One and three take turns. The aim: three end the same
 queue in at most two fifths of the time.
 
-    python benchmarks/worker_hosts.py [--hosts 3] [--queued 6] [--samples 75] [--latency-ms 200] [--turns 2]
+    python benchmarks/worker_hosts.py [--hosts 3] [--queued 3] [--samples 450] [--latency-ms 200] [--turns 1]
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from osmosis_ai.platform.worker_access import WorkerAccess
 
 POOL = "bench"
 AIM_RATIO = 2.5
+WARM_UP_ROWS = 4
 
 
 def main() -> None:
@@ -44,11 +45,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--hosts", type=int, default=3, help="beside one")
-    parser.add_argument("--queued", type=int, default=6, help="runs that wait for a worker")
-    parser.add_argument("--samples", type=int, default=75, help="of each run")
+    parser.add_argument("--queued", type=int, default=3, help="runs that wait for a worker")
+    parser.add_argument("--samples", type=int, default=450, help="of each run")
     parser.add_argument("--in-flight", type=int, default=1, help="rollouts at once of a run")
     parser.add_argument("--latency-ms", type=float, default=200.0, help="of the model")
-    parser.add_argument("--turns", type=int, default=2, help="of each number of machines")
+    parser.add_argument("--turns", type=int, default=1, help="of each number of machines")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="osmosis-bench-") as directory:
         figures = asyncio.run(measure(Path(directory), options))
@@ -75,13 +76,13 @@ async def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any
         token.chmod(0o600)
         job = Job(model_url, options.in_flight)
         async with aiohttp.ClientSession() as session:
-            content = dataset_bytes(options.samples)
+            content = dataset_bytes(max(options.samples, WARM_UP_ROWS))
             await upload(Latencies(), session, running.url, running.headers(), "bench", content)
             for turn in range(-1, options.turns):
                 for count, seconds in taken.items():
                     with hosts(directory, running, token, count):
                         # A machine's first run shows that it waits for others, and is not timed.
-                        await worked_off(session, running, job, count, 4)
+                        await worked_off(session, running, job, count, WARM_UP_ROWS)
                         if turn >= 0:
                             seconds.append(
                                 await worked_off(session, running, job, options.queued, options.samples)

@@ -37,7 +37,9 @@ def pace(clock: ManualClock) -> SyncPace:
 
 def test_a_few_workers_come_as_often_as_a_page_wants_to_see_it(pace: SyncPace, clock: ManualClock) -> None:
     assert served(pace, clock, runs=3, a_second=6) == SHORTEST_S
-    assert SHORTEST_S == 0.5, "a sample is on a page within two seconds, and a slow run pays for few exchanges"
+    assert SHORTEST_S == 0.5, (
+        "a sample is on a page within two seconds, and a slow run pays for few exchanges"
+    )
 
 
 def test_a_hundred_workers_that_say_one_thing_a_second_come_each_second(

@@ -26,7 +26,7 @@ PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*(?:/|\.(?:py|md|toml|yml|sh))")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 # Of a workspace or of a run, not of this repository.
 ELSEWHERE = re.compile(
-    r"(?:blobs|git|keys|runs|trajectories|artifacts|rollout_trials|served_adapters|checkpoints)/"
+    r"(?:blobs|git|keys|runs|sources|trajectories|artifacts|rollout_trials|served_adapters|checkpoints)/"
 )
 
 

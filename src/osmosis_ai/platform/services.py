@@ -122,10 +122,10 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     training_runs = RunStore("training", db, used_clock, logs, counts["training"])
     resumption = TrainingResumption(db, blobs, used_clock, logs, training_runs, config.runs_dir)
     datasets = DatasetStore(db, blobs, used_clock, logs)
-    eval_imports = EvalImportStore(db, blobs, used_clock, logs, counts["eval"])
+    imports = EvalImportStore(db, blobs, used_clock, logs, counts["eval"])
     worker_access = WorkerAccess(db, used_clock, logs)
     desk = RunDesk(config, db, used_clock, logs, blobs, vault, sources, signer)
-    shard_merging = ShardMerging(db, blobs, used_clock)
+    shards = ShardMerging(db, blobs, used_clock)
     return PlatformServices(
         config=config,
         clock=used_clock,
@@ -148,30 +148,44 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         submitter=submitter,
         eval_retries=EvalRetries(db, submitter),
         eval_runs=RunStore("eval", db, used_clock, logs, counts["eval"]),
-        eval_imports=eval_imports,
+        eval_imports=imports,
         training_runs=training_runs,
         resumption=resumption,
         run_deletion=RunDeletion(db, used_clock, blobs, config.runs_dir, counts),
         lora_models=LoraModelStore(db, blobs, used_clock),
         downloads=Downloads(db, blobs, signer),
         sample_filling=SampleFilling(db, blobs, used_clock),
-        maintenance=Maintenance(
-            {
-                "blobs": blobs.sweep,
-                "datasets": datasets.ingest.recover,
-                "uploads of runs": eval_imports.tidy,
-                "checkpoints of runs": resumption.forget_old,
-                "commits of runs that have ended": sources.sweep,
-                "stopped runs": desk.close_stopped,
-                "workers that are gone": worker_access.known.forget_old,
-                "shards of runs": shard_merging.tidy,
-            }
-        ),
-        shard_merging=shard_merging,
-        merging=Maintenance({"shards of runs": shard_merging.merge_due}, every_s=MERGE_EVERY_S),
+        maintenance=_maintenance(blobs, datasets, imports, resumption, sources, desk, worker_access, shards),
+        shard_merging=shards,
+        merging=Maintenance({"shards of runs": shards.merge_due}, every_s=MERGE_EVERY_S),
         sample_counts=SampleCounts(),
         readiness=Readiness(db, blobs, used_clock),
         request_counts=RequestCounts(),
         worker_access=worker_access,
         desk=desk,
+    )
+
+
+def _maintenance(
+    blobs: BlobStore,
+    datasets: DatasetStore,
+    imports: EvalImportStore,
+    resumption: TrainingResumption,
+    sources: SourceArchives,
+    desk: RunDesk,
+    access: WorkerAccess,
+    merging: ShardMerging,
+) -> Maintenance:
+    """Return what tidies up after all that stores something."""
+    return Maintenance(
+        {
+            "blobs": blobs.sweep,
+            "datasets": datasets.ingest.recover,
+            "uploads of runs": imports.tidy,
+            "checkpoints of runs": resumption.forget_old,
+            "commits of runs that have ended": sources.sweep,
+            "stopped runs": desk.close_stopped,
+            "workers that are gone": access.known.forget_old,
+            "shards of runs": merging.tidy,
+        }
     )

@@ -13,7 +13,8 @@ from osmosis_ai.platform.app import create_worker_app
 from osmosis_ai.platform.blobs.s3 import S3BlobStore
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.http.worker_waits import WaitingServer
-from osmosis_ai.platform.runs.execute.executor import STOP_GRACE_S, LocalExecutor
+from osmosis_ai.platform.runs.execute.executor import LocalExecutor
+from osmosis_ai.platform.runs.execute.rounds import STOP_GRACE_S
 from osmosis_ai.platform.runs.execute.worker_process import StartWorker, WorkerProcess, WorkerStarter
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.supervision import PrivateSocket

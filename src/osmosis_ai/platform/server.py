@@ -35,8 +35,8 @@ from osmosis_ai.platform.isolation import look_at_isolation
 from osmosis_ai.platform.local_execution import open_local_executor
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
 from osmosis_ai.platform.ray_cluster import require_usable_cluster
-from osmosis_ai.platform.runs.execute.executor import LocalExecutor
 from osmosis_ai.platform.runs.execute.ray_executor import RayExecutor
+from osmosis_ai.platform.runs.execute.rounds import ExecutorRounds
 from osmosis_ai.platform.services import PlatformServices, build_services
 from osmosis_ai.supervision import is_debuggable, keep_to_itself
 from osmosis_ai.supervision.listening import listen
@@ -252,11 +252,11 @@ def _serving_api(
 
 @contextmanager
 def _running_executor(services: PlatformServices, config: PlatformConfig) -> Iterator[None]:
-    executor: LocalExecutor | RayExecutor
+    executor: ExecutorRounds
     if config.ray is None:
         executor = open_local_executor(services, config=config)
     else:
-        parts = (config, services.db, services.clock, services.logs, services.worker_access, services.desk)
+        parts = (config, services.db, services.clock, services.logs, services.desk, services.worker_access)
         executor = RayExecutor(*parts)
     executor.start()
     try:

@@ -62,7 +62,7 @@ class Cluster:
             public_url="https://osmosis.example",
         )
         jobs = self.ray.jobs_of(self.directory, self.clock.monotonic)
-        parts = (config, services.db, self.clock, services.logs, self.notes, services.desk)
+        parts = (config, services.db, self.clock, services.logs, services.desk, self.notes)
         return RayExecutor(*parts, jobs=jobs)
 
     def rounds(self, seconds: float = 0.0) -> None:
@@ -418,4 +418,4 @@ def test_the_thread_goes_on_after_trouble_and_ends_when_it_is_told_to(
 def test_an_executor_needs_a_cluster(bench: Bench) -> None:
     services = bench.services
     with pytest.raises(OsmosisError, match="no Ray cluster"):
-        RayExecutor(services.config, services.db, services.clock, services.logs, Notes(), services.desk)
+        RayExecutor(services.config, services.db, services.clock, services.logs, services.desk, Notes())

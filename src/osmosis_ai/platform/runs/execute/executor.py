@@ -22,7 +22,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from sqlalchemy import ColumnElement, and_, func, or_, select
 
@@ -37,6 +36,13 @@ from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.desk.closing import FRUITLESS
 from osmosis_ai.platform.runs.desk.run_desk import RunDesk
 from osmosis_ai.platform.runs.execute.last_records import send_left_records
+from osmosis_ai.platform.runs.execute.rounds import (
+    STOP_GRACE_S,
+    ExecutorRounds,
+    FailureStreak,
+    Tickets,
+    fairest,
+)
 from osmosis_ai.platform.runs.execute.worker_process import (
     ENDED,
     LEARNER_LOST,
@@ -45,7 +51,6 @@ from osmosis_ai.platform.runs.execute.worker_process import (
     StartWorker,
     WorkerProcess,
 )
-from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
 from osmosis_ai.platform.runs.resume_state import newest_step
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
@@ -53,12 +58,8 @@ from osmosis_ai.supervision import exit_words
 
 logger = logging.getLogger(__name__)
 
-ROUND_S = 0.1
-STOP_GRACE_S = 30.0
-"""How long a worker may take to stop before it is ended by force."""
 SETBACKS = 3
 _FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 300.0
 _SHUTDOWN_GRACE_S = 10.0
 
 # Built once: building a statement costs more than SQLite takes to answer it.
@@ -79,40 +80,17 @@ class _Worker:
     stop_by: float | None = None
 
 
-@dataclass
-class _FailureStreak:
-    """Deaths and setbacks in a row without progress, and when to try again (monotonic seconds)."""
-
-    deaths: int = 0
-    setbacks: int = 0
-    not_before: float = 0.0
-
-    def pause_s(self) -> float:
-        """Return for how long nothing is tried now: twice as long each time, up to a bound."""
-        return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self.deaths + self.setbacks - 1)))
-
-
-class Tickets(Protocol):
-    """Makes and voids the tickets that runs are claimed with."""
-
-    def issue_ticket(self, run_id: str) -> str: ...
-
-    def note_running(self, run_id: str) -> None: ...
-
-    def withdraw(self, run_id: str) -> None: ...
-
-
-class LocalExecutor:
+class LocalExecutor(ExecutorRounds):
     """Executes runs in child processes of this process.
 
     Args:
-        config: how many at a time, and where they work.
-        db, clock, logs, desk: the platform's.
-        tickets: makes the right to claim a run.
+        config, db, clock, logs, desk, tickets: as of every executor.
         start_worker: starts workers.
         on_closed: called when no worker is left.
         stop_grace_s: how long a worker may take to stop.
     """
+
+    every_s = 0.1
 
     def __init__(
         self,
@@ -127,32 +105,21 @@ class LocalExecutor:
         on_closed: Callable[[], None] = lambda: None,
         stop_grace_s: float = STOP_GRACE_S,
     ) -> None:
-        self._config = config
-        self._db = db
-        self._clock = clock
-        self._logs = logs
-        self._desk = desk
-        self._tickets = tickets
-        self._leases = Leases(db, clock, config.lease_term)
+        super().__init__(config, db, clock, logs, desk, tickets)
         self._start_worker = start_worker
         self._on_closed = on_closed
         self._stop_grace_s = stop_grace_s
         self._workers: dict[str, _Worker] = {}
-        self._trouble: dict[str, _FailureStreak] = {}
-        self._ending = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._has_more = False
 
     def start(self) -> None:
         """Execute runs from now on, in a thread."""
         self._remove_leftovers()
-        self._thread = threading.Thread(target=self._work, name="executor", daemon=True)
-        self._thread.start()
+        super().start()
 
     def close(self) -> None:
         """Ask the workers to leave their runs as they are, and wait until they have; the runs stay open."""
-        self._ending.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._join()
         for worker in self._workers.values():
             _ask_to_end(worker.process)
         deadline = self._clock.monotonic() + _SHUTDOWN_GRACE_S
@@ -160,7 +127,7 @@ class LocalExecutor:
         while any(w.process.poll() is None for w in self._workers.values()):
             if self._clock.monotonic() >= deadline:
                 break
-            waiting.wait(ROUND_S)
+            waiting.wait(self.every_s)
         for worker in self._workers.values():
             worker.process.kill()
             with contextlib.suppress(OsmosisError):
@@ -168,33 +135,15 @@ class LocalExecutor:
         self._workers.clear()
         self._on_closed()
 
-    def round(self) -> None:
-        """Do once what there is to do: clean up, stop, start. The thread does this again and again."""
+    # -- ends ----------------------------------------------------------------------------------
+
+    def _collect(self) -> None:
         for worker in list(self._workers.values()):
             status = worker.process.poll()
             if status is not None:
                 worker.process.kill()  # what it started, too
                 del self._workers[worker.run_id]
                 self._handle_exit(worker, status)
-        self._stop_workers()
-        self._start_workers()
-
-    def _work(self) -> None:
-        waits_for: str | None = None
-        while not self._ending.wait(ROUND_S):
-            try:
-                self.round()
-                waits_for = None
-            except OsmosisError as error:
-                # The database is busy or the disk full: the next round finds the same work to do. It is said
-                # once, because a log that grows ten times a second does no good to a full disk.
-                if error.message != waits_for:
-                    logger.warning("the executor waits: %s", error.message)
-                waits_for = error.message
-            except Exception:  # the edge of this thread, without which no run would ever start or end
-                logger.exception("the executor met an unexpected error and goes on")
-
-    # -- ends ----------------------------------------------------------------------------------
 
     def _handle_exit(self, worker: _Worker, status: int) -> None:
         """Take note of a worker's end; what it left behind is free for the next one."""
@@ -204,11 +153,11 @@ class LocalExecutor:
             self._let_go(worker.run_id)
             self._trouble.pop(worker.run_id, None)
             if status == NOT_MINE:
-                self._trouble[worker.run_id] = _FailureStreak(
-                    not_before=self._clock.monotonic() + _FIRST_PAUSE_S
+                self._trouble[worker.run_id] = FailureStreak(
+                    _FIRST_PAUSE_S, not_before=self._clock.monotonic() + _FIRST_PAUSE_S
                 )
             return
-        trouble = self._trouble.setdefault(worker.run_id, _FailureStreak())
+        trouble = self._trouble.setdefault(worker.run_id, FailureStreak(_FIRST_PAUSE_S))
         if directory.recorded(worker.run_name) > worker.recorded:
             trouble.deaths = trouble.setbacks = 0
         if status == SET_BACK:
@@ -236,7 +185,7 @@ class LocalExecutor:
         sentence = _failure_sentence(status, trouble, reason, directory, goes_on=goes_on)
         lost = send_left_records(self._desk, run, lease, directory.evaluation(run.name))
         if lost is not None:
-            self._logs.append(run.id, [LogLine(lost, level="warning", step="executor")])
+            self._tell(run.id, lost, "warning")
         ended = EndRequest.model_validate({"lease": lease.token, "outcome": "failed", "error": sentence})
         self._desk.end(run.id, ended)
 
@@ -249,8 +198,7 @@ class LocalExecutor:
 
     # -- stops ---------------------------------------------------------------------------------
 
-    def _stop_workers(self) -> None:
-        """End workers whose runs are to stop and that did not hear of it, or are too slow about it."""
+    def _stop_asked(self) -> None:
         if not self._workers:
             return
         with self._db.session() as session:
@@ -266,13 +214,16 @@ class LocalExecutor:
 
     # -- starts --------------------------------------------------------------------------------
 
-    def _start_workers(self) -> None:
+    def _end_abandoned(self) -> None:
         with self._db.session() as session:
-            if self._workers.keys() >= set(session.scalars(_OPEN_RUN_IDS)):
-                return  # nearly always, ten times a second: whatever is open is at work here
-        for run in self._to_be_stopped():
-            self._finish_stopped(run)
-        while len(self._workers) < self._config.executor_slots:
+            # Nearly always, ten times a second: whatever is open is at work here.
+            self._has_more = not self._workers.keys() >= set(session.scalars(_OPEN_RUN_IDS))
+        if self._has_more:
+            for run in self._to_be_stopped():
+                self._finish_stopped(run)
+
+    def _start_waiting(self) -> None:
+        while self._has_more and len(self._workers) < self._config.executor_slots:
             chosen = self._next()
             if chosen is None:
                 return
@@ -325,10 +276,7 @@ class LocalExecutor:
                 )
                 .where(*_PENDING, self._is_due())
             ).all()
-        startable = [run for run in (*abandoned, *waiting) if self._can_start(run)]
-        return min(
-            startable, key=lambda run: (at_work[run.workspace_id], run.created_at, run.id), default=None
-        )
+        return fairest((run for run in (*abandoned, *waiting) if self._can_start(run)), at_work)
 
     def _is_due(self) -> ColumnElement[bool]:
         return or_(DbRun.claimable_at.is_(None), DbRun.claimable_at <= self._clock.now())
@@ -376,7 +324,7 @@ class LocalExecutor:
             # Of a failed run all stays: what a worker printed before it died is the only trace of why.
 
 
-def _retry_sentence(worker: _Worker, status: int, trouble: _FailureStreak, reason: str) -> str:
+def _retry_sentence(worker: _Worker, status: int, trouble: FailureStreak, reason: str) -> str:
     """Return what happened to a worker, and what is done about it."""
     if worker.stop_by is not None:
         return "the worker was ended by force"
@@ -389,7 +337,7 @@ def _retry_sentence(worker: _Worker, status: int, trouble: _FailureStreak, reaso
 
 
 def _failure_sentence(
-    status: int, trouble: _FailureStreak, reason: str, directory: WorkingDirectory, *, goes_on: bool
+    status: int, trouble: FailureStreak, reason: str, directory: WorkingDirectory, *, goes_on: bool
 ) -> str:
     """Return why a run has failed; of one that can go on, the desk adds how."""
     if status == SET_BACK:

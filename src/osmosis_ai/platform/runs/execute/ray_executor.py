@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -29,11 +28,9 @@ from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.log_lines import Level, LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.desk.closing import FRUITLESS
 from osmosis_ai.platform.runs.desk.run_desk import RunDesk
-from osmosis_ai.platform.runs.execute.executor import STOP_GRACE_S, Tickets
 from osmosis_ai.platform.runs.execute.ray_jobs import (
     TICKET_VARIABLE,
     RayError,
@@ -43,8 +40,14 @@ from osmosis_ai.platform.runs.execute.ray_jobs import (
     job_id,
     run_and_number,
 )
+from osmosis_ai.platform.runs.execute.rounds import (
+    STOP_GRACE_S,
+    ExecutorRounds,
+    FailureStreak,
+    Tickets,
+    fairest,
+)
 from osmosis_ai.platform.runs.execute.worker_process import ENDED, NOT_MINE
-from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import OPEN
 
 logger = logging.getLogger(__name__)
@@ -53,7 +56,6 @@ ROUND_S = 2.0
 WAITS_LONG_S = 60.0
 """After this a run's log says what its job waits for."""
 _FIRST_PAUSE_S = 5.0
-_LONGEST_PAUSE_S = 300.0
 _CLOSES_WITHIN_S = 15.0
 # Of a cluster that does not answer, that many runs are told.
 _MOST_TOLD = 1000
@@ -108,19 +110,6 @@ class _Job:
 
 
 @dataclass
-class _Trouble:
-    """Jobs of a run that ended in a row without progress, when to try again, and why the run is to fail."""
-
-    deaths: int = 0
-    tries: int = 0
-    not_before: float = 0.0
-    verdict: str | None = None
-
-    def pause_s(self) -> float:
-        return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** max(0, self.tries - 1)))
-
-
-@dataclass
 class _Outage:
     """A cluster that cannot be asked: since when, and the runs that were told why."""
 
@@ -129,16 +118,16 @@ class _Outage:
     told: set[str] = field(default_factory=set)
 
 
-class RayExecutor:
+class RayExecutor(ExecutorRounds):
     """Executes runs as jobs of a Ray cluster.
 
     Args:
-        config: the cluster, how many jobs at a time, and where nodes reach the platform.
-        db, clock, logs: the platform's.
-        tickets: makes the right to claim a run.
-        desk: ends runs that nobody works on.
+        config: with the cluster, and where nodes reach the platform.
+        db, clock, logs, desk, tickets: as of every executor.
         jobs: stands in for the cluster.
     """
+
+    every_s = ROUND_S
 
     def __init__(
         self,
@@ -146,68 +135,37 @@ class RayExecutor:
         db: Database,
         clock: Clock,
         logs: LogStore,
-        tickets: Tickets,
         desk: RunDesk,
+        tickets: Tickets,
         *,
         jobs: RayJobs | None = None,
     ) -> None:
         if config.ray is None:
             raise OsmosisError("no Ray cluster is configured.", code="INTERNAL")
-        self._config = config
-        self._db = db
-        self._clock = clock
-        self._logs = logs
-        self._tickets = tickets
-        self._desk = desk
-        self._leases = Leases(db, clock, config.lease_term)
+        super().__init__(config, db, clock, logs, desk, tickets)
         self._ray = jobs or RayJobs(config.ray, monotonic=clock.monotonic)
         self._jobs: dict[str, _Job] = {}
         self._numbers: Counter[str] = Counter()
-        self._trouble: dict[str, _Trouble] = {}
+        self._runs: dict[str, DbRun] = {}
         self._has_looked = False
         self._outage: _Outage | None = None
-        self._ending = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Execute runs from now on, in a thread."""
-        self._thread = threading.Thread(target=self._work, name="executor", daemon=True)
-        self._thread.start()
 
     def close(self) -> None:
         """Leave the cluster; its jobs go on, and the next start finds them."""
-        self._ending.set()
-        if self._thread is not None:
-            self._thread.join(_CLOSES_WITHIN_S)
+        self._join(_CLOSES_WITHIN_S)
         self._ray.close()
 
     def round(self) -> None:
-        """Do once what there is to do: look, stop, start. The thread does this again and again."""
-        runs = self._open_runs()
+        """As of every executor; where the cluster can not be asked, runs that are to end do so nevertheless."""
+        self._runs = self._open_runs()
         try:
-            if not self._has_looked:
-                self._find_jobs(runs)
-            for job in list(self._jobs.values()):
-                if self._ending.is_set():
-                    return
-                self._look_at(job, runs.get(job.run_id))
-            self._end_abandoned(runs)
-            self._submit(runs)
+            super().round()
             if self._outage is not None:
                 logger.info("the Ray cluster answers again")
             self._outage = None
         except RayError as error:
-            self._note_outage(error, runs)
-            self._end_abandoned(runs)
-
-    def _work(self) -> None:
-        while not self._ending.wait(ROUND_S):
-            try:
-                self.round()
-            except OsmosisError as error:
-                logger.warning("the executor waits: %s", error.message)
-            except Exception:  # the edge of this thread, without which no run would ever start
-                logger.exception("the executor met an unexpected error and goes on")
+            self._note_outage(error)
+            self._end_abandoned()
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -215,7 +173,15 @@ class RayExecutor:
         with self._db.session() as session:
             return {run.id: run for run in session.scalars(_OPEN_RUNS)}
 
-    def _find_jobs(self, runs: dict[str, DbRun]) -> None:
+    def _collect(self) -> None:
+        if not self._has_looked:
+            self._find_jobs()
+        for job in list(self._jobs.values()):
+            if self._ending.is_set():
+                return
+            self._look_at(job, self._runs.get(job.run_id))
+
+    def _find_jobs(self) -> None:
         """Take up the jobs that an earlier process of this platform has started."""
         for job in self._ray.list():
             known = run_and_number(job.id)
@@ -223,8 +189,9 @@ class RayExecutor:
                 continue
             run_id, number = known
             self._numbers[run_id] = max(self._numbers[run_id], number)
-            if job.phase != "ended" and run_id in runs:
-                self._jobs[run_id] = _Job(run_id, job.id, self._clock.monotonic(), _mark(runs[run_id]))
+            if job.phase != "ended" and run_id in self._runs:
+                mark = _mark(self._runs[run_id])
+                self._jobs[run_id] = _Job(run_id, job.id, self._clock.monotonic(), mark)
         self._has_looked = True
 
     def _look_at(self, job: _Job, run: DbRun | None) -> None:
@@ -240,10 +207,14 @@ class RayExecutor:
             job.is_running = True
             self._tickets.note_running(job.run_id)
             self._tell(job.run_id, f"the Ray job {job.id} is running")
-        if run is None or run.stop_requested_at is not None:
-            self._stop_in_time(job)
-        elif state.phase == "waiting":
+        if run is not None and run.stop_requested_at is None and state.phase == "waiting":
             self._say_what_it_waits_for(job, run)
+
+    def _stop_asked(self) -> None:
+        for job in list(self._jobs.values()):
+            run = self._runs.get(job.run_id)
+            if run is None or run.stop_requested_at is not None:
+                self._stop_in_time(job)
 
     def _stop_in_time(self, job: _Job) -> None:
         """End a job whose run has ended or is to end, and whose worker does not end by itself."""
@@ -275,17 +246,17 @@ class RayExecutor:
         """Take note of a job that is gone while its run goes on."""
         if state is None and not job.is_certain:
             return  # it never got there
-        trouble = self._trouble.setdefault(run.id, _Trouble())
+        trouble = self._trouble.setdefault(run.id, FailureStreak(_FIRST_PAUSE_S))
         if _mark(run) != job.mark:
-            trouble.deaths = trouble.tries = 0
-        trouble.tries += 1
+            trouble.deaths = trouble.setbacks = 0
+        is_death = state is not None and not state.is_blameless and state.exit_code not in _NO_FAILURES
+        trouble.deaths += is_death
+        trouble.setbacks += not is_death
         trouble.not_before = self._clock.monotonic() + trouble.pause_s()
         if state is None:
             what = "is not known to the cluster any more: it was deleted, or the head was restarted"
         else:
             what = f"has ended: {state.ending}"
-            is_death = not state.is_blameless and state.exit_code not in _NO_FAILURES
-            trouble.deaths += is_death
             if is_death and trouble.deaths >= FRUITLESS[run.kind]:
                 trouble.verdict = (
                     f"{trouble.deaths} Ray jobs in a row ended without getting anything done, the last one, {job.id}, so: "
@@ -299,9 +270,8 @@ class RayExecutor:
             "warning",
         )
 
-    def _end_abandoned(self, runs: dict[str, DbRun]) -> None:
-        """Bring runs to their end that are to stop, or have failed too often, and that nobody works on."""
-        for run in runs.values():
+    def _end_abandoned(self) -> None:
+        for run in self._runs.values():
             trouble = self._trouble.get(run.id)
             verdict = trouble.verdict if trouble is not None else None
             is_stopped = run.stop_requested_at is not None
@@ -310,17 +280,20 @@ class RayExecutor:
             self._desk.close_abandoned(
                 run.id, "stopped" if is_stopped else "failed", None if is_stopped else verdict
             )
-        for run_id in self._trouble.keys() - runs.keys():
+        for run_id in self._trouble.keys() - self._runs.keys():
             del self._trouble[run_id]
 
     # -- starts --------------------------------------------------------------------------------
 
-    def _submit(self, runs: dict[str, DbRun]) -> None:
+    def _start_waiting(self) -> None:
+        runs = self._runs
         at_work = Counter(runs[run_id].workspace_id for run_id in self._jobs if run_id in runs)
         now, moment = self._clock.monotonic(), self._clock.now()
         waiting = [run for run in runs.values() if self._may_start(run, now) and _is_due(run, moment)]
-        while waiting and len(self._jobs) < self._config.executor_slots and not self._ending.is_set():
-            run = min(waiting, key=lambda run: (at_work[run.workspace_id], run.created_at, run.id))
+        while len(self._jobs) < self._config.executor_slots and not self._ending.is_set():
+            run = fairest(waiting, at_work)
+            if run is None:
+                return
             waiting.remove(run)
             if self._leases.is_free(run):
                 at_work[run.workspace_id] += 1
@@ -356,7 +329,7 @@ class RayExecutor:
 
     # -- telling -------------------------------------------------------------------------------
 
-    def _note_outage(self, error: RayError, runs: dict[str, DbRun]) -> None:
+    def _note_outage(self, error: RayError) -> None:
         """Say once in the log, and after a while on the runs that wait for it, why the cluster is of no use."""
         now = self._clock.monotonic()
         if self._outage is None or self._outage.message != error.message:
@@ -365,13 +338,10 @@ class RayExecutor:
             self._outage = _Outage(since, error.message)
         if now - self._outage.since < WAITS_LONG_S:
             return
-        for run in _first(runs.values(), _MOST_TOLD):
+        for run in _first(self._runs.values(), _MOST_TOLD):
             if run.id not in self._outage.told and self._leases.is_free(run):
                 self._outage.told.add(run.id)
                 self._tell(run.id, f"waits for the Ray cluster: {error.message}", "warning")
-
-    def _tell(self, run_id: str, message: str, level: Level = "info") -> None:
-        self._logs.append(run_id, [LogLine(message, level=level, step="executor")])
 
 
 def _mark(run: DbRun) -> object:

@@ -49,7 +49,7 @@ def run(*words: str, cwd: Path, env: Mapping[str, str]) -> Outcome:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,  # a run is watched to its end, also on a busy machine
     )
     return Outcome(done.returncode, done.stdout, done.stderr)
 

@@ -65,6 +65,10 @@ def test_a_platform_moves_to_a_server_and_a_bucket_trains_there_and_moves_back(t
         del env["MOVED_KEY"]
         evaluated = osmosis("eval", "submit", EVAL, "--yes").resource["name"]
         assert osmosis("eval", "watch", evaluated).resource["status"] == "finished"
+        told = osmosis("eval", "info", evaluated).out.replace(env["OSMOSIS_PLATFORM_URL"], "")
+        while_it_runs = ("platform", "move", "--blobs", bucket)
+        refused = run(*while_it_runs, cwd=scratch.workspace, env={**env, **CREDENTIALS})
+        assert refused.error["message"].startswith("a platform runs in ")
 
     with postgres_database() as url:
         there = {"OSMOSIS_DATABASE_URL": url, "OSMOSIS_BLOBS_URL": bucket}
@@ -91,6 +95,7 @@ def test_a_platform_moves_to_a_server_and_a_bucket_trains_there_and_moves_back(t
         with running(scratch, trains=True, **there, **CREDENTIALS) as given:
             env = given
             assert [each["name"] for each in json.loads(osmosis("eval", "list").out)["items"]] == [evaluated]
+            assert osmosis("eval", "info", evaluated).out.replace(env["OSMOSIS_PLATFORM_URL"], "") == told
             trained = osmosis("train", "submit", TRAIN, "--yes").resource["name"]
             assert osmosis("train", "watch", trained).resource["status"] == "finished"
             saved = [
@@ -110,6 +115,7 @@ def test_a_platform_moves_to_a_server_and_a_bucket_trains_there_and_moves_back(t
     with running(scratch) as given:
         env = given
         osmosis("eval", "download", evaluated, "--yes")
+        assert osmosis("eval", "info", evaluated).out.replace(env["OSMOSIS_PLATFORM_URL"], "") == told
         listed = json.loads(osmosis("train", "checkpoints", trained).out)["items"]
         assert [each["checkpoint_step"] for each in listed] == saved
     results = scratch.workspace / ".osmosis" / "evals" / evaluated

@@ -198,8 +198,15 @@ def test_the_next_exchange_about_a_run_ends_the_wait_of_the_one_before(
     given = machine.claimed()
     answer = later(machine.sync, given, may_wait=True)
     held(machine, services)
-    assert machine.sync(given).json()["stop"] is False
-    assert answer.result(60).json()["stop"] is False
+    asked = services.desk.sync
+    with pytest.MonkeyPatch.context() as patch:
+        heard: list[str] = []
+        patch.setattr(
+            services.desk, "sync", lambda run_id, said: [heard.append(run_id), asked(run_id, said)][1]
+        )
+        assert machine.sync(given).json()["stop"] is False
+        assert answer.result(60).json()["stop"] is False
+    assert len(heard) == 1, "the lease is kept once for both"
 
 
 def test_a_worker_that_waits_learns_that_its_run_is_another_ones(

@@ -9,7 +9,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from anyio.to_thread import run_sync
 from fastapi import FastAPI
@@ -31,6 +31,7 @@ class _Held:
     run_id: str
     token: str
     told: asyncio.Event = field(default_factory=asyncio.Event)
+    is_followed: bool = False
 
 
 @dataclass(eq=False)
@@ -65,24 +66,28 @@ class WorkerWaits:
         for each in waiting:
             each.told.set()
 
-    def interrupt(self, run_id: str) -> None:
-        """End the wait for a run, if there is one: its worker has something to say."""
+    def interrupt(self, run_id: str, token: str | None = None) -> None:
+        """End the wait for a run, if there is one; ``token``: that of the worker which has something to say."""
         held = self._held.pop(run_id, None)
         if held is not None:
+            held.is_followed = token == held.token
             held.told.set()
 
-    async def for_news(self, run_id: str, token: str, within_s: float) -> bool:
-        """Wait until the owner of a run has to be told something; False, at once, while too many wait."""
+    async def for_news(self, run_id: str, token: str, within_s: float) -> Literal["look", "followed", "full"]:
+        """Wait until the owner of a run has to be told something, or ``within_s`` seconds (``look``).
+
+        ``followed``: its next exchange has come, and renews the lease; ``full``, at once: too many wait.
+        """
         self.interrupt(run_id)
         if not self.limits.may_wait():
-            return False
+            return "full"
         held = self._held[run_id] = _Held(run_id, token)
         try:
             await self._until(held.told, within_s)
         finally:
             if self._held.get(run_id) is held:
                 del self._held[run_id]
-        return True
+        return "followed" if held.is_followed else "look"
 
     async def for_run(self, idler: Idler, within_s: float, token: str) -> bool:
         """Wait until there may be a run for a worker; False, at once, while too many wait, in all or by this ``token``."""

@@ -56,6 +56,7 @@ router = api_router("/api/workers")
 
 JOURNAL_DIVERGED = "JOURNAL_DIVERGED"
 M = TypeVar("M", bound=WireModel)
+OfRun = TypeVar("OfRun", SyncRequest, EndRequest, ReleaseRequest)
 Done = TypeVar("Done")
 _GZIP = 16 + zlib.MAX_WBITS
 _CLOSE = {"Connection": "close"}
@@ -108,10 +109,11 @@ async def sync(request: Request) -> Response:
     reply = await _do(_begun, services.desk, asked_at, run_id, said)
     if said.may_wait and _has_nothing_to_say(reply):
         token = said.lease.get_secret_value()
-        if await worker_waits(request.app).for_news(run_id, token, reply.term_s / 3):
+        ended = await worker_waits(request.app).for_news(run_id, token, reply.term_s / 3)
+        if ended == "look":
             # Nothing is taken twice: this is the heartbeat that ends the wait.
             reply = await _do(services.desk.sync, run_id, SyncRequest(lease=said.lease))
-        else:
+        elif ended == "full":
             reply = reply.model_copy(update={"next_s": min(COME_AGAIN_S, reply.term_s / 3)})
     return _reply(reply)
 
@@ -139,12 +141,12 @@ async def release(request: Request, run_id: str, services: Services, _spoken: Sp
     return _reply(await _do(services.desk.release, run_id, said))
 
 
-async def _of_run(request: Request, run_id: str, services: PlatformServices, model: type[M]) -> M:
+async def _of_run(request: Request, run_id: str, services: PlatformServices, model: type[OfRun]) -> OfRun:
     bearer = bearer_token(request)
     if not services.worker_access.is_admitted(bearer, run_id):
         await _do(services.worker_access.authorize_run, bearer, run_id)
     said = await _read(request, model)
-    worker_waits(request.app).interrupt(run_id)
+    worker_waits(request.app).interrupt(run_id, said.lease.get_secret_value())
     return said
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from fastapi.testclient import TestClient
 from osmosis_ai.api.wire.workers import LARGEST_EXCHANGE_BYTES, SentUpload, SyncReply, SyncRequest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.db.tables import DbRunFile
 from osmosis_ai.platform.log_lines import LogLine
@@ -240,3 +242,16 @@ def test_a_burst_of_log_lines_in_any_script_goes_in_exchanges_that_take_them(
     assert max(sizes) < LARGEST_EXCHANGE_BYTES and sum(sizes) > 2 * LARGEST_EXCHANGE_BYTES
     page = working.services.logs.page(working.run["id"], limit=500, direction="newer")
     assert len([line for line in page.logs if "\u82b1" in (line.message or "")]) == 400
+
+
+def test_that_time_passes_is_no_news(working: Working) -> None:
+    known = ProgressSnapshot(1, 3, 1, 0, 0, 1, 1.0, 7, None, 2, 0.5, 1)
+    for later in (
+        known,
+        replace(known, elapsed_s=0.9, in_flight=1),
+        replace(known, completed=2, elapsed_s=1.0),
+    ):
+        working.publisher.progress(later)
+        working.round()
+        working.now += 10.0
+    assert working.said == [{"progress"}, {"progress"}]

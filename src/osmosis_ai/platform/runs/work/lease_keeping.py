@@ -16,7 +16,8 @@ from osmosis_ai.platform.runs.work.run_channel import RunChannel
 
 _LOOK_S = 0.25
 _SILENCE_IN_PACES = 1.5
-"""After how long of nothing said a question is held: never, while news flow at their pace."""
+_SILENCE_S = 1.0
+"""After how long of nothing said a question is held: never, while news flow at their pace, or nearly."""
 
 
 class LeaseKeeping:
@@ -55,7 +56,8 @@ class LeaseKeeping:
 
     def _keep(self) -> None:
         while not self._ended.wait(_LOOK_S):
-            if self._channel.silence_s() >= max(_LOOK_S, _SILENCE_IN_PACES * self._channel.pace_s):
+            long_s = max(min(_SILENCE_S, self._channel.term_s / 4), _SILENCE_IN_PACES * self._channel.pace_s)
+            if self._channel.silence_s() >= long_s:
                 # One that has said nothing for long is asked for an answer now.
                 self._ask(may_wait=self._channel.silence_s() < self._channel.term_s / 2)
 

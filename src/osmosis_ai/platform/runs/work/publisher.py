@@ -101,6 +101,7 @@ class Publisher:
         self._facts: dict[str, str] = {}
         self._writes: deque[Callable[[], None]] = deque()
         self._progress: ProgressSnapshot | None = None
+        self._progress_told: ProgressSnapshot | None = None
         self._directory: RunDirectory | None = None
         self._files: SampleFiles | None = None
         self._tail: JournalTail | None = None
@@ -305,7 +306,7 @@ class Publisher:
         if facts := dict(self._facts):
             said["facts"] = news.facts = facts
         news.progress = self._progress
-        if news.progress is not None:
+        if news.progress is not None and _counted(news.progress) != self._progress_told:
             said["progress"] = asdict(news.progress)
         self._add_numbers(news)
         return news
@@ -329,6 +330,8 @@ class Publisher:
         for name, words in news.facts.items():
             if self._facts.get(name) == words:
                 del self._facts[name]
+        if news.progress is not None and "progress" in news.fields:
+            self._progress_told = _counted(news.progress)
         if self._progress is news.progress:
             self._progress = None
         self._numbers_of = news.numbers_of or self._numbers_of
@@ -397,3 +400,8 @@ def _exchanges(news: FileNews) -> list[_FilesExchange]:
         parts[-1].fields.setdefault(name, []).append(each)
         parts[-1].size += size
     return parts
+
+
+def _counted(progress: ProgressSnapshot) -> ProgressSnapshot:
+    """Return what pages show of it: that time passes is no news."""
+    return replace(progress, elapsed_s=0.0, in_flight=None)

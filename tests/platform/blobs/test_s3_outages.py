@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.platform.blobs import s3, store_gate
+from osmosis_ai.platform.blobs import s3, s3_clients, store_gate
 from osmosis_ai.platform.blobs.copies import BlobCopies
 from osmosis_ai.platform.blobs.s3 import S3BlobStore
 from osmosis_ai.platform.blobs.shards import ShardWriter, read_piece
@@ -164,7 +164,7 @@ def test_a_store_that_was_stopped_is_used_when_it_is_back_and_not_asked_by_every
 def test_a_store_that_hangs_is_given_up_soon_and_kept_from_others(
     serving: Callable[..., S3Server], opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3, "_SILENCE_S", 1)
+    monkeypatch.setattr(s3_clients, "_SILENCE_S", 1)
     server = serving()
     store = opened(server, "osmosis-tests")
     put(theirs(server), "runs/a", b"kept")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import logging
 import os
 import secrets
 import threading
@@ -21,9 +20,9 @@ from datetime import datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from osmosis_ai.api.platform_url import is_loopback
 from osmosis_ai.platform.blobs.copies import BlobCopies
 from osmosis_ai.platform.blobs.incoming import IncomingFile
+from osmosis_ai.platform.blobs.s3_clients import S3Clients, connect
 from osmosis_ai.platform.blobs.s3_failures import code_and_status, speaking
 from osmosis_ai.platform.blobs.signing import OCTET_STREAM, content_disposition
 from osmosis_ai.platform.blobs.store import (
@@ -44,28 +43,12 @@ RANGE_BYTES = 8 << 20
 """How much is read at a time; a blob of this size is read in one piece and needs no copy."""
 # At most 10,000 parts: 160 GB.
 _PART_BYTES = 16 << 20
-_CONNECT_S = 5
-_SILENCE_S, _LONG_SILENCE_S = 10, 60
-"""How long the store may say nothing: as a rule, and where it may have to put gigabytes together."""
 # Whoever asked, asks again: a worker, a client, the next round of a chore.
 _ATTEMPTS = 2
 # A body that breaks off is not asked for again by boto3.
 _BODY_ATTEMPTS = 3
-_CONNECTIONS = 32
 _DELETING_THREADS = 8
-# What boto3 calls an instance's metadata and a container's.
-_BY_MACHINE = ("iam-role", "container-role")
 _BAD_PARTS = ("InvalidPart", "InvalidPartOrder", "EntityTooSmall")
-
-
-class _Clients(NamedTuple):
-    """Connections to the store, those with more patience, what makes the URLs of clients, and whether the machine gave
-    the credentials."""
-
-    own: Any
-    patient: Any
-    public: Any
-    by_machine: bool
 
 
 class _Object(NamedTuple):
@@ -93,7 +76,7 @@ class S3BlobStore:
         self._copies = copies
         self._attempts = attempts
         self._gate = StoreGate(address.shown)
-        self._clients: _Clients | None = None
+        self._clients: S3Clients | None = None
         self._connecting = threading.Lock()
 
     def check(self) -> None:
@@ -387,11 +370,11 @@ class S3BlobStore:
     def _own(self) -> Any:
         return self._connected().own
 
-    def _connected(self) -> _Clients:
+    def _connected(self) -> S3Clients:
         with self._connecting:
             if self._clients is None:
                 with speaking(self._address, "connect"):
-                    self._clients = _connect(self._address, self._attempts)
+                    self._clients = connect(self._address, self._attempts)
             return self._clients
 
 
@@ -411,41 +394,6 @@ class _Digesting:
 
     def info(self) -> BlobInfo:
         return BlobInfo(self._size, self._digest.hexdigest())
-
-
-def _connect(address: S3Address, attempts: int) -> _Clients:
-    import boto3
-    from botocore.config import Config
-
-    # At their most talkative these write down what they sign, and what with.
-    for name in ("boto3", "botocore", "s3transfer", "urllib3"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    session = boto3.session.Session()
-    region = address.region or session.region_name or "us-east-1"
-
-    def client(endpoint: str, silence_s: int = _SILENCE_S) -> Any:
-        from urllib.parse import urlsplit
-
-        config = Config(
-            signature_version="s3v4",
-            s3={"addressing_style": "path" if address.path_style else "virtual"},
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            connect_timeout=_CONNECT_S,
-            read_timeout=silence_s,
-            retries={"mode": "standard", "total_max_attempts": attempts},
-            max_pool_connections=_CONNECTIONS,
-            # A variable may not lead elsewhere than the address, which is checked.
-            ignore_configured_endpoint_urls=True,
-            proxies={} if is_loopback(urlsplit(endpoint).hostname) else None,
-        )
-        return session.client("s3", region_name=region, endpoint_url=endpoint or None, config=config)
-
-    own = client(address.endpoint)
-    patient = client(address.endpoint, _LONG_SILENCE_S)
-    public = client(address.public_endpoint) if address.public_endpoint else own
-    credentials = session.get_credentials()
-    return _Clients(own, patient, public, credentials is not None and credentials.method in _BY_MACHINE)
 
 
 def _copy_name(key: str, found: _Object) -> str:

@@ -11,10 +11,12 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,9 +108,14 @@ class S3Server:
         os.killpg(self._server.pid, number)
 
     def kill(self) -> None:
-        """Kill the server; its files stay."""
+        """Kill the server, and wait until nobody listens there; its files stay."""
         os.killpg(self._server.pid, signal.SIGKILL)
         self._server.communicate()
+        host, _, port = self.address.partition(":")
+        # The server is its shell's child: the shell's end is not yet its own.
+        with suppress(OSError):
+            while True:
+                socket.create_connection((host, int(port)), timeout=5).close()
 
     def close(self) -> None:
         """End the server; its files are gone then."""

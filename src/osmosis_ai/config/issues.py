@@ -164,8 +164,13 @@ def _number_or_date(value: Any) -> str:
 
 def closest(word: str, known: Iterable[str]) -> str | None:
     """Return the one of ``known`` that ``word`` is most likely a misspelling of, if any is near enough."""
+    return next(iter(nearest(word, known, most=1)), None)
+
+
+def nearest(word: str, known: Iterable[str], *, most: int) -> list[str]:
+    """Return those of ``known`` that ``word`` may be a misspelling of, the likest first; ``most`` at most."""
     from difflib import get_close_matches
 
     by_folded = {name.lower().replace("-", "_"): name for name in known}
-    near = get_close_matches(word.lower().replace("-", "_"), by_folded, n=1, cutoff=0.6)
-    return by_folded[near[0]] if near else None
+    near = get_close_matches(word.lower().replace("-", "_"), by_folded, n=most, cutoff=0.6)
+    return [by_folded[each] for each in near]

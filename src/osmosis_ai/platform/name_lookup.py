@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import Select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.config.issues import closest
+from osmosis_ai.config.issues import nearest
 from osmosis_ai.errors import NotFoundError
 
 _COMPARED = 1000
 """A wrong name costs no more than comparing it with so many."""
+_NAMED = 3
+"""So many names that are like it are told of a wrong one."""
+
+
+class NoSuchNameError(NotFoundError):
+    """Nothing has this name.
+
+    Attributes:
+        nearest: names that there are and that are like it, the likest first.
+    """
+
+    def __init__(self, message: str, *, nearest: Iterable[str], otherwise: str | None) -> None:
+        self.nearest = tuple(nearest)
+        super().__init__(message, hint=f"did you mean {self.nearest[0]}?" if self.nearest else otherwise)
 
 
 def row_named(
@@ -28,27 +43,28 @@ def row_named(
         otherwise: the hint of the error when no name is like it.
 
     Raises:
-        NotFoundError: there is none.
+        NoSuchNameError: there is none.
     """
     for column in (table.name, table.id):
         row = session.execute(rows.where(column == name_or_id)).first()
         if row is not None:
             return row
     names = rows.with_only_columns(table.name).order_by(table.created_at.desc())
-    raise NotFoundError(
-        f"there is no {called} '{name_or_id[:200]}' in this workspace.",
-        hint=hint_of_name(session, name_or_id, names, otherwise),
-    )
+    raise no_such_name(session, called, name_or_id, names, otherwise)
 
 
-def hint_of_name(session: Session, wanted: str, names: Select[str], otherwise: str | None) -> str | None:
-    """Return the hint of an error about a name that is not there.
+def no_such_name(
+    session: Session, called: str, wanted: str, names: Select[str], otherwise: str | None
+) -> NoSuchNameError:
+    """Return the error about a name that is not there.
 
     Args:
         session: the caller's.
+        called: what such a thing is called.
         wanted: the name.
         names: those that there are, the newest first.
         otherwise: the hint when none of them is like it.
     """
-    near = closest(wanted[:255], session.scalars(names.limit(_COMPARED)))
-    return f"did you mean {near}?" if near else otherwise
+    near = nearest(wanted[:255], session.scalars(names.limit(_COMPARED)), most=_NAMED)
+    message = f"there is no {called} '{wanted[:200]}' in this workspace."
+    return NoSuchNameError(message, nearest=near, otherwise=otherwise)

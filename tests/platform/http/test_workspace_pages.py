@@ -350,6 +350,31 @@ def test_long_lists_are_shown_in_pages(
     rows = text_of(browser.get("/fern/datasets/multiply", params={"rows": 25}))
     assert "Rows Row" in rows and " 25 " in rows and "Before" in rows and "After" in rows
     assert browser.get("/fern/datasets", params={"page": -1}).status_code == 400
+    for section in ("datasets", "models", "secrets"):
+        beyond = browser.get(f"/fern/{section}", params={"page": 7})
+        assert beyond.status_code == 404 and "The list has no page 7" in beyond.text, section
+        assert f'<a href="/fern/{section}">Back to the list</a>' in beyond.text
+
+
+def test_a_name_that_is_not_there_is_told_with_the_three_nearest_and_leads_back(
+    browser: TestClient, member: Member, services: PlatformServices
+) -> None:
+    for name in ("multiply-2", "multiply-a/b", "multiply-4", "letters"):
+        add_dataset(services, member, name)
+    sign_in(browser)
+    reply = browser.get("/fern/datasets/multipl-a/b".replace("/b", "%2Fb"))
+    main = reply.text[reply.text.index("<main") :]
+    assert reply.status_code == 404 and "did you mean multiply-a/b?" in main
+    assert (
+        main.count("<li><a href") == 3 and '<a href="/fern/datasets/multiply-a%2Fb">multiply-a/b</a>' in main
+    )
+    assert '<a href="/fern/datasets">Back to the list</a>' in main and "letters" not in main
+    assert '<a href="/fern/models">Back to the list</a>' in browser.get("/fern/models/nothing").text
+    refused = browser.get("/fern/datasets/multiply", params={"rows": 9_999})
+    assert refused.status_code == 400 and '<a href="/fern/datasets">Back to the list</a>' in refused.text
+    assert '<a href="/">Back to your workspaces</a>' in browser.get("/nowhere/datasets/multiply").text
+    program = browser.get("/api/cli/datasets/multipl", headers=member.headers)
+    assert "nearest" not in program.text
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbDataset, DbUser, new_id
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
-from osmosis_ai.platform.name_lookup import hint_of_name
+from osmosis_ai.platform.name_lookup import no_such_name
 
 DOWNLOAD_TTL = timedelta(hours=1)
 """How long the URL of a download works."""
@@ -395,10 +395,7 @@ def _unknown(session: Session, workspace_id: str, name_or_id: str) -> NotFoundEr
         .where(DbDataset.workspace_id == workspace_id)
         .order_by(DbDataset.created_at.desc())
     )
-    return NotFoundError(
-        f"there is no dataset '{name_or_id}' in this workspace.",
-        hint=hint_of_name(session, name_or_id, newest, "see `osmosis dataset list`"),
-    )
+    return no_such_name(session, "dataset", name_or_id, newest, "see `osmosis dataset list`")
 
 
 def _name_taken(existing: DbDataset | None, request: UploadRequest) -> ConflictError:

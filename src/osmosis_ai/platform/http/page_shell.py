@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import lru_cache
 from http import HTTPStatus
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
@@ -26,6 +27,7 @@ from osmosis_ai.platform.db.tables import DbUser, DbWorkspace
 from osmosis_ai.platform.http.csrf import csrf_token, keep_secret
 from osmosis_ai.platform.http.errors import ApiError, as_api_error
 from osmosis_ai.platform.http.routing import ApiRoute
+from osmosis_ai.platform.name_lookup import NoSuchNameError
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.ui.assets import assets
 from osmosis_ai.ui.pages import templates
@@ -81,6 +83,10 @@ def _declared_words(dependant: Dependant) -> Iterator[str]:
         yield from _declared_words(each)
 
 
+class NoSuchWorkspaceError(NotFoundError):
+    """The visitor is in no workspace of this name, whether or not there is one."""
+
+
 class PageRoute(ApiRoute):
     """A route whose replies people read."""
 
@@ -98,7 +104,7 @@ class PageRoute(ApiRoute):
                 refusal = as_api_error(error, request)
                 if not is_for_people or refusal.status == HTTPStatus.SEE_OTHER:
                     raise refusal from error
-                reply = _refusal(request, refusal)
+                reply = _refusal(request, refusal, error)
             keep_secret(request, reply)
             return _compressed(request, reply)
 
@@ -115,15 +121,38 @@ def _refuse_another_s_name(request: Request) -> None:
         raise ApiError(403, "FOREIGN_HOST", f"this platform is at {services.config.base_url}.")
 
 
-def _refusal(request: Request, refusal: ApiError) -> Response:
-    """Return the page that says why there is none."""
+def _refusal(request: Request, refusal: ApiError, error: Exception) -> Response:
+    """Return the page that says why there is none, names what is nearest, and leads back."""
     services: PlatformServices = request.app.state.services
     problem = refusal.message[:1].upper() + refusal.message[1:]
     title = HTTPStatus(refusal.status).phrase.capitalize()
     status = refusal.status
-    reply = render_page(request, services, "message.html", status=status, title=title, problem=problem)
+    back = _way_back(request, services, error)
+    found = error.nearest if isinstance(error, NoSuchNameError) and back else ()
+    reply = render_page(
+        request,
+        services,
+        "refusal.html",
+        status=status,
+        title=title,
+        problem=problem,
+        back=back,
+        nearest=[(name, f"{back}/{quote(name, safe='')}") for name in found],
+    )
     reply.headers.update(refusal.headers)
     return reply
+
+
+def _way_back(request: Request, services: PlatformServices, error: Exception) -> str | None:
+    """Return the path of the list that what was asked for would be in; None where there is none to lead back to."""
+    workspace = request.path_params.get("workspace")
+    if workspace is None:
+        return None
+    if isinstance(error, NoSuchWorkspaceError):
+        return f"{root_path(services)}/"
+    below = request.scope["route"].path.split("/")[2:]
+    listed = list(takewhile(lambda segment: not segment.startswith("{"), below))
+    return "/".join([root_path(services), quote(workspace, safe=""), *listed])
 
 
 def render_page(

@@ -14,7 +14,7 @@ from fastapi import Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from osmosis_ai.datasets.formats import iter_records
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStoreError
 from osmosis_ai.platform.db.tables import DbDataset
 from osmosis_ai.platform.http.authentication import Services
@@ -152,6 +152,13 @@ def members_page(page: WorkspacePage) -> Response:
 
 
 def _pager(paging: PageParams, total: int, shown: int) -> dict[str, Any]:
+    """Return what leads to the pages around this one.
+
+    Raises:
+        NotFoundError: the list ends before it.
+    """
+    if paging.offset and not shown:
+        raise NotFoundError(f"the list has no page {paging.offset // _PER_PAGE}: {total:,} stand in it.")
     return {"page": paging.offset // _PER_PAGE, "more": paging.offset + shown < total}
 
 

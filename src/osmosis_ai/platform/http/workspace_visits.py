@@ -10,18 +10,13 @@ from urllib.parse import quote
 from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse
 
-from osmosis_ai.errors import NotFoundError
 from osmosis_ai.platform.db.tables import DbWorkspace
 from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.http.browser_sessions import SignedIn, Visitor
-from osmosis_ai.platform.http.page_shell import render_page, shell_of, workspace_path
+from osmosis_ai.platform.http.page_shell import NoSuchWorkspaceError, render_page, shell_of, workspace_path
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.workspaces import Role
 from osmosis_ai.ui.shell import ShellView
-
-
-class _NoSuchPage(NotFoundError):
-    """Nothing the visitor may see is at this path."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +61,12 @@ def workspace_visit(
     """Return the visit to a workspace (a dependency).
 
     Raises:
-        NotFoundError: the visitor is in none of this name, whether or not there is one.
+        NoSuchWorkspaceError: the visitor is in none of this name, whether or not there is one.
     """
     for found, role in visitor.workspaces:
         if workspace.lower() == found.name.lower() or workspace == found.id:
             return WorkspaceVisit(request, services, visitor, found, role)
-    raise _NoSuchPage(f"you are in no workspace called '{workspace[:100]}'.")
+    raise NoSuchWorkspaceError(f"you are in no workspace called '{workspace[:100]}'.")
 
 
 WorkspacePage = Annotated[WorkspaceVisit, Depends(workspace_visit)]

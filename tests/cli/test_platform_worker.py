@@ -84,6 +84,19 @@ def test_a_ticket_comes_from_a_variable_or_stdin(
     assert hosted["credential"] == "osmt_second"
 
 
+def test_a_token_that_every_user_of_the_machine_can_read_is_taken_with_a_warning(
+    cli: Cli, hosted: dict[str, Any]
+) -> None:
+    asked = ("platform", "worker", "--url", URL, "--pool", "gpu", "--token-file", "gpu.token")
+    Path("gpu.token").chmod(0o640)
+    assert "every user" not in cli(*asked).err
+    Path("gpu.token").chmod(0o644)
+    done = cli(*asked)
+    assert done.status == 0 and hosted["credential"] == TOKEN
+    assert "every user of this machine can read gpu.token" in " ".join(done.err.split())
+    assert "chmod 600 gpu.token" in " ".join(done.err.split()) and TOKEN not in done.err
+
+
 @pytest.mark.parametrize(("ending", "status"), [("left", 0), ("not_mine", 0), ("set_back", 1), ("died", 1)])
 def test_the_exit_status_says_whether_this_machine_failed(
     cli: Cli, hosted: dict[str, Any], ending: str, status: int

@@ -81,6 +81,7 @@ def test_a_file_is_replaced_only_with_force_and_no_token_is_left_of_one_that_was
         (["--pool", "gpu box"], 1, "'gpu box' must be the name of a pool of workers"),
         (["--pool", "gpu", "--workspace", "moss"], 1, "moss"),
         ([], 2, "--pool"),
+        (["--pool", "gpu", "--output", "-"], 2, "without --output it is printed"),
     ],
 )
 def test_what_is_no_scope_for_a_token_is_refused_in_a_sentence(

@@ -27,6 +27,7 @@ KEPT = timedelta(days=7)
 _MOST_KEPT = 5000
 _NOTED_EVERY = timedelta(minutes=1)
 _MOST_NAMED = 3
+_OF_A_MACHINE = frozenset({"machine", "labels", "cpus", "gpus", "memory_gb", "sandbox", "sandbox_problem"})
 
 
 class KnownWorkers:
@@ -42,8 +43,13 @@ class KnownWorkers:
         self._clock = clock
         self._noted: dict[str, datetime] = {}
 
-    def note(self, offer: WorkerOffer, token: DbWorkerToken) -> str:
-        """Remember who asks, at most once a minute, and never at the price of the claim; return its id."""
+    def note(self, offer: WorkerOffer, token: DbWorkerToken) -> str | None:
+        """Remember who asks, at most once a minute, and never at the price of the claim; return its id.
+
+        None of a worker's process, which repeats the claim that its machine made and says nothing of the machine.
+        """
+        if offer.run_id is not None and offer.model_fields_set.isdisjoint(_OF_A_MACHINE):
+            return None
         said = {
             "token_id": token.id,
             "machine": offer.machine,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.wire.workers import (
     AssignedLease,
     AssignedRun,
@@ -299,6 +300,18 @@ def test_without_a_run_it_ends_when_it_was_said_to_and_one_that_is_named_is_miss
     platform, host = play([None] * 1000, pool=None, run_id="run_gone")
     with pytest.raises(OsmosisError, match="the run run_gone could not be taken"):
         host.run()
+    (waits,) = platform.said
+    assert waits.startswith(
+        "still waits: the run run_gone could not be taken: it is not there for this worker"
+    )
+
+
+@pytest.mark.parametrize("status", [302, 404, 405, 501])
+def test_an_address_that_is_no_platform_is_given_up_with_what_mends_it(play: Play, status: int) -> None:
+    _, host = play([PlatformError(f"API error: HTTP {status}.", status=status)])
+    with pytest.raises(OsmosisError, match="no workers are taken at this address") as caught:
+        host.run()
+    assert "give --url the address" in (caught.value.hint or "")
 
 
 def test_a_run_that_is_named_is_put_aside_when_the_job_that_began_us_is_gone(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -178,8 +179,16 @@ def _credential(file: str | None, variable: str | None) -> str:
 
 
 def _read(path: Path) -> str:
+    """Return how a file begins; say so where everybody on this machine can read it, too."""
+    from osmosis_ai.cli.output.context import current
+
     try:
         with path.open(encoding="ascii", errors="replace") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if stat.S_ISREG(mode) and mode & stat.S_IROTH:
+                current().warn(
+                    f"every user of this machine can read {path}, and take runs with it: chmod 600 {path}"
+                )
             return file.read(_LONGEST_CREDENTIAL + 2)
     except OSError as error:
         raise OsmosisError(f"{path} cannot be read: {error.strerror or error}.") from error

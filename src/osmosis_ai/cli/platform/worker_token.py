@@ -59,6 +59,8 @@ def create(
     from osmosis_ai.cli.output.context import current
     from osmosis_ai.cli.platform.local_platform import local_platform
 
+    if output == Path("-"):
+        raise typer.BadParameter("without --output it is printed.", param_hint="'--output'")
     with local_platform() as platform:
         homes = [platform.workspaces.find(named) for named in dict.fromkeys(workspace or [])]
         if output is not None:

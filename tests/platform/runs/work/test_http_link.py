@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.retrying import Waits
 from osmosis_ai.api.wire.workers import (
     Assignment,
@@ -195,6 +196,7 @@ def test_bytes_that_a_store_does_not_give_or_take_for_now_fail_no_run(
         (426, {"message": "too old", "status": "unsupported"}, CredentialRefusedError),
         (500, {"error": "broken", "code": "INTERNAL"}, PlatformUnreachableError),
         (503, {"error": "broken", "code": "INTERNAL"}, PlatformUnreachableError),
+        (501, {"error": "no POST here"}, PlatformError),
         (400, {"error": "no such line", "code": "VALIDATION"}, OsmosisError),
     ],
 )

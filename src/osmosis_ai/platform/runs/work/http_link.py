@@ -80,7 +80,8 @@ _OF_UPLOADS: Mapping[str | None, type[ConflictError]] = {
     UPLOAD_GONE: UploadGoneError,
     UPLOAD_LIMIT: UploadLimitError,
 }
-_BUSY = frozenset({408, 429, *range(500, 600)})
+_BUSY = frozenset({408, 429, *range(500, 600)}) - {501}
+"""Statuses that pass; 501 is the word of a server that takes no POST, which is no platform."""
 
 
 class HttpLink:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from osmosis_ai._version import __version__
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.wire.workers import LONGEST_WAIT_S, AssignedLease, Assignment, ReleaseRequest, WorkerOffer
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.config import from_environment
@@ -229,11 +230,15 @@ class WorkerHost:
             return False
         if self._terms.run_id is not None and self._refused is None:
             raise OsmosisError(
-                f"the run {self._terms.run_id} could not be taken: it is not there for this worker, has ended, or "
-                "another one works on it.",
-                hint="look at it with `osmosis eval info` or `osmosis train info`",
+                self._missed(), hint="look at it with `osmosis eval info` or `osmosis train info`"
             )
         return True
+
+    def _missed(self) -> str:
+        return (
+            f"the run {self._terms.run_id} could not be taken: it is not there for this worker, has ended, or "
+            "another one works on it."
+        )
 
     def _idle_left_s(self) -> float:
         patience_s = self._terms.idle_exit_s
@@ -273,6 +278,8 @@ class WorkerHost:
         if answer is None:
             self._failures = 0  # whoever has no run for a while does not make up for old ones
             self._not_before = self._monotonic() + _FIRST_PAUSE_S  # of a platform that does not wait
+            if self._terms.run_id is not None:
+                self._say_once(f"still waits: {self._missed()}")
         elif isinstance(answer, PlatformUnreachableError):
             self._pause(
                 answer.message, self._unanswered
@@ -304,9 +311,12 @@ class WorkerHost:
     def _pause(self, reason: str, times: int) -> None:
         """Try again later, twice as much later each of the ``times``; a reason is said once."""
         self._not_before = self._monotonic() + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(times, 16))
-        if reason != self._told:
-            self._say(f"trying again: {reason}")
-            self._told = reason
+        self._say_once(f"trying again: {reason}")
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence != self._told:
+            self._say(sentence)
+            self._told = sentence
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -376,10 +386,11 @@ class WorkerHost:
 
 
 def _explained(error: Exception) -> Exception:
-    if isinstance(error, OsmosisError) and error.code == "NOT_FOUND":
+    # A platform has the route, takes POST there and sends nobody elsewhere.
+    if isinstance(error, PlatformError) and error.status in (404, 405, 501, *range(300, 400)):
         return OsmosisError(
             "no workers are taken at this address: it is no platform, or an older one than this worker.",
-            hint="give --url the address at which the platform's pages are",
+            hint="give --url the address at which the platform's pages are, without a proxy that asks who you are",
         )
     return error
 

@@ -313,7 +313,9 @@ def test_a_sample_that_is_not_there_is_not_found(item: str) -> None:
     page_text(visitor(a_source()).get(f"/evals/one/samples/{item}"), status=404)
 
 
-@pytest.mark.parametrize("words", ["from=a", "show=-1", "outcome=x"])
+@pytest.mark.parametrize(
+    "words", ["from=a", "show=-1", "outcome=x", "hide=all", "hide=tools&hide=x", "text=html"]
+)
 def test_words_that_make_no_sense_are_refused(words: str) -> None:
     page_text(visitor(a_source()).get(f"{HERE}?{words}"), status=400)
 

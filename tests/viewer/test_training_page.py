@@ -67,6 +67,12 @@ def test_the_page_begins_with_what_the_newest_validation_came_to() -> None:
         assert f"<h3>{heading}</h3>" in text
 
 
+def test_what_is_tiny_is_not_shown_as_nothing() -> None:
+    diverging = ViewedCurve("train/kl_base", "KL", [CurveValue(step, step * -2.5e-5) for step in (0, 1)])
+    text = page_text(visitor(a_source(TrainingCurves([diverging]))).get("/training/keen-owl-2"))
+    assert '<th scope="row">1</th><td>-2.5e-05</td>' in text and ">-0.000<" not in text
+
+
 def test_a_validation_with_few_scores_is_hollow_and_the_page_says_so() -> None:
     text = page_text(visitor(a_source(learned())).get("/training/keen-owl-2"))
     assert "Of the validation after step 0, under 90 % of the samples have a score" in text

@@ -42,7 +42,9 @@ def compact(value: float | None) -> str:
         return MISSING
     if (abs(value) >= 2 and value == round(value)) or 1000 <= abs(value) < 1e9:
         return f"{value:,.0f}"
-    return f"{value:.3f}" if 0.001 <= abs(value) < 1000 or not value else f"{value:.3g}"
+    if not value:
+        return "0.000"
+    return f"{value:.3f}" if 0.001 <= abs(value) < 1000 else f"{value:.3g}"
 
 
 def duration(seconds: float | None) -> str:

@@ -79,6 +79,27 @@ def word(words: Words, name: str) -> str | None:
     return (values[-1].strip() or None) if values else None
 
 
+def choice_of(words: Words, name: str, choices: Sequence[ChoiceT]) -> ChoiceT | None:
+    """Return which of ``choices`` the last value of a word is; None where there is none.
+
+    Raises:
+        OsmosisError: VALIDATION, it is none of them.
+    """
+    return next(iter(choices_of({name: words.get(name, ())[-1:]}, name, choices)), None)
+
+
+def choices_of(words: Words, name: str, choices: Sequence[ChoiceT]) -> list[ChoiceT]:
+    """Return which of ``choices`` the values of a word are, in their order.
+
+    Raises:
+        OsmosisError: VALIDATION, one is none of them.
+    """
+    given = [value.strip() for value in words.get(name, ())]
+    if strange := [value for value in given if value and value not in choices]:
+        raise OsmosisError(f"'{name}' is one of {', '.join(choices)}, and not {strange[0]!r}.")
+    return [choice for choice in choices if choice in given]
+
+
 def cursor_of(words: Words) -> str | None:
     """Return where in a list the page begins; None for its beginning."""
     return word(words, "cursor")
@@ -96,15 +117,15 @@ def run_query(words: Words, *, kind: RunKind | None = None) -> RunQuery:
     )
     if since is not None and until is not None and since > until:
         raise OsmosisError("'since' is after 'until': no run began between them.")
-    _choice(words, "status", STATUSES)
+    choice_of(words, "status", STATUSES)
     return RunQuery(
         kind=kind,
         **{name: word(words, name) for name in _RUN_TEXTS},
         since=since,
         until=until,
         text=word(words, "q") or "",
-        archived=_choice(words, "archived", ("yes",)) is not None,
-        sort=_choice(words, "sort", get_args(RunSort)) or "started",
+        archived=choice_of(words, "archived", ("yes",)) is not None,
+        sort=choice_of(words, "sort", get_args(RunSort)) or "started",
         descending=_descending(words, default=True),
     )
 
@@ -116,13 +137,13 @@ def sample_query(words: Words) -> SampleQuery:
         OsmosisError: VALIDATION, a word makes no sense.
     """
     return SampleQuery(
-        outcome=_choice(words, "outcome", get_args(Outcome)),
+        outcome=choice_of(words, "outcome", get_args(Outcome)),
         row=_row(words),
         category=word(words, "category"),
         boundary=word(words, "boundary"),
         **{field: _range(words, name, scale) for field, name, scale in _RANGES},
         text=word(words, "q") or "",
-        sort=_choice(words, "sort", get_args(SampleSort)) or "row",
+        sort=choice_of(words, "sort", get_args(SampleSort)) or "row",
         descending=_descending(words, default=False),
     )
 
@@ -133,12 +154,12 @@ def groups_by_row(words: Words) -> bool:
     Raises:
         OsmosisError: it wants them grouped by something else.
     """
-    return _choice(words, "group", ("row",)) is not None
+    return choice_of(words, "group", ("row",)) is not None
 
 
 def searches_conversations(words: Words, query: SampleQuery) -> bool:
     """Tell whether an address looks for the query's text in conversations, and not in previews and errors."""
-    return _choice(words, "in", ("conversations",)) is not None and bool(query.text)
+    return choice_of(words, "in", ("conversations",)) is not None and bool(query.text)
 
 
 def words_of_run_query(query: RunQuery) -> dict[str, str]:
@@ -187,18 +208,8 @@ def _written(
     return {name: str(value) for name, value in words.items() if value not in (None, "")}
 
 
-def _choice(words: Words, name: str, choices: Sequence[ChoiceT]) -> ChoiceT | None:
-    value = word(words, name)
-    for choice in choices:
-        if value == choice:
-            return choice
-    if value is not None:
-        raise OsmosisError(f"'{name}' is one of {', '.join(choices)}, and not {value!r}.")
-    return None
-
-
 def _descending(words: Words, *, default: bool) -> bool:
-    direction = _choice(words, "dir", ("asc", "desc"))
+    direction = choice_of(words, "dir", ("asc", "desc"))
     return default if direction is None else direction == "desc"
 
 

@@ -73,7 +73,7 @@ def _charts(names: Sequence[str], curves: Sequence[TrainingCurves]) -> Iterator[
         ]
         if len(drawn) >= 2:
             series = [ChartSeries(name, chart_points(curve, hollow=False)) for name, curve in drawn]
-            yield line(series, label=drawn[0][1].title, axis="step")
+            yield line(series, label=drawn[0][1].title, axis="step", number=numbers.compact)
 
 
 def _settings(names: Sequence[str], differences: Sequence[TrainingDifferences]) -> ComparedTable:

@@ -22,7 +22,15 @@ from osmosis_ai.ui import numbers
 from osmosis_ai.ui.charts import SvgChart, TimeSpan, waterfall
 from osmosis_ai.ui.shell import NavItem
 from osmosis_ai.viewer.access import RenderedPage, Viewing
-from osmosis_ai.viewer.queries import Words, query_string, sample_query, word, words_of_sample_query
+from osmosis_ai.viewer.queries import (
+    Words,
+    choice_of,
+    choices_of,
+    query_string,
+    sample_query,
+    word,
+    words_of_sample_query,
+)
 from osmosis_ai.viewer.read_sample import ReadSample, conversation_in, outcome_of
 from osmosis_ai.viewer.shown_steps import ShownSteps, shown_steps
 from osmosis_ai.viewer.source import RunEntry, SampleDetail, SampleEntry, SampleQuery
@@ -79,9 +87,10 @@ def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
     whole = _number(words, "show")
     one = viewed(view, run, row, attempt, query, first=_number(words, "from") or whole or 1, whole=whole)
     other = _beside(view, words, run, whole)
-    hidden = [name for name in HIDEABLE if name in words.get("hide", ())]
+    hidden = choices_of(words, "hide", HIDEABLE)
+    written = choice_of(words, "text", ("markdown",))
     kept = words_of_sample_query(query)
-    state = kept | {"text": word(words, "text") or "", "with": word(words, "with") or ""}
+    state = kept | {"text": written or "", "with": word(words, "with") or ""}
     pairs = zip_longest(one.shown.steps, other.shown.steps if other else ())
     return RenderedPage(
         "conversation.html",
@@ -95,7 +104,7 @@ def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
             "pairs": list(pairs),
             "kept": state,
             "hidden": hidden,
-            "as_markdown": word(words, "text") == "markdown",
+            "as_markdown": written is not None,
             "near": _near(view, run, one.detail, _query(kept | {"text": state["text"]}, hidden)),
             "elsewhere": _elsewhere(view, run, one.sample, asked=word(words, "elsewhere") is not None),
             "artifacts": _artifacts(view, run, one.sample),

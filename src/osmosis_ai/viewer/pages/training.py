@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.headline import LEAST_SCORED
 from osmosis_ai.training.runs.curves import TrainingCurves
-from osmosis_ai.ui.numbers import number, percent
+from osmosis_ai.ui.numbers import compact, number, percent
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.pages.evaluation import flat_config, known_facts, live_changes, log_tail
 from osmosis_ai.viewer.queries import Words, word
@@ -203,6 +203,7 @@ def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
                 [ChartSeries(curve.title, chart_points(curve)) for curve in found],
                 label=title,
                 axis="step",
+                number=compact,
                 # A validation stands on enough samples of its own to be read as it is, and is drawn with its interval.
                 smoothing=0.0 if keys[0].startswith("eval/") else smoothing,
                 marks=marks if place < 2 else (),

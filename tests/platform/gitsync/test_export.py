@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.platform.gitsync import export
+from osmosis_ai.platform.gitsync import export, tree
 from osmosis_ai.platform.gitsync.git import GitError
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from tests.platform.gitsync.repositories import Repository
@@ -151,6 +151,34 @@ def test_a_tree_that_is_too_large_is_refused_before_anything_is_written(
     with pytest.raises(GitError, match="is the most a run can take"):
         mirrors.export(repository.source, sha, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_few_objects_that_are_a_billion_files_are_refused(
+    mirrors: MirrorStore, repository: Repository, tmp_path: Path
+) -> None:
+    raw = repository.tree(*(("100644", b"%d" % name, b"") for name in range(10)))
+    for _ in range(7):
+        tree = bytes.fromhex(repository.store("tree", raw))
+        raw = b"".join(b"40000 %d\0" % name + tree for name in range(10))
+    sha = repository.commit_tree(("40000", b"rollouts", raw))
+    mirrors.sync(repository.source)
+
+    with pytest.raises(GitError, match=r"cannot be listed: .* more than can be read"):
+        mirrors.export(repository.source, sha, tmp_path / "out")
+    with pytest.raises(GitError, match="cannot be listed"):
+        mirrors.list_rollouts(repository.source, sha)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_commit_of_too_many_files_is_refused(
+    mirrors: MirrorStore, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sha = repository.commit("a", "b", "c")
+    mirrors.sync(repository.source)
+    monkeypatch.setattr(tree, "MOST_FILES", 2)
+
+    with pytest.raises(GitError, match="more than 2 files, which is the most"):
+        mirrors.export(repository.source, sha, tmp_path / "out")
 
 
 def test_a_full_disk_leaves_nothing_behind(

@@ -17,6 +17,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,6 +117,40 @@ class Git:
                     f"`git {_subcommand(arguments)}` did not finish within {timeout_s:g} s."
                 ) from None
         return GitResult(process.returncode, output, errors.decode("utf-8", "replace"))
+
+    def listing(
+        self, arguments: Sequence[str], *, most_bytes: int, timeout_s: float = LOCAL_TIMEOUT_S
+    ) -> GitResult:
+        """As :meth:`run`, where a stranger decides how much comes: a few objects can be a tree of billions of files.
+
+        Raises:
+            GitError: as there, and of more than ``most_bytes``.
+        """
+        with (
+            tempfile.TemporaryFile() as errors,
+            self._started(arguments, {}, stdin=subprocess.DEVNULL, stderr=errors.fileno()) as process,
+        ):
+            assert process.stdout is not None
+            is_late = threading.Event()
+
+            def give_up() -> None:
+                is_late.set()
+                _end(process)
+
+            deadline = threading.Timer(timeout_s, give_up)
+            deadline.daemon = True
+            deadline.start()
+            try:
+                output = process.stdout.read(most_bytes + 1)
+                if len(output) > most_bytes:
+                    raise GitError(f"`git {_subcommand(arguments)}` says more than can be read.")
+                status = process.wait()
+            finally:
+                deadline.cancel()
+            if is_late.is_set():
+                raise GitError(f"`git {_subcommand(arguments)}` did not finish within {timeout_s:g} s.")
+            errors.seek(0)
+            return GitResult(status, output, errors.read().decode("utf-8", "replace"))
 
     @contextlib.contextmanager
     def conversation(

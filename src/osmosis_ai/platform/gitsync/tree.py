@@ -18,6 +18,9 @@ from osmosis_ai.platform.gitsync.git import LOCAL_TIMEOUT_S, Git, GitError
 
 _SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _CHUNK_BYTES = 1024 * 1024
+MOST_FILES = 250_000
+"""Of a commit, or of the directory of it that is asked for."""
+_MOST_LISTED_BYTES = 64 << 20
 
 REGULAR = frozenset({"100644", "100755", "100664"})
 EXECUTABLE = "100755"
@@ -46,14 +49,21 @@ def list_tree(git: Git, mirror: Path, sha: str, path: str = "") -> Iterator[Tree
     """Yield the files of the commit ``sha``: all, those below the directory ``path/``, or the file ``path``.
 
     Raises:
-        GitError: when the commit is not in the mirror.
+        GitError: when the commit is not in the mirror, or has more than :data:`MOST_FILES`.
     """
     only = ["--", path] if path else []
-    listed = git.run(
-        [f"--git-dir={mirror}", "ls-tree", "-r", "-z", "-l", "--full-tree", checked_sha(sha), *only]
-    )
+    asked = [f"--git-dir={mirror}", "ls-tree", "-r", "-z", "-l", "--full-tree", checked_sha(sha), *only]
+    try:
+        listed = git.listing(asked, most_bytes=_MOST_LISTED_BYTES)
+    except GitError as error:
+        raise GitError(f"the files of the commit {sha} cannot be listed: {error.message}") from None
     if listed.exit_status != 0:
         raise GitError(f"the commit {sha} cannot be read: {listed.reason}.")
+    if listed.output.count(b"\0") > MOST_FILES:
+        raise GitError(
+            f"the commit {sha} holds more than {MOST_FILES:,} files, which is the most a run can take.",
+            hint="keep data in datasets rather than in the repository",
+        )
     for record in listed.output.split(b"\0"):
         if record:
             facts, _, name = record.partition(b"\t")

@@ -6,6 +6,8 @@ import gzip
 import hashlib
 import io
 import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -17,8 +19,9 @@ from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.db.engine import DatabaseBusyError
 from osmosis_ai.platform.db.tables import DbDataset, DbJournalSegment, DbRun, DbRunFile
+from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.ray_cluster import RayCluster
-from osmosis_ai.platform.runs.desk import journal_folding
+from osmosis_ai.platform.runs.desk import closing, journal_folding
 from osmosis_ai.platform.runs.desk.claims import Claims, ClaimScope
 from osmosis_ai.platform.runs.desk.journal_intake import JournalDivergedError
 from osmosis_ai.platform.runs.desk.run_desk import RunDesk
@@ -288,6 +291,63 @@ def test_a_run_ends_with_its_journal_where_the_store_was_away_for_a_moment_and_w
     assert worker.run.journal_blob is None
     assert any("journal could not be kept" in message for message in worker.messages())
     assert len(worker.samples()) == 2
+
+
+def test_what_an_earlier_owner_met_of_the_store_costs_no_later_one_the_journal(
+    worker: DeskWorker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.write(records(2))
+    worker.sync(journal=worker.part())
+
+    def away(*_: Any) -> NoReturn:
+        raise BlobStoreBusy("the bucket cannot be reached.")
+
+    with monkeypatch.context() as cut:
+        cut.setattr(type(worker.services.blobs), "put", away)
+        with pytest.raises(BlobStoreBusy):
+            worker.ends()
+    clock.advance(LEASE.total_seconds() + 1)
+    later = DeskWorker.claims(worker.services)
+    with monkeypatch.context() as cut:
+        cut.setattr(type(worker.services.blobs), "put", away)
+        with pytest.raises(BlobStoreBusy):
+            later.ends()
+    assert later.ends().status == "finished"
+    assert later.run.journal_blob is not None
+
+
+def test_who_says_again_how_a_run_ends_while_that_takes_long_holds_no_thread_for_as_long(
+    worker: DeskWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.write(records(2))
+    worker.sync(journal=worker.part())
+    monkeypatch.setattr(closing, "_TURN_WITHIN_S", 0.01)
+    is_storing, go_on = threading.Event(), threading.Event()
+    put = worker.services.blobs.put
+
+    def slow(*said: Any) -> Any:
+        is_storing.set()
+        assert go_on.wait(120)
+        return put(*said)
+
+    monkeypatch.setattr(worker.services.blobs, "put", slow)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(worker.ends)
+        try:
+            assert is_storing.wait(120)
+            with pytest.raises(BlobStoreBusy, match="ask again"):
+                worker.ends()
+        finally:
+            go_on.set()
+        assert first.result(timeout=120).status == "finished"
+    assert worker.ends().status == "finished"
+
+
+def test_names_that_a_database_would_refuse_are_kept_without_what_it_refuses(worker: DeskWorker) -> None:
+    worker.write(records(1, parts={"a\0b": 1.0}))
+    worker.sync(journal=worker.part())
+    (sample,) = worker.samples()
+    assert sample.parts == {storable("a\0b"): 1.0} and "\0" not in str(list(sample.parts))
 
 
 def test_a_run_that_was_asked_to_stop_is_stopped_whatever_happened(worker: DeskWorker) -> None:

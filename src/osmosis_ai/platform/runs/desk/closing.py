@@ -36,6 +36,8 @@ training run's many hours are worth 20 minutes of waiting for memory or a GPU th
 has journalled is there for the next one."""
 _FIRST_PAUSE = timedelta(seconds=0.5)
 _LONGEST_PAUSE = timedelta(minutes=5)
+_TURN_WITHIN_S = 5.0
+"""How long whoever ends a run waits for another who does: each of them holds a thread."""
 
 Secrets = Callable[[DbRun], Mapping[str, SecretStr]]
 
@@ -83,12 +85,12 @@ class RunClosing:
         self._runs_dir = runs_dir
         self._all_are_elsewhere = all_are_elsewhere
         self._ending: WeakValueDictionary[str, _OneAtATime] = WeakValueDictionary()
-        self._store_away_since: dict[str, float] = {}
+        self._store_away_since: dict[tuple[str, str], float] = {}
 
     def end(self, lease: Lease, request: EndRequest, *, is_said_again: bool = False) -> RunClosed:
         """Give a run its outcome; said again, it is what it was.
 
-        Who says it again while it is being done, waits for that: a long journal is folded once.
+        Who says it again while it is being done, waits for that, some seconds each time: a long journal is folded once.
 
         Args:
             lease, request: whose run, and its outcome.
@@ -100,9 +102,16 @@ class RunClosing:
             BlobStoreBusy: it is to be said again.
         """
         turn = self._ending.setdefault(lease.run_id, _OneAtATime())
-        with turn.lock:
+        if not turn.lock.acquire(timeout=_TURN_WITHIN_S):
+            raise BlobStoreBusy("the run is being ended, which takes long; ask again in a moment.")
+        try:
             closed = self._end(lease, request, is_said_again)
-        self._store_away_since.pop(lease.run_id, None)
+        except LeaseLostError:
+            self._store_away_since.pop((lease.run_id, lease.token), None)
+            raise
+        finally:
+            turn.lock.release()
+        self._store_away_since.pop((lease.run_id, lease.token), None)
         return closed
 
     def _end(self, lease: Lease, request: EndRequest, is_said_again: bool) -> RunClosed:
@@ -232,16 +241,18 @@ class RunClosing:
             if (
                 is_said_again
                 and isinstance(error, BlobStoreBusy)
-                and not self._was_store_away_for_long(run.id)
+                and not self._was_store_away_for_long(lease)
             ):
                 raise
             line = LogLine(f"the journal could not be kept: {error}", level="warning", step="run")
             self._logs.append(run.id, [line])
             return None
 
-    def _was_store_away_for_long(self, run_id: str) -> bool:
+    def _was_store_away_for_long(self, lease: Lease) -> bool:
+        """Tell whether the store has been away since this owner first said how the run ends, an earlier one aside."""
         now = self._monotonic()
-        return now - self._store_away_since.setdefault(run_id, now) >= self._leases.term.total_seconds() / 2
+        since = self._store_away_since.setdefault((lease.run_id, lease.token), now)
+        return now - since >= self._leases.term.total_seconds() / 2
 
     def _number(self, run: DbRun, ending: str | None) -> None:
         if run.kind == "eval" and run.metrics is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,6 +59,14 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shard
     with postgres_database() as url:
         home = tmp_path / "home"
         yield from begun(PlatformConfig(home=home, database_url=url, blobs_url=bucket), tmp_path)
+
+
+def another_run(run: ShardedRun, scratch: Path) -> ShardedRun:
+    with run.db.transaction() as session:
+        told = {"kind": "eval", "status": "running", "request": {}, "created_at": run.clock.now()}
+        names = {"rollout_name": "multiply", "dataset_name": "multiply", "model_path": "osmosis/tiny"}
+        session.add(DbRun(id="run_2", name="run_2", workspace_id="wsp_1", **told, **names))
+    return ShardedRun(run.db, run.blobs, scratch, "run_2", run.clock)
 
 
 def goes_on_and_ends(run: ShardedRun) -> None:
@@ -322,3 +331,45 @@ def test_parts_that_a_killed_process_has_sent_to_a_bucket_are_forgotten_and_a_wo
     clock.advance(2 * 3600)
     EvalImportStore(db, blobs, clock, LogStore(db, clock), RunCounts("eval", clock)).tidy()
     assert {upload.id for upload, _ in blobs.unfinished_uploads()} == {known.id}
+
+
+def test_a_run_whose_shards_cannot_be_read_now_keeps_no_other_from_being_merged(
+    run: ShardedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = another_run(run, tmp_path)
+    run.shards(FAN)
+    other.shards(FAN)
+    read = run.blobs.read
+
+    def damaged(key: str, offset: int, length: int) -> bytes:
+        if key.startswith(f"runs/{run.id}/"):
+            raise OSError(errno.EIO, "the disk cannot be read")
+        return read(key, offset, length)
+
+    monkeypatch.setattr(run.blobs, "read", damaged)
+    with pytest.raises(OSError, match="cannot be read"):
+        run.merging.merge_due()
+    assert other.states() == {"stored": 1, "replaced": FAN}
+    assert run.states() == {"stored": FAN}, "and of the other one nothing is left half done"
+
+
+def test_a_run_that_is_resumed_while_it_is_tidied_up_loses_nothing(
+    run: ShardedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.shard()
+    run.end()
+    listed = run.blobs.keys
+
+    def resumed(prefix: str) -> Iterator[str]:
+        with run.db.transaction() as session:
+            session.get_one(DbRun, run.id).status = "running"
+        run.shard()
+        run.blobs.put(f"runs/{run.id}/shards/new", io.BytesIO(b"sent by its worker, and not told yet"))
+        return listed(prefix)
+
+    monkeypatch.setattr(run.blobs, "keys", resumed)
+    run.merging.merge_due()
+    monkeypatch.undo()
+    run.check()
+    assert f"runs/{run.id}/shards/new" in run.kept()
+    assert run.states() == {"stored": 2}, "to be merged when it has ended"

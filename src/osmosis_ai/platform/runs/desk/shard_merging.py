@@ -22,7 +22,7 @@ from sqlalchemy import ColumnElement, CursorResult, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.blobs.store import BlobError, BlobStore, BlobStoreBusy
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbRunShard
@@ -65,7 +65,7 @@ class ShardMerging:
         """Merge what is to be merged now, for some seconds at most; the rest is for the next time.
 
         Raises:
-            BlobStoreError, OSError: the store does not take it.
+            BlobStoreError, OSError: the store does not take what is one run's, behind all the others.
         """
         until = time.monotonic() + _BUDGET_S
         with self._db.session() as session:
@@ -74,10 +74,18 @@ class ShardMerging:
             ).all()
         for _, of_run in groupby(left, lambda shard: shard.run_id):
             self._move_files(list(of_run))
+        failure: Exception | None = None
         for run_id, has_ended in self._runs():
-            while time.monotonic() < until and self._merge_next(run_id, has_ended=has_ended):
-                pass
+            try:
+                while time.monotonic() < until and self._merge_next(run_id, has_ended=has_ended):
+                    pass
+            except BlobStoreBusy:
+                raise
+            except (OSError, BlobError) as error:
+                failure = error  # what is wrong with one run's files is no matter of the others
         self._delete_replaced()
+        if failure is not None:
+            raise failure
 
     def tidy(self) -> None:
         """Forget what killed processes, deleted runs and runs that have ended have left.
@@ -225,11 +233,23 @@ class ShardMerging:
                 return
             known = set(session.scalars(select(DbRunShard.key).where(of_run)))
         # Sent by a worker that was killed before it could say what is in them.
-        for key in list(self._blobs.keys(f"runs/{run_id}/{SHARDS_FOLDER}")):
-            if key not in known and not self._is_named(run_id, key):
+        left = [key for key in self._blobs.keys(f"runs/{run_id}/{SHARDS_FOLDER}") if key not in known]
+        if self._is_open(run_id):
+            return  # resumed meanwhile: what is there may be another worker's
+        for key in left:
+            if not self._is_named(run_id, key):
                 self._blobs.delete(key)
         with self._db.transaction() as session:
-            session.execute(delete(DbRunShard).where(of_run))
+            if not self._is_open(run_id, session):
+                session.execute(delete(DbRunShard).where(of_run))
+
+    def _is_open(self, run_id: str, writing: Session | None = None) -> bool:
+        """Tell whether a run may get more shards; as part of the transaction ``writing``, until that ends."""
+        asked = select(DbRun.status).where(DbRun.id == run_id)
+        if writing is not None:
+            return writing.scalar(asked.with_for_update()) in OPEN
+        with self._db.session() as session:
+            return session.scalar(asked) in OPEN
 
     def _is_named(self, run_id: str, key: str) -> bool:
         with self._db.session() as session:

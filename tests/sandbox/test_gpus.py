@@ -90,13 +90,24 @@ def test_another_run_gets_another_gpu_until_it_has_to_share(gpus: Path) -> None:
         ("0,1", ("GPU-1aaa", "GPU-0aaa")),
         ("1,-1,0", ("GPU-0aaa",)),
         ("MIG-7", ("MIG-7",)),
+        ("MIG-GPU-1aaa/1/0", ("MIG-GPU-1aaa/1/0",)),
+        ("0,GPU-1aaa", ("GPU-1aaa",)),
     ],
 )
 def test_of_those_that_the_worker_has_itself(gpus: Path, visible: str, expected: tuple[str, ...]) -> None:
     granted = grant(gpus, 2, visible)
     assert granted is not None and granted.visible == expected
-    assert ("nvidia-caps" in shown(granted)) == (visible == "MIG-7")
+    assert ("nvidia-caps" in shown(granted)) == visible.startswith("MIG-")
     granted.close()
+
+
+def test_a_lock_that_cannot_be_had_counts_as_somebodys_and_fails_no_run(gpus: Path) -> None:
+    (gpus.parent / "locks" / "GPU-1aaa.lock").mkdir(parents=True)
+    first, second = grant(gpus, 1), grant(gpus, 2)
+    assert first is not None and second is not None
+    assert (first.visible, first.shared, second.shared) == (("GPU-0aaa",), 0, 2)
+    for each in (first, second):
+        each.close()
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "none"])

@@ -71,13 +71,16 @@ def grant_gpus(
     """
     there = gpus_of_machine(root)
     mine = (os.environ if environ is None else environ).get(VISIBLE_ENV)
-    names = [_name(gpu) for gpu in there] if mine is None else _named(mine, there)
+    # Named twice it is one, and CUDA would show none of them.
+    names = list(dict.fromkeys([_name(gpu) for gpu in there] if mine is None else _named(mine, there)))
     held = ExitStack()
     free: list[str] = []
     taken: list[str] = []
     locks.mkdir(parents=True, exist_ok=True)
     for name in names:
-        (free if len(free) < count and _lock(locks / f"{name}.lock", held) else taken).append(name)
+        # Older drivers name a part of a GPU with slashes (`MIG-GPU-<uuid>/1/0`).
+        lock = locks / f"{name.replace('/', '-')}.lock"
+        (free if len(free) < count and _lock(lock, held) else taken).append(name)
     visible = (free + taken)[:count]
     if not there or not visible:
         held.close()
@@ -149,8 +152,14 @@ def _nodes(granted: list[Gpu], visible: list[str], root: Path) -> Iterator[Path]
 
 
 def _lock(file: Path, held: ExitStack) -> bool:
-    """Take a lock for as long as this process lives, or it is let go; return whether nobody else has it."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Take a lock for as long as this process lives, or it is let go; return whether nobody else has it.
+
+    One that can not be had, being another user's, counts as somebody's: no run fails by it.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -25,6 +25,8 @@ from osmosis_ai.platform.runs.fitting import Machine
 KEPT = timedelta(days=7)
 """How long a machine is known after it last asked for a run, or worked on one."""
 _MOST_KEPT = 5000
+_MOST_OF_TOKEN = 500
+"""Machines of one token: whoever has it may say that it is another one each time."""
 _NOTED_EVERY = timedelta(minutes=1)
 _MOST_NAMED = 3
 _OF_A_MACHINE = frozenset({"machine", "labels", "cpus", "gpus", "memory_gb", "sandbox", "sandbox_problem"})
@@ -68,6 +70,10 @@ class KnownWorkers:
         try:
             with self._db.transaction(wait_s=0) as session:
                 upsert(session, DbKnownWorker, [row])
+                newest = select(DbKnownWorker.id).where(DbKnownWorker.token_id == token.id)
+                newest = newest.order_by(DbKnownWorker.seen_at.desc(), DbKnownWorker.id)
+                if too_many := session.scalars(newest.offset(_MOST_OF_TOKEN)).all():
+                    session.execute(delete(DbKnownWorker).where(DbKnownWorker.id.in_(too_many)))
         except (DatabaseBusyError, StorageFullError):
             return known
         if len(self._noted) > _MOST_KEPT:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from osmosis_ai.api.wire.workers import CLAIM
+from osmosis_ai.platform import known_workers
 from osmosis_ai.platform.known_workers import KEPT
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.sandbox import SandboxCapability
@@ -15,6 +17,7 @@ from tests.platform.evaluations import Submits, submit_body
 from tests.platform.http.test_workers import Spoken, member, token  # noqa: F401 - fixtures
 from tests.platform.runs.conftest import code, rows  # noqa: F401 - fixtures of `member`
 from tests.platform.runs.conftest import member as member_with_code  # noqa: F401
+from tests.platform.runs.desk.desk_workers import offer
 from tests.platform.viewer.test_platform_source import source_of
 
 SUBMITS = Submits("/api/cli/eval-runs", submit_body)
@@ -116,6 +119,26 @@ def test_a_pool_without_a_token_or_a_worker_is_told_so_and_who_is_long_gone_is_f
     assert "has asked for a run" in (waits(api, other) or "")
     services.worker_access.revoke_token(granted.id)
     assert "no worker token is good for" in (waits(api, other) or "")
+
+
+def test_a_token_that_is_another_machine_with_each_claim_is_known_for_so_many(
+    api: TestClient, machine: Spoken, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, plain = services.worker_access.create_token("gpu")
+    assert Spoken(api, plain).claim(machine="honest").status_code == 204
+    monkeypatch.setattr(known_workers, "_MOST_OF_TOKEN", 3)
+    for number in range(6):
+        machine.claim(machine=f"box-{number}")
+    known = {row.machine for row, _ in services.worker_access.known.all()}
+    assert len(known) == 4 and "honest" in known
+
+
+@pytest.mark.parametrize(
+    "said", [{"cpus": "nan"}, {"memory_gb": "inf"}, {"gpus": "9" * 4000}, {"gpus": -1}, {"cpus": -1}]
+)
+def test_a_machine_has_numbers_of_what_it_has(machine: Spoken, said: dict[str, Any]) -> None:
+    reply = machine.post(CLAIM, {**offer().to_wire(), **said})
+    assert (reply.status_code, reply.json()["code"]) == (400, "VALIDATION_FAILED")
 
 
 def test_runs_for_a_machine_that_there_is_not_hold_up_none_of_their_workspace(

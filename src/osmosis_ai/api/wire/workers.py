@@ -45,6 +45,8 @@ Token = Annotated[Secret, Field(min_length=1, max_length=128)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
 Term = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Pause = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+"""Of what a machine has."""
 Row = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
 Step = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
 
@@ -87,9 +89,9 @@ class WorkerOffer(WireModel):
     labels: Annotated[list[Annotated[Words, Field(max_length=64)]], Field(max_length=64)] = []
     sandbox: bool | None = None
     sandbox_problem: Annotated[Words, Field(max_length=500)] | None = None
-    cpus: float | None = None
-    gpus: int = 0
-    memory_gb: float | None = None
+    cpus: Amount | None = None
+    gpus: Annotated[int, Field(ge=0, lt=1 << 16)] = 0
+    memory_gb: Amount | None = None
     wait_s: Annotated[float, Field(ge=0, le=LONGEST_WAIT_S)] = 0.0
 
 

@@ -15,12 +15,13 @@ from sqlalchemy import select
 
 from osmosis_ai.platform.db.tables import DbRun, DbSourceArchive
 from osmosis_ai.platform.gitsync.git import GitError
+from osmosis_ai.platform.runs import source_archives
 from osmosis_ai.platform.runs.source_archives import WANTED_FOR
 from osmosis_ai.platform.runs.submit import packing
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member
 from tests.platform.evaluations import Code, Submits, submit_body, wait_until
-from tests.platform.runs.desk.desk_workers import DeskWorker
+from tests.platform.runs.desk.desk_workers import ANY, DeskWorker, offer
 
 SUBMITS = Submits("/api/cli/eval-runs", submit_body)
 Export = Callable[..., Any]
@@ -105,6 +106,29 @@ def test_a_large_commit_holds_no_submit_up_and_its_run_waits_and_says_so(
     wait_until(may_be_claimed)
     assert DeskWorker.claims(services).assignment.source is not None
     assert "waits" not in api.get(f"{SUBMITS.route}/{run['name']}").json()
+
+
+def test_a_claim_waits_little_for_a_commit_that_takes_long_and_other_runs_go_first(
+    api: TestClient,
+    services: PlatformServices,
+    exports: Exports,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packing, "PACK_WAIT_S", 0.01)
+    monkeypatch.setattr(source_archives, "FOUND_WITHIN_S", 0.01)
+    exports.go_on.clear()
+    name = api.post(SUBMITS.route, json=submit_body()).json()["name"]
+    clock.advance(180)
+    try:
+        assert services.desk.claim(offer(), ANY) is None
+        assert services.desk.claim(offer(), ANY) is None, "nor is it the first one again at once"
+        assert exports.count == 1
+    finally:
+        exports.go_on.set()
+    wait_until(lambda: len(archives(services)) == 1)
+    clock.advance(11)
+    assert DeskWorker.claims(services).assignment.run.name == name
 
 
 def test_a_commit_that_no_run_can_take_is_refused_in_a_sentence(

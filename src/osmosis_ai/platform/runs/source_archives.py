@@ -13,6 +13,7 @@ import tarfile
 import tempfile
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
 from pathlib import Path
 from typing import BinaryIO
@@ -20,6 +21,7 @@ from typing import BinaryIO
 from sqlalchemy import ColumnElement, and_, delete, exists, or_, select, update
 
 from osmosis_ai.datasets import file_digest
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.base import upsert
@@ -30,8 +32,17 @@ from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
 
 WANTED_FOR = timedelta(hours=1)
 """How long an archive stays that was asked for by a submit, whose run may be on its way."""
+FOUND_WITHIN_S = 5.0
+"""How long whoever needs an archive waits for one that is being made: some commits take minutes, and threads are few."""
 _PACKED_AT_ONCE = 2
 _FOLDER = "sources"
+
+
+class StillPackingError(OsmosisError):
+    """The archive of a commit is being made, which takes longer than anybody waits for."""
+
+    default_code = "PLATFORM_ERROR"
+    is_infrastructure = True
 
 
 class SourceArchives:
@@ -76,11 +87,16 @@ class SourceArchives:
         Raises:
             GitError: the commit cannot be read, is too large, or holds what no directory may hold.
             OSError, BlobStoreError: there is no room for it.
+            StillPackingError: it takes longer than :data:`FOUND_WITHIN_S`.
         """
         known = self._known((workspace_id, sha))
         if known is not None or repository is None:
             return known
-        return self._make(repository, sha).result()
+        making = self._make(repository, sha)
+        try:
+            return making.result(timeout=FOUND_WITHIN_S)
+        except FutureTimeout:
+            raise StillPackingError(f"the commit {sha[:12]} is still being packed for workers.") from None
 
     def is_making(self, workspace_id: str, sha: str | None) -> bool:
         """Tell whether the archive of a commit is being made."""

@@ -36,6 +36,7 @@ training run's many hours are worth 20 minutes of waiting for memory or a GPU th
 has journalled is there for the next one."""
 _FIRST_PAUSE = timedelta(seconds=0.5)
 _LONGEST_PAUSE = timedelta(minutes=5)
+_LATER = timedelta(seconds=10)
 _TURN_WITHIN_S = 5.0
 """How long whoever ends a run waits for another who does: each of them holds a thread."""
 
@@ -194,10 +195,11 @@ class RunClosing:
             hint = f"; {error.hint.rstrip('.')}" if error.hint else ""
             self._end_claimed(lease, "failed", f"{error.message.rstrip('.')}{hint}.")
 
-    def let_go(self, lease: Lease) -> None:
-        """Let a run go whose claim was not answered: it may be made again."""
-        with self._leases.writing(lease) as (_, run):
+    def let_go(self, lease: Lease, *, is_later: bool = False) -> None:
+        """Let a run go whose claim was not answered: it may be made again; ``is_later``: not at once, others go first."""
+        with self._leases.writing(lease) as (session, run):
             run.claim_id = run.lease_token = run.lease_expires_at = None
+            run.claimable_at = self._leases.now(session) + _LATER if is_later else None
 
     def _end_claimed(self, lease: Lease, outcome: Outcome, sentence: str | None = None) -> None:
         """End a run whose claim goes on to the next one."""

@@ -35,7 +35,7 @@ from osmosis_ai.platform.runs.desk.uploads import RunUploads
 from osmosis_ai.platform.runs.desk.watching import RunWatch
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError, Outcome
-from osmosis_ai.platform.runs.source_archives import SourceArchives
+from osmosis_ai.platform.runs.source_archives import SourceArchives, StillPackingError
 from osmosis_ai.platform.vault import Vault
 
 
@@ -100,6 +100,9 @@ class RunDesk:
                 continue
             try:
                 assignment = self._assignments.of(lease, next_s=self.pace.next_s())
+            except StillPackingError:
+                self._closing.let_go(lease, is_later=True)
+                return None  # what else waits, the next claim finds
             except OsmosisError as error:
                 self._closing.close_unassigned(lease, error)
                 if error.is_infrastructure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -41,6 +42,24 @@ def test_a_list_is_read_piece_by_piece_where_somebody_waits_the_newest_first(loc
     while waits in (shown := page_text(again.get("/"))):
         pass
     assert "5 runs" in shown
+
+
+def test_a_line_of_judging_says_how_many_calls_gave_a_score(local: LocalPlace) -> None:
+    counts = {"records": 3, "calls": 12, "scored": 9, "unscored": 1, "failed": 2, "pending": 0}
+    document = {
+        "generated_at": "2026-05-01T13:05:00+00:00",
+        "overall_statistics": {"average": 0.5},
+        "counts": counts,
+        "records": [],
+    }
+    for name, written in (("told", document), ("silent", document | {"counts": {"scored": "many"}})):
+        (local.root / f"rubric_eval_result_{name}.json").write_text(json.dumps(written), "utf-8")
+    lines = {entry.name: entry for entry in local.source.runs(RunQuery(), limit=9).items}
+    told = lines["rubric_eval_result_told"].headline
+    assert told is not None and (told.scored_words, told.failed_words) == ("9 of 12 planned", "3")
+    assert lines["rubric_eval_result_silent"].headline is None
+    shown = page_text(visitor(local.source).get("/rubrics"))
+    assert '9<span class="interval"> of 12 planned</span>' in shown
 
 
 def test_runs_that_were_put_aside_are_found_by_a_filter_and_from_the_run_of_their_name(

@@ -127,4 +127,7 @@ def test_a_record_without_a_score_has_no_mean_and_does_not_count(document: dict[
 
 def test_the_list_of_sessions_promises_no_intervals(document: dict[str, Any]) -> None:
     text = page_text(pages_of(document).get("/rubrics"))
-    assert "Scores are over scored records." in text and "95 % intervals" not in text
+    assert (
+        "Scores are over scored records; what is scored, failed and planned are calls of judges." in text
+        and "95 % intervals" not in text
+    )

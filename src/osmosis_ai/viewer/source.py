@@ -89,7 +89,7 @@ class RunEntry:
         name: by which addresses and commands know it; unique for its kind in a source.
         status: ``pending``, ``running``, ``finished``, ``failed``, ``stopped`` or ``incomplete`` (nobody works on it).
         config: what runs of one config have in common: its path, or rollout and dataset.
-        headline: None before anything is counted, and for training.
+        headline: None before anything is counted, and for training; of judging, how many calls gave a score.
         reward: mean over scored samples, of training the newest; with its 95 % interval where it has one.
         trend: pass rates (of training: rewards) of up to ten runs of this config, the oldest first, this one last.
         error: why it failed, in a sentence.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.errors import reason_of
+from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text
 from osmosis_ai.rubric.written_results import read_result
 from osmosis_ai.viewer.local.recorded import moment, shown_facts
@@ -24,7 +25,8 @@ def read_session(path: Path, name: str) -> tuple[RunEntry, Mapping[str, Any], st
         problem = f"`{path}` is no result of a judging session that can be read ({reason_of(error)})."
         return RunEntry("rubric", name, id=str(path), status="incomplete", error=problem), {}, problem
     usage, statistics = as_table(document.get("usage")), as_table(document.get("overall_statistics"))
-    scored = as_table(document.get("counts")).get("scored") or statistics.get("success_count")
+    counts = as_table(document.get("counts"))
+    scored = counts.get("scored") or statistics.get("success_count")
     made = moment(document.get("generated_at"))
     entry = RunEntry(
         kind="rubric",
@@ -36,11 +38,21 @@ def read_session(path: Path, name: str) -> tuple[RunEntry, Mapping[str, Any], st
         model=as_text(document.get("model")),
         dataset=as_text(document.get("data_path")) and Path(str(document["data_path"])).name,
         config=as_text(document.get("rubric_id")),
+        headline=_calls(counts),
         reward=as_number(statistics.get("average")) if scored else None,
         cost_usd=as_number(usage.get("cost_usd")),
         duration_s=as_number(usage.get("elapsed_s")),
     )
     return entry, document, None
+
+
+def _calls(counts: Mapping[str, Any]) -> Headline | None:
+    """Return how many calls of judges gave a score, of those that were to be made; None where nobody says."""
+    known = [as_number(counts.get(name)) for name in ("calls", "scored", "failed", "unscored", "pending")]
+    if None in known:
+        return None
+    calls, scored, failed, unscored, pending = (int(each or 0) for each in known)
+    return Headline(planned=calls, scored=scored, failed=failed + unscored, pending=pending)
 
 
 def session_detail(path: Path, name: str) -> RunDetail:

@@ -12,6 +12,7 @@ from osmosis_ai.api.wire.workers import CLAIM, MOST_WANTED, UPLOAD_LIMIT, run_ro
 from osmosis_ai.platform.runs.desk.run_shards import MERGED_FOLDER
 from osmosis_ai.platform.runs.desk.uploads import MOST_OPEN
 from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER
+from osmosis_ai.platform.runs.stored_journal import JOURNAL_NAME
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import assert_flat_error
 from tests.platform.http.test_workers import (  # noqa: F401 - fixtures of `machine`
@@ -47,6 +48,15 @@ def _piece(offset: int, length: int, size: int) -> dict[str, Any]:
 def _line(**changes: Any) -> dict[str, Any]:
     lines = orjson.dumps({**RECORD, **changes}).decode() + "\n"
     return {"journal": {"generation": 0, "offset": 0, "lines": lines}}
+
+
+SNAPSHOT = {
+    **dict.fromkeys(("completed", "total", "passed", "failed", "skipped", "scored", "tokens", "finished"), 1),
+    "reward_mean": 1.0,
+    "cost_usd": None,
+    "in_flight": None,
+    "elapsed_s": 1.0,
+}
 
 
 LIES: dict[str, dict[str, Any]] = {
@@ -88,6 +98,12 @@ LIES: dict[str, dict[str, Any]] = {
     "numbers that are none": {"metrics": {"a": [1]}},
     "numbers without a summary": {"metrics": NUMBERS},
     "progress that is none": {"progress": PROGRESS},
+    "progress of more digits than whoever lists runs can read": {
+        "progress": {**SNAPSHOT, "completed": "9" * 4000}
+    },
+    "progress that no list of runs could show any more": {"progress": {**SNAPSHOT, "reward_mean": "nan"}},
+    "an upload in the place of the journal": {"wanted": [{**UPLOAD, "name": f"{JOURNAL_NAME}/a"}]},
+    "an upload in the place of all shards": {"wanted": [{**UPLOAD, "name": "shards"}]},
     "training of an evaluation": {"training": {"steps": [STEP]}},
     "a metric that no engine keeps": {"training": {"steps": [{**STEP, "metrics": {"a\0": 1.0}}]}},
     "a model that no engine keeps": {"training": {"checkpoints": [{**CHECKPOINT, "base_model": "\0"}]}},
@@ -140,6 +156,13 @@ def test_words_of_a_rollout_are_kept_as_the_columns_take_them(
     assert machine.sync(liar.assignment, **news).status_code == 200
     (sample,) = liar.samples()
     assert (sample.error, sample.category, sample.error_type) == ("\ufffd\x1b[31m", "c" * 64, "\ufffd")
+
+
+def test_last_words_are_as_long_as_a_line_of_a_log(machine: Spoken, liar: DeskWorker) -> None:  # noqa: F811
+    last = {"lease": liar.token.get_secret_value(), "outcome": "failed"}
+    said = {**last, "error": "e" * 400_000, "ending": "n" * 400_000}
+    assert machine.post(run_route(liar.run_id, "end"), said).json() == {"status": "failed"}
+    assert len(machine.api.get("/api/cli/eval-runs").content) < 100_000, "whoever lists runs reads all of it"
 
 
 def test_claims_name_what_an_engine_can_look_for(machine: Spoken) -> None:  # noqa: F811

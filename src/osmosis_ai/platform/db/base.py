@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cache
@@ -67,6 +68,15 @@ def unstorable(model: type[Base], row: Mapping[str, Any]) -> str | None:
     """Return the first column of ``row`` that an engine would refuse, or keep otherwise than it is; None: it fits."""
     widths = _widths(model)
     return next((name for name, value in row.items() if not _fits(value, widths.get(name))), None)
+
+
+def is_readable(value: Any) -> bool:
+    """Tell whether ``value`` can be read again where JSON is kept: whoever lists rows reads that of all of them."""
+    try:
+        orjson.loads(json.dumps(value, allow_nan=False))
+    except ValueError:  # no number of JSON, or one that no reader takes
+        return False
+    return True
 
 
 def _fits(value: Any, width: int | None) -> bool:

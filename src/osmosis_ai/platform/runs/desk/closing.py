@@ -19,7 +19,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStore, BlobStoreBusy
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun
-from osmosis_ai.platform.log_lines import LogLine, storable
+from osmosis_ai.platform.log_lines import LogLine, bounded, storable
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.desk.journal_folding import JournalFolding
 from osmosis_ai.platform.runs.desk.uploads import RunUploads
@@ -260,10 +260,10 @@ class RunClosing:
         if run.kind == "eval" and run.metrics is not None:
             run.results = summarised_results(run.results or {}, run.metrics)
         if ending is not None:
-            run.results = {**(run.results or {}), "ending": storable(ending)}
+            run.results = {**(run.results or {}), "ending": bounded(storable(ending))}
 
     def _say_and_end(self, session: Session, run: DbRun, outcome: Outcome, error: str | None) -> None:
-        sentence = storable(error) if error and outcome == "failed" else None
+        sentence = bounded(storable(error)) if error and outcome == "failed" else None
         if sentence and run.kind == "training" and (step := newest_step(run, self._runs_dir)) is not None:
             sentence += (
                 f" It can go on from the checkpoint of step {step}: `osmosis train resume {run.name}`."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -17,7 +17,7 @@ from osmosis_ai.evaluation.metrics_models import MeasuredRun
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.blobs.store import BlobStore, BlobUpload
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.base import upsert
+from osmosis_ai.platform.db.base import is_readable, upsert
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile
 from osmosis_ai.platform.log_lines import LogLine, storable
@@ -244,14 +244,21 @@ def _take_facts(run: DbRun | HeardRun, request: SyncRequest) -> None:
         return
     try:
         if request.metrics is not None:
-            run.metrics = MeasuredRun.model_validate(request.metrics).record()
+            run.metrics = _readable("metrics", MeasuredRun.model_validate(request.metrics).record())
         if request.progress is not None:
             progress = _snapshots().validate_python(request.progress)
+            _readable("progress", asdict(progress))
             run.results = live_results(run.results or {}, progress, run.metrics)
             run.progress = {"completed": progress.completed, "total": progress.total}
     except ValidationError as error:
         wrong = ".".join(str(each) for each in error.errors()[0]["loc"])[:100]
         raise OsmosisError(f"the numbers of the run are none: `{wrong}`.") from None
+
+
+def _readable(name: str, numbers: dict[str, Any]) -> dict[str, Any]:
+    if not is_readable(numbers):
+        raise OsmosisError(f"the numbers of the run are none: `{name}`.")
+    return numbers
 
 
 @cache

@@ -30,7 +30,7 @@ from osmosis_ai.platform.blobs.store import (
 )
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunUpload
-from osmosis_ai.platform.runs.desk.run_shards import MERGED_FOLDER, is_shard
+from osmosis_ai.platform.runs.desk.run_shards import MERGED_FOLDER, SHARDS_FOLDER, is_shard
 from osmosis_ai.platform.runs.heard_runs import HeardRun
 from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER
 from osmosis_ai.platform.runs.lifecycle import UploadGoneError, UploadLimitError
@@ -42,7 +42,7 @@ PART_BYTES = 512 << 20
 MOST_OPEN = 1024
 """Uploads of a run that were granted and not said to be sent; a worker of this release has some hundred at most."""
 _GB = 10**9
-_OUR_FOLDERS = frozenset({SEGMENTS_FOLDER, MERGED_FOLDER, "derived"})
+_OUR_PLACES = frozenset({SEGMENTS_FOLDER, MERGED_FOLDER, "derived", JOURNAL_NAME})
 """Below a run's own prefix: what the platform makes itself, and reads without asking whose it is."""
 
 
@@ -277,7 +277,7 @@ def blob_key(run_id: str, name: str) -> str:
     Raises:
         OsmosisError: it can have none of this name.
     """
-    if name == JOURNAL_NAME or name.partition("/")[0] in _OUR_FOLDERS:
+    if name == SHARDS_FOLDER or name.partition("/")[0] in _OUR_PLACES:
         raise OsmosisError(f"`{name}` is the platform's own.", details={"upload": name})
     try:
         return check_key(f"runs/{run_id}/{name}")

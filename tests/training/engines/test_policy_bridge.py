@@ -93,6 +93,26 @@ async def test_a_call_is_answered_and_recorded_token_by_token(world: PolicyWorld
     assert_exact(sequence)
 
 
+async def test_the_trajectory_learns_when_the_policy_was_called_and_none_of_its_tokens(
+    world: PolicyWorld,
+) -> None:
+    await world.ask(question(12), logprobs=True, return_token_ids=True)
+    await world.events(question(13), logprobs=True, return_token_ids=True)
+    report = world.bridge.close("r1").report
+    assert report is not None
+    calls = report["samples"]["main"]["llm_call_metrics"]
+    assert [call["extra"]["latency_ms"] > 0 and "started_at" in call["extra"] for call in calls] == [
+        True,
+        True,
+    ]
+    assert all(call["completion_tokens"] for call in calls)
+    assert not {key for call in calls for key in call} & {
+        "prompt_token_ids",
+        "completion_token_ids",
+        "logprobs",
+    }
+
+
 async def test_a_streamed_call_is_the_same_call(world: PolicyWorld) -> None:
     whole = await world.reply(question())
     world.bridge.open("r2", seed_for=lambda index: index)

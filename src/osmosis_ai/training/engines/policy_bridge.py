@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from osmosis_ai.driving.bridge import DONE, RolloutBridge, SeedFor, stream_event
@@ -66,10 +66,6 @@ class _Session(RolloutCalls):
     def __init__(self, recording: Recording) -> None:
         super().__init__()
         self.recording = recording
-
-    def usage(self, model: str) -> RolloutUsage:
-        """Add everything up; the learner has the tokens, and the rollout's trajectory does without."""
-        return replace(super().usage(model), report=None)
 
 
 class PolicyBridge(RolloutBridge[_Session]):
@@ -164,12 +160,11 @@ class PolicyBridge(RolloutBridge[_Session]):
             response = await self._completion(calls, body).whole()
         except OpenAIError as error:
             self._raise(error)
-        metrics = CallMetrics(
+        call.answer.append(dumps(response))
+        # The learner has the tokens; the rollout's trajectory does without, and tells when the policy was called.
+        return CallMetrics(
             read_usage(response["usage"]), cost_usd=0.0, latency_s=time.perf_counter() - started
         )
-        metrics.read(response)
-        call.answer.append(dumps(response))
-        return metrics
 
     async def _stream(
         self, calls: _Session, call: Call, body: dict[str, Any], optional: tuple[str, ...]
@@ -180,7 +175,6 @@ class PolicyBridge(RolloutBridge[_Session]):
             chunks: ChatStream = completion.stream()
             async with aclosing(chunks):
                 async for chunk in chunks:
-                    metrics.read(chunk)
                     call.answer.append(stream_event(chunk))
         except OpenAIError as error:
             self._raise(error)

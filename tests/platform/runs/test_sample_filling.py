@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from typing import Any
@@ -180,7 +181,7 @@ def test_who_is_killed_half_way_goes_on_with_what_is_left(
 
 def test_how_much_is_left_is_what_the_platform_says_of_itself(services: PlatformServices) -> None:
     services.sample_filling.left = 3
-    assert health(services)["runs_to_fill"] == 3
+    assert asyncio.run(health(services))["runs_to_fill"] == 3
 
 
 def test_how_much_of_a_run_was_read_is_known_while_it_is(

@@ -121,6 +121,16 @@ def test_what_others_wrote_does_nothing(pages: TestClient, path: str) -> None:
     assert gzipped(text) < 100_000
 
 
+@pytest.mark.parametrize("path", ["", "/samples?outcome=unscored", "/samples?group=row"])
+def test_an_error_in_a_table_has_lost_its_terminal_sequences_which_are_counted(
+    pages: TestClient, path: str
+) -> None:
+    part = {} if path else {"X-Live-Part": "failures"}
+    text = pages.get(f"/evals/calm-fern-1{path}", headers=part).text
+    told = re.findall(r"onerror=alert\(1\)&gt;‹U\+202E›(.{34})", text)
+    assert '<span class="removed">1 terminal s' in told, told
+
+
 def test_a_name_that_is_not_there_leads_to_the_three_nearest(pages: TestClient) -> None:
     text = page_text(pages.get("/evals/calm-fern-2/samples"), status=404)
     assert text.count('href="/evals/calm-fern-') == 2 and 'href="/evals"' in text

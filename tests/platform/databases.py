@@ -30,15 +30,15 @@ POSTGRES_URL = os.environ.get("OSMOSIS_TEST_POSTGRES_URL", "")
 
 
 @contextmanager
-def postgres_database() -> Iterator[str]:
-    """Make an empty database, give its URL, and drop it."""
+def postgres_database(options: str = "") -> Iterator[str]:
+    """Make an empty database, with ``options`` of ``CREATE DATABASE``, give its URL, and drop it."""
     server = make_url(POSTGRES_URL or own_server())
     name = f"osmosis_test_{secrets.token_hex(8)}"
     engine = create_engine(
         server.set(drivername="postgresql+psycopg"), poolclass=NullPool, isolation_level="AUTOCOMMIT"
     )
     with engine.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
+        connection.execute(text(f"CREATE DATABASE {name} {options}"))
     try:
         yield server.set(database=name).render_as_string(hide_password=False)
     finally:

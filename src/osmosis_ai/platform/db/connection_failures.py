@@ -6,6 +6,8 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError, OperationalError
 
+TEXT = {"client_encoding": "utf8"}
+"""What a server sends is text, whatever it says of its own: one without an encoding is then refused in a sentence."""
 PATIENCE: dict[str, Any] = {
     "connect_timeout": 10,
     "keepalives_idle": 30,

@@ -32,7 +32,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.db.connection_failures import PATIENCE, connection_failure
+from osmosis_ai.platform.db.connection_failures import PATIENCE, TEXT, connection_failure
 from osmosis_ai.platform.db.move_marks import read_marks
 from osmosis_ai.platform.move_marks import Marks
 
@@ -186,7 +186,7 @@ class Database:
         from osmosis_ai.platform.db.migrations import upgrade
 
         with self._translated():
-            upgrade(self._url, self.sqlite_path)
+            upgrade(self._url, self.sqlite_path, self.shown)
 
     def move_marks(self) -> Marks:
         """Return what moves have left here."""
@@ -277,16 +277,19 @@ def _parse(url: str, named: str) -> URL:
         ) from None
     backend = parsed.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
-        raise OsmosisError(f"the platform runs on SQLite and PostgreSQL, not on '{backend}'.")
+        raise OsmosisError(
+            f"the platform runs on SQLite and PostgreSQL, not on '{backend}'.",
+            hint="a URL of PostgreSQL begins with postgresql://" if backend == "postgres" else None,
+        )
     return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
 
 
 def _create_engine(url: URL, is_sqlite: bool) -> Engine:
-    patience = {} if is_sqlite else {name: value for name, value in PATIENCE.items() if name not in url.query}
+    patience = {name: value for name, value in PATIENCE.items() if name not in url.query}
     try:
         engine = create_engine(
             url,
-            connect_args=patience,
+            connect_args={} if is_sqlite else {**patience, **TEXT},
             pool_size=_POOL_SIZE,
             max_overflow=_POOL_OVERFLOW,
             pool_timeout=BUSY_TIMEOUT_S,

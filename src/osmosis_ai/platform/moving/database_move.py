@@ -7,17 +7,16 @@ differs, because somebody worked on the platform in between, is copied anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
-from sqlalchemy import Table, delete, func, select, text
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy import Table, delete, func, select
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.migrations import newest_step
 from osmosis_ai.platform.db.move_marks import forget_last_keys, read_last_keys, write_last_key, write_mark
+from osmosis_ai.platform.db.postgres_demands import permitted, require_unicode
 from osmosis_ai.platform.db.row_copies import (
     TableDigest,
     batches,
@@ -93,7 +92,7 @@ class DatabaseMove:
         """Mark the target as one that is being filled, and empty it when it was not."""
         if self.stage not in (Stage.NEW, Stage.REPLACES):
             return
-        with _permitted(self._target):
+        with permitted(self._target.shown):
             self._require_unicode()
             self._target.bring_up_to_date()
             with self._target.transaction() as rows:
@@ -176,31 +175,9 @@ class DatabaseMove:
         if self._target.is_sqlite:
             return
         with self._target.session() as session:
-            encoding = session.scalar(text("SHOW server_encoding"))
-        if encoding != "UTF8":
-            raise OsmosisError(
-                f"{self._target.shown} keeps text as {encoding}, which not every text can be kept in.",
-                hint="make a database with ENCODING 'UTF8'",
-            )
+            require_unicode(session.connection(), self._target.shown)
 
 
 def _after(done: int, bar: Bar) -> Callable[[int], None]:
     """Return what tells a bar of rows that come after others."""
     return lambda copied: bar.update(done + copied)
-
-
-@contextmanager
-def _permitted(database: Database) -> Iterator[None]:
-    """Say of what a user may not do that it may not.
-
-    Raises:
-        OsmosisError: the database refuses.
-    """
-    try:
-        yield
-    except ProgrammingError as error:
-        said = str(error.orig).splitlines()[0]
-        raise OsmosisError(
-            f"{database.shown} refuses what a platform needs: {said}.",
-            hint="let its user make tables there: as the database's owner, or with GRANT CREATE ON SCHEMA public",
-        ) from None

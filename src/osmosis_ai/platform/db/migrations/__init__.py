@@ -15,6 +15,8 @@ from sqlalchemy import URL, Connection, create_engine, event, inspect, text
 from sqlalchemy.pool import NullPool
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.db.connection_failures import TEXT
+from osmosis_ai.platform.db.postgres_demands import permitted, require_unicode
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -25,13 +27,13 @@ _LOCK_TIMEOUT_S = 300.0
 _ADVISORY_LOCK = 7_023_641_190
 
 
-def upgrade(url: URL, sqlite_path: Path | None) -> None:
-    """Bring the database at ``url`` to the newest step, while no other process does.
+def upgrade(url: URL, sqlite_path: Path | None, shown: str) -> None:
+    """Bring the database at ``url``, which people call ``shown``, to the newest step, while no other process does.
 
     Raises:
-        OsmosisError: when the database knows steps that this release does not.
+        OsmosisError: when the database knows steps that this release does not, or takes no tables or not every text.
     """
-    with _locked(url, sqlite_path) as connection:
+    with _locked(url, sqlite_path, shown) as connection:
         # Mostly there is nothing to do, which Alembic takes longer to import than to find out.
         if _version(connection) == newest_step():
             return
@@ -71,10 +73,11 @@ def alembic_config(connection: Connection) -> Config:
 
 
 @contextmanager
-def _locked(url: URL, sqlite_path: Path | None) -> Iterator[Connection]:
+def _locked(url: URL, sqlite_path: Path | None, shown: str) -> Iterator[Connection]:
     if sqlite_path is None:
-        engine = create_engine(url, poolclass=NullPool, hide_parameters=True)
-        with engine.begin() as connection:
+        engine = create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=TEXT)
+        with permitted(shown), engine.begin() as connection:
+            require_unicode(connection, shown)
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
             yield connection
         return

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import OperationResult
+from osmosis_ai.errors import ConflictError
+
+if TYPE_CHECKING:
+    from osmosis_ai.platform.config import PlatformConfig
 
 
 def backup(
@@ -40,6 +44,7 @@ def backup(
     config = from_environment()
     with current().status(f"Backing up {config.home}"):
         report = create_backup(config, file, overwrite=force, with_bucket=with_bucket)
+    _warn_of_a_move(config)
     if report.missing_blobs:
         current().warn(
             f"{report.missing_blobs} files that the database knows are not in {config.blobs_shown}: they were lost "
@@ -57,3 +62,14 @@ def backup(
         },
         next_steps=[f"Restore it: OSMOSIS_HOME=NEW_DIRECTORY osmosis platform restore {report.path}"],
     )
+
+
+def _warn_of_a_move(config: PlatformConfig) -> None:
+    """Say so where the platform went elsewhere: nobody would look into such a backup before it is needed."""
+    from osmosis_ai.platform.db.engine import opened_database
+
+    with opened_database(config.database_url) as database:
+        try:
+            database.move_marks().require_here("database", database.shown, "OSMOSIS_DATABASE_URL")
+        except ConflictError as error:
+            current().warn(f"{error.message} For a backup of what it is now, {error.hint}.", code="MOVED")

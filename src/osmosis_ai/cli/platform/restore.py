@@ -31,7 +31,8 @@ def restore(
         report = restore_backup(config, file)
     if report.missing_blobs:
         current().warn(
-            f"{report.missing_blobs} files that the database knows are not in the backup.",
+            f"{report.missing_blobs} files that the database knows are not in the backup: they lie in the bucket that it was made "
+            "with (start with the same OSMOSIS_BLOBS_URL), or were lost before.",
             code="MISSING_FILES",
         )
     return OperationResult(

@@ -130,6 +130,22 @@ def test_the_reward_of_a_list_is_over_rows_as_the_pass_rate_beside_it(maze: Maze
     assert (item["summary"]["avg_reward"], item["headline"]["reward"]) == (0.5, 0.125)
 
 
+@pytest.mark.parametrize("mode", [(), ("--plain",)])
+def test_a_log_has_lost_its_terminal_sequences_which_are_counted(maze: Maze, mode: tuple[str, ...]) -> None:
+    line = {
+        "timestamp": "2026-10-02T07:00:00Z",
+        "level": "info",
+        "message": "\x1b]8;;http://evil\x07a \x1b[31mlink",
+    }
+    maze.get("/eval-runs/amber-otter-42/logs").respond(json={"logs": [line], "next_cursor": None})
+    shown = maze.osmosis("eval", "logs", "amber-otter-42", *mode).out
+    # A table may break the line between any two words.
+    words = [word for word in shown.split() if word != "│"]
+    assert "a link (1 terminal sequence removed)" in " ".join(words) and "evil" not in shown
+    told = maze.osmosis("eval", "logs", "amber-otter-42", "--json").json["items"][0]
+    assert told["message"] == line["message"]
+
+
 def test_progress_never_shows_more_than_all(maze: Maze) -> None:
     results = {"total_runs": 12, "sampled_rows": 5, "score": float("nan")}
     text = json.dumps({"eval_runs": [{**MINIMAL, "results": results, "config": {"n": "two"}}]})

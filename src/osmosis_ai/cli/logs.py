@@ -81,8 +81,18 @@ def _columns() -> tuple[Column, ...]:
         Column("Time", value=lambda item: Timestamp(item["timestamp"], seconds=True)),
         Column("Level", value=lambda item: _toned(item["level"])),
         Column("Step", "step"),
-        Column("Message", "message"),
+        Column("Message", value=lambda item: _said(item["message"])),
     )
+
+
+def _said(message: str | None) -> str | None:
+    """Return what a line says without terminal sequences, which are counted behind it."""
+    from osmosis_ai.ui.terminal_text import removed_words, without_sequences
+
+    if not message:
+        return message
+    text, removed = without_sequences(message)
+    return f"{text} ({removed_words(removed)})" if removed else text
 
 
 def _toned(level: str | None) -> Cell:

@@ -82,6 +82,12 @@ def test_what_can_not_be_compared_is_no_error_of_the_server(words: str, status: 
     page_text(visitor(source).get(f"/compare?{words}"), status=status)
 
 
+def test_a_run_that_is_not_there_is_of_no_kind_and_the_nearest_of_each_are_named() -> None:
+    text = page_text(visitor(two_runs()).get("/compare?run=old&run=nex"), status=404)
+    assert "There is no run &#39;nex&#39; to compare." in text and 'href="/evals/new"' in text
+    assert "training run" not in text
+
+
 def test_a_run_beside_itself_is_said_to_be() -> None:
     assert "compared with itself" in page_text(visitor(two_runs()).get("/compare?run=old&run=old"))
 
@@ -89,6 +95,12 @@ def test_a_run_beside_itself_is_said_to_be() -> None:
 @pytest.mark.parametrize("words", ["status=weird", "since=2026-02-01&until=2026-01-01"])
 def test_a_filter_that_no_run_can_pass_is_refused(words: str) -> None:
     page_text(visitor(two_runs()).get(f"/evals?{words}"), status=400)
+
+
+@pytest.mark.parametrize("words", ["boundary=zz", "outcome=odd", "sort=colour", "min_reward=much"])
+def test_a_filter_that_no_sample_can_pass_is_refused(words: str) -> None:
+    page_text(visitor(two_runs()).get("/evals/old/samples?boundary=agent"))
+    page_text(visitor(two_runs()).get(f"/evals/old/samples?{words}"), status=400)
 
 
 def test_rewards_lie_where_the_decide_file_of_the_last_run_says() -> None:

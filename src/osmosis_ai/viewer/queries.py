@@ -13,6 +13,7 @@ from datetime import datetime, time, timezone
 from typing import Any, TypeVar, get_args
 from urllib.parse import parse_qs, urlencode
 
+from osmosis_ai.driving.classify import Boundary
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.viewer.source import Outcome, RunQuery, RunSort, SampleQuery, SampleSort
@@ -140,7 +141,7 @@ def sample_query(words: Words) -> SampleQuery:
         outcome=choice_of(words, "outcome", get_args(Outcome)),
         row=_row(words),
         category=word(words, "category"),
-        boundary=word(words, "boundary"),
+        boundary=choice_of(words, "boundary", get_args(Boundary)),
         **{field: _range(words, name, scale) for field, name, scale in _RANGES},
         text=word(words, "q") or "",
         sort=choice_of(words, "sort", get_args(SampleSort)) or "row",

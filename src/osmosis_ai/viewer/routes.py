@@ -122,7 +122,8 @@ def add_page(
                 view = replace(view, parts=frozenset(part.split(",")), reads=reads)
             return answer(view, page(view, words_of(request.url.query), **parameters), part=part)
         except OsmosisError as error:
-            return refusal(view, error, section=section)
+            # A comparison stands below no list: it names places in all of them.
+            return refusal(view, error, section="" if section == "compare" else section)
 
     router.add_api_route(path, endpoint, methods=["GET"], include_in_schema=False, response_model=None)
 

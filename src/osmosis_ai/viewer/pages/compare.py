@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.run_places import RunKind
-from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.pages import compare_evaluations, compare_training
 from osmosis_ai.viewer.queries import Words, word
 from osmosis_ai.viewer.source import RunDetail, SampleEntry
@@ -88,13 +88,13 @@ def _tells_more(one: SampleEntry, other: SampleEntry) -> bool:
 
 def _found(view: Viewing, name: str, given: str | None) -> RunDetail:
     kinds: Mapping[str | None, Sequence[RunKind]] = {"training": ("training",), "eval": ("eval",)}
-    *others, last = kinds.get(given, ("eval", "training"))
-    for kind in others:
+    nearest: list[str] = []
+    for kind in kinds.get(given, ("eval", "training")):
         try:
             return view.source.run(kind, name)
-        except NotFoundError:
-            continue
-    return view.source.run(last, name)
+        except NotFoundError as error:
+            nearest += [f"{SECTIONS[kind]}/{near}" for near in error.details.get("nearest", ())]
+    raise NotFoundError(f"there is no run '{name[:200]}' to compare.", details={"nearest": nearest[:3]})
 
 
 def _turned(view: Viewing, names: Sequence[str]) -> str | None:

@@ -113,7 +113,9 @@ def works(maze: Maze) -> None:
         say("took the run amber-fox-12 (attempt 1)")
         return [WorkedRun("run_0123456789abcdef01234567", "amber-fox-12", 1, "left")]
 
-    (maze.scratch / "gpu.token").write_text("osmw_canary")
+    token = maze.scratch / "gpu.token"
+    token.write_text("osmw_canary")
+    token.chmod(0o600)
     maze.patch.setattr("osmosis_ai.platform.runs.work.worker_host.host_runs", host_runs)
 
 

@@ -11,8 +11,9 @@ Neither is the right to write a run: that is the lease's token, which comes with
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
+from itertools import islice
 from typing import Any, Literal
 
 from sqlalchemy import Select, bindparam, select, update
@@ -54,6 +55,8 @@ CLAIM_WITHIN = timedelta(minutes=10)
 """Of the moment at which its job was first seen running: how long a ticket can be used to claim."""
 # Whoever keeps trying fills no run's log.
 _REFUSAL_NOTED_EVERY = timedelta(minutes=1)
+_MOST_NAMED = 500
+"""Hashes in one question; the engines differ in how many they take."""
 # Every exchange asks these; a statement that is built once is also compiled once.
 _TOKEN = select(DbWorkerToken).where(DbWorkerToken.token_hash == bindparam("digest"))
 _TICKET = select(DbWorkerTicket).where(DbWorkerTicket.token_hash == bindparam("digest"))
@@ -147,6 +150,16 @@ class WorkerAccess:
             token.revoked_at = token.revoked_at or self._clock.now()
         self._admissions.forget_bearers()
         return token
+
+    def revoked(self, digests: Collection[str]) -> set[str]:
+        """Return those of worker tokens, each by its hash, that have been revoked."""
+        found: set[str] = set()
+        some = iter(digests)
+        with self._db.session() as session:
+            while named := list(islice(some, _MOST_NAMED)):
+                asked = DbWorkerToken.token_hash.in_(named), DbWorkerToken.revoked_at.is_not(None)
+                found.update(session.scalars(select(DbWorkerToken.token_hash).where(*asked)))
+        return found
 
     # -- tickets -----------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -227,6 +228,19 @@ def test_a_claim_waits_for_a_run(machine: Spoken, services: PlatformServices, la
     SUBMITS.taken(machine.api, advanced_config=GPU)
     runs = {Assignment.model_validate(answer.result(60).json()).run.id for answer in answers}
     assert len(runs) == 2
+
+
+def test_a_claim_that_waits_hears_that_its_token_was_revoked(
+    machine: Spoken, services: PlatformServices, later: Later
+) -> None:
+    machine.claimed()
+    answer = later(machine.claim, wait_s=25)
+    held(machine, services)
+    begun = time.monotonic()
+    [known] = services.worker_access.tokens()
+    services.worker_access.revoke_token(known.id)
+    assert_flat_error(answer.result(60), 401, "TOKEN_REVOKED")
+    assert time.monotonic() - begun < 20, "not at the end of its wait"
 
 
 def test_a_server_that_stops_lets_nobody_wait(

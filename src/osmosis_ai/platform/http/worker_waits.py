@@ -22,6 +22,8 @@ from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.viewer.live_routes import LiveServer
 
 LOOK_EVERY_S = 0.25
+_REVOKED_EVERY_S = 0.75
+"""Whether tokens of those that wait were revoked, maybe by another process, is asked so often and no more."""
 Asked = TypeVar("Asked")
 Found = TypeVar("Found")
 
@@ -37,6 +39,7 @@ class _Held:
 @dataclass(eq=False)
 class _Idle:
     idler: Idler
+    token: str
     told: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -90,10 +93,13 @@ class WorkerWaits:
         return "followed" if held.is_followed else "look"
 
     async def for_run(self, idler: Idler, within_s: float, token: str) -> bool:
-        """Wait until there may be a run for a worker; False, at once, while too many wait, in all or by this ``token``."""
+        """Wait until there may be a run for a worker, or its ``token`` (as it is kept) was revoked.
+
+        False, at once, while too many wait, in all or by this token.
+        """
         if not self.limits.may_wait(token):
             return False
-        idle = _Idle(idler)
+        idle = _Idle(idler, token)
         self._idle.append(idle)
         try:
             await self._until(idle.told, within_s, token)
@@ -115,22 +121,28 @@ class WorkerWaits:
             self.limits.waits_no_more(token)
 
     async def _look(self) -> None:
-        watch = self.services.desk.watch
+        watch, time_s = self.services.desk.watch, asyncio.get_running_loop().time
+        asked_at = time_s()
         while self._held or self._idle:
             held = {each.run_id: each.token for each in self._held.values()}
             idle = list(self._idle)
+            changed: set[str] = set()
+            served: list[Idler] = []
+            revoked: set[str] = set()
             try:
                 changed = await self._read(watch.changed, held)
                 served = await self._read(watch.served, [each.idler for each in idle])
+                if idle and time_s() - asked_at >= _REVOKED_EVERY_S:
+                    asked_at = time_s()
+                    revoked = await self._read(
+                        self.services.worker_access.revoked, {each.token for each in idle}
+                    )
             except (OsmosisError, DBAPIError):
-                changed, served = (
-                    set(),
-                    [],
-                )  # the database does not answer, which the next look may find otherwise
+                pass  # the database does not answer, which the next look may find otherwise
             for run_id in changed:
                 self.interrupt(run_id)
             for each in idle:
-                if any(each.idler is idler for idler in served):
+                if each.token in revoked or any(each.idler is idler for idler in served):
                     each.told.set()
             await asyncio.sleep(LOOK_EVERY_S)
 

@@ -35,6 +35,27 @@ def test_the_same_rows_come_out_of_every_format(tmp_path: Path, extension: str) 
     assert count_records(path) == 3000
 
 
+@pytest.mark.parametrize("start", [1, 999, 1000, 2_345, 2_999, 3_000, 9_000])
+@pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
+def test_reading_begins_at_any_row(tmp_path: Path, extension: str, start: int) -> None:
+    rows = [{"user_prompt": f"{n} " + "x" * (n % 90), "ground_truth": str(2**70 + n)} for n in range(3000)]
+    path = write_rows(tmp_path, extension, rows)
+    if extension == "parquet":
+        import pyarrow.parquet as pq
+
+        pq.write_table(pq.read_table(path), path, row_group_size=1000)
+    assert list(iter_records(path, start=start)) == list(enumerate(rows))[start:]
+
+
+def test_lines_that_are_passed_over_are_counted_as_they_are_read_and_not_decoded(tmp_path: Path) -> None:
+    lines = [f'{{"a": {2**70 + n}}}' + "\n" * (1 + n % 3) for n in range(9_000)]
+    path = write(tmp_path, "a.jsonl", "not JSON\n" + "".join(lines) + "\n  \nbroken")
+    found = iter_records(path, start=7_001)
+    assert next(found) == (7_001, {"a": 2**70 + 7_000})
+    with pytest.raises(OsmosisError, match=rf"line {path.read_bytes().count(10) + 1}: not valid JSON"):
+        list(found)
+
+
 @pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
 def test_the_extension_is_read_in_any_case(tmp_path: Path, extension: str) -> None:
     path = write_rows(tmp_path, extension, prompt_rows(2)).rename(tmp_path / f"rows.{extension.upper()}")

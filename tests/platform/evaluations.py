@@ -20,6 +20,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import insert, update
 
+from osmosis_ai.datasets import count_records
 from osmosis_ai.platform.db.tables import DbDataset, DbRun, DbSample, new_id
 from osmosis_ai.platform.gitsync.mirror import MirrorStore, Source
 from osmosis_ai.platform.services import PlatformServices
@@ -111,16 +112,19 @@ def add_dataset(
     name: str = "multiply",
     *,
     rows: list[dict[str, Any]] | None = None,
+    file: Path | None = None,
     status: str = "uploaded",
     error: str | None = None,
 ) -> DbDataset:
-    """Add a dataset as if it had been uploaded and checked; the repository's own rows by default."""
+    """Add a dataset as if it had been uploaded and checked: rows, or a file; the repository's own rows by default."""
     if rows is None:
-        content = ROWS.read_bytes()
+        file = file or ROWS
+        content, extension, count = file.read_bytes(), file.suffix[1:], count_records(file)
     else:
         content = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+        extension, count = "jsonl", len(rows)
     dataset_id = new_id("ds")
-    key = f"datasets/{dataset_id}/{new_id('b')}.jsonl"
+    key = f"datasets/{dataset_id}/{new_id('b')}.{extension}"
     info = services.blobs.put(key, io.BytesIO(content))
     assert info.sha256 == hashlib.sha256(content).hexdigest()
     ready = status == "uploaded"
@@ -130,9 +134,9 @@ def add_dataset(
         workspace_id=member.workspace.id,
         name=name,
         status=status,
-        extension="jsonl",
+        extension=extension,
         file_size=info.size,
-        row_count=content.count(b"\n") if ready else None,
+        row_count=count if ready else None,
         sha256=info.sha256 if ready else None,
         blob_key=key if ready else None,
         error=error,

@@ -12,15 +12,15 @@ from osmosis_ai.errors import OsmosisError
 SUPPORTED_EXTENSIONS = ("csv", "jsonl", "json", "parquet")
 
 
-def iter_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (source row index from 0, record) for every record of a dataset file, as it streams.
+def iter_records(path: Path, *, start: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (source row index from 0, record) for every record of a dataset file from a row on, as it streams.
 
     Raises:
         OsmosisError: the file is missing, empty, of no supported format, or a record is bad; the
             message names the file and the line or row.
     """
     reader = open_reader(path, report=raise_for(path))
-    for index, (number, record) in enumerate(reader):
+    for index, (number, record) in enumerate(reader.behind(start), start):
         yield index, reader.exactly(number, record)
 
 

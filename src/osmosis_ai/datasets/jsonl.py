@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator
+from itertools import islice
 
 import orjson
 
@@ -37,17 +38,27 @@ class JsonLinesReader(RecordReader):
     _block_starts_at = 1
 
     def __iter__(self) -> Iterator[tuple[int, Record]]:
+        return self.behind(0)
+
+    def behind(self, rows: int) -> Iterator[tuple[int, Record]]:
+        """Yield what stands behind so many rows, of which lines are counted alone."""
         number = 1
         for block in self._blocks():
+            if rows and (passed := _rows_in(block)) <= rows:
+                rows -= passed
+                number += block.count(b"\n") + 1
+                continue
             records = self._decode_block(block)
             if records is not None:
                 self._block, self._block_starts_at = block, number
-                yield from enumerate(records, number)
+                yield from islice(enumerate(records, number), rows, None)
+                rows = 0
                 number += len(records)
                 continue
             for raw in block.split(b"\n"):
-                record = self._decode_line(number, raw)
-                if record is not None:
+                if rows and raw and not raw.isspace():
+                    rows -= 1
+                elif (record := self._decode_line(number, raw)) is not None:
                     self._block, self._block_starts_at = raw, number
                     yield number, record
                 number += 1
@@ -65,7 +76,7 @@ class JsonLinesReader(RecordReader):
 
     def count(self) -> int:
         """Return how many lines are not blank; they are not decoded."""
-        return sum(1 for block in self._blocks() for raw in block.split(b"\n") if raw and not raw.isspace())
+        return sum(map(_rows_in, self._blocks()))
 
     def _decode_block(self, block: bytes) -> list[Record] | None:
         """Return the block's records if every line is a good one, else None."""
@@ -126,3 +137,8 @@ class JsonLinesReader(RecordReader):
                 held = len(pieces[0])
         if held:
             yield b"".join(pieces)
+
+
+def _rows_in(block: bytes) -> int:
+    """Return how many lines are not blank."""
+    return sum(1 for raw in block.split(b"\n") if raw and not raw.isspace())

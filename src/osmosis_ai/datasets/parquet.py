@@ -20,22 +20,30 @@ class ParquetReader(RecordReader):
     unit = "row"
 
     def __iter__(self) -> Iterator[tuple[int, Record]]:
+        return self.behind(0)
+
+    def behind(self, rows: int) -> Iterator[tuple[int, Record]]:
+        """Yield what stands behind so many rows; row groups before it are not read."""
         import pyarrow as pa
 
-        number = 0
         with self._open_parquet() as file:
-            rows = file.metadata.num_rows
+            groups, number = _groups_behind(file, rows)
+            planned = file.metadata.num_rows
             wanted = [name for name in self.columns if self.only is None or name in self.only]
             size = self.path.stat().st_size
             try:
                 # One thread: each one more would keep memory of its own.
-                batches = file.iter_batches(_batch_rows(file), columns=wanted, use_threads=False)
+                batches = file.iter_batches(
+                    _batch_rows(file), row_groups=groups, columns=wanted, use_threads=False
+                )
                 for batch in batches:
-                    records = batch.to_pylist() if wanted else [{}] * batch.num_rows
-                    yield from enumerate(records, number + 1)
+                    passed = min(max(rows - number, 0), batch.num_rows)
+                    kept = batch.slice(passed)
+                    records = kept.to_pylist() if wanted else [{}] * kept.num_rows
+                    yield from enumerate(records, number + passed + 1)
                     number += batch.num_rows
                     if self.progress is not None:
-                        self.progress(size * number // max(rows, 1))
+                        self.progress(size * number // max(planned, 1))
             except (pa.ArrowException, OSError) as error:
                 self.fail(f"row {number + 1}: cannot be read: {_first_line(error)}")
 
@@ -76,6 +84,17 @@ def _batch_rows(file: Any) -> int:
     total = sum(footer.row_group(index).total_byte_size for index in range(footer.num_row_groups))
     row_bytes = total / max(footer.num_rows, 1)
     return max(1, min(_MOST_BATCH_ROWS, int(_BATCH_BYTES / max(row_bytes, 1))))
+
+
+def _groups_behind(file: Any, rows: int) -> tuple[list[int], int]:
+    """Return the row groups that hold what stands behind so many rows, and the rows before the first of them."""
+    footer, before = file.metadata, 0
+    for group in range(footer.num_row_groups):
+        held = footer.row_group(group).num_rows
+        if before + held > rows:
+            return list(range(group, footer.num_row_groups)), before
+        before += held
+    return [], before
 
 
 def _first_line(error: Exception) -> str:

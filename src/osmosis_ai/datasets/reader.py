@@ -12,6 +12,7 @@ import io
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, KeysView
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, cast
 
@@ -80,6 +81,10 @@ class RecordReader(ABC):
     @abstractmethod
     def __iter__(self) -> Iterator[tuple[int, Record]]:
         """Yield (line or row number from 1, record)."""
+
+    def behind(self, rows: int) -> Iterator[tuple[int, Record]]:
+        """Yield what stands behind so many rows; a format that can passes over them without decoding them."""
+        return islice(self, rows, None)
 
     def exactly(self, number: int, record: Record) -> Record:
         """Return the record just yielded with every digit of its integers.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -15,6 +16,7 @@ from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.ui.policy import PAGE_POLICY
+from tests.datasets.builders import write_rows
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.evaluations import Code, add_dataset, end_with, submit_body, training_body
@@ -356,6 +358,25 @@ def test_long_lists_are_shown_in_pages(
         assert f'<a href="/fern/{section}">Back to the list</a>' in beyond.text
 
 
+@pytest.mark.parametrize("extension", ["jsonl", "parquet", "csv", "json"])
+def test_one_walks_and_jumps_through_all_rows_of_a_dataset(
+    browser: TestClient, member: Member, services: PlatformServices, tmp_path: Path, extension: str
+) -> None:
+    rows = [{"user_prompt": f"row number {number}."} for number in range(12_010)]
+    add_dataset(services, member, "large", file=write_rows(tmp_path, extension, rows))
+    sign_in(browser)
+    jumped = browser.get("/fern/datasets/large", params={"rows": 11_990})
+    shown = text_of(jumped)
+    assert "11990 row number 11990." in shown and "12009 row number 12009." in shown
+    assert "row number 11989." not in shown and 'rel="next"' not in jumped.text
+    before = text_of(browser.get("/fern/datasets/large?rows=11965"))
+    assert "row number 11965." in before and "11989 row number 11989." in before and "After" in before
+    assert '<input type="number" name="rows" min="0" max="12009" value="11990" required>' in jumped.text
+    beyond = browser.get("/fern/datasets/large", params={"rows": 12_010})
+    assert beyond.status_code == 404
+    assert "The dataset &#39;large&#39; has no row 12,010: its last is 12,009." in beyond.text
+
+
 def test_a_name_that_is_not_there_is_told_with_the_three_nearest_and_leads_back(
     browser: TestClient, member: Member, services: PlatformServices
 ) -> None:
@@ -371,7 +392,7 @@ def test_a_name_that_is_not_there_is_told_with_the_three_nearest_and_leads_back(
     assert '<a href="/fern/datasets">Back to the list</a>' in main and "letters" not in main
     assert '<a href="/fern/models">Back to the list</a>' in browser.get("/fern/models/nothing").text
     refused = browser.get("/fern/datasets/multiply", params={"rows": 9_999})
-    assert refused.status_code == 400 and '<a href="/fern/datasets">Back to the list</a>' in refused.text
+    assert refused.status_code == 404 and '<a href="/fern/datasets">Back to the list</a>' in refused.text
     assert '<a href="/">Back to your workspaces</a>' in browser.get("/nowhere/datasets/multiply").text
     program = browser.get("/api/cli/datasets/multipl", headers=member.headers)
     assert "nearest" not in program.text

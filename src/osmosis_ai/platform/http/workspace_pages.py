@@ -37,8 +37,7 @@ _PER_PAGE = 30
 _LOG_LINES = 40
 _LAST_PAGE = 10**9
 _ROWS_PER_PAGE = 25
-_MOST_ROWS = 5_000
-"""A row further behind is in the download: to show it, all before it are read."""
+_LAST_ROW = 10**12
 _MOST_COLUMNS = 50
 _CELL_CHARACTERS = 200
 
@@ -81,15 +80,17 @@ def datasets_page(page: WorkspacePage, paging: Paging) -> Response:
 
 @router.get("/{workspace}/datasets/{name}", include_in_schema=False)
 def dataset_page(
-    page: WorkspacePage, name: str, rows: Annotated[int, Query(ge=0, le=_MOST_ROWS)] = 0
+    page: WorkspacePage, name: str, rows: Annotated[int, Query(ge=0, le=_LAST_ROW)] = 0
 ) -> Response:
     """Show a dataset, with rows of it from one on."""
     record = page.services.datasets.get(page.workspace.id, name)
     dataset = record.row
+    last = max((dataset.row_count or 0) - 1, 0)
+    if rows > last:
+        raise NotFoundError(f"the dataset '{dataset.name}' has no row {rows:,}: its last is {last:,}.")
     records, unread = _rows(page, dataset, rows)
     found = list(dict.fromkeys(key for each in records for key in each))
     columns = found[:_MOST_COLUMNS]
-    last = min(dataset.row_count or 0, _MOST_ROWS)
     return page.page(
         "dataset.html",
         ("datasets",),
@@ -102,8 +103,9 @@ def dataset_page(
         ],
         unread=unread,
         previous=max(rows - _ROWS_PER_PAGE, 0) if rows else None,
-        next=rows + _ROWS_PER_PAGE if rows + _ROWS_PER_PAGE < last else None,
-        most_rows=_MOST_ROWS,
+        next=rows + _ROWS_PER_PAGE if rows + _ROWS_PER_PAGE <= last else None,
+        first=rows,
+        last=last,
         log=page.services.logs.page(dataset.id, limit=_LOG_LINES).logs,
     )
 
@@ -168,8 +170,7 @@ def _rows(page: WorkspaceVisit, dataset: DbDataset, start: int) -> tuple[list[Ma
         return [], ""
     try:
         with page.services.blobs.local_copy(dataset.blob_key) as file:
-            found = islice(iter_records(file), start, start + _ROWS_PER_PAGE)
-            return [record for _, record in found], ""
+            return [record for _, record in islice(iter_records(file, start=start), _ROWS_PER_PAGE)], ""
     except BlobStoreError as error:
         # Where the files are is the operator's alone.
         logger.error("%s", error.message)

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from osmosis_ai.services.demo import prepare_scratch
+from tests.e2e.gate import Gate
 from tests.e2e.platform_process import Kill, Platform, Run
 from tests.e2e.test_demo_platform import numbers, samples
 from tests.e2e.test_platform_kill import published
@@ -31,6 +32,8 @@ pytestmark = [
 CONFIG = "configs/eval/outage.toml"
 ROWS, ATTEMPTS = 30, 4
 LEASE_S = 3
+ASKS = 60
+"""So often has a model been asked when a run waits in its middle: over ten attempts are through by then."""
 
 
 class World(NamedTuple):
@@ -40,9 +43,11 @@ class World(NamedTuple):
     store: S3Server
     postgres: PostgresCluster
     calm: Run
+    gate: Gate
 
     def under_way(self) -> Run:
-        """Submit a run, and return it in its middle."""
+        """Submit a run, and return it in its middle, where it waits until the gate is open."""
+        self.gate.close(after=ASKS)
         run = self.platform.submit(CONFIG)
         assert run.await_moment(Kill(10, "nobody", 0.0))
         return run
@@ -85,8 +90,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     scratch = prepare_scratch(root / "demo")
     sample = (scratch.workspace / "configs/eval/multiply.toml").read_text()
     sample = re.sub(r"(?m)^n = \d+", f"n = {ATTEMPTS}", sample.replace("limit = 100", f"limit = {ROWS}"))
-    # Few at once, so that what befalls the run falls in its middle.
+    # Few at once, so that it comes to ten results before it waits.
     (scratch.workspace / CONFIG).write_text(re.sub(r"(?m)^batch_size = \d+", "batch_size = 8", sample))
+    gate = Gate(scratch)
     scratch.push()
     with ExitStack() as stack:
         postgres = PostgresCluster()
@@ -96,7 +102,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         stack.callback(store.close)
         store.start()
         settings = {"OSMOSIS_DATABASE_URL": postgres.url, "OSMOSIS_BLOBS_URL": store.bucket, **CREDENTIALS}
-        platform = Platform(scratch, settings={**settings, "OSMOSIS_LEASE_SECONDS": str(LEASE_S)})
+        settings |= {"OSMOSIS_LEASE_SECONDS": str(LEASE_S), "OSMOSIS_ISOLATION": "off"}
+        platform = Platform(scratch, settings=settings)
         stack.callback(platform.process.wait)
         stack.callback(platform.process.terminate)
         platform.command("platform", "connect", str(scratch.origin))
@@ -104,7 +111,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         calm = platform.submit(CONFIG)
         assert calm.await_moment(Kill(1, "nobody", 0.0))
         assert calm.finish()["status"] == "finished"
-        yield World(platform, store, postgres, calm)
+        yield World(platform, store, postgres, calm, gate)
 
 
 @contextmanager
@@ -139,6 +146,7 @@ def test_a_run_goes_on_while_its_bucket_is_away_and_busy_and_loses_nothing(world
     world.store.kill()
     recorded = len(run.journal())
     assert recorded < ROWS * ATTEMPTS, "it fell in mid-run"
+    world.gate.open()
 
     status = world.status()
     assert status["status"] == "not ready" and set(status["problems"]) == {"blobs"}
@@ -163,6 +171,7 @@ def test_a_run_outlives_its_database(world: World) -> None:
     run = world.under_way()
     world.postgres.kill()
     assert len(run.journal()) < ROWS * ATTEMPTS, "it fell in mid-run"
+    world.gate.open()
 
     reply = world.get("/health")
     assert (reply.status_code, reply.json()["code"]) == (503, "DATABASE_BUSY")
@@ -193,6 +202,7 @@ def test_a_database_without_a_connection_left_is_said_and_used_again(world: Worl
                 held.enter_context(psycopg.connect(world.postgres.url))
         with pytest.raises(psycopg.OperationalError, match="too many clients"):
             psycopg.connect(world.postgres.url)
+        world.gate.open()
         answers = [world.get("/health") for _ in range(20)]
         # What the platform has open it may go on using.
         assert {reply.status_code for reply in answers} <= {200, 503}

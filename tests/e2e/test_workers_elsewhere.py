@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from osmosis_ai.services.demo import prepare_scratch
-from osmosis_ai.workspace.git import run_git
+from osmosis_ai.services.demo import Scratch, prepare_scratch
+from tests.e2e.gate import Gate
 from tests.e2e.kill_plan import seed_of_kills
 from tests.e2e.platform_process import ROLLOUT_SERVER, WORKER, Kill, Platform, Run, child_of
 from tests.e2e.relay import Relay
@@ -31,8 +31,9 @@ ROWS, ATTEMPTS = 30, 2
 CONFIG = "configs/eval/pooled.toml"
 TOKEN = "gpu.token"
 LEASE_S = 5.0
-GATE = "gate"
-"""While this file is there, no attempt of a rollout that can see it asks its model anything."""
+SEES_GATE = {"OSMOSIS_ISOLATION": "off"}
+ASKS = 40
+"""So often has a model been asked when a run waits in its middle: over ten attempts are through by then."""
 CUTS = 10
 """Of either length, in a series of them."""
 LONG_CONFIG, LONG_ROWS = "configs/eval/long.toml", 200
@@ -49,6 +50,9 @@ class Machine:
         options: further words of the command.
         settings: further variables of its environment.
     """
+
+    running: ClassVar[list[Machine]] = []
+    """Those whose end nobody has seen."""
 
     def __init__(self, platform: Platform, name: str, *options: str, **settings: str) -> None:
         self.home = platform.home.parent / name
@@ -71,6 +75,7 @@ class Machine:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.running.append(self)
 
     def power_off(self) -> None:
         """End it without a word; what it started is gone with it."""
@@ -84,26 +89,23 @@ class Machine:
 
 
 @pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    scratch = prepare_scratch(tmp_path_factory.mktemp("machines") / "demo")
-    program = scratch.workspace / "rollouts/multiply/main.py"
-    asks, gate = "        rollout = get_rollout_context()\n", str(scratch.root / GATE)
-    waits = f"        while os.path.exists({gate!r}):\n            await __import__('asyncio').sleep(0.02)\n"
-    assert program.read_text().count(asks) == 1
-    program.write_text(program.read_text().replace(asks, waits + asks))
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Scratch:
+    return prepare_scratch(tmp_path_factory.mktemp("machines") / "demo")
+
+
+@pytest.fixture(scope="module")
+def gate(scratch: Scratch) -> Gate:
+    return Gate(scratch)
+
+
+@pytest.fixture(scope="module")
+def platform(scratch: Scratch, gate: Gate) -> Iterator[Platform]:
     sample = (scratch.workspace / "configs/eval/multiply.toml").read_text()
     sample = re.sub(r"(?m)^n = \d+", f"n = {ATTEMPTS}", sample)
     sample = re.sub(r"(?m)^batch_size = \d+", "batch_size = 8", sample)  # so that a kill falls in mid-run
     sample = f'{sample}\n[advanced.execution]\npool = "gpu"\n'
     for name, rows in ((CONFIG, ROWS), (LONG_CONFIG, LONG_ROWS)):
         (scratch.workspace / name).write_text(sample.replace("limit = 100", f"limit = {rows}"))
-    who = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.com")
-    done = run_git(
-        [*who, "commit", "--quiet", "--all", "--message", "Wait"],
-        cwd=scratch.workspace,
-        env=scratch.own_variables(),
-    )
-    assert done.returncode == 0, done.stderr
     scratch.push()
     platform = Platform(scratch, settings={"OSMOSIS_LEASE_SECONDS": f"{LEASE_S:.0f}"})
     try:
@@ -137,6 +139,17 @@ def require_same_results(one: Run, other: Run) -> None:
     assert samples(one.results).items() <= samples(other.results).items()
 
 
+@pytest.fixture(autouse=True)
+def end_of_machines(gate: Gate) -> Iterator[None]:
+    """Let no machine of a test that failed take the runs of the next one."""
+    yield
+    gate.open()
+    while Machine.running:
+        machine = Machine.running.pop()
+        if machine.process.poll() is None:
+            machine.power_off()
+
+
 def under_way(platform: Platform, machine: Machine, run: Run, records: int) -> Run:
     """Wait until a machine has recorded so many results of a run, and return this as it is there."""
     there = Run(platform, run.id, run.name, machine.home)
@@ -145,22 +158,24 @@ def under_way(platform: Platform, machine: Machine, run: Run, records: int) -> R
 
 
 def test_a_run_whose_machine_is_gone_or_sent_away_is_finished_by_another_one(
-    platform: Platform, calm: Run
+    platform: Platform, calm: Run, gate: Gate
 ) -> None:
     run = platform.submit(CONFIG)
-    first = Machine(platform, "first")
+    gate.close(after=ASKS)
+    first = Machine(platform, "first", **SEES_GATE)
     under_way(platform, first, run, 10)
     first.power_off()
     journal = first.home / "runs" / run.id / "evaluation" / run.name / "events.jsonl"
     assert 10 <= len(journal.read_bytes().splitlines()) < ROWS * ATTEMPTS, "it fell in mid-run"
 
-    second = Machine(platform, "second")
+    second = Machine(platform, "second", **SEES_GATE)
     under_way(platform, second, run, 25)
     token_id = platform.command("platform", "worker-token", "list")["items"][0]["id"]
     platform.command("platform", "worker-token", "revoke", token_id, "--yes")
     status, told, err = second.end()
     assert (status, told) == (1, None)
     assert json.loads(err.splitlines()[-1])["error"]["message"] == "This token has been revoked."
+    gate.open()
 
     platform.command("platform", "worker-token", "create", "--pool", "gpu", "--output", TOKEN, "--force")
     status, told, err = Machine(platform, "third", "--once").end()
@@ -171,15 +186,17 @@ def test_a_run_whose_machine_is_gone_or_sent_away_is_finished_by_another_one(
 
 
 def test_sigterm_puts_a_run_aside_with_all_it_has_and_another_machine_goes_on(
-    platform: Platform, calm: Run
+    platform: Platform, calm: Run, gate: Gate
 ) -> None:
     run = platform.submit(CONFIG)
-    first = Machine(platform, "fourth")
+    gate.close(after=ASKS)
+    first = Machine(platform, "fourth", **SEES_GATE)
     under_way(platform, first, run, 10)
     first.process.terminate()
     status, told, err = first.end()
     assert (status, told["resource"]["runs"][0]["ending"]) == (0, "left"), err
     assert platform.command("eval", "list")["items"][0]["status"] == "running"
+    gate.open()
     status, _, err = Machine(platform, "fifth", "--once").end()
     assert status == 0, err
     assert run.finish()["status"] == "finished"
@@ -205,7 +222,7 @@ def relay(platform: Platform) -> Iterator[Relay]:
 
 def beyond(relay: Relay, platform: Platform, name: str) -> Machine:
     """Start a machine that reaches the platform by this way alone, and whose rollouts see the gate."""
-    return Machine(platform, name, "--once", "--url", relay.url, OSMOSIS_ISOLATION="off")
+    return Machine(platform, name, "--once", "--url", relay.url, **SEES_GATE)
 
 
 def server_of(machine: Machine) -> int | None:
@@ -218,10 +235,9 @@ def wait_since(began: float, seconds: float) -> None:
     time.sleep(max(0.0, began + seconds - time.monotonic()))  # a lease's length is what the test is about
 
 
-def cut_for_two_leases(relay: Relay, machine: Machine, there: Run, *, forgets: bool) -> None:
+def cut_for_two_leases(relay: Relay, machine: Machine, there: Run, gate: Gate, *, forgets: bool) -> None:
     """Cut a machine off in mid-run, and hold that it rests from when its lease has run out until it is back."""
-    gate = there.platform.home.parent / GATE
-    gate.touch()
+    gate.close()
     relay.cut()
     began = time.monotonic()
     while server_of(machine) is not None:
@@ -229,22 +245,21 @@ def cut_for_two_leases(relay: Relay, machine: Machine, there: Run, *, forgets: b
         time.sleep(0.05)
     assert time.monotonic() - began >= LEASE_S / 3, "it did not wait for its lease to run out"
     recorded = there.journal()
-    gate.unlink()
+    gate.open()
     wait_since(began, 2 * LEASE_S)
     assert (there.journal(), server_of(machine)) == (recorded, None)
     relay.heal(forgets=forgets)
 
 
-def cut_for_half_a_lease(relay: Relay, there: Run, *, forgets: bool) -> None:
+def cut_for_half_a_lease(relay: Relay, there: Run, gate: Gate, *, forgets: bool) -> None:
     """Cut a machine off while it goes on for a few results."""
-    gate = there.platform.home.parent / GATE
     relay.cut()
     began = time.monotonic()
     assert there.await_moment(Kill(len(there.journal()) + 3, "nobody", 0.0))
-    gate.touch()
+    gate.close()
     wait_since(began, LEASE_S / 2)
     relay.heal(forgets=forgets)
-    gate.unlink()
+    gate.open()
 
 
 def times_away(run: Run) -> int:
@@ -255,12 +270,13 @@ def times_away(run: Run) -> int:
 
 
 def test_a_machine_that_is_cut_off_for_two_leases_rests_and_then_goes_on(
-    platform: Platform, calm: Run, relay: Relay
+    platform: Platform, calm: Run, relay: Relay, gate: Gate
 ) -> None:
     run = platform.submit(CONFIG)
+    gate.close(after=ASKS)
     machine = beyond(relay, platform, "cut")
     there = under_way(platform, machine, run, 10)
-    cut_for_two_leases(relay, machine, there, forgets=True)
+    cut_for_two_leases(relay, machine, there, gate, forgets=True)
     assert 10 <= len(there.journal()) < ROWS * ATTEMPTS, "it fell in mid-run"
     status, told, err = machine.end()
     assert status == 0, err
@@ -299,9 +315,10 @@ def test_a_cut_of_half_a_lease_is_harmless_whatever_is_being_said(
 
 
 def test_a_cut_of_half_a_lease_keeps_no_run_from_being_put_aside(
-    platform: Platform, calm: Run, relay: Relay
+    platform: Platform, calm: Run, relay: Relay, gate: Gate
 ) -> None:
     run = platform.submit(CONFIG)
+    gate.close(after=ASKS)
     machine = beyond(relay, platform, "aside")
     under_way(platform, machine, run, 10)
     relay.cut_at(b"/release ", refuses=True)
@@ -311,6 +328,7 @@ def test_a_cut_of_half_a_lease_keeps_no_run_from_being_put_aside(
     relay.heal(forgets=True)
     status, told, err = machine.end()
     assert (status, told["resource"]["runs"][0]["ending"]) == (0, "left"), err
+    gate.open()
     status, told, err = Machine(platform, "after", "--once").end()
     assert (status, told["resource"]["runs"][0]["attempt"]) == (0, 2), err
     assert run.finish()["status"] == "finished"
@@ -319,17 +337,16 @@ def test_a_cut_of_half_a_lease_keeps_no_run_from_being_put_aside(
 
 @pytest.mark.soak
 def test_a_machine_that_was_cut_off_leaves_a_run_that_another_one_took(
-    platform: Platform, calm: Run, relay: Relay
+    platform: Platform, calm: Run, relay: Relay, gate: Gate
 ) -> None:
     run = platform.submit(CONFIG)
+    gate.close(after=ASKS)
     machine = beyond(relay, platform, "slow")
     there = under_way(platform, machine, run, 10)
-    gate = platform.home.parent / GATE
-    gate.touch()
     relay.cut()
     status, told, err = Machine(platform, "quick", "--once", OSMOSIS_ISOLATION="required").end()
     assert (status, told["resource"]["runs"][0]["attempt"]) == (0, 2), err
-    gate.unlink()
+    gate.open()
     recorded = there.journal()
     relay.heal(forgets=False)
     status, told, err = machine.end()
@@ -340,7 +357,9 @@ def test_a_machine_that_was_cut_off_leaves_a_run_that_another_one_took(
 
 
 @pytest.mark.soak
-def test_cuts_in_a_series_lose_nothing_and_repeat_nothing(platform: Platform, relay: Relay) -> None:
+def test_cuts_in_a_series_lose_nothing_and_repeat_nothing(
+    platform: Platform, relay: Relay, gate: Gate
+) -> None:
     draw = random.Random(seed_of_kills())
     calm = platform.submit(LONG_CONFIG)
     assert Machine(platform, "long", "--once").end()[0] == 0
@@ -354,9 +373,9 @@ def test_cuts_in_a_series_lose_nothing_and_repeat_nothing(platform: Platform, re
         there = under_way(platform, machine, run, len(before) + 1 + draw.randrange(RECORDS_PER_CUT))
         forgets = draw.random() < 0.5
         if length > 1:
-            cut_for_two_leases(relay, machine, there, forgets=forgets)
+            cut_for_two_leases(relay, machine, there, gate, forgets=forgets)
         else:
-            cut_for_half_a_lease(relay, there, forgets=forgets)
+            cut_for_half_a_lease(relay, there, gate, forgets=forgets)
         assert there.journal()[: len(before)] == before, "a committed result was changed or lost"
         before = there.journal()
         print(f"cut off for {length} leases at {len(before)} results")

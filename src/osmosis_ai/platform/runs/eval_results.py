@@ -26,6 +26,10 @@ def live_results(
 ) -> dict[str, Any]:
     """Return the results of a run under way; ``metrics`` are those that the engine last wrote."""
     completed = progress.completed - progress.skipped
+    headline = _headline(metrics)
+    if headline is not None and progress.scored and not headline["scored"]:
+        # The engine writes its metrics now and then: those from before the first score say less than the counts.
+        known, headline = {name: value for name, value in known.items() if name != "headline"}, None
     return _merged(
         known,
         score=progress.reward_mean,
@@ -36,7 +40,7 @@ def live_results(
         skipped=progress.skipped,
         total_runs=progress.completed,
         total_tokens=progress.tokens,
-        headline=_headline(metrics),
+        headline=headline,
     )
 
 

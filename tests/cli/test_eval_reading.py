@@ -379,6 +379,21 @@ def test_a_run_that_no_worker_can_take_says_why_it_waits(maze: Maze) -> None:
     assert maze.osmosis("eval", "info", "x", "--json").json["data"]["waits"] == why
 
 
+def test_a_run_that_was_put_aside_says_what_it_waits_for(maze: Maze) -> None:
+    why = "its worker has let it go: it waits for another one of the pool 'gpu'."
+    maze.get("/eval-runs/x").respond(json={**run("running"), "waits": why})
+    maze.get("/eval-runs/er_8/metrics").respond(404, json={"error": "none yet"})
+    plain = maze.osmosis("eval", "info", "x", "--plain").out
+    assert "Status: [running]" in plain and f"Waits: {why}" in plain
+    row = {"id": "er_8", "name": "x", "status": "running"}
+    listed = maze.get("/eval-runs")
+    listed.respond(json={"eval_runs": [row], "total_count": 1})
+    assert "waits" not in maze.osmosis("eval", "list", "--json").json["items"][0]
+    listed.respond(json={"eval_runs": [{**row, "waits": why}], "total_count": 1})
+    assert maze.osmosis("eval", "list", "--json").json["items"][0]["waits"] == why
+    assert why in maze.osmosis("eval", "list", "--plain").out
+
+
 def test_metrics_that_cannot_be_had_or_saved_are_a_warning(maze: Maze, store: BlobServer) -> None:
     maze.get("/eval-runs/x").respond(json=DETAIL)
     metrics = maze.get("/eval-runs/er_8/metrics").respond(500, json={"error": "broken"})

@@ -29,7 +29,7 @@ from osmosis_ai.platform.runs.deleting import RunDeletion
 from osmosis_ai.platform.runs.desk.run_desk import RunDesk
 from osmosis_ai.platform.runs.desk.shard_merging import MERGE_EVERY_S, ShardMerging
 from osmosis_ai.platform.runs.imports.sessions import EvalImportStore
-from osmosis_ai.platform.runs.lifecycle import RunKind
+from osmosis_ai.platform.runs.lifecycle import RunKind, waits_for
 from osmosis_ai.platform.runs.read.downloads import Downloads
 from osmosis_ai.platform.runs.read.run_counts import RunCounts
 from osmosis_ai.platform.runs.read.run_store import RunStore
@@ -96,7 +96,7 @@ class PlatformServices:
         """Return why nobody works on a run that is there, in a sentence; None where that is no matter or not known."""
         if run.status == "pending" and self.sources.is_making(run.workspace_id, run.commit_sha):
             return PACKING
-        return self.worker_access.known.why_it_waits(run)
+        return self.worker_access.known.why_it_waits(run) or waits_for(run)
 
 
 def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> PlatformServices:

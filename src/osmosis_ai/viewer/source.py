@@ -93,6 +93,7 @@ class RunEntry:
         reward: mean over scored samples, of training the newest; with its 95 % interval where it has one.
         trend: pass rates (of training: rewards) of up to ten runs of this config, the oldest first, this one last.
         error: why it failed, in a sentence.
+        waits: what a run that was begun and put aside waits for, in a sentence.
     """
 
     kind: RunKind
@@ -116,6 +117,7 @@ class RunEntry:
     duration_s: float | None = None
     trend: Sequence[float | None] = ()
     error: str | None = None
+    waits: str | None = None
 
     @property
     def pass_rate(self) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -43,6 +44,17 @@ def test_a_log_gets_a_line_with_everything_and_a_terminal_lines_under_the_bar(ou
     assert "5/10 steps" in shown
     assert all(line in shown for line in BELOW)
     assert "reward 0.900" not in shown  # the lines say it
+
+
+def test_what_a_run_waits_for_is_said_with_a_bar_and_without(output: OutputContext) -> None:
+    waits = "it waits for another one of the pool 'gpu'."
+    looks = [replace(moment("running", each), waits=waits) for each in (None, 5)]
+    following.show(looks, lambda it: it, again="x")
+    assert isinstance(output.stderr, io.StringIO)
+    assert output.stderr.getvalue().splitlines() == [
+        f"The run is being prepared: {waits}",
+        f"calm-fern-1: 5/10 steps (50%) {waits}",
+    ]
 
 
 def test_a_run_that_counts_steps_while_it_still_waits_has_no_bar(output: OutputContext) -> None:

@@ -26,6 +26,8 @@ from osmosis_ai.api.wire.workers import (
 )
 from osmosis_ai.platform.http.worker_waits import worker_waits
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.viewer.source import PlatformSource
+from osmosis_ai.viewer.source import RunQuery
 from tests.platform.conftest import application, assert_flat_error
 from tests.platform.evaluations import Submits, submit_body
 from tests.platform.runs.conftest import code, rows  # noqa: F401 - fixtures of `member`
@@ -228,6 +230,35 @@ def test_a_claim_waits_for_a_run(machine: Spoken, services: PlatformServices, la
     SUBMITS.taken(machine.api, advanced_config=GPU)
     runs = {Assignment.model_validate(answer.result(60).json()).run.id for answer in answers}
     assert len(runs) == 2
+
+
+def test_a_run_that_was_put_aside_says_what_it_waits_for(machine: Spoken, services: PlatformServices) -> None:
+    given = machine.claimed()
+
+    def told() -> tuple[Any, Any, str]:
+        [row] = machine.api.get("/api/cli/eval-runs").json()["eval_runs"]
+        detail = machine.api.get(f"/api/cli/eval-runs/{given.run.id}").json()
+        source = PlatformSource(services, given.run.workspace_id, services.sample_counts)
+        assert row["status"] == detail["eval_run"]["status"] == "running", "the hosted words stay"
+        [entry] = source.runs(RunQuery(), limit=10).items
+        assert entry.waits == row.get("waits")
+        return row.get("waits"), detail.get("waits"), source.changes("eval", given.run.name).cursor
+
+    at_work = told()
+    assert at_work[:2] == (None, None)
+    released = machine.post(
+        run_route(given.run.id, "release"), {"lease": given.lease.token.get_secret_value()}
+    )
+    assert released.status_code == 200
+    put_aside = told()
+    assert (
+        put_aside[0]
+        == put_aside[1]
+        == "its worker has let it go: it waits for another one of the pool 'gpu'."
+    )
+    assert put_aside[2] != at_work[2], "who looks at its page is told"
+    machine.claimed()
+    assert told()[:2] == (None, None)
 
 
 def test_a_claim_that_waits_hears_that_its_token_was_revoked(

@@ -36,7 +36,7 @@ class TrainingRunSubmit(WireModel):
 
 
 class Run(WireModel):
-    """A run's own fields, whatever its kind."""
+    """A run's own fields, whatever its kind; ``waits``, in lists of our platform, what a run that was put aside waits for."""
 
     id: str
     name: str | None = None
@@ -48,6 +48,7 @@ class Run(WireModel):
     creator_email: str | None = None
     platform_url: str | None = None
     error: str | None = None
+    waits: str | None = None
 
 
 class Resubmittable(WireModel):

@@ -66,6 +66,7 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
             total=progress.total if progress else None,
             unit="samples",
             note=evaluation_note(progress) if progress else "",
+            waits=seen.detail.waits or "",
         )
 
     def save(

@@ -32,6 +32,7 @@ class RunStanding:
         unit: what is counted.
         note: what else is worth seeing, on one line.
         below: the same with more room, for terminals.
+        waits: why nobody works on it now.
     """
 
     name: str
@@ -41,11 +42,18 @@ class RunStanding:
     unit: str
     note: str = ""
     below: tuple[str, ...] = ()
+    waits: str = ""
 
     @property
     def counts(self) -> bool:
         """Whether there is anything to draw a bar of."""
         return self.completed is not None and bool(self.total) and self.status not in _WAITING
+
+    @property
+    def said(self) -> str:
+        """What is said while there is nothing to draw."""
+        told = _SAID.get(self.status, "")
+        return f"{told}: {self.waits}" if told and self.waits else told
 
 
 _WAITING = ("pending", "queued")
@@ -65,7 +73,7 @@ def show(looks: Iterable[Look], standing: Callable[[Look], RunStanding], *, agai
     """
     output = current()
     bar: Progress | None = None
-    status = ""
+    said = ""
     try:
         with ExitStack() as shown, ExitStack() as waiting:
             for seen in looks:
@@ -74,12 +82,14 @@ def show(looks: Iterable[Look], standing: Callable[[Look], RunStanding], *, agai
                     waiting.close()
                     bar = shown.enter_context(output.progress(now.name, total=now.total, unit=now.unit))
                 if bar is not None and now.completed is not None:
-                    bar.update(now.completed, note=now.note, total=now.total, below=now.below)
-                elif bar is None and now.status != status:
-                    status = now.status
+                    waits = (now.waits,) if now.waits and now.below else ()
+                    below = (*waits, *now.below)
+                    bar.update(now.completed, note=now.waits or now.note, total=now.total, below=below)
+                elif bar is None and now.said != said:
+                    said = now.said
                     waiting.close()
-                    if status in _SAID:
-                        waiting.enter_context(output.status(_SAID[status]))
+                    if said:
+                        waiting.enter_context(output.status(said))
     except KeyboardInterrupt:
         output.note(f"The run goes on; follow it again with: {again}")
         raise

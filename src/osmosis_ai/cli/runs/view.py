@@ -127,15 +127,17 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
 
     def list_runs(self, *, limit: int, everything: bool) -> ListResult:
         """Return the runs of the workspace as the command's result."""
-        columns = (
-            Column("Name", value=lambda item: item["name"] or "(unnamed)", keep=True),
-            Column("Status", value=lambda item: Status(item["status"]), keep=True),
-            *self.own_columns(),
-            Column("Submitted", value=lambda item: Timestamp(item["created_at"])),
-            Column("Submitted By", "creator_name", in_rich=self.shows_who),
-        )
         with platform_context() as context, current().status(f"Fetching {NOUNS[self.kind]} runs"):
             listing, item = self.fetch(context.client, limit=limit, everything=everything)
+            columns = (
+                Column("Name", value=lambda item: item["name"] or "(unnamed)", keep=True),
+                Column("Status", value=lambda item: Status(item["status"]), keep=True),
+                *self.own_columns(),
+                Column("Submitted", value=lambda item: Timestamp(item["created_at"])),
+                Column("Submitted By", "creator_name", in_rich=self.shows_who),
+                # There is something to say of few runs on some days.
+                *([Column("Waits", "waits")] if any(run.waits for run in listing.items) else ()),
+            )
             return list_result(listing, item, columns=columns, extra=context.resource())
 
     def info(
@@ -314,11 +316,11 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             yield "Error", Styled(run.error, "bad")
         if described.waiting:
             yield "Progress", "Waiting to start..."
-            if detail.waits:
-                yield "Waits", Styled(detail.waits, "warn")
         elif progress is not None:
             done, total = formats.count(progress["completed"]), formats.count(progress["total"])
             yield "Progress", f"{done} / {total} {progress['unit']}"
+        if detail.waits and not described.ended:
+            yield "Waits", Styled(detail.waits, "warn")
         took_ms = described.duration_ms
         yield "Duration", formats.duration(took_ms / 1000 if took_ms is not None else None)
         yield from self.results(described)

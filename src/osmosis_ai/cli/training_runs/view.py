@@ -66,6 +66,7 @@ class TrainingRunView(RunView[DescribedTraining, SeenTraining]):
             unit="steps",
             note=" · ".join(_facts(seen)),
             below=tuple(_lines(seen)),
+            waits=seen.detail.waits or "",
         )
 
     def save(

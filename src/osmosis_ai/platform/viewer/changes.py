@@ -19,6 +19,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbSample
 from osmosis_ai.platform.runs.eval_results import headline_of
+from osmosis_ai.platform.runs.lifecycle import waits_for
 from osmosis_ai.platform.viewer.found_runs import no_such_run, of_family
 from osmosis_ai.viewer.source import Changes
 
@@ -84,7 +85,9 @@ def _finished(
 
 def _standing(runs: Sequence[DbRun]) -> str:
     """Return a digest of all that can change of runs but their samples and lines."""
-    known: list[Any] = [[run.id, run.status, run.results, run.progress, run.error] for run in runs]
+    known: list[Any] = [
+        [run.id, run.status, run.results, run.progress, run.error, waits_for(run)] for run in runs
+    ]
     return hashlib.sha256(orjson.dumps(known)).hexdigest()[:12]
 
 

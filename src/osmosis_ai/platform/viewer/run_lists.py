@@ -19,7 +19,7 @@ from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.platform.db.tables import DbRun, DbUser
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.eval_results import headline_of
-from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
+from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind, waits_for
 from osmosis_ai.platform.viewer.keyset import KeysetOrder, KeysetPlace, read_page
 from osmosis_ai.viewer.cursors import decode, encode, item_page, refused, run_order
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery
@@ -196,6 +196,7 @@ def run_entry(
         duration_s=_duration_s(run, now),
         trend=trend,
         error=run.error,
+        waits=waits_for(run),
     )
 
 

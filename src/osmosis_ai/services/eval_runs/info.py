@@ -156,6 +156,7 @@ def run_item(row: EvalRunRow) -> dict[str, Any]:
         "config": row.config,
         "platform_url": row.platform_url,
         "retry_of": plain(row.retry_of),
+        "waits": row.waits,
     }
     item |= {key: value for key, value in optional.items() if value}
     headline, rows = run_headline(row.results, row.config), rows_drawn(row.results, row.config)

@@ -222,9 +222,8 @@ def _references(*references: tuple[str | None, str | None] | None) -> dict[str, 
 
 
 def _optional(run: TrainingRun) -> dict[str, Any]:
-    known = {
-        key: getattr(run, key) for key in ("platform_url", "current_step", "total_steps", "reward", "error")
-    }
+    optional = ("platform_url", "current_step", "total_steps", "reward", "error", "waits")
+    known = {key: getattr(run, key) for key in optional}
     return {key: value for key, value in known.items() if value is not None}
 
 

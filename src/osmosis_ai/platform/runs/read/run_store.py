@@ -71,6 +71,9 @@ class ListedRun:
     imported: dict[str, Any] | None
     retry_of_id: str | None
     retry_of_name: str | None
+    pool: str | None
+    lease_expires_at: datetime | None
+    stop_requested_at: datetime | None
     creator_name: str | None
     creator_email: str | None
 

@@ -136,6 +136,11 @@ def regular_descriptor(path: Path | str, *, dir_fd: int | None = None) -> int:
     return opened
 
 
+def is_read_by_all(about: os.stat_result) -> bool:
+    """Tell whether every user of this machine may read a file that is one; a pipe or a socket is not kept."""
+    return stat.S_ISREG(about.st_mode) and bool(about.st_mode & stat.S_IROTH)
+
+
 def size_of(path: Path) -> int:
     """Return a file's bytes; 0 where there is none."""
     try:

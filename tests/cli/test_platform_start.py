@@ -67,7 +67,10 @@ def starting() -> Iterator[Any]:
 
 
 @pytest.mark.e2e
-def test_a_platform_says_once_that_it_is_ready_and_stops_when_told(cli: Cli, starting: Any) -> None:
+def test_a_platform_says_once_that_it_is_ready_and_stops_when_told(
+    cli: Cli, starting: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSMOSIS_RAY_ADDRESS", "http://127.0.0.1:8265")
     platform = starting("--login")
     url = platform.resource["url"]
     assert platform.ready["operation"] == "platform.start"
@@ -83,6 +86,9 @@ def test_a_platform_says_once_that_it_is_ready_and_stops_when_told(cli: Cli, sta
     assert status.status == 0
     data = json.loads(status.out)["data"]
     assert (data["status"], data["url"], data["pid"]) == ("running", url, platform.process.pid)
+    [warned] = data["warnings"]
+    assert "OSMOSIS_RAY_ADDRESS is set and OSMOSIS_EXECUTOR is not" in warned
+    assert f"Warning: {warned}" in cli("platform", "status", "--plain").out
 
     services = build_services(from_environment())
     _, plain = services.worker_access.create_token("gpu")
@@ -110,8 +116,9 @@ def test_a_platform_says_once_that_it_is_ready_and_stops_when_told(cli: Cli, sta
     assert json.loads(stopped.out)["resource"]["pid"] == platform.process.pid
     code, out, err = platform.end()
     assert (code, out) == (0, "")
-    warned = [json.loads(line)["log"]["message"] for line in err.splitlines()]
-    assert not [message for message in warned if os.geteuid() != 0 or "runs as root" not in message]
+    said = [json.loads(line)["log"]["message"] for line in err.splitlines()]
+    said = [message for message in said if os.geteuid() != 0 or "runs as root" not in message]
+    assert said == [warned]
     assert cli("platform", "status").status == 1
     assert json.loads(cli("platform", "stop", "--json").out)["status"] == "noop"
 

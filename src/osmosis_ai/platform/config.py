@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from osmosis_ai.driving.agent_address import NETWORKS_ENV, allowed_networks
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.ray_cluster import RayCluster, ray_cluster
+from osmosis_ai.platform.ray_cluster import RayCluster, ray_cluster, ray_warnings
 from osmosis_ai.platform.s3_address import parse_s3_address
 from osmosis_ai.sandbox.isolation import IsolationSetting, isolation_setting
 from osmosis_ai.sandbox.network import Network, network_setting
@@ -58,6 +58,7 @@ class PlatformConfig:
         lease_s: how long a worker's right to its run lasts from each word of it on (``OSMOSIS_LEASE_SECONDS``).
         run_upload_gb: how much the workers of a run may send in all, in GB (``OSMOSIS_RUN_UPLOAD_GB``).
         metrics_token: what `/metrics` is read with (``OSMOSIS_METRICS_TOKEN``); empty: nobody reads it.
+        warnings: what is told at a start, and by `osmosis platform status`, of how this was set.
     """
 
     home: Path
@@ -78,6 +79,7 @@ class PlatformConfig:
     lease_s: int = 30
     run_upload_gb: int = 1000
     metrics_token: str = field(default="", repr=False)
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.database_url:
@@ -179,6 +181,7 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
         recommended_cli_version=read.version("OSMOSIS_RECOMMENDED_CLI_VERSION"),
         isolation=read.setting(isolation_setting, "auto"),
         network=read.setting(network_setting, None),
+        warnings=tuple(ray_warnings(os.environ if env is None else env, ray)),
     )
     if problems := read.problems + _network_problems(read.text(NETWORKS_ENV)):
         raise OsmosisError("; ".join(problems) + ".", details={"issues": problems})

@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,6 +42,7 @@ class PlatformProcess:
         debuggable: whether programs of its user may read its memory and that of its workers.
         blobs: where it keeps datasets and files of runs: a directory, or a bucket.
         executor: where its runs execute.
+        warnings: what somebody should see to, though it works.
     """
 
     pid: int
@@ -53,6 +54,7 @@ class PlatformProcess:
     debuggable: bool = False
     blobs: str | None = None
     executor: str | None = None
+    warnings: Sequence[str] = ()
 
 
 @contextmanager

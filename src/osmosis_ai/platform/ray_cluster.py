@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from osmosis_ai.api.platform_url import is_loopback, is_secure, normalize_platform_url
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import is_read_by_all
 
 EXECUTOR_ENV = "OSMOSIS_EXECUTOR"
 ADDRESS_ENV = "OSMOSIS_RAY_ADDRESS"
@@ -85,6 +87,27 @@ def ray_cluster(env: Mapping[str, str]) -> RayCluster | None:
             f"{ALLOW_OPEN_ENV}=1 takes a cluster without one)."
         )
     return cluster
+
+
+def ray_warnings(env: Mapping[str, str], cluster: RayCluster | None) -> Iterator[str]:
+    """Yield what is told of settings that can be used and are hardly meant so.
+
+    Args:
+        env: where the settings are.
+        cluster: what :func:`ray_cluster` made of them.
+    """
+    if cluster is None:
+        named = [name for name in (ADDRESS_ENV, TOKEN_FILE_ENV) if env.get(name, "").strip()]
+        if named and not env.get(EXECUTOR_ENV, "").strip():
+            are = "are" if len(named) > 1 else "is"
+            yield (
+                f"{' and '.join(named)} {are} set and {EXECUTOR_ENV} is not: runs execute on this machine "
+                f"({EXECUTOR_ENV}=ray gives them to the cluster)."
+            )
+    elif (file := cluster.token_file) is not None:
+        with suppress(OSError):  # what can not be read is refused where it is needed
+            if is_read_by_all(file.stat()):
+                yield f"every user of this machine can read {file}, and the Ray cluster is theirs with it: chmod 600 {file}"
 
 
 def require_usable_cluster(cluster: RayCluster, platform_url: str) -> None:

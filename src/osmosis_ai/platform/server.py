@@ -123,7 +123,10 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
             debuggable=is_debuggable(os.environ),
             blobs=bound.blobs_shown,
             executor=bound.executor_shown,
+            warnings=bound.warnings,
         )
+        for warning in process.warnings:
+            logger.warning("%s", warning)
         note(process)
         first_login = bootstrap(services.db, services.clock)
         stack.enter_context(_serving_api(create_app(services), bound, listener, ends))

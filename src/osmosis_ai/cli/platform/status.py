@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from osmosis_ai._version import __version__
-from osmosis_ai.cli.output.results import DetailResult, Status, Timestamp
+from osmosis_ai.cli.output.results import DetailResult, Status, Styled, Timestamp
 from osmosis_ai.errors import NotFoundError
 
 _MOST_SHOWN = 20
@@ -50,6 +50,7 @@ def status() -> DetailResult:
             "debuggable": process.debuggable,
             "isolation": process.isolation,
             "executor": process.executor,
+            "warnings": list(process.warnings),
             "workers": workers,
         },
         rows=[
@@ -67,6 +68,7 @@ def status() -> DetailResult:
             *([("Isolation", process.isolation)] if process.isolation else []),
             *([("Files", process.blobs)] if process.blobs else []),
             *([("Earlier runs", filling)] if filling else []),
+            *(("Warning", Styled(warning, "warn")) for warning in process.warnings),
             *([("Debuggable", _DEBUGGABLE)] if process.debuggable else []),
             *(("Worker", _words(worker)) for worker in workers[:_MOST_SHOWN]),
             *(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +12,7 @@ import typer
 from osmosis_ai.cli.options import parse_duration
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import is_read_by_all
 
 if TYPE_CHECKING:
     from osmosis_ai.platform.runs.work.worker_host import WorkedRun
@@ -184,8 +184,7 @@ def _read(path: Path) -> str:
 
     try:
         with path.open(encoding="ascii", errors="replace") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if stat.S_ISREG(mode) and mode & stat.S_IROTH:
+            if is_read_by_all(os.fstat(file.fileno())):
                 current().warn(
                     f"every user of this machine can read {path}, and take runs with it: chmod 600 {path}"
                 )

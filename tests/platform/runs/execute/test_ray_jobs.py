@@ -239,6 +239,25 @@ def test_a_platform_without_these_settings_executes_runs_itself() -> None:
     assert config.executor_shown == "the Ray cluster at http://127.0.0.1:8265, 100 at a time"
 
 
+def test_settings_of_a_cluster_that_nobody_uses_and_a_token_that_all_can_read_are_warnings(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    env = {**GOOD, "OSMOSIS_RAY_TOKEN_FILE": str(file)}
+    assert from_environment(env).warnings == ()
+    file.chmod(0o644)
+    assert from_environment(env).warnings == (
+        f"every user of this machine can read {file}, and the Ray cluster is theirs with it: chmod 600 {file}",
+    )
+    assert from_environment({**env, "OSMOSIS_EXECUTOR": "local"}).warnings == (), "somebody has chosen"
+    [told] = from_environment({**env, "OSMOSIS_EXECUTOR": ""}).warnings
+    assert told.startswith(
+        "OSMOSIS_RAY_ADDRESS and OSMOSIS_RAY_TOKEN_FILE are set and OSMOSIS_EXECUTOR is not: runs execute on"
+    )
+
+
 def test_a_cluster_whose_nodes_could_not_find_the_platform_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -195,6 +196,19 @@ def test_a_list_of_nothing_that_can_be_written_is_an_error(run: Run) -> None:
 def test_a_size_that_is_none_is_not_believed(run: Run, size: Any) -> None:
     run.lists([{"path": "metrics.json", "size": size}])
     assert run.download("--json").error["code"] == "PLATFORM_ERROR"
+
+
+def test_a_file_of_other_bytes_than_the_platform_knows_is_not_kept(run: Run) -> None:
+    right, wrong = (hashlib.sha256(content).hexdigest() for content in (FILES["metrics.json"], b"another"))
+    run.lists(
+        [
+            {"path": "metrics.json", "size": 16, "sha256": right},
+            {"path": "summary.jsonl", "size": 17, "sha256": wrong},
+        ]
+    )
+    (failed,) = run.download("--json").json["resource"]["files_failed"]
+    assert failed["path"] == "summary.jsonl" and "has other bytes than announced" in failed["error"]
+    assert run.found() == {"metrics.json": FILES["metrics.json"]}
 
 
 def test_a_url_that_has_ended_is_asked_for_again(run: Run) -> None:

@@ -209,6 +209,8 @@ class ManifestFile(WireModel):
     path: str
     size: int = Field(strict=True, ge=0)
     token: str | None = Field(None, repr=False)
+    sha256: str | None = Field(None, pattern="^[0-9a-fA-F]{64}$")
+    """Of its bytes; None where the platform does not say."""
 
 
 class SampleManifest(WireModel):

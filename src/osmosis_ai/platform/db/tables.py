@@ -361,7 +361,8 @@ class DbSample(Base):
 class DbRunFile(Base):
     """A file of a run that can be downloaded; ``path`` as in the download layout, ``size`` in bytes.
 
-    With ``shard_offset`` and ``shard_length`` it is a piece of the blob, a shard; without them all of it.
+    With ``shard_offset`` and ``shard_length`` it is a piece of the blob, a shard; without them all of it, whose digest
+    ``sha256`` is (NULL for those of earlier releases; pieces carry checksums of their own).
     """
 
     __tablename__ = "run_files"
@@ -383,6 +384,7 @@ class DbRunFile(Base):
     blob_key: Mapped[str] = mapped_column(String(255))
     shard_offset: Mapped[int | None] = mapped_column(BigInteger)
     shard_length: Mapped[int | None] = mapped_column(Integer)
+    sha256: Mapped[str | None] = mapped_column(String(64))
 
 
 class DbMetricPoint(Base):

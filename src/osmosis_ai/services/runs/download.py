@@ -328,6 +328,7 @@ class _Fetch:
                 url,
                 target,
                 expected_size=file.size,
+                expected_sha256=file.sha256,
                 progress=lambda done: self._note(file.path, done),
                 refresh_url=lambda: self._refresh(file),
                 client=self._blobs,

@@ -233,6 +233,18 @@ def test_a_file_is_there_before_the_row_that_names_it(worker: DeskWorker) -> Non
     assert worker.wants("files/abc", b"hello").url == "", "the platform has it"
 
 
+def test_whoever_downloads_a_file_is_told_what_its_bytes_must_be(api: TestClient, worker: DeskWorker) -> None:
+    whole = {"path": "artifacts/row_0_run_0/a.txt", "kind": "artifacts", "size": 5, "blob": "files/abc"}
+    piece = {**whole, "path": "artifacts/row_0_run_0/b.txt", "blob": "shards/1", "shard_offset": 0}
+    sent = [worker.sends("files/abc", b"hello"), worker.sends("shards/1", b"packed")]
+    worker.sync(sent=sent, files=[whole, {**piece, "shard_length": 6}])
+    listed = api.get(f"/api/cli/eval-runs/{worker.run_id}/samples/manifest?types=artifacts").json()["files"]
+    assert listed == [
+        {"path": whole["path"], "size": 5, "sha256": hashlib.sha256(b"hello").hexdigest()},
+        {"path": piece["path"], "size": 5},  # has a checksum of its own
+    ]
+
+
 def test_bytes_that_are_not_those_announced_are_forgotten(worker: DeskWorker) -> None:
     sent = worker.puts(worker.wants("files/abc", b"hello"), b"jello")
     with pytest.raises(OsmosisError, match="not those that were announced"):

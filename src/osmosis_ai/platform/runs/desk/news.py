@@ -15,7 +15,7 @@ from osmosis_ai.api.wire.workers import LogPart, RunFilePart, SyncRequest, Train
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.metrics_models import MeasuredRun
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
-from osmosis_ai.platform.blobs.store import BlobStore, BlobUpload
+from osmosis_ai.platform.blobs.store import BlobInfo, BlobStore, BlobUpload
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.base import is_readable, upsert
 from osmosis_ai.platform.db.engine import Database
@@ -217,10 +217,10 @@ def file_rows(
         for name, blob in blobs.items()
         if is_shard(name)
     }
-    return [_file_row(run_id, file, places.get(file.blob)) for file in files]
+    return [_file_row(run_id, file, blobs[file.blob], places.get(file.blob)) for file in files]
 
 
-def _file_row(run_id: str, file: RunFilePart, place: ShardPlace | None) -> dict[str, Any]:
+def _file_row(run_id: str, file: RunFilePart, blob: BlobInfo, place: ShardPlace | None) -> dict[str, Any]:
     moved = place.offset if place is not None else 0
     return {
         "run_id": run_id,
@@ -231,6 +231,7 @@ def _file_row(run_id: str, file: RunFilePart, place: ShardPlace | None) -> dict[
         "blob_key": place.key if place is not None else blob_key(run_id, file.blob),
         "shard_offset": None if file.shard_offset is None else file.shard_offset + moved,
         "shard_length": file.shard_length,
+        "sha256": blob.sha256 if file.shard_offset is None else None,
     }
 
 

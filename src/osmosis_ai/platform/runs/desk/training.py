@@ -226,7 +226,8 @@ def _validation_file(
     below = part.blob.startswith(f"{blobs_below(version)}/") if version is not None else False
     if part.kind != KIND or folder != KIND or not _FILE_NAME.fullmatch(name) or not below:
         raise _refused(f"the file {part.path!r} of a validation")
-    check_part(part, _stored(part.blob, sent))
+    blob = _stored(part.blob, sent)
+    check_part(part, blob)
     return DbRunFile(
         run_id=run.id,
         path=part.path,
@@ -235,6 +236,7 @@ def _validation_file(
         blob_key=_key(run, part.blob),
         shard_offset=part.shard_offset,
         shard_length=part.shard_length,
+        sha256=blob.sha256 if part.shard_offset is None else None,
     )
 
 

@@ -230,6 +230,7 @@ class ReceivedRun:
                 "source_row_index": self.rows.indices[entry.row_index],
                 "size": file.size,
                 "blob_key": file.blob_key,
+                "sha256": file.sha256,
             }
 
 

@@ -95,13 +95,14 @@ class RunManifests:
 
     def _stored(self, run: DbRun, kind: str) -> Iterator[bytes]:
         asked = (
-            select(DbRunFile.path, DbRunFile.size, DbRunFile.source_row_index)
+            select(DbRunFile.path, DbRunFile.size, DbRunFile.sha256, DbRunFile.source_row_index)
             .where(DbRunFile.run_id == run.id, DbRunFile.kind == kind)
             .order_by(DbRunFile.path)
         )
         with self._db.session() as session:
-            for path, size, row in session.execute(asked.execution_options(yield_per=_BATCH)):
-                yield _line(kind, row, {"path": path, "size": size})
+            for path, size, sha256, row in session.execute(asked.execution_options(yield_per=_BATCH)):
+                digest = {"sha256": sha256} if sha256 is not None else {}
+                yield _line(kind, row, {"path": path, "size": size, **digest})
 
     def _made(self, run: DbRun, path: str) -> bytes:
         try:

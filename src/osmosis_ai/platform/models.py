@@ -21,8 +21,10 @@ from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.keyed_lists import keyed_page
 from osmosis_ai.platform.db.tables import DbLoraModel, DbMembership, DbRun, DbUser, DbWorkspace
 from osmosis_ai.platform.name_lookup import row_named
+from osmosis_ai.viewer.source import ItemPage
 
 MAX_ACTIVE_DEPLOYMENTS = 8
 """Per workspace: each served adapter holds memory."""
@@ -70,7 +72,31 @@ class LoraModelStore:
         self._blobs = blobs
         self._clock = clock
 
-    def page(self, workspace_id: str, *, limit: int, offset: int) -> tuple[list[FoundLoraModel], int, int]:
+    def page(self, workspace_id: str, *, limit: int, cursor: str | None) -> ItemPage[FoundLoraModel]:
+        """Return a workspace's adapters from a place on, the newest first.
+
+        Raises:
+            OsmosisError: the cursor is none of this list.
+        """
+        with self._db.session() as session:
+
+            def entries(ids: Sequence[str]) -> dict[str, FoundLoraModel]:
+                found = map(_found, session.execute(_models(DbLoraModel.id.in_(ids))))
+                return {each.model.id: each for each in found}
+
+            return keyed_page(
+                session,
+                (DbLoraModel.created_at, DbLoraModel.id),
+                lambda rows: rows.where(DbLoraModel.workspace_id == workspace_id),
+                entries,
+                descending=True,
+                limit=limit,
+                cursor=cursor,
+            )
+
+    def offset_page(
+        self, workspace_id: str, *, limit: int, offset: int
+    ) -> tuple[list[FoundLoraModel], int, int]:
         """Return one page of a workspace's adapters, the newest first; how many there are, and how many deployed."""
         newest_first = (DbLoraModel.created_at.desc(), DbLoraModel.id.desc())
         asked = (

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from sqlalchemy import ColumnElement, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
@@ -18,8 +18,10 @@ from osmosis_ai.config.checks import LONGEST_SECRET_NAME, SECRET_NAME, is_secret
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.keyed_lists import keyed_page
 from osmosis_ai.platform.db.tables import DbSecret, DbUser, new_id
 from osmosis_ai.platform.vault import Vault
+from osmosis_ai.viewer.source import ItemPage
 
 SecretScope = Literal["workspace", "user"]
 ResolvedScope = Literal["workspace", "user", "user_override"]
@@ -77,8 +79,31 @@ class SecretStore:
         self._clock = clock
 
     def page(
+        self, workspace_id: str, user_id: str, *, limit: int, cursor: str | None
+    ) -> ItemPage[ListedSecret]:
+        """Return the secrets that a user may know of from a place on, by name.
+
+        Raises:
+            OsmosisError: the cursor is none of this list.
+        """
+        with self._db.session() as session:
+
+            def entries(ids: Sequence[str]) -> dict[str, ListedSecret]:
+                found = (_listed(row) for row in session.execute(_listing().where(DbSecret.id.in_(ids))))
+                return {each.secret.id: each for each in found}
+
+            return keyed_page(
+                session,
+                (DbSecret.name, DbSecret.scope, DbSecret.id),
+                lambda rows: rows.where(_visible(workspace_id, user_id, SECRET_SCOPES)),
+                entries,
+                limit=limit,
+                cursor=cursor,
+            )
+
+    def offset_page(
         self, workspace_id: str, user_id: str, scopes: Iterable[SecretScope], *, limit: int, offset: int
-    ) -> tuple[list[ListedSecret], int]:
+    ) -> tuple[Sequence[ListedSecret], int]:
         """Return one page of the secrets that a user may know of, by name, and how many there are in all.
 
         Args:
@@ -88,22 +113,17 @@ class SecretStore:
             limit: items on the page.
             offset: items before it.
         """
-        creator, updater = aliased(DbUser), aliased(DbUser)
         visible = _visible(workspace_id, user_id, scopes)
         with self._db.session() as session:
             total = session.scalar(select(func.count()).select_from(DbSecret).where(visible)) or 0
             rows = session.execute(
-                select(DbSecret, creator, updater)
-                .outerjoin(creator, creator.id == DbSecret.creator_id)
-                .outerjoin(updater, updater.id == DbSecret.updater_id)
+                _listing()
                 .where(visible)
                 .order_by(DbSecret.name, DbSecret.scope, DbSecret.id)
                 .limit(limit)
                 .offset(offset)
             ).all()
-        return [
-            ListedSecret(secret, _name_of(made), _name_of(changed)) for secret, made, changed in rows
-        ], total
+        return [_listed(row) for row in rows], total
 
     def put(self, workspace_id: str, user_id: str, name: str, value: str, scope: SecretScope) -> ListedSecret:
         """Store a value, in place of an earlier one of the same name and scope.
@@ -258,6 +278,21 @@ def _reseal_with_new_key(db: Database, vault: Vault, stale: Iterable[tuple[DbSec
 def _visible(workspace_id: str, user_id: str, scopes: Iterable[SecretScope]) -> ColumnElement[bool]:
     owned = [and_(DbSecret.scope == scope, DbSecret.owner_id == _owner(user_id, scope)) for scope in scopes]
     return and_(DbSecret.workspace_id == workspace_id, or_(*owned))
+
+
+def _listing() -> Select[Any]:
+    creator, updater = aliased(DbUser), aliased(DbUser)
+    columns: tuple[Any, ...] = (DbSecret, creator, updater)
+    return (
+        select(*columns)
+        .outerjoin(creator, creator.id == DbSecret.creator_id)
+        .outerjoin(updater, updater.id == DbSecret.updater_id)
+    )
+
+
+def _listed(row: Any) -> ListedSecret:
+    secret, creator, updater = row
+    return ListedSecret(secret, _name_of(creator), _name_of(updater))
 
 
 def _one(workspace_id: str, user_id: str, name: str, scope: SecretScope) -> ColumnElement[bool]:

@@ -112,7 +112,7 @@ def decode(cursor: str, order: str, *, parts: int) -> tuple[list[Scalar], bool]:
         made_for, backward, *key = json.loads(raw)
         if made_for != order or backward not in (0, 1) or len(key) != parts:
             raise ValueError("of another order")
-        if not all(part is None or isinstance(part, (str, int, float)) for part in key):
+        if not all(part is None or isinstance(part, str) or _is_amount(part) for part in key):
             raise ValueError("no key")
     except (ValueError, TypeError, RecursionError, binascii.Error):
         raise refused(cursor) from None

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from osmosis_ai.platform.db.tables import DbLoraModel
 from osmosis_ai.platform.http import access_pages, run_actions, workspace_pages
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.viewer.cursors import SamplePosition, sample_cursor
+from osmosis_ai.viewer.cursors import SamplePosition, encode, sample_cursor
 from osmosis_ai.viewer.routes import viewer_router
 from tests.platform.conftest import Member, World
 from tests.platform.evaluations import add_dataset
@@ -78,9 +78,17 @@ def test_no_page_is_kept_by_what_stands_between(browser: TestClient) -> None:
         "/evals/mine/samples?min_reward=nan",
         "/evals/mine/samples?row=-1",
         "/evals?" + "&".join(f"q{number}=x" for number in range(500)),
-        "/datasets?page=first",
+        "/datasets?page=1",
+        "/datasets?cursor=x",
+        f"/datasets?cursor={encode('datasets:created_at:id', ['2026-01-01', 'ds_1'])}",
+        f"/models?cursor={encode('datasets:created_at:id', ['2026-01-01T00:00:00+00:00', 'ds_1'])}",
+        f"/secrets?cursor={encode('secrets:name:scope:id', ['A', 1, 'sec_1'])}",
+        f"/secrets?cursor={encode('secrets:name:scope:id', ['A' + chr(0), 'user', 'sec_1'])}",
+        f"/secrets?cursor={encode('secrets:name:scope:id', [chr(0xD800), 'user', 'sec_1'])}",
+        f"/evals?cursor={encode('runs:started:desc', ['2026-01-01T00:00:00', 'run_1'])}",
+        f"/evals?sort=reward&cursor={encode('runs:reward:desc', [10**400, 'run_1'])}",
+        f"/evals?sort=name&cursor={encode('runs:name:desc', ['a' + chr(0)])}",
         "/datasets/none?rows=-1",
-        "/models?page=99999999999999999999",
     ],
 )
 def test_what_makes_no_sense_is_refused_on_a_page(browser: TestClient, below: str) -> None:

@@ -11,11 +11,12 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.db.tables import DbMetricPoint, DbRun
+from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.ui.policy import PAGE_POLICY
+from osmosis_ai.viewer.cursors import encode
 from tests.datasets.builders import write_rows
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
@@ -340,22 +341,82 @@ def test_a_training_run_shows_what_its_newest_validation_stands_on(
 
 
 def test_long_lists_are_shown_in_pages(
-    browser: TestClient, member: Member, services: PlatformServices
+    browser: TestClient, member: Member, services: PlatformServices, clock: ManualClock
 ) -> None:
     for number in range(31):
+        clock.advance(seconds=1)
         add_dataset(services, member, f"rows-{number:02}", rows=[{"user_prompt": HOSTILE}])
     sign_in(browser)
-    first, second = browser.get("/fern/datasets"), browser.get("/fern/datasets", params={"page": 1})
-    assert "Older" in first.text and "Newer" not in first.text
-    assert "Newer" in second.text and "Older" not in second.text
-    assert text_of(second).count(" uploaded ") == 2
+    first = browser.get("/fern/datasets")
+    assert 'rel="next"' in first.text and 'rel="prev"' not in first.text
+    # What is added and deleted before it moves nothing from one page to another.
+    clock.advance(seconds=1)
+    add_dataset(services, member, "later")
+    assert browser.delete("/api/cli/datasets/rows-30", headers=member.headers).status_code == 200
+    second = browser.get(f"/fern/datasets{leads_to(first, 'next')}")
+    assert 'rel="prev"' in second.text and 'rel="next"' not in second.text
+    assert names_on(second) == ["rows-00", "multiply"]
+    back = browser.get(f"/fern/datasets{leads_to(second, 'prev')}")
+    assert names_on(back) == ["later", *(f"rows-{number:02}" for number in range(29, 0, -1))]
     rows = text_of(browser.get("/fern/datasets/multiply", params={"rows": 25}))
     assert "Rows Row" in rows and " 25 " in rows and "Before" in rows and "After" in rows
-    assert browser.get("/fern/datasets", params={"page": -1}).status_code == 400
-    for section in ("datasets", "models", "secrets"):
-        beyond = browser.get(f"/fern/{section}", params={"page": 7})
-        assert beyond.status_code == 404 and "The list has no page 7" in beyond.text, section
+    moment = services.clock.now().replace(year=2000).isoformat()
+    behind_all = {
+        "datasets": encode("datasets:created_at:id", [moment, "ds"]),
+        "models": encode("lora_models:created_at:id", [moment, "model"]),
+        "secrets": encode("secrets:name:scope:id", ["ZZ", "user", "sec"]),
+    }
+    for section, cursor in behind_all.items():
+        beyond = browser.get(f"/fern/{section}", params={"cursor": cursor})
+        assert beyond.status_code == 404 and "Nothing stands in the list any more" in beyond.text, section
         assert f'<a href="/fern/{section}">Back to the list</a>' in beyond.text
+
+
+def test_secrets_and_models_are_paged_through_each_once(
+    browser: TestClient, member: Member, services: PlatformServices
+) -> None:
+    for number in range(65):
+        scope = "user" if number % 2 else "workspace"
+        services.secrets.put(member.workspace.id, member.user.id, f"KEY_{number // 2:02}", "x", scope)
+    run = add_run(services, member, "mine")
+    with services.db.transaction() as session:
+        session.add_all(
+            DbLoraModel(
+                id=f"model_{number:02}",
+                workspace_id=member.workspace.id,
+                run_id=run.id,
+                name=f"adapter-{number:02}",
+                base_model="osmosis/tiny",
+                step=number,
+                files={},
+                created_at=services.clock.now(),
+            )
+            for number in range(65)
+        )
+    sign_in(browser)
+    wanted = {
+        "secrets": [f"KEY_{number // 2:02}" for number in range(65)],
+        "models": [f"adapter-{number:02}" for number in reversed(range(65))],
+    }
+    for section, names in wanted.items():
+        pages = [browser.get(f"/fern/{section}")]
+        while 'rel="next"' in pages[-1].text:
+            pages.append(browser.get(f"/fern/{section}{leads_to(pages[-1], 'next')}"))
+        assert len(pages) == 3 and [name for page in pages for name in names_on(page)] == names
+        before = browser.get(f"/fern/{section}{leads_to(pages[2], 'prev')}")
+        assert names_on(before) == names_on(pages[1])
+
+
+def leads_to(page: Any, direction: str) -> str:
+    """Return where a list goes on."""
+    found = re.search(rf'rel="{direction}" href="([^"]+)"', page.text)
+    assert found is not None
+    return unescape(found[1])
+
+
+def names_on(page: Any) -> list[str]:
+    """Return what stands in a list, by the names in its first column."""
+    return re.findall(r'<th scope="row" class="text">(?:<a [^>]*>)?([^<]+)<', page.text)
 
 
 @pytest.mark.parametrize("extension", ["jsonl", "parquet", "csv", "json"])
@@ -401,9 +462,9 @@ def test_a_name_that_is_not_there_is_told_with_the_three_nearest_and_leads_back(
 @pytest.mark.parametrize(
     ("path", "strange", "known"),
     [
-        ("datasets?cursor=x", "cursor", "it knows page."),
+        ("datasets?page=1", "page", "it knows cursor."),
         ("datasets/multiply?page=2", "page", "it knows rows."),
-        ("models?limit=5", "limit", "it knows page."),
+        ("models?limit=5", "limit", "it knows cursor."),
         ("members?page=1", "page", "it takes none."),
         ("api-keys?page=1", "page", "it takes none."),
         ("evals?page=2", "page", "it knows status"),

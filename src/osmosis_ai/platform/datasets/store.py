@@ -29,10 +29,12 @@ from osmosis_ai.platform.datasets.lookup import find_dataset
 from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
 from osmosis_ai.platform.datasets.upload_request import DatasetRejected, UploadRequest, normal_extension
 from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.keyed_lists import keyed_page
 from osmosis_ai.platform.db.tables import DbDataset, DbUser, new_id
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.name_lookup import no_such_name
+from osmosis_ai.viewer.source import ItemPage
 
 DOWNLOAD_TTL = timedelta(hours=1)
 """How long the URL of a download works."""
@@ -40,11 +42,13 @@ DOWNLOAD_TTL = timedelta(hours=1)
 # Clients ask for lists all the time; a statement that is built once is also compiled once.
 _MINE = DbDataset.workspace_id == bindparam("workspace_id")
 _COUNT = select(func.count()).select_from(DbDataset).where(_MINE)
-_PAGE = (
+_RECORDS = (
     select(DbDataset, DbUser.name, DbUser.email)
     .outerjoin(DbUser, DbUser.id == DbDataset.creator_id)
-    .where(_MINE)
     .options(defer(DbDataset.preview, raiseload=True))
+)
+_PAGE = (
+    _RECORDS.where(_MINE)
     .order_by(DbDataset.created_at.desc(), DbDataset.id.desc())
     .limit(bindparam("limit"))
     .offset(bindparam("offset"))
@@ -193,6 +197,28 @@ class DatasetStore:
             return [
                 DatasetRecord(row, name or email) for row, name, email in session.execute(_PAGE, asked)
             ], total
+
+    def page(self, workspace_id: str, *, limit: int, cursor: str | None) -> ItemPage[DatasetRecord]:
+        """Return datasets from a place on, the newest first and without their previews.
+
+        Raises:
+            OsmosisError: the cursor is none of this list.
+        """
+        with self._db.session() as session:
+
+            def entries(ids: Sequence[str]) -> dict[str, DatasetRecord]:
+                rows = session.execute(_RECORDS.where(DbDataset.id.in_(ids)))
+                return {row.id: DatasetRecord(row, name or email) for row, name, email in rows}
+
+            return keyed_page(
+                session,
+                (DbDataset.created_at, DbDataset.id),
+                lambda rows: rows.where(DbDataset.workspace_id == workspace_id),
+                entries,
+                descending=True,
+                limit=limit,
+                cursor=cursor,
+            )
 
     def download_url(self, workspace_id: str, name_or_id: str) -> tuple[str, timedelta, str]:
         """Return a URL of the bytes, how long it works, and the name of the file.

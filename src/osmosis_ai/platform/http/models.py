@@ -42,7 +42,9 @@ def list_base_models(services: Services, _scope: WorkspaceScope, page: Paging) -
 @router.get("/lora")
 def list_lora_models(services: Services, scope: WorkspaceScope, page: Paging) -> wire.LoraModelList:
     """List the adapters of the workspace, the newest first."""
-    found, total, active = services.lora_models.page(scope.workspace_id, limit=page.limit, offset=page.offset)
+    found, total, active = services.lora_models.offset_page(
+        scope.workspace_id, limit=page.limit, offset=page.offset
+    )
     return wire.LoraModelList(
         models=[wire.LoraModel(**_fields(each)) for each in found],
         active_deployments=active,

@@ -37,7 +37,7 @@ def list_secrets(
 ) -> wire.SecretList:
     """List the workspace's secrets and the caller's own."""
     scopes = SECRET_SCOPES if scope_filter == "all" else (scope_filter,)
-    listed, total = services.secrets.page(
+    listed, total = services.secrets.offset_page(
         scope.workspace_id, scope.user.id, scopes, limit=page.limit, offset=page.offset
     )
     return wire.SecretList(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any
 
-from fastapi import Depends, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from osmosis_ai.datasets.formats import iter_records
@@ -21,21 +21,20 @@ from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.http.browser_sessions import SignedIn
 from osmosis_ai.platform.http.page_links import page_url
 from osmosis_ai.platform.http.page_shell import page_router, render_page, shell_of
-from osmosis_ai.platform.http.paging import PageParams
 from osmosis_ai.platform.http.run_buttons import PageActions
 from osmosis_ai.platform.http.workspace_visits import WorkspacePage, WorkspaceVisit
 from osmosis_ai.platform.models import FoundLoraModel
-from osmosis_ai.platform.secrets import SECRET_SCOPES
 from osmosis_ai.platform.workspaces import ROLES, Role
 from osmosis_ai.training.runs.curves import SavedAdapter
 from osmosis_ai.ui.shell import NavItem
+from osmosis_ai.viewer.queries import query_string
+from osmosis_ai.viewer.source import ItemPage
 
 logger = logging.getLogger("osmosis_ai.platform.http")
 router = page_router(knows_its_words=True)
 
 _PER_PAGE = 30
 _LOG_LINES = 40
-_LAST_PAGE = 10**9
 _ROWS_PER_PAGE = 25
 _LAST_ROW = 10**12
 _MOST_COLUMNS = 50
@@ -54,11 +53,7 @@ RIGHTS: Sequence[tuple[str, Role]] = (
 """What the REST API asks of whom: the lowest role that may."""
 
 
-async def _page_params(page: Annotated[int, Query(ge=0, le=_LAST_PAGE)] = 0) -> PageParams:
-    return PageParams(_PER_PAGE, page * _PER_PAGE)
-
-
-Paging = Annotated[PageParams, Depends(_page_params)]
+Cursor = Annotated[str | None, Query()]
 
 
 @router.get("/", include_in_schema=False)
@@ -72,10 +67,10 @@ def first_page(request: Request, services: Services, visitor: SignedIn) -> Respo
 
 
 @router.get("/{workspace}/datasets", include_in_schema=False)
-def datasets_page(page: WorkspacePage, paging: Paging) -> Response:
+def datasets_page(page: WorkspacePage, cursor: Cursor = None) -> Response:
     """List datasets."""
-    found, total = page.services.datasets.list(page.workspace.id, limit=paging.limit, offset=paging.offset)
-    return page.page("datasets.html", ("datasets",), found=found, **_pager(paging, total, len(found)))
+    found = page.services.datasets.page(page.workspace.id, limit=_PER_PAGE, cursor=cursor)
+    return page.page("datasets.html", ("datasets",), **_listed(found, cursor))
 
 
 @router.get("/{workspace}/datasets/{name}", include_in_schema=False)
@@ -111,12 +106,10 @@ def dataset_page(
 
 
 @router.get("/{workspace}/models", include_in_schema=False)
-def models_page(page: WorkspacePage, paging: Paging) -> Response:
+def models_page(page: WorkspacePage, cursor: Cursor = None) -> Response:
     """List trained adapters."""
-    found, total, _ = page.services.lora_models.page(
-        page.workspace.id, limit=paging.limit, offset=paging.offset
-    )
-    return page.page("models.html", ("models",), found=found, **_pager(paging, total, len(found)))
+    found = page.services.lora_models.page(page.workspace.id, limit=_PER_PAGE, cursor=cursor)
+    return page.page("models.html", ("models",), **_listed(found, cursor))
 
 
 @router.get("/{workspace}/models/{name}", include_in_schema=False)
@@ -129,12 +122,12 @@ def model_page(page: WorkspacePage, name: str) -> Response:
 
 
 @router.get("/{workspace}/secrets", include_in_schema=False)
-def secrets_page(page: WorkspacePage, paging: Paging) -> Response:
+def secrets_page(page: WorkspacePage, cursor: Cursor = None) -> Response:
     """List the names of secrets; nobody sees a value again."""
-    found, total = page.services.secrets.page(
-        page.workspace.id, page.visitor.user.id, SECRET_SCOPES, limit=paging.limit, offset=paging.offset
+    found = page.services.secrets.page(
+        page.workspace.id, page.visitor.user.id, limit=_PER_PAGE, cursor=cursor
     )
-    return page.page("secrets.html", ("secrets",), found=found, **_pager(paging, total, len(found)))
+    return page.page("secrets.html", ("secrets",), **_listed(found, cursor))
 
 
 @router.get("/{workspace}/integrations/git", include_in_schema=False)
@@ -153,15 +146,15 @@ def members_page(page: WorkspacePage) -> Response:
     return page.page("members.html", ("members",), found=found, roles=order, rights=rights)
 
 
-def _pager(paging: PageParams, total: int, shown: int) -> dict[str, Any]:
-    """Return what leads to the pages around this one.
+def _listed(found: ItemPage[Any], cursor: str | None) -> dict[str, Any]:
+    """Return what a list shows, and what leads to the pages around it.
 
     Raises:
-        NotFoundError: the list ends before it.
+        NotFoundError: nothing stands at the cursor.
     """
-    if paging.offset and not shown:
-        raise NotFoundError(f"the list has no page {paging.offset // _PER_PAGE}: {total:,} stand in it.")
-    return {"page": paging.offset // _PER_PAGE, "more": paging.offset + shown < total}
+    if cursor and not found.items:
+        raise NotFoundError("nothing stands in the list any more where this page began.")
+    return {"found": found, "address": lambda cursor: query_string({"cursor": cursor})}
 
 
 def _rows(page: WorkspaceVisit, dataset: DbDataset, start: int) -> tuple[list[Mapping[str, Any]], str]:

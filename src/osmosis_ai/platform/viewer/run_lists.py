@@ -16,12 +16,13 @@ from sqlalchemy import ColumnElement, Select, bindparam, case, func, literal, or
 from sqlalchemy.orm import Session, aliased
 
 from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.platform.db.keyed_lists import moment_of, text_of
+from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, read_page
 from osmosis_ai.platform.db.tables import DbRun, DbUser
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind, waits_for
-from osmosis_ai.platform.viewer.keyset import KeysetOrder, KeysetPlace, read_page
-from osmosis_ai.viewer.cursors import decode, encode, item_page, refused, run_order
+from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, refused, run_order
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery
 
 KINDS: tuple[RunKind, ...] = get_args(RunKind)
@@ -241,27 +242,18 @@ def _cursor(query: RunQuery, row: Any, backward: bool) -> str:
 
 
 def _place(query: RunQuery, cursor: str) -> KeysetPlace:
-    is_named = query.sort == "name"
-    (value, *rest), backward = decode(cursor, run_order(query), parts=1 if is_named else 2)
-    if is_named:
-        if not isinstance(value, str):
-            raise refused(cursor)
-        return KeysetPlace(None, (value,), backward)
-    (id,) = rest
-    if not isinstance(id, str):
-        raise refused(cursor)
-    return KeysetPlace(_value(query, value, cursor), (id,), backward)
+    if query.sort == "name":
+        (name,), backward = decode(cursor, run_order(query), parts=1)
+        return KeysetPlace(None, (text_of(name, cursor),), backward)
+    (value, id), backward = decode(cursor, run_order(query), parts=2)
+    return KeysetPlace(_value(query, value, cursor), (text_of(id, cursor),), backward)
 
 
-def _value(query: RunQuery, value: Any, cursor: str) -> Any:
-    if value is None and query.sort not in _NEVER_NULL:
-        return None
+def _value(query: RunQuery, value: Scalar, cursor: str) -> datetime | str | float | None:
+    if query.sort == "started":
+        return moment_of(value, cursor)
     if query.sort in _NEVER_NULL:
-        try:
-            if isinstance(value, str):
-                return datetime.fromisoformat(value) if query.sort == "started" else value
-        except ValueError:
-            pass
-    elif isinstance(value, (int, float)):
-        return float(value)
-    raise refused(cursor)
+        return text_of(value, cursor)
+    if isinstance(value, str):
+        raise refused(cursor)
+    return None if value is None else float(value)

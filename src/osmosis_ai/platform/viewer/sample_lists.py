@@ -26,17 +26,17 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from osmosis_ai.platform.db.tables import DbSample
-from osmosis_ai.platform.log_lines import storable
-from osmosis_ai.platform.runs.read.merging import RunFamily, newest_results, not_made_again
-from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
-from osmosis_ai.platform.viewer.keyset import (
+from osmosis_ai.platform.db.keyset import (
     KeysetOrder,
     KeysetPlace,
     read_page,
     read_pages,
     reversed_place,
 )
+from osmosis_ai.platform.db.tables import DbSample
+from osmosis_ai.platform.log_lines import storable
+from osmosis_ai.platform.runs.read.merging import RunFamily, newest_results, not_made_again
+from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.viewer.cursors import SamplePosition, item_page, sample_cursor, sample_position
 from osmosis_ai.viewer.source import FailureCount, Histogram, ItemPage, SampleEntry, SampleQuery
 

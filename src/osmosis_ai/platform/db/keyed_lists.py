@@ -1,0 +1,103 @@
+"""Pages of what a workspace has besides runs: datasets, adapters, secrets.
+
+A page begins behind the values of a row, never behind a count: who reads on while others add and delete sees each
+that stays once, and a page far behind costs what the first does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import DateTime, Select, select
+from sqlalchemy.orm import Session
+
+from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, read_page
+from osmosis_ai.platform.log_lines import storable
+from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, refused
+from osmosis_ai.viewer.source import ItemPage, ItemT
+
+
+def keyed_page(
+    session: Session,
+    columns: Sequence[Any],
+    which: Callable[[Select[Any]], Select[Any]],
+    entries: Callable[[Sequence[str]], Mapping[str, ItemT]],
+    *,
+    descending: bool = False,
+    limit: int,
+    cursor: str | None,
+) -> ItemPage[ItemT]:
+    """Return a page of a table's rows.
+
+    Args:
+        session: of the database.
+        columns: of the table, none of them ever NULL, by which it is sorted; the last is its ``id``.
+        which: narrows a statement to the rows of the list.
+        entries: makes items of rows, by their ids.
+        descending: the direction.
+        limit: items on the page.
+        cursor: where it begins; None for the list's beginning.
+
+    Raises:
+        OsmosisError: the cursor is none of this list.
+    """
+    order = KeysetOrder(None, tuple(columns), descending)
+    name = ":".join((columns[0].class_.__tablename__, *(column.key for column in columns)))
+    place = _place(name, columns, cursor) if cursor else None
+    found = read_page(session, [which(select(*columns))], order, place, limit=limit + 1)
+    known = entries([row.id for row in found])
+    # What was deleted between the two statements is not on the page.
+    return item_page(
+        [row for row in found if row.id in known],
+        place,
+        limit=limit,
+        entry=lambda row: known[row.id],
+        cursor=lambda row, back: encode(name, _key(row, columns), backward=back),
+    )
+
+
+def moment_of(value: Scalar, cursor: str) -> datetime:
+    """Return the moment that a part of a cursor's key names.
+
+    Raises:
+        OsmosisError: it names none.
+    """
+    try:
+        if isinstance(value, str) and (moment := datetime.fromisoformat(value)).tzinfo is not None:
+            return moment
+    except ValueError:
+        pass
+    raise refused(cursor)
+
+
+def text_of(value: Scalar, cursor: str) -> str:
+    """Return the text that a part of a cursor's key is.
+
+    Raises:
+        OsmosisError: it is none that a database takes.
+    """
+    if not isinstance(value, str) or storable(value) != value:
+        raise refused(cursor)
+    return value
+
+
+def _key(row: Any, columns: Sequence[Any]) -> list[Scalar]:
+    values = [getattr(row, column.key) for column in columns]
+    return [value.isoformat() if isinstance(value, datetime) else value for value in values]
+
+
+def _place(name: str, columns: Sequence[Any], cursor: str) -> KeysetPlace:
+    key, backward = decode(cursor, name, parts=len(columns))
+    return KeysetPlace(
+        None,
+        tuple(_value(column, part, cursor) for column, part in zip(columns, key, strict=True)),
+        backward,
+    )
+
+
+def _value(column: Any, part: Scalar, cursor: str) -> datetime | str:
+    if isinstance(getattr(column.type, "impl", column.type), DateTime):
+        return moment_of(part, cursor)
+    return text_of(part, cursor)

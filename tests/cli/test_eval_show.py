@@ -170,7 +170,23 @@ def test_a_search_reads_so_many_conversations_and_says_so(
     outcome = maze.osmosis("eval", "show", "fern", "--search", "seven")
     assert "1 conversations were searched, not all" in outcome.out
     told = maze.osmosis("eval", "show", "fern", "--search", "seven", "--json").json["data"]["search"]
-    assert told == {"conversations": 1, "complete": False}
+    assert told == {"conversations": 1, "without_conversation": 0, "too_large": 0, "complete": False}
+
+
+def test_a_search_says_how_many_samples_it_could_not_look_into(maze: Maze) -> None:
+    outcome = maze.osmosis("eval", "show", "fern", "--search", "seven")
+    told = "2 of 4 samples have no conversation to read: of these, only previews and errors were searched."
+    assert told in outcome.out
+    whole = maze.osmosis("eval", "show", "fern", "--search", "seven", "--row", "0")
+    assert "no conversation" not in whole.out
+    told = maze.osmosis("eval", "show", "fern", "--search", "seven", "--json").json["data"]["search"]
+    assert told == {"conversations": 2, "without_conversation": 2, "too_large": 0, "complete": True}
+    said(maze, "fern", 1, 1, b" " * (33 << 20))
+    outcome = maze.osmosis("eval", "show", "fern", "--search", "seven")
+    assert "1 of 4 samples has no conversation to read" in outcome.out
+    assert "Conversations that were not searched, each larger than 32 MiB: 1." in outcome.out
+    told = maze.osmosis("eval", "show", "fern", "--search", "seven", "--json").json["data"]["search"]
+    assert told == {"conversations": 2, "without_conversation": 1, "too_large": 1, "complete": False}
 
 
 # -- platforms -----------------------------------------------------------------------------

@@ -160,6 +160,7 @@ def test_text_is_found_in_conversations_though_it_is_escaped_there(pages: TestCl
         and "/samples/4.0" not in text
     )
     assert "That was the end." in text
+    assert "10 of 12 samples here have no conversation to read and were not searched." in text
     href = re.search(r'href="([^"]+\.jsonl[^"]+)"', text)
     assert href is not None
     lines = pages.get(href[1].replace("&amp;", "&")).text.splitlines()

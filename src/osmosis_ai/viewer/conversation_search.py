@@ -27,11 +27,18 @@ class SearchedConversations:
         page: the samples that hold the text; its ``next`` is where the scan goes on.
         looked_at: how many conversations were read.
         too_large: how many were not, for their size.
+        without: how many samples have no conversation.
     """
 
     page: ItemPage[SampleEntry]
     looked_at: int
     too_large: int
+    without: int
+
+    @property
+    def samples(self) -> int:
+        """How many samples the scan came by."""
+        return self.looked_at + self.too_large + self.without
 
 
 def search_conversations(
@@ -52,7 +59,7 @@ def search_conversations(
         clock: seconds.
     """
     wanted, rest = query.text.casefold(), replace(query, text="")
-    began, found, looked, read, too_large = clock(), list[SampleEntry](), 0, 0, 0
+    began, found, looked, read, too_large, without = clock(), list[SampleEntry](), 0, 0, 0, 0
     enough = False
     while True:
         piece = source.samples(run, rest, limit=_AT_ONCE, cursor=cursor)
@@ -60,8 +67,10 @@ def search_conversations(
             stored = source.conversation(
                 run, sample.row, sample.attempt, max_bytes=LARGEST_CONVERSATION_BYTES
             )
-            if stored.content is None:
-                too_large += stored.size > LARGEST_CONVERSATION_BYTES
+            if stored.content is None and stored.size > LARGEST_CONVERSATION_BYTES:
+                too_large += 1
+            elif stored.content is None:
+                without += 1
             else:
                 looked, read = looked + 1, read + stored.size
                 if holds(stored.content, wanted):
@@ -74,4 +83,4 @@ def search_conversations(
         cursor = piece.next
         if cursor is None or enough:
             counts = {name: count for name, count in piece.counts.items() if name != "total"}
-            return SearchedConversations(ItemPage(found, cursor, None, counts), looked, too_large)
+            return SearchedConversations(ItemPage(found, cursor, None, counts), looked, too_large, without)

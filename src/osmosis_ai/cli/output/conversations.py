@@ -113,9 +113,18 @@ def _closing(shown: ShownConversation) -> Styled:
 
 
 def _hints(found: ShownRun, wanted: WantedSamples) -> Iterator[str]:
+    from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
+
     yield from map(plain, found.problems)
     if not found.conversations:
         yield f"No sample of {plain(found.name)} is like that."
+    if found.without:
+        of = f"{found.without:,} of {found.without + found.too_large + (found.searched or 0):,}"
+        have = "has" if found.without == 1 else "have"
+        yield f"{of} samples {have} no conversation to read: of these, only previews and errors were searched."
+    if found.too_large:
+        most = f"{LARGEST_CONVERSATION_BYTES >> 20} MiB"
+        yield f"Conversations that were not searched, each larger than {most}: {found.too_large:,}."
     if found.unsearched:
         yield f"{found.searched:,} conversations were searched, not all: name a --row, or an outcome."
     if found.more:

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.evaluation.conversation import as_messages
+from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES, as_messages
 from osmosis_ai.services.downloaded_runs import laid_out
 from osmosis_ai.services.eval_runs.conversation_readers import (
     LocalConversations,
@@ -89,7 +89,9 @@ class ShownRun:
     Attributes:
         more: whether there are others like them.
         searched: how many conversations were read for a text; None where none was asked for.
-        unsearched: whether some were not, for their number.
+        without: how many samples of a search have no conversation, so that only their previews and errors were read.
+        too_large: how many have one that is too large to be read.
+        unsearched: whether some samples were not looked at, for their number.
         problems: sentences about what of the run could not be read.
     """
 
@@ -99,6 +101,8 @@ class ShownRun:
     more: bool = False
     beside: str | None = None
     searched: int | None = None
+    without: int = 0
+    too_large: int = 0
     unsearched: bool = False
     problems: Sequence[str] = ()
 
@@ -115,7 +119,12 @@ class ShownRun:
         if self.beside is not None:
             known["beside"] = self.beside
         if self.searched is not None:
-            known["search"] = {"conversations": self.searched, "complete": not (self.unsearched or self.more)}
+            known["search"] = {
+                "conversations": self.searched,
+                "without_conversation": self.without,
+                "too_large": self.too_large,
+                "complete": not (self.unsearched or self.more or self.too_large),
+            }
         return known
 
 
@@ -170,6 +179,8 @@ def shown_samples(
         more=scan.more,
         beside=other.name if other is not None else None,
         searched=scan.searched if wanted.text else None,
+        without=scan.without,
+        too_large=scan.too_large,
         unsearched=scan.gave_up,
         problems=run.problems(),
     )
@@ -190,15 +201,16 @@ class _Scan:
     """The samples that are wanted, each with its conversation; of a search so many are read, no more.
 
     Attributes:
-        searched: how many conversations were read for a text.
-        gave_up: whether some were not, for their number.
+        searched, without, too_large: of a search's samples, how many conversations were read, how many have none, and how
+            many have too large a one.
+        gave_up: whether some samples were not looked at, for their number.
         more: whether there are more samples that are wanted.
     """
 
     def __init__(self, run: RunConversations, wanted: WantedSamples) -> None:
         self._run = run
         self._wanted = wanted
-        self.searched = 0
+        self.searched = self.without = self.too_large = 0
         self.gave_up = False
         self.more = False
 
@@ -218,13 +230,21 @@ class _Scan:
 
     def _search(self, rest: Iterator[SampleEntry]) -> Iterator[tuple[SampleEntry, StoredConversation]]:
         while piece := list(islice(rest, _AT_ONCE)):
-            if self.searched >= MOST_SEARCHED:
+            if self.searched + self.without + self.too_large >= MOST_SEARCHED:
                 self.gave_up = True
                 return
             for sample, stored in zip(piece, self._run.conversations(piece), strict=True):
-                self.searched += 1
+                self._count(stored)
                 if self._is_found(sample, stored):
                     yield sample, stored
+
+    def _count(self, stored: StoredConversation) -> None:
+        if stored.content is not None:
+            self.searched += 1
+        elif stored.size > LARGEST_CONVERSATION_BYTES:
+            self.too_large += 1
+        else:
+            self.without += 1
 
     def _is_found(self, sample: SampleEntry, stored: StoredConversation) -> bool:
         from osmosis_ai.evaluation.conversation import holds

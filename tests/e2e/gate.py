@@ -45,7 +45,7 @@ class Gate:
         text = text.replace(_ASKS, _WAITS + _ASKS)
         head, found, tail = text.partition("class MultiplyWorkflow")
         program.write_text(head + _ALLOWED.format(gate=str(self._path)) + found + tail)
-        _commit(scratch.workspace, scratch.own_variables())
+        commit(scratch.workspace, scratch.own_variables())
 
     def close(self, after: int = 0) -> None:
         """Let each server ask its model ``after`` times since its start, and then no more."""
@@ -58,7 +58,8 @@ class Gate:
         self._path.unlink(missing_ok=True)
 
 
-def _commit(workspace: Path, variables: dict[str, str]) -> None:
+def commit(workspace: Path, variables: dict[str, str]) -> None:
+    """Commit what was changed, as somebody."""
     who = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.com")
     done = run_git([*who, "commit", "--quiet", "--all", "--message", "Wait"], cwd=workspace, env=variables)
     assert done.returncode == 0, done.stderr

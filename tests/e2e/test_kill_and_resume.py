@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from osmosis_ai.workspace.samples import copy_sample_workspace
 from tests.e2e.kill_plan import after, plan_of_kills, seed_of_kills, sizes
 from tests.e2e.platform_process import Kill
 from tests.e2e.test_demo_platform import numbers
+from tests.e2e.turnstile import Turnstile, held
 
 pytestmark = pytest.mark.e2e
 
@@ -35,8 +37,16 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("kill") / "workspace"
     copy_sample_workspace(root)
     config = root / "configs/eval/multiply.toml"
-    config.write_text(re.sub(r"(?m)^n = \d+", f"n = {ATTEMPTS}", config.read_text()))
+    for key, value in held(ATTEMPTS).items():
+        config.write_text(re.sub(rf"(?m)^{key} = \d+", f"{key} = {value}", config.read_text()))
     return root
+
+
+@pytest.fixture(scope="module")
+def turnstile(workspace: Path) -> Iterator[Turnstile]:
+    turnstile = Turnstile(workspace)
+    yield turnstile
+    turnstile.close()
 
 
 def start(workspace: Path, name: str) -> subprocess.Popen[bytes]:
@@ -110,7 +120,9 @@ def leftovers(workspace: Path) -> list[str]:
     return [command for _, _, command in processes() if str(workspace) in command]
 
 
-def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(workspace: Path) -> None:
+def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(
+    workspace: Path, turnstile: Turnstile
+) -> None:
     calm = start(workspace, "calm")
     out, err = calm.communicate(timeout=900)
     assert calm.returncode == 0, err.decode()
@@ -118,21 +130,24 @@ def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(workspace: Path
 
     kills = plan_of_kills(seed_of_kills(), VICTIMS, SAMPLES)
     kills_under_way = 0
+    turnstile.hold()
     process = start(workspace, "stormy")
     before: list[bytes] = []
     for kill in kills:
         moment = after(kill, len(committed_lines(workspace, "stormy")))
+        turnstile.hold_after(moment.records, lambda: len(committed_lines(workspace, "stormy")))
         hit = kill_when(process, workspace, "stormy", moment)
         done = len(committed_lines(workspace, "stormy"))
         print(f"killed the {kill.victim} at {done} of {SAMPLES} results")
         kills_under_way += hit and done < SAMPLES
         if hit and kill.victim == "server":
             continue  # the run starts another server by itself
-        process.communicate(timeout=60)
+        process.communicate(timeout=900)
         now = committed_lines(workspace, "stormy")
         assert now[: len(before)] == before, "a committed result was changed or lost"
         before = now
         process = start(workspace, "stormy")
+    turnstile.open()
     out, err = process.communicate(timeout=900)
     assert process.returncode == 0, err.decode()
     assert kills_under_way == len(kills)

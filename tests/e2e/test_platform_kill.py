@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.services.demo import prepare_scratch
+from osmosis_ai.services.demo import Scratch, prepare_scratch
+from tests.e2e.gate import commit
 from tests.e2e.kill_plan import KILLS, after, plan_of_kills, seed_of_kills, sizes
 from tests.e2e.platform_process import (
     PROGRAM,
@@ -21,6 +22,7 @@ from tests.e2e.platform_process import (
     processes,
 )
 from tests.e2e.test_demo_platform import numbers, samples
+from tests.e2e.turnstile import Turnstile, held
 
 pytestmark = pytest.mark.e2e
 
@@ -52,12 +54,24 @@ def published(results: Path) -> list[tuple[Any, ...]]:
 
 
 @pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    scratch = prepare_scratch(tmp_path_factory.mktemp("kill") / "demo")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Scratch:
+    return prepare_scratch(tmp_path_factory.mktemp("kill") / "demo")
+
+
+@pytest.fixture(scope="module")
+def turnstile(scratch: Scratch) -> Iterator[Turnstile]:
+    turnstile = Turnstile(scratch.workspace)
+    commit(scratch.workspace, scratch.own_variables())
+    yield turnstile
+    turnstile.close()
+
+
+@pytest.fixture(scope="module")
+def platform(scratch: Scratch, turnstile: Turnstile) -> Iterator[Platform]:
     sample = (scratch.workspace / "configs/eval/multiply.toml").read_text()
-    (scratch.workspace / CONFIG).write_text(
-        re.sub(r"(?m)^n = \d+", f"n = {ATTEMPTS}", sample.replace("limit = 100", f"limit = {ROWS}"))
-    )
+    for key, value in held(ATTEMPTS).items():
+        sample = re.sub(rf"(?m)^{key} = \d+", f"{key} = {value}", sample)
+    (scratch.workspace / CONFIG).write_text(sample.replace("limit = 100", f"limit = {ROWS}"))
     scratch.push()
     platform = Platform(scratch, PROGRAM if KILLS > 1 else None)
     try:
@@ -69,18 +83,23 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
         platform.process.wait()
 
 
-def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(platform: Platform) -> None:
+def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(
+    platform: Platform, turnstile: Turnstile
+) -> None:
     calm = platform.submit(CONFIG)
     assert calm.await_moment(Kill(1, "nobody", 0.0))
     assert calm.finish()["status"] == "finished"
 
     kills = plan_of_kills(seed_of_kills(), VICTIMS, SAMPLES)
+    turnstile.hold()
     stormy = platform.submit(CONFIG)
     began = time.monotonic()
     before: list[bytes] = []
     under_way = 0
     for kill in kills:
-        if not stormy.await_moment(after(kill, len(stormy.journal()))):
+        moment = after(kill, len(stormy.journal()))
+        turnstile.hold_after(moment.records, lambda: len(stormy.journal()))
+        if not stormy.await_moment(moment):
             break
         while not platform.kill(kill.victim) and not stormy.ended():
             time.sleep(0.005)
@@ -93,6 +112,7 @@ def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(platform: Platf
         )
         if kill.victim == "platform":
             platform.start()
+    turnstile.open()
     told = stormy.finish()
     assert told["status"] == "finished", told["error"]
     assert under_way == len(kills)

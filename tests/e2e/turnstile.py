@@ -1,0 +1,79 @@
+"""Where the attempts of a run wait before they begin, so that a test holds the run at any of its results.
+
+The agent asks over a socket, which a sandbox lets through as well: what is killed there is what is killed at a user's.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+_BEGINS = "        messages: list[dict[str, Any]] = [INSTRUCTIONS, *ctx.prompt]\n"
+_WAITS = """\
+        turn, asking = await __import__("asyncio").open_connection("127.0.0.1", {port})
+        await turn.read()
+        asking.close()
+"""
+_AT_ONCE = 8
+_LEAD = 8
+
+
+def held(attempts: int) -> dict[str, int]:
+    """Return the numbers of the config of a run that is held: few attempts at once, none of which waits too long."""
+    return {"n": attempts, "batch_size": _AT_ONCE, "agent_workflow_timeout_s": 3600}
+
+
+class Turnstile:
+    """Changes the sample rollout of a workspace directory, so that each attempt waits for its turn.
+
+    Attributes:
+        may_pass: asked by many threads, again and again for an attempt that waits; all may pass at first.
+    """
+
+    def __init__(self, workspace: Path) -> None:
+        self.may_pass: Callable[[], bool] = lambda: True
+        self._is_closed = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        program = workspace / "rollouts/multiply/main.py"
+        text = program.read_text()
+        assert text.count(_BEGINS) == 1
+        waits = _WAITS.format(port=self._listener.getsockname()[1])
+        program.write_text(text.replace(_BEGINS, waits + _BEGINS))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def hold(self) -> None:
+        """Let none pass."""
+        self.may_pass = lambda: False
+
+    def hold_after(self, records: int, results: Callable[[], int]) -> None:
+        """Let attempts pass until there are as many results and a few more, for the run to be at work by then.
+
+        It comes to ``records`` for certain, and to at most 24 more: besides the attempts under way, as many are being
+        recorded.
+        """
+        self.may_pass = lambda: results() < records + _LEAD
+
+    def open(self) -> None:
+        """Let all pass."""
+        self.may_pass = lambda: True
+
+    def close(self) -> None:
+        """Listen no longer; who waits may go on."""
+        self._is_closed.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                asking, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._hold_back, args=(asking,), daemon=True).start()
+
+    def _hold_back(self, asking: socket.socket) -> None:
+        with asking:
+            while not self.may_pass() and not self._is_closed.wait(0.005):
+                pass

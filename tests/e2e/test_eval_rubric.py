@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.e2e.kill_plan import seed_of_kills
 from tests.rubric.judge_server import JudgeServer
+from tests.standin_model import Reply
 from tests.warm_osmosis import warm_osmosis
 
 pytestmark = pytest.mark.e2e
@@ -68,6 +70,17 @@ class World:
     async def run(self, *arguments: str, **how: Any) -> Outcome:
         return await finish(await self.start(*arguments, **how))
 
+    def hold(self, until: Callable[[], asyncio.Event | None]) -> None:
+        """Have each call wait for what ``until`` returns as it comes."""
+        answer = self.judge.respond
+
+        def respond(body: dict[str, Any]) -> Reply:
+            reply = answer(body)
+            reply.wait_for = until()
+            return reply
+
+        self.judge.respond = respond
+
     async def wait_for_calls(self, count: int) -> None:
         """Wait until so many calls are on the disk."""
 
@@ -75,7 +88,7 @@ class World:
             while not self.journal.exists() or self.journal.read_bytes().count(b"\n") <= count:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
-        await asyncio.wait_for(look(), 60)
+        await asyncio.wait_for(look(), 300)
 
     def document(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.output.read_text())
@@ -89,7 +102,7 @@ class World:
 
 
 async def finish(process: asyncio.subprocess.Process) -> Outcome:
-    out, err = await asyncio.wait_for(process.communicate(), 120)
+    out, err = await asyncio.wait_for(process.communicate(), 600)
     assert process.returncode is not None
     return Outcome(process.returncode, out.decode(), err.decode())
 
@@ -101,8 +114,18 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def test_several_hundred_calls_run_at_once(world: World) -> None:
-    world.judge.latency_s = 0.4
+    world.judge.latency_s = 0.0
     world.records(2500)
+    many = asyncio.Event()
+
+    def gather() -> asyncio.Event | None:
+        if world.judge.in_flight >= 200:  # without this one
+            many.set()
+        return (
+            many if world.judge.calls > 1000 else None
+        )  # answers come first: they let more be asked at once
+
+    world.hold(gather)
     outcome = await world.run("--json", "--concurrency", "300")
     assert (outcome.status, outcome.err) == (0, "")
     assert world.judge.calls == 2500 and 200 < world.judge.most_in_flight <= 300
@@ -164,7 +187,7 @@ async def test_a_second_ctrl_c_quits_at_once(world: World) -> None:
     world.judge.latency_s = 0.0
     world.records(50, "[slow 30] {}")
     process = await world.start()
-    await asyncio.wait_for(world.judge.arrived.wait(), 30)
+    await asyncio.wait_for(world.judge.arrived.wait(), 300)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
     outcome = await finish(process)
@@ -172,12 +195,14 @@ async def test_a_second_ctrl_c_quits_at_once(world: World) -> None:
 
 
 async def test_kills_at_any_moment_lose_no_score_and_repeat_none(world: World) -> None:
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
-    chosen = random.Random(seed)
+    chosen = random.Random(seed_of_kills())
     world.records(300, "answer {}")
     kept: set[tuple[int, int]] = set()
+    # A session comes as far as its kill, and never to the end.
+    allowed, over = 0, asyncio.Event()
+    world.hold(lambda: over if world.judge.calls > allowed else None)
     for kill in range(10):
+        allowed = world.judge.calls + 52
         resume = ["--resume"] if world.journal.exists() else []
         process = await world.start("--concurrency", "12", "-n", "2", *resume)
         if kill % 3:
@@ -190,6 +215,7 @@ async def test_kills_at_any_moment_lose_no_score_and_repeat_none(world: World) -
             now = world.durable()
             assert len(now) == len(set(now)) and set(now) >= kept
             kept = set(now)
+    over.set()
     outcome = await world.run("-n", "2", *(["--resume"] if world.journal.exists() else []))
     assert outcome.status == 0
     document = world.document()
@@ -215,7 +241,9 @@ async def test_a_full_disk_keeps_what_was_written(world: World) -> None:
 
 
 async def test_two_processes_do_not_write_the_same_result(world: World) -> None:
-    world.records(200, "[slow 0.3] {}")
+    world.records(200)
+    over = asyncio.Event()
+    world.hold(lambda: over if world.judge.calls > 20 else None)
     first = await world.start("--concurrency", "4")
     await world.wait_for_calls(1)
     second = await world.run()

@@ -69,7 +69,7 @@ class World:
     def rows(self, *prompts: str) -> None:
         write_rows(self.root / "data" / "rows.jsonl", list(prompts))
 
-    def config(self, *, timeout_s: float = 20, **experiment: str) -> None:
+    def config(self, *, timeout_s: float = 60, **experiment: str) -> None:
         lines = [f'{key} = "{value}"' for key, value in {**EXPERIMENT, **experiment}.items()]
         timeouts = f"agent_workflow_timeout_s = {timeout_s}\ngrader_timeout_s = {timeout_s}\n"
         text = "[experiment]\n" + "\n".join(lines) + f"\n[evaluation]\n{timeouts}[secrets]\nrequired = []\n"
@@ -99,7 +99,7 @@ class World:
         return await self.end_of(await self.start(*arguments, **started))
 
     async def end_of(self, process: asyncio.subprocess.Process) -> Outcome:
-        out, err = await asyncio.wait_for(process.communicate(), 60)
+        out, err = await asyncio.wait_for(process.communicate(), 600)
         assert process.returncode is not None
         return Outcome(process.returncode, self.shown(out), self.shown(err))
 

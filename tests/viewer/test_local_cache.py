@@ -53,6 +53,30 @@ def test_a_cache_that_can_not_be_written_or_is_damaged_costs_nothing_but_time(
     source.close()
 
 
+@pytest.mark.parametrize("kept_open", [False, True], ids=["before it is opened", "while it is open"])
+def test_an_index_that_is_damaged_behind_its_beginning_is_made_anew(
+    local: LocalPlace, kept_open: bool
+) -> None:
+    local.start("run", rows=200, n=1)
+    local.add("run", [sample_record(row, 0, row / 200, output="a long answer " * 10) for row in range(200)])
+    before = listed(local.source, "run", SampleQuery(sort="reward"))
+    assert len(before) == 200
+    (index,) = (local.root / "cache" / "viewer").glob("run-*.sqlite")
+    if not kept_open:
+        local.source.close()
+    with closing(sqlite3.connect(index)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (page,) = database.execute("PRAGMA page_size").fetchone()
+    with index.open("r+b") as file:
+        file.seek(page * 2)  # the first says what is where, the second how far the journal is read
+        file.write(b"\xff" * (index.stat().st_size - page * 2))
+    for again in (local.source, LocalSource(local.root, cache_dir=local.root / "cache")):
+        assert listed(again, "run", SampleQuery(sort="reward")) == before
+        assert again.sample("run", 7, 0, SampleQuery()).summary.reward == 7 / 200
+        assert not again.run("eval", "run").problems
+        again.close()
+
+
 def test_what_is_kept_in_the_cache_is_nobody_elses_to_read(local: LocalPlace) -> None:
     local.start("run", rows=2, n=1)
     local.add("run", [sample_record(0, 0, 1.0)])

@@ -52,9 +52,13 @@ class CacheFile:
             self.connection = self._in_memory(error)
 
     def give_up(self, error: Exception) -> None:
-        """Go on in memory, empty, after the file refused a write."""
+        """Go on empty: in a new file after this one turned out to be damaged, in memory after it refused a write."""
         self.close()
-        self.connection = self._in_memory(error)
+        refused = isinstance(error, sqlite3.OperationalError)
+        try:
+            self.connection = self._in_memory(error) if refused else self._made_anew()
+        except (OSError, sqlite3.Error) as another:
+            self.connection = self._in_memory(another)
 
     def close(self) -> None:
         """Release the file."""
@@ -73,8 +77,11 @@ class CacheFile:
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
-            _make_anew(self.path)
-            return self._prepared(str(self.path))
+            return self._made_anew()
+
+    def _made_anew(self) -> sqlite3.Connection:
+        _make_anew(self.path)
+        return self._prepared(str(self.path))
 
     def _in_memory(self, error: Exception) -> sqlite3.Connection:
         self.problem = f"the index can not be kept in {self.path.parent} ({reason_of(error)}): it is made anew, in memory, each time"

@@ -13,11 +13,11 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
@@ -77,6 +77,7 @@ UPDATE selected_rows SET flaky = counted.flaky FROM (
     WHERE cluster IN (SELECT cluster FROM selected_rows JOIN touched USING (place)) GROUP BY cluster
 ) AS counted WHERE selected_rows.cluster = counted.cluster
 """
+AnswerT = TypeVar("AnswerT")
 _Line = tuple[Any, ...]
 _BATCH = 2_000
 _TAIL_BYTES = 128
@@ -172,18 +173,32 @@ class RunIndex:
                 self.damage = f"`{self.directory.events}` can not be read ({reason_of(error)})."
                 return None
 
+    def ask(self, question: Callable[[sqlite3.Connection], AnswerT]) -> AnswerT:
+        """Return what the table's database answers; where it is damaged, it is made again first."""
+        with self.lock:
+            try:
+                return question(self.connection)
+            except sqlite3.DatabaseError as error:
+                self._file.give_up(error)
+                self._unreadable = None
+                self._refresh(math.inf)
+                return question(self.connection)
+
+    def find(self, statement: str, values: Mapping[str, Any]) -> list[Any]:
+        """Return the lines that a statement finds, as :meth:`ask` does."""
+        return self.ask(lambda table: table.execute(statement, values).fetchall())
+
     def record(self, item: int) -> TerminalRecord | None:
         """Return an item's latest record as the journal has it; None when it has none, or one that is no record.
 
         The table needs less of a line than a record does.
         """
-        with self.lock:
-            found = self.connection.execute("SELECT offset FROM samples WHERE item = ?", (item,)).fetchone()
-        if found is None:
+        found = self.find("SELECT offset FROM samples WHERE item = :item", {"item": item})
+        if not found:
             return None
         # The run may be deleted, or put aside, in this moment.
         with suppress(ValueError, OSError), JournalReader(self.directory.events) as journal:
-            return journal.record(found[0])
+            return journal.record(found[0][0])
         return None
 
     def _read_identity(self) -> tuple[int, int, float, str]:

@@ -75,17 +75,13 @@ class SampleList:
         for statement, values in _parts(query, position, backward=backward, n=self.index.n):
             if len(found) < limit:
                 values |= {**self._values(query), "limit": limit - len(found)}
-                with self.index.lock:
-                    found += map(self._entry, self.index.connection.execute(statement, values))
+                found += map(self._entry, self.index.find(statement, values))
         return found
 
     def entry(self, item: int) -> SampleEntry | None:
         """Return a sample; None where there is none."""
-        with self.index.lock:
-            found = self.index.connection.execute(
-                f"{_SELECT} WHERE item = :item", {"item": item, "n": self.index.n}
-            ).fetchone()
-        return self._entry(found) if found is not None else None
+        found = self.index.find(f"{_SELECT} WHERE item = :item", {"item": item, "n": self.index.n})
+        return self._entry(found[0]) if found else None
 
     def attempts(self, row: int) -> list[SampleEntry]:
         """Return the samples of a row, by attempt."""
@@ -95,14 +91,12 @@ class SampleList:
         """Return the samples of a row that is known by what it is."""
         statement = f"{_SELECT} WHERE row_digest = :digest ORDER BY item LIMIT :limit"
         values = {"digest": digest, "limit": limit, "n": self.index.n}
-        with self.index.lock:
-            return [self._entry(line) for line in self.index.connection.execute(statement, values)]
+        return [self._entry(line) for line in self.index.find(statement, values)]
 
     def since(self, offset: int, *, limit: int) -> list[tuple[int, int]]:
         """Return (row, attempt) of what stands in the journal from a byte on."""
-        statement = "SELECT item FROM samples WHERE offset >= ? ORDER BY offset LIMIT ?"
-        with self.index.lock:
-            found = self.index.connection.execute(statement, (offset, limit)).fetchall()
+        statement = "SELECT item FROM samples WHERE offset >= :offset ORDER BY offset LIMIT :limit"
+        found = self.index.find(statement, {"offset": offset, "limit": limit})
         return [divmod(item, self.index.n) for (item,) in found]
 
     def counts(self, query: SampleQuery) -> Mapping[str, int]:
@@ -145,7 +139,7 @@ class SampleList:
         return self._number(f"SELECT count(*) FROM samples{where}", self._values(query))
 
     def _count_failures(self) -> list[FailureCount]:
-        found = self.index.connection.execute(_FAILURES)
+        found = self.index.find(_FAILURES, {})
         return [
             FailureCount(boundary, category, count, divmod(item, self.index.n), error)
             for boundary, category, count, item, error in found
@@ -154,12 +148,16 @@ class SampleList:
     def _count_rewards(self) -> Histogram | None:
         import numpy as np
 
-        rewards = self.index.connection.execute("SELECT reward FROM samples WHERE reward IS NOT NULL")
-        values = np.fromiter((reward for (reward,) in rewards), dtype=np.float64)
-        return Histogram.of(values)
+        statement = "SELECT reward FROM samples WHERE reward IS NOT NULL"
+        # There may be a million, of which no list is made.
+        return Histogram.of(
+            self.index.ask(
+                lambda table: np.fromiter((reward for (reward,) in table.execute(statement)), np.float64)
+            )
+        )
 
     def _number(self, statement: str, values: Mapping[str, Any]) -> int:
-        return int(self.index.connection.execute(statement, values).fetchone()[0])
+        return int(self.index.find(statement, values)[0][0])
 
     def _values(self, query: SampleQuery) -> dict[str, Any]:
         values: dict[str, Any] = {"n": self.index.n, "threshold": self.index.threshold}

@@ -116,6 +116,17 @@ def test_each_value_that_was_given_has_its_bin_when_they_are_few() -> None:
     assert bins(np.random.default_rng(0).random(500), low=0.0, high=1.0)[0].size == 20
 
 
+def test_a_score_on_the_edge_of_a_bar_lies_in_the_bar_that_begins_there() -> None:
+    # Too many values for one bar each: twenty bars are drawn.
+    scores = np.array([tenth / 10 for tenth in range(1, 10)] + [0.1234] * 3 + [0.777777])
+    chart = histograms([("judge", scores)], low=0, high=1, label="", axis="score")
+    counts = {name: int(count) for name, count in chart.rows}
+    for tenth in range(1, 10):
+        behind, before = f"{tenth / 10 + 0.025:g}", f"{tenth / 10 - 0.025:g}"
+        assert counts[behind] == 1 + (3 if tenth == 1 else 0), tenth
+        assert counts[before] == (1 if before == "0.775" else 0), tenth
+
+
 def curve(name: str, points: int) -> ChartSeries:
     noise = np.random.default_rng(len(name)).normal(size=points)
     values = (np.cumsum(noise) / 50).tolist()

@@ -469,3 +469,28 @@ def test_one_reward_that_all_samples_have_is_drawn_on_the_scale_of_rewards() -> 
         assert found is not None and sum(found.counts) == 3
         assert (found.edges[0], found.edges[-1]) == ends
     assert Histogram.of(np.empty(0)) is None and Histogram.of(np.array([-1.7e308, 1.7e308])) is None
+
+
+def test_a_reward_on_the_edge_of_a_bar_lies_in_the_bar_that_begins_there() -> None:
+    import numpy as np
+
+    tenths = [tenth / 10 for tenth in range(11)]
+    found = Histogram.of(np.array(tenths))
+    assert found is not None and found.edges == [place / 20 for place in range(21)]
+    assert found.counts == [*[1, 0] * 9, 1, 1]
+    weighted = Histogram.of(np.array(tenths), np.arange(11.0))
+    assert weighted is not None and weighted.counts[14] == 7 and weighted.counts[13] == 0
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 1e-300), (1.0, 1.0 + 1e-13), (-1e300, 1e300), (-1.0, 1.0), (3.7, 1234.5)]
+)
+def test_bars_of_any_scale_hold_every_reward_once(low: float, high: float) -> None:
+    import numpy as np
+
+    rewards = np.concatenate((np.linspace(low, high, 1001), [low, high]))
+    found = Histogram.of(rewards)
+    assert found is not None and sum(found.counts) == len(rewards)
+    assert (found.edges[0], found.edges[-1]) == (low, high)
+    for edge, count in zip(found.edges, found.counts, strict=False):
+        assert (rewards >= edge).sum() >= count

@@ -153,16 +153,18 @@ class Histogram:
         """
         import numpy as np
 
+        from osmosis_ai.ui.charts import even_edges
+
         if not rewards.size:
             return None
         low, high = float(rewards.min()), float(rewards.max())
         ends = (low, high) if low < high else (min(low, 0.0), max(high, 1.0))
         if not math.isfinite(ends[1] - ends[0]):
             return None
-        try:
-            counts, edges = np.histogram(rewards, bins=_BARS, range=ends, weights=weights)
-        except ValueError:
+        edges = even_edges(*ends, _BARS)
+        if not (np.diff(edges) > 0).all():
             return None  # so near each other that no number lies between
+        counts, _ = np.histogram(rewards, bins=edges, weights=weights)
         return cls(edges.tolist(), [int(count) for count in counts])
 
 

@@ -5,7 +5,7 @@ Each comes with the table of its numbers, and tells series apart by the shape of
 
 from osmosis_ai.ui.charts.comparisons import bars, forest, scatter
 from osmosis_ai.ui.charts.curves import ChartMark, line, sparkline
-from osmosis_ai.ui.charts.distributions import bins, counted_histogram, histograms
+from osmosis_ai.ui.charts.distributions import bins, counted_histogram, even_edges, histograms
 from osmosis_ai.ui.charts.drawing import ChartPoint, ChartSeries, SvgChart
 from osmosis_ai.ui.charts.timelines import TimeSpan, waterfall
 
@@ -18,6 +18,7 @@ __all__ = [
     "bars",
     "bins",
     "counted_histogram",
+    "even_edges",
     "forest",
     "histograms",
     "line",

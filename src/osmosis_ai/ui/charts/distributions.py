@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -85,6 +87,20 @@ def _drawn(
     return SvgChart(label, drawn, (), head, rows)
 
 
+def even_edges(low: float, high: float, parts: int) -> Floats:
+    """Return the edges of ``parts`` bars of one width, each the number that people read: 0.7, not 0.7000000000000001.
+
+    So a value that is written like an edge lies behind it.
+    """
+    import numpy as np
+
+    exact: Floats = np.linspace(low, high, parts + 1)
+    digits = 9 - math.floor(math.log10(max((high - low) / parts, sys.float_info.min)))
+    inner = np.array([round(edge, digits) for edge in exact[1:-1].tolist()])
+    edges: Floats = np.concatenate(([low], inner, [high]))
+    return edges if (np.diff(edges) > 0).all() else exact
+
+
 def bins(values: Floats, *, low: float, high: float) -> tuple[Floats, Floats]:
     """Return (centres, edges): one bin for each value that was given when they are few, else twenty."""
     import numpy as np
@@ -101,6 +117,6 @@ def bins(values: Floats, *, low: float, high: float) -> tuple[Floats, Floats]:
             centres: Floats = np.linspace(low, low + parts * step, parts + 1)
             limits: Floats = np.append(centres - step / 2, centres[-1] + step / 2)
             return centres, limits
-    edges: Floats = np.linspace(low, high, _BINS + 1)
+    edges = even_edges(low, high, _BINS)
     middles: Floats = (edges[:-1] + edges[1:]) / 2
     return middles, edges

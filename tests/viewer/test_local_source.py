@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -171,7 +172,7 @@ def test_of_a_damaged_journal_what_stands_before_the_damage_is_shown(local: Loca
     [
         (b"", "is not a run's manifest"),
         (b"[" * 10_000, "is not a run's manifest"),
-        (b'{"schema_version": 2}', "is not a run's manifest"),
+        (b'{"schema_version": 1}', "is not a run's manifest"),
         (b"\xff\xfe", "is not a run's manifest"),
     ],
 )
@@ -206,6 +207,22 @@ def test_a_run_of_a_newer_release_says_to_upgrade(local: LocalPlace) -> None:
     path = local.evals / "run" / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b'"schema_version": 1', b'"schema_version": 9'))
     assert "upgrade Osmosis" in local.source.run("eval", "run").problems[0]
+    # Its keys may be others by then.
+    path.write_text(json.dumps({"schema_version": 2, "run": {"id": "a" * 32}}))
+    assert "upgrade Osmosis" in local.source.run("eval", "run").problems[0]
+    with pytest.raises(OsmosisError, match="has schema version 2; this release knows 1"):
+        local.source.samples("run", SampleQuery(), limit=1)
+
+
+@pytest.mark.parametrize("version", [0, "2", None, True, 1.5])
+def test_a_run_whose_version_there_never_was_is_not_told_to_be_of_a_newer_release(
+    local: LocalPlace, version: object
+) -> None:
+    local.start("run", rows=1, n=1)
+    path = local.evals / "run" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
+    (problem, *_) = local.source.run("eval", "run").problems
+    assert "is not a run's manifest (schema version" in problem and "upgrade" not in problem
 
 
 def test_an_index_is_removed_with_its_run(local: LocalPlace) -> None:
@@ -376,7 +393,9 @@ def test_a_run_may_have_any_name_that_a_directory_has(local: LocalPlace, name: s
 
 
 @pytest.mark.parametrize("by", ["row", "file"])
-def test_the_expected_answer_is_that_of_the_dataset_while_it_has_the_row(local: LocalPlace, by: str) -> None:
+def test_the_expected_answer_is_that_of_the_dataset_while_it_has_the_row(
+    local: LocalPlace, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = local.root / "walks.jsonl"
     data.write_text(jsonl(prompt_rows(3)))
     rows = list(iter_rows(data))
@@ -384,12 +403,14 @@ def test_the_expected_answer_is_that_of_the_dataset_while_it_has_the_row(local: 
     path = local.evals / "run" / "manifest.json"
     manifest = Manifest.load(path)
     dataset = {"selected_source_rows": "0-2", "sha256": file_digest(data)}
-    replace(
-        manifest, inputs={**manifest.inputs, "dataset": dataset}, provenance={"dataset_path": str(data)}
-    ).write(path)
+    provenance = {"dataset_path": str(data), "dataset_name": "walks"}
+    replace(manifest, inputs={**manifest.inputs, "dataset": dataset}, provenance=provenance).write(path)
     digest = row_digest(rows[1]) if by == "row" else None
     local.add("run", [sample_record(1, 0, 1.0, row_digest=digest)])
-    assert local.source.sample("run", 1, 0, SampleQuery()).ground_truth == rows[1].label
+    with monkeypatch.context() as without_git:
+        # A report has very many conversations.
+        without_git.setattr("osmosis_ai.workspace.git.run_git", pytest.fail)
+        assert local.source.sample("run", 1, 0, SampleQuery()).ground_truth == rows[1].label
     data.write_text(jsonl(prompt_rows(3)).replace(str(rows[1].label), "changed"))
     assert local.source.sample("run", 1, 0, SampleQuery()).ground_truth is None
     data.unlink()

@@ -85,25 +85,33 @@ class Manifest:
             with open_regular(path) as file:
                 raw = json.loads(file.read())
             version = raw["schema_version"]
-            known = ("local_run_id", "run_name", "created_at", "inputs", "provenance")
-            manifest = cls(*(raw[key] for key in known))
-            manifest = replace(manifest, grader_digest=raw.get("grader_digest"))
-            whole = isinstance(manifest.inputs, dict) and isinstance(manifest.provenance, dict)
-            whole = whole and isinstance(manifest.grader_digest, (str, type(None)))
-            if not whole or not _RUN_ID.fullmatch(manifest.local_run_id):
-                raise ValueError("its fields have the wrong types")
-            # It is shown in lines that a CI system reads commands from.
-            check_run_name(manifest.run_name)
+            if type(version) is not int or version < SCHEMA_VERSION:
+                raise ValueError(f"schema version {str(version)[:40]}")
+            # A later one may have other keys.
+            manifest = cls._of(raw) if version == SCHEMA_VERSION else None
         except (OSError, ValueError, RecursionError, KeyError, TypeError, OsmosisError) as error:
             raise OsmosisError(
                 f"`{path}` is not a run's manifest ({reason_of(error)}).",
                 hint="start a new run: under another `--name`, or with `--fresh`, which puts that directory aside",
             ) from None
-        if version != SCHEMA_VERSION:
+        if manifest is None:
             raise OsmosisError(
                 f"`{path}` has schema version {version!r}; this release knows {SCHEMA_VERSION}.",
                 hint="a later release has made the run: upgrade Osmosis",
             )
+        return manifest
+
+    @classmethod
+    def _of(cls, raw: Mapping[str, Any]) -> Manifest:
+        known = ("local_run_id", "run_name", "created_at", "inputs", "provenance")
+        manifest = cls(*(raw[key] for key in known))
+        manifest = replace(manifest, grader_digest=raw.get("grader_digest"))
+        whole = isinstance(manifest.inputs, dict) and isinstance(manifest.provenance, dict)
+        whole = whole and isinstance(manifest.grader_digest, (str, type(None)))
+        if not whole or not _RUN_ID.fullmatch(manifest.local_run_id):
+            raise ValueError("its fields have the wrong types")
+        # It is shown in lines that a CI system reads commands from.
+        check_run_name(manifest.run_name)
         return manifest
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,23 +18,27 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 
 
-def dataset_files(inputs: ComparedInputs, recorded: Path | None, start: Path) -> list[Path]:
-    """Return the files that may be the dataset, the likeliest first.
+def dataset_files(inputs: ComparedInputs, recorded: Path | None, start: Path) -> Iterator[Path]:
+    """Yield the files that may be the dataset, the likeliest first; Git is asked for the workspace only behind that.
 
     Args:
         inputs: the run's.
         recorded: the file as the run recorded it.
         start: a directory of the workspace beside whose `data/` it may be.
     """
-    found = [recorded] if recorded is not None else []
+    if recorded is not None and recorded.is_file():
+        yield recorded
     name = inputs.dataset_name
+    if not name or Path(name).name != name:
+        return
     try:
         data = find_workspace(start, require_scaffold=False).data_dir
     except OsmosisError:
-        data = None
-    if data is not None and name and Path(name).name == name:
-        found += [data / f"{name}.{extension}" for extension in DATASET_EXTENSIONS]
-    return [path for path in dict.fromkeys(found) if path.is_file()]
+        return
+    for extension in DATASET_EXTENSIONS:
+        path = data / f"{name}.{extension}"
+        if path != recorded and path.is_file():
+            yield path
 
 
 def find_dataset_file(run: RunSamples, directory: Path, start: Path | None = None) -> Path | None:
@@ -49,9 +54,8 @@ def find_dataset_file(run: RunSamples, directory: Path, start: Path | None = Non
     """
     if run.inputs.dataset_sha256 is None:
         raise ConflictError(f"the run {run.name} does not tell the bytes of its dataset.")
-    found = dataset_files(run.inputs, recorded_dataset(directory), start or directory)
     digests = {}
-    for path in found:
+    for path in dataset_files(run.inputs, recorded_dataset(directory), start or directory):
         digests[path] = file_digest(path)
         if digests[path] == run.inputs.dataset_sha256:
             return path

@@ -61,7 +61,10 @@ class RealRay:
             "_OSMOSIS_TEST_CLUSTER": str(self.directory),
             "_OSMOSIS_TEST_NODE": name,
         }
-        command = [RAY, "start", "--block", "--disable-usage-stats", "--object-store-memory=80000000"]
+        # Each agent by a port of its own: by Ray's one port for all, the head of a cluster does not get it while an agent of
+        # the last cluster ends, and takes no job then.
+        agent = f"--dashboard-agent-listen-port={free_port()}"
+        command = [RAY, "start", "--block", "--disable-usage-stats", "--object-store-memory=80000000", agent]
         with (self.directory / "ray.log").open("ab") as log:
             process = subprocess.Popen([*command, *options], env=environment, stdout=log, stderr=log)
         self._nodes[name] = process

@@ -107,6 +107,18 @@ def test_a_submit_that_failed_on_the_way_counts_when_the_cluster_has_the_job(
         ray.jobs_of(tmp_path).start(JOB)
 
 
+def test_a_head_that_answers_and_takes_no_job_is_not_said_to_be_unreachable(
+    ray: RecordedRay, tmp_path: Path
+) -> None:
+    ray.submit_trouble = httpx.ReadTimeout("slow"), False
+    with pytest.raises(RayError, match=r"answers, but did not take a job \(timed out\).*dashboard_agent") as failed:
+        ray.jobs_of(tmp_path).start(JOB)
+    assert "--dashboard-agent-listen-port" in (failed.value.hint or "")
+    ray.trouble = httpx.ConnectError("refused")
+    with pytest.raises(RayError, match=r"cannot be reached: refused"):
+        ray.jobs_of(tmp_path).start(JOB)
+
+
 def test_what_the_cluster_says_of_a_refused_job_is_its_last_line_without_the_ticket(
     ray: RecordedRay, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ Ray itself is not imported: it would bind the platform to the cluster's versions
 
 - without a token a cluster that asks for one answers 401, to a wrong one 403; nothing is sent to one that does not ask;
 - a second job under one id gets 500, as much else does: after any error the id is looked up before it counts;
+- a head whose agent does not run answers all questions, and leaves whoever submits a job without an answer;
 - what no node can hold waits ``PENDING`` without a word, and is ``FAILED`` after 15 minutes; asked to stop, it stays
   ``PENDING`` until then;
 - a node that is gone fails its jobs after about 15 s; a head that is gone leaves the API hanging for a minute and takes
@@ -42,6 +43,9 @@ _GIB = 1 << 30
 _LOST_NODE = "because its node has died"
 _NEVER_STARTED = ("JOB_SUPERVISOR_ACTOR_START_TIMEOUT", "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE")
 _NOT_FOUND = 127
+_AGENT_HINT = (
+    "of two clusters on one machine one is started with another `ray start --dashboard-agent-listen-port`"
+)
 
 AnswerT = TypeVar("AnswerT")
 Phase = Literal["waiting", "running", "ended"]
@@ -49,6 +53,16 @@ Phase = Literal["waiting", "running", "ended"]
 
 class RayError(OsmosisError):
     """The cluster could not be asked, or does not do what it was asked."""
+
+
+class RayUnreachableError(RayError):
+    """There was no answer."""
+
+    def __init__(self, cluster: str, reason: str) -> None:
+        super().__init__(
+            f"{cluster} cannot be reached: {reason}.", hint="its runs go on when it answers again"
+        )
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +164,13 @@ class RayJobs:
             if status == 200:
                 return
             failure = RayError(f"{self._name} did not take a job: {self._quoted(status, text, job.ticket)}.")
+        except RayUnreachableError as error:
+            # Where it does not say either whether it has the job, that is raised.
+            failure = RayError(
+                f"{self._name} answers, but did not take a job ({error.reason}): the agent of its head may not be "
+                "running; the head's `dashboard_agent.log` says why.",
+                hint=_AGENT_HINT,
+            )
         except RayError as error:
             failure = error
         if self.state(job.id) is None:
@@ -272,10 +293,7 @@ class RayJobs:
             ) as reply:
                 return reply.status_code, b"".join(self._bounded(reply)).decode("utf-8", "replace")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise RayError(
-                f"{self._name} cannot be reached: {reason(error)}.",
-                hint="its runs go on when it answers again",
-            ) from None
+            raise RayUnreachableError(self._name, reason(error)) from None
 
     def _bounded(self, reply: httpx.Response) -> Iterator[bytes]:
         """Yield a body, as long as it is neither too large nor too slow."""

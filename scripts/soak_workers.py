@@ -6,8 +6,8 @@
 A real platform on a real PostgreSQL and a real S3 store, two machines that take its runs, each by a relay that can be
 cut, and a model that takes its time. `kill -9` of worker, rollout server, platform, PostgreSQL, store and machine, and
 cuts of half a lease and of two leases fall into run after run, some of them into what the one before left behind. What
-the platform had accepted of a run must stay, nothing may stand twice, samples and numbers must be those of the
-undisturbed run; a worker that has ended leaves no process for longer than ten seconds, one that was cut off has nothing
+the platform had accepted of a run must stay, nothing may stand twice, samples, their conversations and numbers must be those
+of the undisturbed run; a worker that has ended leaves no process for longer than ten seconds, one that was cut off has nothing
 running after two terms, and a run that can move to the other machine does so within two leases. A fault counts where
 the journal of its run shows that it fell in mid-run. With ``--ray`` it is raylets and heads of a Ray cluster that are killed. Fails when anything of this does not hold.
 """
@@ -113,8 +113,6 @@ def main() -> int:
         f"{time.monotonic() - began:.0f} s; a machine that was cut off had nothing running after "
         f"{verdicts.slowest_rest_s:.1f} s at most, a worker's processes outlived it by {verdicts.slowest_outlived_s:.1f} s"
     )
-    for note, count in verdicts.notes.items():
-        print(f"{count} {note}")
     for violation in verdicts.violations:
         print(f"VIOLATION: {violation}", file=sys.stderr)
     return 1 if verdicts.violations else 0

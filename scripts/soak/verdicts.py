@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -84,12 +83,10 @@ class Verdicts:
     Attributes:
         tallies: by kind of fault.
         violations: what should not have been, a sentence each.
-        notes: what may be, and is worth a look.
     """
 
     tallies: dict[str, Tally] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
-    notes: Counter[str] = field(default_factory=Counter)
     slowest_rest_s: float = 0.0
     slowest_outlived_s: float = 0.0
 
@@ -170,9 +167,10 @@ class RunWatch:
         mine, theirs = samples(self.run.results), samples(calm.results)
         if other := [each for each in mine if mine[each] != theirs.get(each)]:
             self._verdicts.violate(f"{self.run.name}: conversations are others: {other[:5]}")
-        if missing := len(theirs.keys() - mine.keys()):
-            self._verdicts.notes["conversations that no machine had any more"] += missing
-            print(f"  {self.run.name}: {missing} conversations are missing", flush=True)
+        if missing := sorted(theirs.keys() - mine.keys()):
+            self._verdicts.violate(
+                f"{self.run.name}: {len(missing)} samples have no conversation: {missing[:5]}"
+            )
 
 
 def journal_keys(results: Path) -> list[Item]:

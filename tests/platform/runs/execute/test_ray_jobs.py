@@ -111,7 +111,9 @@ def test_a_head_that_answers_and_takes_no_job_is_not_said_to_be_unreachable(
     ray: RecordedRay, tmp_path: Path
 ) -> None:
     ray.submit_trouble = httpx.ReadTimeout("slow"), False
-    with pytest.raises(RayError, match=r"answers, but did not take a job \(timed out\).*dashboard_agent") as failed:
+    with pytest.raises(
+        RayError, match=r"answers, but did not take a job \(timed out\).*dashboard_agent"
+    ) as failed:
         ray.jobs_of(tmp_path).start(JOB)
     assert "--dashboard-agent-listen-port" in (failed.value.hint or "")
     ray.trouble = httpx.ConnectError("refused")

@@ -1,4 +1,4 @@
-"""Lines of a journal wait for the files of their attempts, for as long as a shard may wait, and then for nobody."""
+"""Lines of a journal wait for files that lie here until they are told; for files that have yet to come as long as a shard may wait."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.api.wire.workers import StoredJournal
+from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.runs.work.held_lines import HeldLines
 from osmosis_ai.platform.runs.work.journal_tail import JournalTail
 from osmosis_ai.platform.services import PlatformServices
@@ -87,12 +88,34 @@ def test_a_conversation_that_never_comes_holds_lines_back_for_a_second_and_no_lo
     assert journal.due() == first + second
 
 
-def test_with_nobody_to_send_files_to_lines_go_when_a_shard_would_have_gone(journal: Journal) -> None:
+def test_a_conversation_that_lies_here_holds_its_line_back_however_long_the_store_is_away(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     journal.worker.finish(0)
     line = journal.record(0)
-    journal.worker.now = 0.99
-    assert journal.due() == b""
-    journal.worker.now = 1.0
+
+    def away(*_: object) -> None:
+        raise BlobStoreBusy("the store is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.worker.services.blobs, "put", away)
+        for _ in range(3):
+            with pytest.raises(BlobStoreBusy):
+                journal.tell_files(600.0)
+            assert journal.due() == b""
+            assert journal.held.due(journal.worker.files, telling=True) is None
+    assert journal.held.waits_s == 1800.0
+    journal.tell_files(0.25)
+    assert journal.due() == line
+
+
+def test_a_conversation_that_comes_late_is_waited_for_from_then_on(journal: Journal) -> None:
+    line = journal.record(0)
+    journal.worker.now = 0.9
+    journal.worker.finish(0)
+    journal.worker.now = 5.0
+    assert journal.due() == b"", "it lies here"
+    journal.tell_files(0.0)
     assert journal.due() == line
 
 

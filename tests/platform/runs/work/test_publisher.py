@@ -19,13 +19,15 @@ from osmosis_ai.platform.db.tables import DbRunFile
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.desk.uploads import RunUploads
 from osmosis_ai.platform.runs.lifecycle import UploadGoneError
+from osmosis_ai.platform.runs.work.platform_link import PlatformUnreachableError
 from osmosis_ai.platform.runs.work.publisher import ROUND_S, Publisher
+from osmosis_ai.platform.runs.work.run_channel import OutgoingBlob
 from osmosis_ai.platform.runs.work.sample_files import SampleFiles
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.viewer.live import READ_EVERY_S
 from tests.evaluation.builders import record
-from tests.platform.evaluations import Submits, submit_body
+from tests.platform.evaluations import Submits, submit_body, wait_until
 from tests.platform.runs.work.claimed_runs import DeskLink, claimed
 
 RUNS = "/api/cli/eval-runs"
@@ -140,6 +142,35 @@ def test_uploads_that_can_not_be_taken_keep_nobody_from_being_heard_of(
     page = working.services.logs.page(working.run["id"], limit=50, direction="newer")
     assert "a line of the log" in [line.message for line in page.logs]
     assert working.seconds_until_seen(0) < 2.0
+
+
+def test_a_sample_is_counted_with_its_conversation_or_not_yet_and_the_log_says_why(
+    working: Working, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: Sequence[OutgoingBlob]) -> list[SentUpload]:
+        raise PlatformUnreachableError("the bucket does not answer.")
+
+    def lines() -> list[str]:
+        log = working.services.logs.page(working.run["id"], limit=50, direction="newer").logs
+        return [line.message or "" for line in log if "counted later" in (line.message or "")]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(working.publisher._files, "_send", away)
+        working.finish(0)
+        working.publisher.start()
+
+        def has_said_why() -> bool:
+            working.now += 0.5
+            return bool(lines())
+
+        wait_until(has_said_why, within_s=60.0)
+        assert working.api.get(f"{RUNS}/{working.run['id']}/samples").json()["samples"] == []
+    working.now += 1.0
+    working.publisher.finish()
+    assert working.is_seen(0)
+    assert lines() == [
+        "samples are counted later, once their conversations are stored: the bucket does not answer."
+    ]
 
 
 def test_very_many_files_are_told_in_exchanges_that_take_them(working: Working) -> None:

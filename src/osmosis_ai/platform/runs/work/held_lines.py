@@ -22,8 +22,10 @@ class _Held:
 class HeldLines:
     """Parts of a journal in their order, from when they are read until they are told.
 
-    What waits for files waits no longer than a shard that is being filled does, and a round of looking for them:
-    a conversation that is late, or never comes, keeps nobody from seeing that an attempt has ended.
+    What waits for a conversation that lies here waits until the platform has it, however long its store is away: where this
+    machine is gone meanwhile, another one makes the attempt again, and no sample is counted that nobody can read. One that
+    has yet to be written is waited for no longer than a shard is filled, and a round of looking for it: a conversation that
+    is late, or never comes, keeps nobody from seeing that an attempt has ended.
 
     Args:
         clock: in seconds, never back.
@@ -35,6 +37,11 @@ class HeldLines:
 
     def __bool__(self) -> bool:
         return bool(self._held)
+
+    @property
+    def waits_s(self) -> float:
+        """For how long the first of them has been held, in seconds."""
+        return self._clock() - self._held[0].since if self._held else 0.0
 
     @property
     def is_full(self) -> bool:
@@ -76,5 +83,5 @@ class HeldLines:
         self._held.clear()
 
     def _waits(self, held: _Held, files: SampleFiles, telling: bool) -> bool:
-        waited_s = self._clock() - held.since
-        return waited_s < _LONGEST_WAIT_S and files.are_awaited(held.part.items, telling=telling)
+        late_too = self._clock() - held.since < _LONGEST_WAIT_S
+        return files.are_awaited(held.part.items, telling=telling, late_too=late_too)

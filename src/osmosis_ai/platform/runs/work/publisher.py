@@ -51,6 +51,8 @@ _MOST_LINES_BYTES = 256 * 1024
 _PATIENCE_S = 60.0
 """How long the end of a run waits at least for a platform that does not answer."""
 _LONGEST_PAUSE_S = 5.0
+_WAITS_LONG_S = 10.0
+"""After this the run's log says why its samples are not counted yet."""
 
 
 @dataclass
@@ -106,6 +108,7 @@ class Publisher:
         self._files: SampleFiles | None = None
         self._tail: JournalTail | None = None
         self._held = HeldLines(monotonic)
+        self._has_said_why = False
         self._numbers_of: tuple[int, int] | None = None
         self._say_at = 0.0
         self._wake = threading.Event()
@@ -190,14 +193,24 @@ class Publisher:
         while not self._closing:
             try:
                 busy = self._round()
+                self._has_said_why = self._has_said_why and bool(self._held)
             except (LeaseLostError, CredentialRefusedError) as error:
                 self.failure = error
                 return
             except (OsmosisError, OSError) as error:
                 # A full disk or a platform that is away: everything is tried again, and nothing was lost.
                 self.failure, busy = error, False
+                self._say_why_samples_wait(error)
             if not busy:
                 self._wake.wait(ROUND_S)
+
+    def _say_why_samples_wait(self, error: Exception) -> None:
+        """Say once, after a while, why what the run has done does not count yet: its pages stand still meanwhile."""
+        if self._held.waits_s >= _WAITS_LONG_S and not self._has_said_why:
+            self._has_said_why = True
+            words = error.message if isinstance(error, OsmosisError) else str(error)
+            line = f"samples are counted later, once their conversations are stored: {words}"
+            self.log(LogLine(line, level="warning", step="files"))
 
     def _round(self) -> bool:
         """Publish some of what is new; return whether there is more."""

@@ -150,12 +150,23 @@ class SampleFiles:
             directory.trial(item.rollout_id),
         )
 
-    def are_awaited(self, items: Iterable[RecordedItem], *, telling: bool = False) -> bool:
-        """Tell whether files of these attempts are still to come, or not told yet; ``telling``: what was sent is told now."""
+    def are_awaited(
+        self, items: Iterable[RecordedItem], *, telling: bool = False, late_too: bool = True
+    ) -> bool:
+        """Tell whether files of these attempts are not told yet.
+
+        Args:
+            telling: whether what was sent is told now.
+            late_too: whether a conversation counts that has yet to be written, as one does that lies here.
+        """
         shard = self._shard
         waits = shard is not None and not (telling and shard.is_stored)
         here = {(item.row_index, item.run_index) for item in shard.items} if shard and waits else set()
-        return any((place := (row, attempt)) in self._expected or place in here for row, attempt, *_ in items)
+        return any(
+            (place := (row, attempt)) in here
+            or ((item := self._expected.get(place)) is not None and (late_too or self._is_complete(item)))
+            for row, attempt, *_ in items
+        )
 
     def ready(self) -> FileNews:
         """Return what was sent by now; the same until :meth:`written` is called."""

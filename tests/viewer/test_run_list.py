@@ -75,7 +75,17 @@ def test_the_rarer_filters_are_open_only_while_one_of_them_is_set() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["sort=colour", "dir=up", "since=soon", "cursor=%00", "q=" + "x" * 501, "&".join(["a=b"] * 101)]
+    "words",
+    [
+        "sort=colour",
+        "dir=up",
+        "since=soon",
+        "cursor=%00",
+        "sort=name&sort=cost",
+        "model=a&model=b",
+        "q=" + "x" * 501,
+        "&".join(["a=b"] * 101),
+    ],
 )
 def test_words_that_make_no_sense_are_refused(words: str) -> None:
     page_text(visitor(FakeSource([a_run("one")])).get(f"/evals?{words}"), status=400)

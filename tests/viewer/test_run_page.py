@@ -7,6 +7,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,6 +172,10 @@ def test_text_is_found_in_conversations_though_it_is_escaped_there(pages: TestCl
     "words",
     [
         "outcome=good",
+        "outcome=passed&outcome=failed",
+        "sort=reward&sort=row",
+        "row=1&row=2",
+        "category=zz",
         "row=-1",
         "row=1e3",
         "min_reward=nan",
@@ -185,6 +190,21 @@ def test_filters_that_make_no_sense_are_refused(pages: TestClient, words: str) -
     page_text(pages.get(f"/evals/calm-fern-1/samples?{words}"), status=400)
     if words != "cursor=x":
         page_text(pages.get(f"/evals/calm-fern-1/samples.csv?{words}"), status=400)
+
+
+def test_a_filter_with_two_values_and_an_unknown_category_are_told_for_what_they_are(
+    pages: TestClient,
+) -> None:
+    samples = "/evals/calm-fern-1/samples"
+    both = unescape(page_text(pages.get(f"{samples}?outcome=passed&outcome=failed"), status=400))
+    assert "'outcome' is given as 'passed' and as 'failed': a page takes one of them." in both
+    assert page_text(pages.get(f"{samples}?outcome=passed&outcome=&outcome=passed"))
+    unknown = unescape(page_text(pages.get(f"{samples}?category=zz"), status=400))
+    assert "'category' is one of crash, and not 'zz'." in unknown
+    assert "No sample passes these filters" in page_text(pages.get(f"{samples}?category=crash&row=0"))
+    whole = visitor(FakeSource([a_run("fern")], listed={"fern": [a_sample(0)]}))
+    of_nothing = unescape(page_text(whole.get("/evals/fern/samples?category=crash"), status=400))
+    assert "'category' is of nothing in this run, and not 'crash'." in of_nothing
 
 
 def test_what_is_filtered_is_a_file_whose_cells_no_spreadsheet_computes(pages: TestClient) -> None:

@@ -75,18 +75,27 @@ def require_known(given: Iterable[str], known: Collection[str]) -> None:
 
 
 def word(words: Words, name: str) -> str | None:
-    """Return the last value of a word, without blanks around it; None where there is none."""
-    values = words.get(name)
-    return (values[-1].strip() or None) if values else None
+    """Return the value of a word, without blanks around it; None where there is none.
+
+    Raises:
+        OsmosisError: VALIDATION, it has two that differ.
+    """
+    values = list(dict.fromkeys(value.strip() for value in words.get(name, ()) if value.strip()))
+    if len(values) > 1:
+        raise OsmosisError(
+            f"'{name}' is given as {values[0]!r} and as {values[1]!r}: a page takes one of them."
+        )
+    return values[0] if values else None
 
 
 def choice_of(words: Words, name: str, choices: Sequence[ChoiceT]) -> ChoiceT | None:
-    """Return which of ``choices`` the last value of a word is; None where there is none.
+    """Return which of ``choices`` the value of a word is; None where there is none.
 
     Raises:
-        OsmosisError: VALIDATION, it is none of them.
+        OsmosisError: VALIDATION, it is none of them, or there are two.
     """
-    return next(iter(choices_of({name: words.get(name, ())[-1:]}, name, choices)), None)
+    value = word(words, name)
+    return next(iter(choices_of({name: [value] if value else []}, name, choices)), None)
 
 
 def choices_of(words: Words, name: str, choices: Sequence[ChoiceT]) -> list[ChoiceT]:

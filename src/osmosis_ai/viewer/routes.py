@@ -163,6 +163,7 @@ def _export(view: Viewing, words: Words, *, run: str, kind: str) -> Response:
     """Return the samples of a filter as a file, which is written while it is sent."""
     query = sample_query(words)
     in_conversations = searches_conversations(words, query)
+    samples.require_category(view, run, query)
     pieces = exported_samples(view.source, run, query, kind=kind, in_conversations=in_conversations)
     headers = artifact_headers(f"{run[:100]}-samples.{kind}")
     return StreamingResponse(pieces, media_type=MEDIA_TYPES[kind], headers=headers)

@@ -80,6 +80,7 @@ def test_no_page_is_kept_by_what_stands_between(browser: TestClient) -> None:
         "/evals?" + "&".join(f"q{number}=x" for number in range(500)),
         "/datasets?page=1",
         "/datasets?cursor=x",
+        "/datasets/none?rows=1&rows=2",
         f"/datasets?cursor={encode('datasets:created_at:id', ['2026-01-01', 'ds_1'])}",
         f"/models?cursor={encode('datasets:created_at:id', ['2026-01-01T00:00:00+00:00', 'ds_1'])}",
         f"/secrets?cursor={encode('secrets:name:scope:id', ['A', 1, 'sec_1'])}",

@@ -33,7 +33,7 @@ from osmosis_ai.ui.assets import assets
 from osmosis_ai.ui.pages import templates
 from osmosis_ai.ui.policy import THEME_COOKIE, page_headers, theme_of
 from osmosis_ai.ui.shell import NavItem, ShellView
-from osmosis_ai.viewer.queries import require_known
+from osmosis_ai.viewer.queries import require_known, word
 from osmosis_ai.viewer.rendering import environment
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ def page_router(*, knows_its_words: bool = False) -> APIRouter:
 
 def _require_declared_words(request: Request) -> None:
     require_known(request.query_params, sorted(_declared_words(request.scope["route"].dependant)))
+    for name in request.query_params:
+        word({name: request.query_params.getlist(name)}, name)
 
 
 def _declared_words(dependant: Dependant) -> Iterator[str]:

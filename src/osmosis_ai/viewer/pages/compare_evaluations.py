@@ -34,7 +34,7 @@ def choices(words: Words) -> dict[str, Any]:
     """Return what the form shows that compares again."""
     return {
         "metric": word(words, "metric") or "",
-        "slices": word(words, "slice") or "",
+        "slices": ", ".join(words.get("slice", ())),
         "allowances": [(name, text, name in words.get("allow", ())) for name, text in ALLOWANCES.items()],
     }
 

@@ -17,7 +17,7 @@ from osmosis_ai.ui.policy import artifact_headers
 from osmosis_ai.ui.shell import NavItem
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.pages.conversation import place_of, stored_conversation
-from osmosis_ai.viewer.queries import Words, word
+from osmosis_ai.viewer.queries import Words, choice_of, word
 from osmosis_ai.viewer.shown_steps import step_text
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ _PIECE = 1 << 20
 def raw(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage | Response:
     """Return a trajectory as it lies there, on a page or as a download; or its messages, row or one step."""
     row, attempt = place_of(item)
-    wanted, step = word(words, "as"), word(words, "step")
-    if wanted not in (None, "messages", "row", "file"):
-        raise OsmosisError(f"'as' is one of messages, row, file, and not {wanted!r}.")
+    wanted, step = choice_of(words, "as", ("messages", "row", "file")), word(words, "step")
     if step is not None:
         content = _read(view, run, row, attempt)
         return _one_step(content, step, f"row_{row}_run_{attempt}_step_{step}.txt")

@@ -7,6 +7,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import get_args
 
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.conversation_search import search_conversations
 from osmosis_ai.viewer.pages.runs import sort_link
@@ -20,7 +21,7 @@ from osmosis_ai.viewer.queries import (
     searches_conversations,
     words_of_sample_query,
 )
-from osmosis_ai.viewer.source import Outcome, SampleSort
+from osmosis_ai.viewer.source import Outcome, SampleQuery, SampleSort
 
 SAMPLES_A_PAGE = 100
 
@@ -35,6 +36,8 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     else:
         search = None
         found = view.source.samples(run, query, limit=SAMPLES_A_PAGE, cursor=cursor_of(words))
+    if not found.items and found.progress is None:
+        require_category(view, run, query)
     filters = words_of_sample_query(query)
     here = view.run_href("eval", run, "samples")
     shown = filters | {
@@ -74,3 +77,17 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
         },
         parts={"samples": "samples_table.html"},
     )
+
+
+def require_category(view: Viewing, run: str, query: SampleQuery) -> None:
+    """Refuse a category that nothing of a run has failed with.
+
+    Raises:
+        OsmosisError: VALIDATION, naming those that there are.
+    """
+    if query.category is None:
+        return
+    known = sorted({each.category for each in view.source.run("eval", run).failures if each.category})
+    if query.category not in known:
+        there = f"is one of {', '.join(known[:20])}" if known else "is of nothing in this run"
+        raise OsmosisError(f"'category' {there}, and not {query.category!r}.")

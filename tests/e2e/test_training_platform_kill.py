@@ -9,15 +9,18 @@ import json
 import random
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from osmosis_ai.services.demo import prepare_scratch
+from osmosis_ai.services.demo import Scratch, prepare_scratch
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
+from tests.e2e.gate import commit
 from tests.e2e.kill_plan import KILLS, seed_of_kills
 from tests.e2e.platform_process import PROGRAM, Platform
+from tests.e2e.turnstile import Turnstile
 from tests.warm_osmosis import warm_osmosis
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -81,6 +84,10 @@ def steps_done(directory: Path) -> int:
     return max((one.step for one in checkpoints_in(directory / "training" / "checkpoints")), default=0)
 
 
+def is_near(directory: Path, step: int) -> bool:
+    return steps_done(directory) <= step
+
+
 def curve(platform: Platform, run: dict[str, Any], exported: Path) -> dict[str, list[tuple[int, float]]]:
     """Return what was computed in every step; what was measured of the machine is left out."""
     platform.command("train", "info", run["name"], "--output", str(exported))
@@ -99,8 +106,20 @@ def checkpoint_steps(platform: Platform, run: dict[str, Any]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    scratch = prepare_scratch(tmp_path_factory.mktemp("kill") / "demo")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Scratch:
+    return prepare_scratch(tmp_path_factory.mktemp("kill") / "demo")
+
+
+@pytest.fixture(scope="module")
+def turnstile(scratch: Scratch) -> Iterator[Turnstile]:
+    turnstile = Turnstile(scratch.workspace)
+    commit(scratch.workspace, scratch.own_variables())
+    yield turnstile
+    turnstile.close()
+
+
+@pytest.fixture(scope="module")
+def platform(scratch: Scratch, turnstile: Turnstile) -> Iterator[Platform]:
     rows = (scratch.workspace / "data/multiply_train.jsonl").read_text().splitlines()[:120]
     (scratch.workspace / "data/few.jsonl").write_text("\n".join(rows) + "\n")
     (scratch.workspace / CONFIG).write_text(TEXT)
@@ -121,15 +140,18 @@ def await_end(platform: Platform, run: dict[str, Any]) -> None:
 
 
 def test_kills_at_random_moments_change_neither_the_curve_nor_the_checkpoints(
-    platform: Platform, tmp_path: Path
+    platform: Platform, turnstile: Turnstile, tmp_path: Path
 ) -> None:
     calm = submit(platform)
     await_end(platform, calm)
 
     seed = seed_of_kills()
+    turnstile.hold()
     stormy = submit(platform)
     directory, began = platform.home / "runs" / stormy["id"], time.monotonic()
     for kill in plan_of_kills(seed):
+        # It comes two steps further at most, and so never to its end.
+        turnstile.may_pass = partial(is_near, directory, kill.step)
         while steps_done(directory) < kill.step:
             assert time.monotonic() < began + 900, "the run does not go on"
             time.sleep(0.01)
@@ -142,6 +164,7 @@ def test_kills_at_random_moments_change_neither_the_curve_nor_the_checkpoints(
         )
         if kill.victim == "platform":
             platform.start()
+    turnstile.open()
     await_end(platform, stormy)
     assert platform.starts == 1 + KILLS
 

@@ -28,7 +28,7 @@ def test_a_viewer_opens_once_for_each_key_is_found_again_and_ends_with_ctrl_c(tm
         try:
             assert first.stdout is not None
             address = json.loads(first.stdout.readline())["resource"]["url"]
-            with httpx.Client(trust_env=False, timeout=60) as browser:
+            with httpx.Client(trust_env=False, timeout=300) as browser:
                 # The port is taken before the address is said, so there is nothing to wait for.
                 here = _by_number(address)
                 assert browser.get(f"{here.partition('/open')[0]}/").status_code == 403
@@ -36,14 +36,14 @@ def test_a_viewer_opens_once_for_each_key_is_found_again_and_ends_with_ctrl_c(tm
                 assert "osmosis eval run" in browser.get(f"{here.partition('/open')[0]}/evals").text
 
             again = subprocess.run(
-                words, cwd=place, env=environment, capture_output=True, text=True, timeout=60, check=True
+                words, cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=True
             )
             found = json.loads(again.stdout)["resource"]
             assert found["already_open"] and found["url"] != address
-            assert httpx.get(_by_number(found["url"]), trust_env=False, timeout=60).status_code == 200
+            assert httpx.get(_by_number(found["url"]), trust_env=False, timeout=300).status_code == 200
         finally:
             first.send_signal(signal.SIGINT)
-            status = first.wait(60)
+            status = first.wait(300)
     assert status == 0
     assert list((tmp_path / "cache" / "viewers").iterdir()) == []
 

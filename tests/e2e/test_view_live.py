@@ -14,6 +14,7 @@ import pytest
 from httpx_sse import EventSource
 
 from osmosis_ai.workspace.samples import copy_sample_workspace
+from tests.e2e.turnstile import Turnstile
 from tests.warm_osmosis import warm_osmosis
 
 pytestmark = pytest.mark.e2e
@@ -26,6 +27,8 @@ def test_samples_are_on_the_page_when_they_are_told_and_a_viewer_that_ends_waits
 ) -> None:
     place = copy_sample_workspace(tmp_path / "workspace").root
     environment = {**os.environ, "OSMOSIS_CACHE_DIR": str(tmp_path / "cache")}
+    turnstile = Turnstile(place)
+    turnstile.hold()
 
     def start(*words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -42,25 +45,29 @@ def test_samples_are_on_the_page_when_they_are_told_and_a_viewer_that_ends_waits
             assert viewer.stdout is not None
             opened = json.loads(viewer.stdout.readline())["resource"]["url"]
             address = re.sub(r"//[^:/]+", "//127.0.0.1", opened)
-            with httpx.Client(trust_env=False, timeout=60, base_url=address.partition("/open")[0]) as browser:
+            with httpx.Client(
+                trust_env=False, timeout=300, base_url=address.partition("/open")[0]
+            ) as browser:
                 browser.get(address)
-                told = _watched(browser, viewer, run)
+                told = _watched(browser, viewer, run, turnstile)
             assert told, "no sample was told of before the run ended"
-            status = viewer.wait(60)
+            status = viewer.wait(300)
         finally:
+            turnstile.close()
             viewer.kill()
             run.terminate()
     assert status == 0
 
 
 def _watched(
-    browser: httpx.Client, viewer: subprocess.Popen[str], run: subprocess.Popen[str]
+    browser: httpx.Client, viewer: subprocess.Popen[str], run: subprocess.Popen[str], turnstile: Turnstile
 ) -> list[list[int]]:
     """Watch a run until samples are told of and seen, end the viewer, and read the stream to its end."""
     while browser.get("/evals/watched/changes").status_code == 404:
         assert run.poll() is None
     told: list[list[int]] = []
     with browser.stream("GET", "/evals/watched/changes", headers={"Accept": "text/event-stream"}) as stream:
+        turnstile.open()  # nothing of the run was there before somebody watched
         # A reply that is cut off raises here: the server ends its streams, and does not drop them.
         for event in EventSource(stream).iter_sse():
             changes = json.loads(event.data)

@@ -43,7 +43,7 @@ class Moment:
 def moments(seed: int, kills: int) -> list[Moment]:
     """Return as many moments, one in each equal part of the run's middle."""
     draw = random.Random(seed)
-    width = (STEPS - 1) / kills
+    width = (STEPS - 2) / kills  # the last step is left to whoever comes late
     return [Moment(1 + int((number + draw.random()) * width), draw.random()) for number in range(kills)]
 
 

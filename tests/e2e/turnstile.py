@@ -60,7 +60,7 @@ class Turnstile:
         self.may_pass = lambda: True
 
     def close(self) -> None:
-        """Listen no longer; who waits may go on."""
+        """Listen no longer; who waits is let go."""
         self._is_closed.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -75,5 +75,5 @@ class Turnstile:
 
     def _hold_back(self, asking: socket.socket) -> None:
         with asking:
-            while not self.may_pass() and not self._is_closed.wait(0.005):
+            while not self.may_pass() and not self._is_closed.wait(0.02):
                 pass

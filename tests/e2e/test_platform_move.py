@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from osmosis_ai.services.demo import prepare_scratch
 from tests.e2e.platform_checkout import Outcome, run, running
 from tests.platform.databases import postgres_database
 from tests.platform.s3_server import CREDENTIALS, new_bucket
-from tests.warm_osmosis import warm_osmosis
+from tests.warm_osmosis import process_of, warm_osmosis
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 EVAL, TRAIN = "configs/eval/few.toml", "configs/training/few.toml"
@@ -82,7 +84,7 @@ def test_a_platform_moves_to_a_server_and_a_bucket_trains_there_and_moves_back(t
             stderr=subprocess.PIPE,
         ) as killed:
             assert killed.stderr is not None and b"Moving" in killed.stderr.readline()
-            killed.kill()
+            os.kill(process_of(killed.pid), signal.SIGKILL)
         moved = osmosis(*moving).resource
         assert moved["files"]["count"] > 0 and {"runs", "samples"} <= {
             table["name"] for table in moved["database"]["tables"] if table["rows"]

@@ -89,7 +89,7 @@ def running(
         yield {**env, "OSMOSIS_PLATFORM_URL": url}
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
 
 
 def said(outcome: Outcome) -> str:
@@ -115,7 +115,7 @@ class World:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=900,
         )
         return Outcome(done.returncode, done.stdout, done.stderr)
 
@@ -163,7 +163,7 @@ class World:
 
     def request(self, method: str, path: str, *, token: str | None = None, **headers: str) -> tuple[int, Any]:
         """Ask over a socket of one's own; the reply's status and JSON."""
-        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=60)
+        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=300)
         try:
             auth = {"Authorization": f"Bearer {token}"} if token else {}
             connection.request(method, path, headers={**auth, **headers})

@@ -11,6 +11,7 @@ import os
 import re
 import resource
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -187,15 +188,16 @@ async def test_what_the_provider_refuses_ends_the_run_before_the_first_row_in_it
     world.assert_stopped_before_the_first_row()
 
 
-async def test_an_endpoint_that_does_not_answer_ends_the_run_before_the_first_row(
-    world: World, unused_tcp_port: int
-) -> None:
-    base_url = f"http://127.0.0.1:{unused_tcp_port}/v1"
-    outcome = await world.run(OPENAI_BASE_URL=base_url)
+async def test_an_endpoint_that_does_not_answer_ends_the_run_before_the_first_row(world: World) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # so that nobody else gets it, and nobody listens
+        port = taken.getsockname()[1]
+        base_url = f"http://127.0.0.1:{port}/v1"
+        outcome = await world.run(OPENAI_BASE_URL=base_url)
     assert (outcome.status, outcome.out) == (1, "")
     assert outcome.error == (
         "Error: `openai/stand-in`: the provider could not be reached: "
-        f"cannot connect to 127.0.0.1:{unused_tcp_port} (connection refused)\n"
+        f"cannot connect to 127.0.0.1:{port} (connection refused)\n"
         f"hint: check that a server answers at `{base_url}`\n"
     )
     world.assert_stopped_before_the_first_row()

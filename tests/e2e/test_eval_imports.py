@@ -24,7 +24,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield world
     finally:
         world.platform.process.send_signal(signal.SIGTERM)
-        world.platform.process.wait(timeout=60)
+        world.platform.process.wait(timeout=300)
 
 
 def test_a_run_is_uploaded_as_it_ends_and_is_the_same_run_on_the_platform(world: World) -> None:

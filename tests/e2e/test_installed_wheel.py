@@ -37,7 +37,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             REPOSITORY,
         ],
         check=True,
-        timeout=120,
+        timeout=900,
     )
     return next(target.glob("osmosis_ai-*.whl"))
 
@@ -64,7 +64,7 @@ def interpreter(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             wheel,
         ],
         check=True,
-        timeout=120,
+        timeout=900,
     )
     return python
 
@@ -105,7 +105,7 @@ def test_demo_from_an_installed_wheel_in_an_empty_directory_leaves_the_users_hom
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         stdin=subprocess.DEVNULL,
     )
     assert result.returncode == 0, result.stderr

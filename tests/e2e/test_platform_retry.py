@@ -47,7 +47,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, book: Path) -> Iterator[Worl
         yield world
     finally:
         world.platform.process.send_signal(signal.SIGTERM)
-        world.platform.process.wait(timeout=60)
+        world.platform.process.wait(timeout=300)
 
 
 def test_a_run_with_failing_rows_is_retried_and_merged(world: World, book: Path) -> None:

@@ -89,7 +89,7 @@ async def first_line(process: subprocess.Popen[str]) -> dict[str, Any]:
 async def until(name: str, url: str, process: subprocess.Popen[str]) -> None:
     """Wait until an agent of this name answers."""
     async with httpx.AsyncClient(trust_env=False) as client:
-        for _ in range(1200):
+        for _ in range(6000):
             if process.poll() is not None:
                 break
             try:

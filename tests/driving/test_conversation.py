@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.driving import call_record
 from tests.driving.bridge_world import HELLO, TOKEN, BridgeWorld, bridge_world
 from tests.standin_model import Reply, StandInModel, error_reply
 
@@ -76,3 +77,43 @@ async def test_many_long_calls_keep_one_request(world: BridgeWorld) -> None:
     assert calls is not None
     kept = [call.request for call in calls._kept if call.request is not None]
     assert len(kept) == 1 and json.loads(kept[0])["messages"][1]["content"] == "4"
+
+
+async def test_the_last_call_of_any_agent_is_known_as_far_as_it_came(world: BridgeWorld) -> None:
+    assert world.bridge.last_call("r1") is None
+    await world.content()
+    hello = HELLO["messages"]
+    assert said_last(world) == [*hello, {"role": "assistant", "content": "ok"}]
+    more = {**HELLO, "messages": [*hello, {"role": "user", "content": "more"}]}
+    world.model.script(error_reply(400, "no"))
+    assert (await world.ask(more))[0] == 400
+    assert said_last(world) == more["messages"]
+    world.bridge.close("r1")
+    assert world.bridge.last_call("r1") is None
+
+
+async def test_a_stream_that_is_under_way_is_known_so_far(world: BridgeWorld) -> None:
+    chunks = [{"choices": [{"index": 0, "delta": {"content": word}}]} for word in ("once ", "upon")]
+    world.model.script(Reply(chunks=[*chunks, ConnectionError()]))
+    await world.events()
+    assert said_last(world) == [*HELLO["messages"], {"role": "assistant", "content": "once upon"}]
+
+
+async def test_of_many_long_calls_the_last_is_kept_unless_it_is_too_long(
+    world: BridgeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        await world.content({**HELLO, "messages": [{"role": "user", "content": f"{'x' * 1000}{number}"}]})
+    calls, _ = world.bridge._find("r1")
+    assert calls is not None
+    (kept,) = [call.request for call in calls._kept if call.request is not None]
+    assert json.loads(kept)["messages"][0]["content"].endswith("x4")
+    monkeypatch.setattr(call_record, "MOST_KEPT_BYTES", 1000)
+    await world.content({**HELLO, "messages": [{"role": "user", "content": "y" * 1000}]})
+    assert world.bridge.last_call("r1") is None
+    assert [call for call in calls._kept if call.request is not None] == []
+
+
+def said_last(world: BridgeWorld) -> list[dict[str, Any]] | None:
+    call = world.bridge.last_call("r1")
+    return None if call is None else call.messages()

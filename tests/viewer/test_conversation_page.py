@@ -121,6 +121,12 @@ def test_an_error_says_where_it_came_from() -> None:
     assert "Traceback</summary>" not in page_text(visitor(a_source()).get(HERE))
 
 
+def test_a_conversation_that_is_known_from_model_calls_says_so() -> None:
+    taken = "Taken from the model calls of an agent that ended without giving a conversation"
+    assert taken in shown(trajectory(*STEPS, from_model_calls=True))
+    assert taken not in shown(trajectory(*STEPS))
+
+
 def test_messages_are_read_as_markdown_when_one_asks_for_it() -> None:
     text = page_text(visitor(a_source()).get(f"{HERE}?text=markdown"))
     assert "<strong>See</strong>" in text

@@ -15,8 +15,10 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.driving.called_conversation import keep_called_conversation
 from osmosis_ai.driving.classify import Verdict, classify, failed, rejected
 from osmosis_ai.driving.driver import AttemptTimeouts, RolloutRunRequest
 from osmosis_ai.driving.http_driver import RolloutProtocolError
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from osmosis_ai.driving.bridge import RolloutBridge
     from osmosis_ai.driving.call_record import RolloutUsage
     from osmosis_ai.driving.callback_registry import TerminalCallbackResult
+    from osmosis_ai.driving.conversation import LastCall
     from osmosis_ai.driving.machine import MachineWatch
     from osmosis_ai.driving.server_pool import ServerPool
     from osmosis_ai.rollout.types import GraderCompleteRequest
@@ -85,6 +88,15 @@ class Attempt:
     losses: int = 0
     overloads: int = 0
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """What its rollout is told of its place in the run, to stand in its trajectory."""
+        return {
+            "row_index": self.row_index,
+            "run_index": self.run_index,
+            "source_row_index": self.row.source_row_index,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
@@ -111,6 +123,12 @@ class AttemptResult:
         """What the grader gave; None for an attempt that did not succeed."""
         return self.verdict.reward if self.verdict.status == "success" else None
 
+    @property
+    def gave_no_conversation(self) -> bool:
+        """Whether it failed, and what was said in it is known from its model calls alone."""
+        sample = self.grader.sample if self.grader is not None else None
+        return self.verdict.status == "failed" and not (sample is not None and sample.messages)
+
 
 class AttemptResults(ABC):
     """Where the results of attempts go."""
@@ -135,12 +153,17 @@ class AttemptResults(ABC):
 
 @dataclass(frozen=True)
 class AttemptServices:
-    """What attempts run on: the model's bridge, the rollout's servers, and the watch over this machine."""
+    """What attempts run on: the model's bridge, the rollout's servers, and the watch over this machine.
+
+    Attributes:
+        artifact_root: attempts have a directory each below it; None where nothing of them is kept.
+    """
 
     bridge: RolloutBridge[Any]
     servers: ServerPool
     machine: MachineWatch
     timeouts: AttemptTimeouts
+    artifact_root: Path | None = None
 
 
 class RunningAttempt:
@@ -152,6 +175,10 @@ class RunningAttempt:
         results: where its result goes.
         on_arrival: told once its result is on its way there: the agent is done.
         on_fault: told of an error that no later result can survive (a full disk).
+
+    Attributes:
+        recording: writes its result; None before there is one.
+        is_counted: whether ``results`` have it, and know what it used.
     """
 
     def __init__(
@@ -166,6 +193,7 @@ class RunningAttempt:
         fresh = uuid.uuid4().hex
         self.rollout_id = f"{attempt.name}-{fresh[:12]}" if attempt.name else fresh
         self.recording: asyncio.Task[None] | None = None
+        self.is_counted = False
         self._attempt = attempt
         self._services = services
         self._results = results
@@ -173,6 +201,7 @@ class RunningAttempt:
         self._on_fault = on_fault
         self._started = time.monotonic()
         self._usage: RolloutUsage | None = None
+        self._last_call: LastCall | None = None
         self._given_up = False
         self._overloaded: OverloadedError | None = None
 
@@ -233,11 +262,7 @@ class RunningAttempt:
             rollout_id=self.rollout_id,
             agent_timeout_sec=timeouts.agent_s,
             grader_timeout_sec=timeouts.grader_s,
-            extra_fields={
-                "row_index": attempt.row_index,
-                "run_index": attempt.run_index,
-                "source_row_index": attempt.row.source_row_index,
-            },
+            extra_fields=attempt.told,
         )
         try:
             await self._services.servers.run(request)
@@ -280,7 +305,7 @@ class RunningAttempt:
         duration_ms = (time.monotonic() - self._started) * 1000
         result = AttemptResult(self._attempt, self.rollout_id, verdict, usage, duration_ms, grader)
         # A task of its own: neither a cancelled attempt nor a closed connection takes it back.
-        self.recording = asyncio.create_task(self._results.record(result))
+        self.recording = asyncio.create_task(self._keep(result))
         self._on_arrival()
         try:
             await asyncio.shield(self.recording)
@@ -288,9 +313,25 @@ class RunningAttempt:
             self._on_fault(error)
             raise
 
+    async def _keep(self, result: AttemptResult) -> None:
+        call, root = self._last_call, self._services.artifact_root
+        if call is not None and root is not None and result.gave_no_conversation:
+            # First: whoever hears of the failure finds what was said before it.
+            await asyncio.to_thread(
+                keep_called_conversation,
+                root / self.rollout_id,
+                call,
+                row=self._attempt.row,
+                told=self._attempt.told,
+                report=result.usage.report,
+            )
+        self.is_counted = True
+        await self._results.record(result)
+
     def _close_endpoint(self) -> RolloutUsage:
         """End the rollout's model calls and return what they came to, however often it is asked."""
         if self._usage is None:
+            self._last_call = self._services.bridge.last_call(self.rollout_id)
             self._usage = self._services.bridge.close(self.rollout_id)
         return self._usage
 

@@ -32,7 +32,7 @@ from osmosis_ai.driving.bridge_errors import (
     refusal,
 )
 from osmosis_ai.driving.call_record import Call, CallMetrics, RolloutCalls, RolloutUsage
-from osmosis_ai.driving.conversation import RECORDED
+from osmosis_ai.driving.conversation import RECORDED, LastCall
 from osmosis_ai.llm.client import ModelClient
 from osmosis_ai.llm.completion import read_usage
 from osmosis_ai.llm.errors import ModelCallError
@@ -117,6 +117,11 @@ class RolloutBridge(ABC, Generic[CallsT]):
         calls, _ = self._rollouts.get(rollout_id, (None, None))
         return calls.usage(self.model_path) if calls is not None else RolloutUsage()
 
+    def last_call(self, rollout_id: str) -> LastCall | None:
+        """Return the latest call of an open rollout: what its agent had said and heard by then."""
+        calls, _ = self._find(rollout_id)
+        return calls.last_call() if calls is not None else None
+
     def routes(self) -> list[web.RouteDef]:
         """Return the routes to mount in an aiohttp application."""
         rollout = "/v1/rollouts/{rollout_id}"
@@ -170,7 +175,7 @@ class RolloutBridge(ABC, Generic[CallsT]):
             request: its body was not read yet.
             rollout_id: whose call it is.
             prepare: makes the body a request for the model, and names what in it the agent did not ask for.
-            recorded: keep what was said, for :meth:`RolloutCalls.conversation`.
+            recorded: keep what was said however long, for :meth:`RolloutCalls.conversation`.
         """
         if self._find(rollout_id)[0] is None:
             return _not_running()
@@ -189,8 +194,7 @@ class RolloutBridge(ABC, Generic[CallsT]):
             return _not_running()
         digest, call = calls.earlier(content, is_retry=_is_retry(request))
         if call is None:
-            call = calls.begin(digest)
-            call.request = content if recorded else None
+            call = calls.begin(digest, content, recorded=recorded)
             self._begin(calls, call, body, seed_for, optional)
         if body.get("stream"):
             return await _send_stream(request, call)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from osmosis_ai.driving.conversation import conversation
+from osmosis_ai.driving.conversation import MOST_KEPT_BYTES, LastCall
 from osmosis_ai.llm.completion import TokenUsage
 from osmosis_ai.llm.errors import ModelCallError
 
@@ -134,13 +134,15 @@ class Call:
         digest: of the request's bytes.
 
     Attributes:
-        request: the request's bytes, where the conversation is recorded.
+        request: the request's bytes, as long as the conversation may be asked for.
+        recorded: its agent asked for that.
     """
 
     def __init__(self, index: int, digest: bytes) -> None:
         self.index = index
         self.digest = digest
         self.request: bytes | None = None
+        self.recorded = False
         self.began = time.monotonic()
         self.answer = Answer()
         self.task: asyncio.Task[None] | None = None
@@ -245,6 +247,7 @@ class RolloutCalls:
         self._last_failure: tuple[int, ModelCallError] | None = None
         self._last_answered = -1
         self._last_recorded: Call | None = None
+        self._last_begun: Call | None = None
 
     def earlier(self, content: bytes, *, is_retry: bool) -> tuple[bytes, Call | None]:
         """Find the call that this request repeats, if it repeats one.
@@ -260,12 +263,24 @@ class RolloutCalls:
                 return digest, call
         return digest, calls[-1] if is_retry and calls else None
 
-    def begin(self, digest: bytes) -> Call:
-        """Count a new call. One that failed is made again under its own number."""
+    def begin(self, digest: bytes, content: bytes = b"", *, recorded: bool = False) -> Call:
+        """Count a new call. One that failed is made again under its own number.
+
+        Args:
+            digest: of the request's bytes.
+            content: these bytes: kept until the next call, unless they are too many.
+            recorded: keep them until a later call that is to be recorded is answered, however many they are.
+        """
         index = self._freed_indices.pop(digest, None)
         if index is None:
             index, self._next_index = self._next_index, self._next_index + 1
         call = Call(index, digest)
+        kept = bool(content) and (recorded or len(content) <= MOST_KEPT_BYTES)
+        call.request = content if kept else None
+        call.recorded = recorded
+        last, self._last_begun = self._last_begun, call
+        if last is not None and not last.recorded and last.answer.finished:
+            last.request = None
         self._by_digest.setdefault(digest, []).append(call)
         return call
 
@@ -274,8 +289,10 @@ class RolloutCalls:
         metrics.ended_at = datetime.now(timezone.utc)
         self._metrics[call.index] = metrics
         self._last_answered = max(self._last_answered, call.index)
-        if call.request is not None:
+        if call.recorded:
             self._keep_conversation(call)
+        elif call is not self._last_begun:
+            call.request = None
         size = call.answer.size()
         self._kept[call] = size
         self._kept_bytes += size
@@ -287,7 +304,14 @@ class RolloutCalls:
     def conversation(self) -> list[dict[str, Any]] | None:
         """Return what was said in the last recorded call that was answered; None before there is one."""
         last = self._last_recorded
-        return None if last is None else conversation(last.request or b"{}", last.answer.pieces)
+        return None if last is None else LastCall(last.request or b"{}", last.answer.pieces).messages()
+
+    def last_call(self) -> LastCall | None:
+        """Return the latest call, answered or not; None when there is none, or it was too long to be kept."""
+        last = self._last_begun
+        if last is None or last.request is None:
+            return None
+        return LastCall(last.request, tuple(last.answer.pieces))
 
     def failed(self, call: Call, error: Exception) -> None:
         """Record a call that failed for good."""

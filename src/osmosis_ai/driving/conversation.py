@@ -1,12 +1,14 @@
 """A rollout's conversation as its last model call had it: what was sent, and what was answered.
 
-For agents that keep no record of their own: they call below ``/recorded``, and whoever runs them asks for it there.
-Kept are the bytes of one request and its answer; they are read only when somebody asks.
+For agents that keep no record of their own: they call below ``/recorded``, and whoever runs them asks for it there. And
+for agents that break: what they said until then is known from their calls alone. Kept are the bytes of one request and
+its answer; they are read only when somebody asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from osmosis_ai.llm.wire_json import loads
@@ -14,19 +16,37 @@ from osmosis_ai.llm.wire_json import loads
 RECORDED = "recorded"
 """The path below a rollout's address where calls are kept."""
 
+MOST_KEPT_BYTES = 8 << 20
+"""Of a request that nobody asked to be recorded: so much of an open rollout is kept at most."""
+
 _EVENT = b"data: "
 
 
+@dataclass(frozen=True, slots=True)
+class LastCall:
+    """The latest model call of a rollout, as it was sent and as far as it was answered."""
+
+    request: bytes
+    pieces: Sequence[bytes]
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return what was said, the model's answer last where it gave one."""
+        return conversation(self.request, self.pieces)
+
+
 def conversation(request: bytes, pieces: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Return the messages of an answered call, its answer last.
+    """Return the messages of a call, its answer last.
 
     Args:
         request: the request's body.
-        pieces: the answer, one JSON object or server-sent events.
+        pieces: the answer, one JSON object or server-sent events; none where it was not answered.
     """
     body = loads(request)
     sent = body.get("messages")
     messages = [message for message in sent if isinstance(message, dict)] if isinstance(sent, list) else []
+    pieces = list(pieces)
+    if not pieces:
+        return messages
     answer = _merged(pieces) if body.get("stream") else _message(loads(b"".join(pieces)))
     return [*messages, {name: value for name, value in answer.items() if value is not None}]
 

@@ -174,7 +174,8 @@ class RolloutRunner:
             rate_limited=rate_limited,
         )
         self._bridge = bridge
-        self._services = AttemptServices(bridge, self._servers, self._machine, timeouts)
+        root = server.artifact_root if isinstance(server, ServedAgent) else server.rollout.artifact_root
+        self._services = AttemptServices(bridge, self._servers, self._machine, timeouts, root)
         self._running: dict[str, RunningAttempt] = {}
         self._cancelled: list[str] = []
         self._told_late = False
@@ -208,8 +209,8 @@ class RolloutRunner:
         return self._servers.capacity
 
     def used_in_flight(self) -> Iterator[RolloutUsage]:
-        """Yield what each attempt under way has used; one whose result has come is none."""
-        return (running.used_so_far() for running in self._running.values() if running.recording is None)
+        """Yield what each attempt under way has used; one whose result is being recorded is none."""
+        return (running.used_so_far() for running in self._running.values() if not running.is_counted)
 
     def dispatcher(
         self,

@@ -92,6 +92,11 @@ class Conversation:
     told: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def from_model_calls(self) -> bool:
+        """Whether it is what was seen of the model calls, of an agent that gave no conversation itself."""
+        return self.told.get("from_model_calls") is True
+
+    @property
     def label(self) -> str | None:
         """The expected answer."""
         label = self.told.get("label")

@@ -16,6 +16,8 @@ from osmosis_ai.evaluation.conversation import (
 from osmosis_ai.ui import numbers
 from osmosis_ai.viewer.source import SampleDetail, SampleEntry
 
+_FROM_MODEL_CALLS = "Taken from the model calls of an agent that ended without giving a conversation: what it did after the last of them is not known."
+
 
 @dataclass(frozen=True)
 class ReadSample:
@@ -76,10 +78,11 @@ class ReadSample:
 
     @property
     def problems(self) -> Sequence[str]:
-        """Sentences about what of the conversation is not there."""
+        """Sentences about what of the conversation is not there, or not the agent's own account."""
         stored = self.stored
         if stored.content is not None:
-            return self.conversation.problems
+            taken = (_FROM_MODEL_CALLS,) if self.conversation.from_model_calls else ()
+            return (*taken, *self.conversation.problems)
         if stored.missing is not None:
             return (stored.missing[:1].upper() + stored.missing[1:].rstrip(".") + ".",)
         size, most = numbers.size(stored.size), numbers.size(LARGEST_CONVERSATION_BYTES)

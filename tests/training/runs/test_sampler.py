@@ -15,6 +15,7 @@ from osmosis_ai.driving.attempts import MAX_LOSSES
 from osmosis_ai.driving.dispatcher import Dispatcher
 from osmosis_ai.driving.driver import AttemptTimeouts
 from osmosis_ai.driving.rollout_runner import RolloutRunner, prepare_server
+from osmosis_ai.evaluation.conversation import read_conversation
 from osmosis_ai.inference.chat_format import BuiltInChat
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
@@ -185,6 +186,25 @@ async def test_validation_makes_the_same_attempts_each_time_and_counts_what_it_c
     metrics = validation_metrics(first.metrics)
     assert metrics["eval/validation/reward"] == 0.0
     assert metrics["eval/validation/scored"] == 4
+
+
+async def test_what_an_agent_said_before_it_broke_is_kept_of_training_and_validation(tmp_path):
+    breaks = AGENT.replace(
+        "        return [*ctx.prompt, body",
+        '        raise RuntimeError("broken")\n        return [*ctx.prompt, body',
+    )
+    assert breaks != AGENT
+    async with sampling(tmp_path, source=breaks) as (sampler, _):
+        [sample] = await sampler.sample(attempts_of_step(1, rows("What is 2 * 3?"), 1, seed=0))
+        plan = ValidationPlan(attempts=1)
+        found = await validate(sampler, rows("What is 2 * 3?"), plan, seed=0, step=1, finished=lambda _: None)
+    assert sample.unscored_because == found.records[0].error_type == "agent_error"
+    kept = sorted((tmp_path / "trials").glob("*/trajectory.json"))
+    assert [path.parent.name[:5] for path in kept] == ["train", "valid"]
+    for path in kept:
+        said = read_conversation(path.read_bytes())
+        assert said.from_model_calls and said.model == "osmosis/tiny"
+        assert [step.role for step in said.steps] == ["user", "assistant"] and said.steps[1].completion_tokens
 
 
 def test_held_out_rows_are_a_seeded_share_that_is_never_trained_on(tmp_path):

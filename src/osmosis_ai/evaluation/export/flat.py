@@ -8,7 +8,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 import orjson
 
-from osmosis_ai.evaluation.conversation import answer_of
 from osmosis_ai.evaluation.export.samples import ExportedRun, ExportedSample
 
 if TYPE_CHECKING:
@@ -50,6 +49,7 @@ _COLUMNS = {
     **_RESULT_COLUMNS,
     "label": "string",
     "answer": "string",
+    "from_model_calls": "bool",
 }
 # What may differ in shape from sample to sample: objects in JSON Lines, JSON text in Parquet.
 _NESTED = ("scores", "unscored", "parts", "judgements", "metadata", "messages")
@@ -108,7 +108,8 @@ def _record(run: ExportedRun, sample: ExportedSample, threshold: float) -> dict[
         "passed": None if sample.reward is None else sample.reward >= threshold,
         **{name: sample.result.get(name) for name in _RESULT_COLUMNS},
         "label": sample.label,
-        "answer": answer_of(sample.messages),
+        "answer": sample.answer,
+        "from_model_calls": sample.from_model_calls or None,
         **{name: sample.result.get(name) for name in ("scores", "unscored", "parts", "judgements")},
         "metadata": sample.metadata,
         "messages": sample.messages,

@@ -13,7 +13,7 @@ from typing import IO, Any
 import orjson
 
 from osmosis_ai._version import __version__
-from osmosis_ai.evaluation.conversation import Message, answer_of, prompt_of
+from osmosis_ai.evaluation.conversation import Message, prompt_of
 from osmosis_ai.evaluation.export.samples import ExportedRun, ExportedSample
 from osmosis_ai.installation import DISTRIBUTION
 
@@ -147,7 +147,11 @@ def _sample(run: ExportedRun, sample: ExportedSample) -> dict[str, Any]:
         "scores": _scores(run, sample),
         "metadata": {
             **(sample.metadata or {}),
-            "osmosis": {**sample.result, "rollout_id": sample.rollout_id},
+            "osmosis": {
+                **sample.result,
+                "rollout_id": sample.rollout_id,
+                **({"from_model_calls": True} if sample.from_model_calls else {}),
+            },
         },
         "store": {},
         "events": [],
@@ -185,10 +189,9 @@ def _scores(run: ExportedRun, sample: ExportedSample) -> dict[str, Any]:
         return {}
     threshold = run.summary.get("pass_threshold")
     passes = sample.reward >= (threshold if isinstance(threshold, (int, float)) else 1.0)
-    answer = answer_of(sample.messages)
     scores = sample.result.get("scores")
     values = {"reward": sample.reward, "passed": passes, **(scores if isinstance(scores, Mapping) else {})}
-    written = {name: {"value": value, "answer": answer} for name, value in values.items()}
+    written = {name: {"value": value, "answer": sample.answer} for name, value in values.items()}
     if notes := sample.result.get("notes"):
         written["reward"]["explanation"] = notes
     if parts := sample.result.get("parts"):
@@ -197,12 +200,13 @@ def _scores(run: ExportedRun, sample: ExportedSample) -> dict[str, Any]:
 
 
 def _output(model: str, sample: ExportedSample, usage: Mapping[str, Any] | None) -> dict[str, Any]:
-    spoken = [message for message in sample.messages if message["role"] == "assistant"]
+    said = () if sample.from_model_calls else sample.messages
+    spoken = [message for message in said if message["role"] == "assistant"]
     choices = [{"message": _message(spoken[-1]), "stop_reason": "stop"}] if spoken else []
     return {
         "model": model,
         "choices": choices,
-        "completion": answer_of(sample.messages) or "",
+        "completion": sample.answer or "",
         "usage": usage,
     }
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import orjson
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.conversation import Message, as_messages, read_conversation
+from osmosis_ai.evaluation.conversation import Message, answer_of, as_messages, read_conversation
 from osmosis_ai.evaluation.journal import JournalCorruptionError, JournalReader, replay
 from osmosis_ai.evaluation.local_results import LocalResults, read_local_results
 from osmosis_ai.evaluation.manifest import Manifest
@@ -41,6 +41,7 @@ class ExportedSample:
         label: the expected answer.
         metadata: the row's own object.
         messages: the conversation in OpenAI's chat format; empty where there is none.
+        from_model_calls: it is what was seen of the model calls, of an agent that gave no conversation itself.
     """
 
     row_index: int
@@ -52,6 +53,12 @@ class ExportedSample:
     label: str | None = None
     metadata: Mapping[str, Any] | None = None
     messages: list[Message] = field(default_factory=list)
+    from_model_calls: bool = False
+
+    @property
+    def answer(self) -> str | None:
+        """The text of the agent's last message; None of an agent that came to no end."""
+        return None if self.from_model_calls else answer_of(self.messages)
 
     @property
     def source_row_index(self) -> int:
@@ -259,6 +266,7 @@ def _with_conversation(directory: Path, sample: ExportedSample) -> ExportedSampl
         label=conversation.label,
         metadata=conversation.metadata,
         messages=as_messages(conversation),
+        from_model_calls=conversation.from_model_calls,
     )
 
 

@@ -219,7 +219,8 @@ def _told(conversation: Conversation, *, previews: bool) -> dict[str, Any]:
     extra = conversation.told.get("sample_extra_fields")
     noted = read_grader_notes(extra if isinstance(extra, Mapping) else {})
     texts = {"notes": noted.notes}
-    if previews:
+    # What an agent heard last before it broke is not its output; the record of such a sample names none, either.
+    if previews and not conversation.from_model_calls:
         shown = previews_of(as_messages(conversation), _NOTHING_TO_BLANK)
         texts |= {"input": shown.input, "output": shown.output}
     told |= {name: storable(text) for name, text in texts.items() if text}

@@ -51,6 +51,7 @@ def convert_sample_to_trajectory(
     request_metadata: dict[str, Any] | None = None,
     request_extra_fields: dict[str, Any] | None = None,
     report: TrajectoryReport | None = None,
+    from_model_calls: bool = False,
 ) -> Trajectory:
     """Return the trajectory of ``sample``.
 
@@ -61,6 +62,7 @@ def convert_sample_to_trajectory(
         request_metadata: the dataset row's own fields.
         request_extra_fields: facts of the controller.
         report: the controller's view of the model calls.
+        from_model_calls: the messages are what the controller saw of its last model call, and not the agent's own account.
 
     Raises:
         ValueError: when there are no messages, or they cannot be told as a trajectory.
@@ -77,6 +79,7 @@ def convert_sample_to_trajectory(
     counted = [step.metrics for step in agent_steps if step.metrics] if matched or not calls else calls
     osmosis = {
         "rollout_id": rollout_id,
+        "from_model_calls": from_model_calls or None,
         "label": sample.label if sample.label is not None else request_label,
         "reward": sample.reward,
         "sample_metrics": json_safe(sample.metrics) or None,

@@ -71,6 +71,7 @@ class ShownConversation(ReadSample):
             "boundary": sample.boundary,
             "category": sample.category,
             "error": sample.error,
+            "from_model_calls": self.conversation.from_model_calls or None,
             "ground_truth": self.ground_truth,
             **{name: self.graded(name) for name in ("notes", "parts", "judgements")},
         }

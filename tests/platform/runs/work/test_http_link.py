@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -82,6 +83,9 @@ class Desk:
     async def blob(self, request: Request) -> Response:
         self.asked.append((request.url.path, dict(request.headers), {}))
         name = request.path_params["name"]
+        if name == "silent":
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
         if request.method == "PUT":
             self.blobs[name] = await request.body()
             return Response(headers={"ETag": '"tag"'})
@@ -184,6 +188,19 @@ def test_bytes_that_a_store_does_not_give_or_take_for_now_fail_no_run(
     with pytest.raises(PlatformUnreachableError):
         channel.fetch(InputDownload(url="/blobs/rows", size=4, sha256=DIGEST), tmp_path / "rows")
     assert [path for path, _, _ in desk.asked] == ["/blobs/rows"] * 2
+
+
+def test_a_store_that_says_nothing_holds_up_what_is_new_for_a_term_at_most(
+    channel: RunChannel, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_link, "_BLOB_WAITS", Waits())
+    monkeypatch.setattr(http_link, "_SILENCE_S", 0.1)
+    link = channel._link
+    link._term_s = 0.2  # type: ignore[attr-defined]
+    begun = time.monotonic()
+    with pytest.raises(PlatformUnreachableError):
+        link.send(UploadGrant(name="a", id="a", url="/blobs/silent"), BytesIO(b"x"), 1)
+    assert time.monotonic() - begun < 60
 
 
 @pytest.mark.parametrize(

@@ -284,6 +284,30 @@ def test_a_finished_run_keeps_the_checkpoints_that_are_due_and_the_last(bench: B
     assert f"step {STEPS} of {STEPS}: reward 0.800" in bench.log()
 
 
+def test_a_run_that_may_send_no_more_ends_at_the_checkpoint_that_does_not_go_in(
+    bench: Bench, ends: Any, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    kept = TrainingPublisher._send_adapter
+    monkeypatch.setattr(
+        TrainingPublisher, "_send_adapter", lambda own, one: [sent.append(one.step), kept(own, one)][1]
+    )
+
+    def trains_on(pretended: PretendedTrainer) -> Ending:
+        pretended.take_steps(1, 7)
+        wait_until(lambda: bool(pretended.hooks._interrupt))  # type: ignore[attr-defined]
+        return Ending("stopped", "stopped after step 7.")
+
+    ends(trains_on)
+    monkeypatch.setattr(services.desk._uploads, "most_bytes", 10)
+    verdict = bench.work()
+    assert verdict is not None and verdict.outcome == "failed"
+    assert verdict.error is not None
+    assert verdict.error.startswith("the checkpoint of step 5 could not be stored: this run may send")
+    assert bench.checkpoints() == [] and sent == [5], "it is not tried again and again"
+    assert bench.log().count("another machine needs to go on") <= 1
+
+
 def test_a_policy_that_fell_below_its_start_says_so_where_the_run_is_shown(bench: Bench, ends: Any) -> None:
     fell = "the validation reward fell below that of the start by 0.29"
 

@@ -75,6 +75,7 @@ _PACKING_LEVEL = 1
 _WAITS = Waits((0.1, 0.4, 1.0))
 _ONCE = Waits()
 _BLOB_WAITS = Waits((0.5, 1.0, 2.0, 4.0))
+_LONGEST_SILENCE_OF_STORE_S = 120.0
 _BLOCK_BYTES = 1 << 18
 _OF_UPLOADS: Mapping[str | None, type[ConflictError]] = {
     UPLOAD_GONE: UploadGoneError,
@@ -173,11 +174,19 @@ class HttpLink:
                 yield block
 
         def attempt() -> str:
-            headers = blobs.put(url, stream, size=size, headers={}, timeout_s=_SILENCE_S + 100)
+            headers = blobs.put(url, stream, size=size, headers={}, timeout_s=self._silence_of_store_s())
             return str(headers.get("etag", "")).strip('"')
 
         with _told_apart():
             return _BLOB_WAITS.lasting(self._term_s).run(attempt)
+
+    def _silence_of_store_s(self) -> float:
+        """Return how long a store may say nothing to what it is sent: a lease's term, in which it thinks long enough.
+
+        The lease is kept by another thread meanwhile; but what is new of the run waits behind these bytes, and so does a
+        worker that is told to put its run aside.
+        """
+        return min(_LONGEST_SILENCE_OF_STORE_S, max(_SILENCE_S, self._term_s))
 
     def _place(self, url: str) -> tuple[str, BlobClient]:
         if urlsplit(url).scheme:

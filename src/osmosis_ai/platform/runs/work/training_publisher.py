@@ -30,7 +30,7 @@ from osmosis_ai.api.wire.workers import (
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.log_lines import LogLine
-from osmosis_ai.platform.runs.lifecycle import LeaseLostError
+from osmosis_ai.platform.runs.lifecycle import LeaseLostError, UploadLimitError
 from osmosis_ai.platform.runs.training_names import CHECKPOINTS, RESUME, RESUME_FILE
 from osmosis_ai.platform.runs.work.training_sink import TrainingSink
 from osmosis_ai.platform.runs.work.validation_files import ValidationFiles
@@ -66,6 +66,9 @@ class TrainingPublisher:
         base_model: what the run's adapters are adapters of.
         save_freq: steps between the checkpoints that are kept.
 
+    Attributes:
+        refused: why no checkpoint goes to the platform any more: its run has sent as much as it may.
+
     Every method raises :class:`~osmosis_ai.platform.runs.lifecycle.LeaseLostError`, having written nothing, once
     the run has another owner or has ended.
     """
@@ -91,6 +94,8 @@ class TrainingPublisher:
         self._kept = set(stored.checkpoint_steps)
         self._resume_step = stored.resume_step or 0
         self._keeping = threading.Lock()
+        self._archives_refused = False
+        self.refused: OsmosisError | None = None
 
     def begin(self, plan: TrainingPlan) -> None:
         """Say how long the run will be, and where it goes on; what came after that is forgotten."""
@@ -137,7 +142,7 @@ class TrainingPublisher:
         """Have other machines go on from the last of ``checkpoints``, by default of all there are."""
         with self._keeping:
             for checkpoint in (self._all() if checkpoints is None else checkpoints)[-1:]:
-                if checkpoint.step > self._resume_step:
+                if checkpoint.step > self._resume_step and not self._archives_refused:
                     self._keep_archive(checkpoint)
 
     def _all(self) -> tuple[CheckpointDirectory, ...]:
@@ -153,10 +158,17 @@ class TrainingPublisher:
         return all(kept)
 
     def _keep_one(self, checkpoint: CheckpointDirectory) -> bool:
+        if self.refused is not None:
+            return False  # it would be again
         try:
             name = self._send_adapter(checkpoint)
         except LeaseLostError:
             raise
+        except UploadLimitError as error:
+            message = f"the checkpoint of step {checkpoint.step} could not be stored: {error.message}"
+            self._log(LogLine(message, level="error", step="checkpoint"))
+            self.refused = OsmosisError(message)
+            return False
         except (OSError, OsmosisError) as error:
             message = f"the checkpoint of step {checkpoint.step} could not be stored: {error}"
             self._log(LogLine(message, level="error", step="checkpoint"))
@@ -188,6 +200,7 @@ class TrainingPublisher:
         except LeaseLostError:
             raise
         except (OSError, OsmosisError) as error:
+            self._archives_refused = isinstance(error, UploadLimitError)
             message = f"what another machine needs to go on from step {step} could not be stored: {error}"
             self._log(LogLine(message, level="warning", step="checkpoint"))
         else:
@@ -273,7 +286,7 @@ class PublishingHooks(TrainingHooks):
     def plan(self, plan: TrainingPlan) -> None:
         self._say(_described(plan), step="plan")
         self._publisher.write(lambda: self._training.begin(plan))
-        self._publisher.write(self._training.catch_up)
+        self._publisher.write(lambda: self._keep(self._training.catch_up))
 
     def note(self, message: str) -> None:
         self._say(message)
@@ -295,12 +308,18 @@ class PublishingHooks(TrainingHooks):
 
     def checkpoint(self, saved: SavedCheckpoint) -> None:
         if saved.kept:
-            self._publisher.write(self._training.keep_due)
+            self._publisher.write(lambda: self._keep(self._training.keep_due))
 
     def started(self, stop: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         # By the loop, so that what is about to be started is there to be stopped.
         self._interrupt.listen(lambda: None if loop.is_closed() else stop())
+
+    def _keep(self, keep: Callable[[], None]) -> None:
+        keep()
+        if self._training.refused is not None:
+            # What nobody would have is not worth the machine.
+            self._interrupt.set()
 
     def _say(self, message: str, *, step: str = "run") -> None:
         self._publisher.log(LogLine(message, step=step))

@@ -142,12 +142,12 @@ class TrainingWork(RunWork[PreparedTraining]):
         notes += [_as_sentence(ending.warning)] if ending.warning else []
         if notes:
             self.ending = " ".join(notes)
-        if ending.because == "stopped":
+        if ending.because == "stopped" and training_publisher.refused is None:
             return await self._leave_run(training_publisher)
         publisher.log(LogLine(ending.message, step="run"))
         if await asyncio.to_thread(training_publisher.keep_last):
             return WorkResult("finished")
-        return WorkResult("failed", one_sentence(_checkpoint_not_stored()))
+        return WorkResult("failed", one_sentence(training_publisher.refused or _checkpoint_not_stored()))
 
     async def _leave_run(self, training_publisher: TrainingPublisher) -> WorkResult:
         """Leave the run as it is, for any machine to go on with; what it learned is kept if this is its end, too."""

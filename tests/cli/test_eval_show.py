@@ -206,7 +206,7 @@ def stored(maze: Maze) -> Iterator[DownloadableRun]:
                 "tokens": 5,
                 "duration_ms": 9,
             },
-            {"row_index": 0, "run_index": 1, "status": "failed", "duration_ms": 9},
+            {"row_index": 0, "run_index": 1, "status": "failed", "duration_ms": 9, "error_type": "Timeout"},
             {"row_index": 1, "run_index": 0, "status": "success", "reward": 0.0, "duration_ms": 9},
         ]
         lines = b"".join(json.dumps(each).encode() + b"\n" for each in listed) + b"not JSON\n[]\n"
@@ -231,9 +231,34 @@ def test_a_run_of_the_hosted_service_is_read_by_its_list_of_files(stored: Downlo
     ]
     assert samples[0]["messages"][2]["content"] == "six"
     assert samples[1]["problems"] == ["The platform has no conversation of it."]
+    assert samples[1]["category"] == "Timeout"
     assert shown(maze, "platform:amber-otter-42", "--search", "SEVEN") == [(1, 0)]
     assert shown(maze, "platform:amber-otter-42", "--row", "1") == [(1, 0)]
     assert stored.found() == {}, "nothing is left in the workspace"
+
+
+def test_conversations_of_a_run_without_a_list_of_samples_are_shown_and_the_list_is_missed(
+    stored: DownloadableRun,
+) -> None:
+    texts = {(10, 0): "ten", (2, 1): "two", (2, 0): "also two"}
+    stored.holds(
+        {f"trajectories/row_{row}_run_{run}.json": trajectory(said) for (row, run), said in texts.items()}
+    )
+    show = ("eval", "show", "platform:amber-otter-42")
+    data = stored.maze.osmosis(*show, "--json").json["data"]
+    found = [(each["row"], each["attempt"], each["messages"][2]["content"]) for each in data["samples"]]
+    assert found == [(2, 0, "also two"), (2, 1, "two"), (10, 0, "ten")]
+    assert "reward" not in data["samples"][0]
+    assert "no list of its samples" in data["problems"][0]
+    assert "no list of its samples" in " ".join(stored.maze.osmosis(*show, "--failed").out.split())
+
+
+def test_a_list_of_samples_that_does_not_come_is_an_error_and_no_run_without_samples(
+    stored: DownloadableRun,
+) -> None:
+    del stored.store.blobs["summary.jsonl"]
+    outcome = stored.maze.osmosis("eval", "show", "platform:amber-otter-42")
+    assert outcome.status == 1 and "could not be fetched" in outcome.err
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])

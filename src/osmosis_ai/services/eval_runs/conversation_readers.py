@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_files import StoredConversation
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.viewer.source import Outcome, SampleDetail, SampleEntry, SampleQuery
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 _PAGE = 200
 _LARGEST_LISTING_BYTES = 512 << 20
+_CONVERSATION = re.compile(r"trajectories/row_([0-9]{1,18})_run_([0-9]{1,18})\.json")
 
 
 class RunConversations(Protocol):
@@ -127,6 +130,7 @@ class PlatformConversations:
         self._threshold = threshold if threshold is not None and math.isfinite(threshold) else 1.0
         self._plans: dict[int | None, DownloadPlan] = {}
         self._noted: dict[tuple[int, int], Mapping[str, Any]] = {}
+        self._problems: Sequence[str] = ()
 
     def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]:
         """Yield samples by row and attempt."""
@@ -170,8 +174,8 @@ class PlatformConversations:
         return [found.get(path, none) for path in paths]
 
     def problems(self) -> Sequence[str]:
-        """Return nothing: what a platform tells of a run, it has read."""
-        return ()
+        """Return what is missing where the platform has conversations, and no list of what came of them."""
+        return self._problems
 
     def same_row(self, sample: SampleEntry) -> SampleEntry | None:
         """Return the sample on the row of another run's sample."""
@@ -211,7 +215,11 @@ class PlatformConversations:
             seen.add(cursor)
 
     def _listed(self) -> Iterator[SampleEntry]:
-        """Yield the samples of the contract's ``summary.jsonl``; lines that are none are passed over."""
+        """Yield the samples of the contract's ``summary.jsonl``; lines that are none are passed over.
+
+        Raises:
+            OsmosisError: it could not be fetched.
+        """
         from osmosis_ai.services.runs.download import run_download
 
         plan = self._plan(None)
@@ -221,7 +229,12 @@ class PlatformConversations:
             if file.path == "summary.jsonl" and file.size <= _LARGEST_LISTING_BYTES
         )
         outcome = run_download(self._client, replace(plan, pending=listing, failures=()))
+        if outcome.failures:
+            raise OsmosisError(
+                f"the list of samples of {self.subject} could not be fetched: {outcome.failures[0].error}"
+            )
         if not outcome.fetched:
+            yield from self._unlisted(plan)
             return
         with (self._scratch / "summary.jsonl").open("rb") as lines:
             for line in lines:
@@ -233,9 +246,19 @@ class PlatformConversations:
                     _is_number(found.get(name)) for name in ("row_index", "run_index")
                 ):
                     known = {name: found.get(name) for name in ("tokens", "duration_ms")}
+                    known["category"] = str(found.get("error_type") or "")[:100] or None
                     status = str(found.get("status") or "unknown")
                     place = found["row_index"], found["run_index"]
                     yield _entry(*place, status, found.get("reward"), None, known, self._threshold)
+
+    def _unlisted(self, plan: DownloadPlan) -> Iterator[SampleEntry]:
+        """Yield the samples that have a conversation, of which nothing else is known."""
+        self._problems = [
+            "The platform has no list of its samples: those with a conversation are shown, without what came of them."
+        ]
+        found = [match for file in plan.pending if (match := _CONVERSATION.fullmatch(file.path))]
+        for row, attempt in sorted((int(match[1]), int(match[2])) for match in found):
+            yield _entry(row, attempt, "unknown", None, None, {}, self._threshold)
 
 
 def told_entry(sample: EvalSample, pass_threshold: float) -> SampleEntry:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osmosis_ai.cli.browser import is_remote, open_own_file, tunnel_command
+from osmosis_ai.cli.connection import platform_when_needed
 from osmosis_ai.cli.name_completion import complete_local_run
 from osmosis_ai.cli.options import NoTextOption, OverwriteReportOption
 from osmosis_ai.cli.output.context import current
@@ -33,7 +34,7 @@ def view(
         str | None,
         typer.Argument(
             metavar="[RUN|DIR]",
-            help="A run of this machine, or a directory that holds runs somewhere below (default: the workspace).",
+            help="A run of this machine, or a directory that holds runs somewhere below (default: the workspace); with --report also platform:NAME.",
             show_default=False,
             autocompletion=complete_local_run,
         ),
@@ -68,6 +69,7 @@ def view(
         osmosis view calm-fern-1
         osmosis view ~/runs --no-open --port 8080
         osmosis view calm-fern-1 --report calm-fern-1.html
+        osmosis view platform:amber-otter-42 --report amber-otter-42.html
     """
     if report is None:
         # Ten that somebody wrote are not the ten that nobody did.
@@ -89,7 +91,8 @@ def view(
 def _written(run: str | None, file: ReportFile, options: RunReportOptions) -> OperationResult:
     from osmosis_ai.services.viewing import report_run
 
-    name, content = report_run(run, file, options)
+    with platform_when_needed() as client:
+        name, content = report_run(run, file, options, client=client)
     held = ""
     if content is not None:
         held = f": {content.samples:,} samples, {content.conversations:,} conversations"

@@ -10,9 +10,10 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.export import ExportedRun, read_run
@@ -21,6 +22,9 @@ from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import cache_dir
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
 
 
 def is_downloaded_run(directory: Path) -> bool:
@@ -68,6 +72,48 @@ def as_local_run(directory: Path) -> Iterator[Path]:
                 # Links stay links: nobody follows them.
                 shutil.copytree(folder, local.path / folder.name, symlinks=True, copy_function=_linked)
         yield local.path
+
+
+@contextmanager
+def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> Iterator[Path]:
+    """Yield a directory that is gone behind the block and has what a report of a platform's run needs of its files.
+
+    Args:
+        client: connected with the platform.
+        name: the run's, or its id.
+        conversations: whether they are fetched, too.
+
+    Raises:
+        PlatformError: as every call.
+        OsmosisError: the files are too many to be fetched unasked, or one does not come.
+    """
+    from osmosis_ai.services.runs.download import ASK_FROM_BYTES, plan_download, run_download
+    from osmosis_ai.workspace.layout import WorkspaceDirectory
+
+    with TemporaryDirectory(prefix="osmosis-report-") as scratch:
+        plan = plan_download(
+            client,
+            client.eval_runs.get(name).eval_run,
+            types=("metrics", "trajectories"),
+            workspace=WorkspaceDirectory(Path(scratch)),
+        )
+        if not conversations:
+            wanted = [file for file in plan.pending if not file.path.startswith("trajectories/")]
+            plan = replace(plan, pending=tuple(wanted))
+        by_hand = f"osmosis eval download {name}, then osmosis view .osmosis/evals/{plan.directory.name} --report FILE.html"
+        if plan.pending_bytes > ASK_FROM_BYTES:
+            raise OsmosisError(
+                f"the conversations of `{name}` are {plan.pending_bytes / 2**20:,.0f} MiB.",
+                hint=f"--no-text reads its numbers alone; or {by_hand}",
+            )
+        failures = run_download(client, plan).failures
+        if failures:
+            raise OsmosisError(
+                f"{len(failures):,} files of `{name}` did not come: {failures[0].path}: {failures[0].error}.",
+                code="PLATFORM_ERROR",
+                hint=f"the same command again; or {by_hand}",
+            )
+        yield plan.directory
 
 
 def _write_journal(run: ExportedRun, target: Path) -> tuple[int, int]:

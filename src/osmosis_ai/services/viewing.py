@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from osmosis_ai.errors import (
 from osmosis_ai.files import cache_dir
 
 if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.evaluation.run_places import RunPlace
     from osmosis_ai.services.report_files import ReportFile
     from osmosis_ai.viewer.report import ReportContent, RunReportOptions
@@ -120,34 +122,53 @@ def page_for_browser(found: ViewerAddress) -> str | None:
 
 
 def report_run(
-    reference: str | None, report: ReportFile, options: RunReportOptions
+    reference: str | None,
+    report: ReportFile,
+    options: RunReportOptions,
+    *,
+    client: Callable[[], PlatformClient] | None = None,
 ) -> tuple[str, ReportContent | None]:
     """Write a run into one file, and return its name, and of an evaluation what the file holds.
 
     Args:
         reference: as for :func:`open_viewer`; a directory that holds one run alone means that. It may be one that was
-            downloaded from a platform.
+            downloaded from a platform, or `platform:NAME`.
         report: where to.
         options: how much of its conversations or records goes in.
+        client: connects with the platform, when it has to be asked; without it there are runs of this machine alone.
 
     Raises:
         ConflictError: the file exists, and is not to be overwritten.
         OsmosisError: it is no one run that is meant, or the file can not be written; nothing is left of it then.
     """
-    from osmosis_ai.services.downloaded_runs import as_local_run, is_downloaded_run
+    from osmosis_ai.services.downloaded_runs import fetched_run, is_downloaded_run
+    from osmosis_ai.services.eval_runs.resolver import named_on_platform, resolve_run
 
+    if client is not None and reference is not None and named_on_platform(reference) is not None:
+        report.check()
+        name = resolve_run(reference, client=client).name
+        with fetched_run(client(), name, conversations=options.text) as directory:
+            return _report_download(directory, report, options)
     found = viewed_place(reference)
     path = found.path if found.path != "/" or reference is None else _only_run(found.root)
     if path == "/" and is_downloaded_run(found.root):
-        with as_local_run(found.root) as directory:
-            # What it makes of the run goes with the directory.
-            return _report(directory, _only_run(directory), report, options, cache=directory.parent)
+        return _report_download(found.root, report, options)
     if path == "/":
         raise OsmosisError(
             f"a report is of one run, and {reference or found.root} is none.",
             hint="osmosis view RUN|DIR --report FILE.html; `osmosis eval list` shows the runs of this machine",
         )
     return _report(found.root, path, report, options, cache=cache_dir())
+
+
+def _report_download(
+    download: Path, report: ReportFile, options: RunReportOptions
+) -> tuple[str, ReportContent | None]:
+    from osmosis_ai.services.downloaded_runs import as_local_run
+
+    with as_local_run(download) as directory:
+        # What it makes of the run goes with the directory.
+        return _report(directory, _only_run(directory), report, options, cache=directory.parent)
 
 
 def _report(
@@ -231,8 +252,14 @@ def _not_viewed(reference: str, file: Path) -> OsmosisError:
 
 
 def _named_run(reference: str) -> Path:
-    from osmosis_ai.services.eval_runs.resolver import find_local_run
+    from osmosis_ai.services.eval_runs.resolver import find_local_run, named_on_platform
 
+    if named_on_platform(reference) is not None:
+        raise OsmosisError(
+            f"{reference[:200]} is a platform's run, which has its pages there.",
+            hint=f"osmosis view {shlex.quote(reference[:200])} --report FILE.html shows it without; "
+            f"osmosis eval show {shlex.quote(reference[:200])} prints its conversations",
+        )
     try:
         return find_local_run(reference).resolve()
     except WorkspaceRequiredError:

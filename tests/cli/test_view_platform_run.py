@@ -1,0 +1,111 @@
+"""`osmosis view platform:NAME --report`: a platform's run in one file, fetched for it and left nowhere else."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.services.runs import download
+from tests.api.blob_server import serve
+from tests.cli.eval_downloads import DownloadableRun
+from tests.cli.maze import Maze
+
+NAMED = "platform:amber-otter-42"
+
+
+def trajectory(text: str) -> bytes:
+    return json.dumps({"steps": [{"source": "agent", "message": text}]}).encode()
+
+
+@pytest.fixture
+def stored(maze: Maze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DownloadableRun]:
+    """A run of a platform with two conversations; what is temporary goes where one can look for it."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    facts = {
+        "eval_run": {"id": "er_8", "name": "amber-otter-42", "model_name": "osmosis/tiny"},
+        "summary": {},
+    }
+    samples = [
+        {
+            "row_index": row,
+            "run_index": 0,
+            "rollout_id": f"ro-{row}",
+            "status": "success",
+            "reward": reward,
+            "duration_ms": 9,
+        }
+        for row, reward in enumerate((1.0, 0.0))
+    ]
+    with serve() as store:
+        run = DownloadableRun(maze, store)
+        run.holds(
+            {
+                "metrics.json": json.dumps(facts).encode(),
+                "summary.jsonl": b"".join(json.dumps(each).encode() + b"\n" for each in samples),
+                "trajectories/row_0_run_0.json": trajectory("the word is six"),
+                "trajectories/row_1_run_0.json": trajectory("the word is seven"),
+            }
+        )
+        yield run
+
+
+def is_clean(stored: DownloadableRun, tmp_path: Path) -> bool:
+    return stored.found() == {} and not list((tmp_path / "scratch").iterdir())
+
+
+def test_a_run_of_a_platform_is_written_into_one_file(stored: DownloadableRun, tmp_path: Path) -> None:
+    report = tmp_path / "run.html"
+    outcome = stored.maze.osmosis("view", NAMED, "--report", str(report), "--json")
+    assert outcome.status == 0, outcome.err
+    resource = outcome.json["resource"]
+    assert (resource["run"], resource["samples"], resource["conversations"]) == ("amber-otter-42", 2, 2)
+    text = report.read_text("utf-8")
+    assert "amber-otter-42" in text and "the word is six" in text and "the word is seven" in text
+    assert is_clean(stored, tmp_path)
+
+
+def test_without_text_no_conversation_is_fetched(stored: DownloadableRun, tmp_path: Path) -> None:
+    report = tmp_path / "run.html"
+    outcome = stored.maze.osmosis("view", NAMED, "--report", str(report), "--no-text")
+    assert outcome.status == 0, outcome.err
+    assert "the word is" not in report.read_text("utf-8")
+    assert sorted(stored.store.asked("GET")) == ["metrics.json", "summary.jsonl"]
+
+
+def test_a_run_that_is_large_or_whose_files_do_not_come_names_the_two_commands_instead(
+    stored: DownloadableRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "run.html"
+    commands = (
+        "osmosis eval download amber-otter-42, then osmosis view .osmosis/evals/amber-otter-42 --report"
+    )
+    del stored.store.blobs["trajectories/row_1_run_0.json"]
+    broken = stored.maze.osmosis("view", NAMED, "--report", str(report))
+    assert broken.status == 1 and "1 files of `amber-otter-42` did not come" in " ".join(broken.err.split())
+    monkeypatch.setattr(download, "ASK_FROM_BYTES", 10)
+    large = stored.maze.osmosis("view", NAMED, "--report", str(report))
+    said = " ".join(large.err.split())
+    assert large.status == 1 and "--no-text reads its numbers alone" in said and commands in said
+    assert not report.exists() and is_clean(stored, tmp_path)
+
+
+def test_a_report_that_is_there_is_told_before_anything_is_fetched(
+    stored: DownloadableRun, tmp_path: Path
+) -> None:
+    report = tmp_path / "run.html"
+    report.write_text("mine")
+    outcome = stored.maze.osmosis("view", NAMED, "--report", str(report))
+    assert outcome.status == 1 and "exists" in outcome.err and report.read_text() == "mine"
+    assert not stored.manifest.calls
+
+
+def test_without_a_report_one_is_told_what_shows_a_run_of_a_platform(stored: DownloadableRun) -> None:
+    said = " ".join(stored.maze.osmosis("view", NAMED).err.split())
+    assert f"{NAMED} is a platform's run, which has its pages there" in said
+    assert f"osmosis view {NAMED} --report FILE.html" in said and f"osmosis eval show {NAMED}" in said

@@ -69,7 +69,9 @@ def test_a_file_is_replaced_only_with_force_and_no_token_is_left_of_one_that_was
     refused = cli(*asked, str(file))
     assert refused.status == 1 and "exists" in refused.err and "--force" in refused.err
     assert file.read_text() == "precious"
-    assert cli(*asked, str(tmp_path)).status == 1
+    refused = cli(*asked, str(tmp_path), "--force")
+    assert refused.status == 1 and "is a directory" in refused.err
+    assert f"--output {tmp_path / 'worker.token'}" in refused.err.replace("\n", "")
     assert running.worker_access.tokens() == []
     assert cli(*asked, str(file), "--force").status == 0
     assert file.read_text().startswith("osmw_")

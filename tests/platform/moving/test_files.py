@@ -163,6 +163,18 @@ def test_a_backup_of_postgresql_and_a_bucket_is_restored_onto_either(
         assert not (tmp_path / "third").exists()
 
 
+def test_a_wrong_bucket_is_corrected_where_it_was_named(
+    services: PlatformServices, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    for name, secret in CREDENTIALS.items():
+        monkeypatch.setenv(name, secret)
+    monkeypatch.setenv("OSMOSIS_HOME", str(services.config.home))
+    wrong = f"s3://no-such-bucket/x?{new_bucket().partition('?')[2]}"
+    refused = cli("platform", "move", "--blobs", wrong)
+    assert refused.status == 1 and "'no-such-bucket'" in refused.err
+    assert "correct --blobs" in refused.err and "OSMOSIS_BLOBS_URL" not in refused.err
+
+
 def test_no_password_is_taken_from_a_command_line_and_none_is_shown(
     services: PlatformServices, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,8 @@ MOST_LOG_LINES = 1000
 MOST_FILES = 2000
 """Of an exchange; uploads that were sent count as files."""
 LEASE_LOST = "LEASE_LOST"
+PROTOCOL_HEADER = "X-Osmosis-Worker-Protocol"
+"""In a reply that has nothing else to show that it is a platform's: there is no run."""
 UPLOAD_GONE = "UPLOAD_GONE"
 """409 of an upload that is named and has not come as it was announced: it is asked for and sent again."""
 UPLOAD_LIMIT = "UPLOAD_LIMIT"

@@ -144,6 +144,10 @@ def _require_place(output: Path, force: bool) -> None:
     """Find out, before there is a token, whether a file can be written."""
     from osmosis_ai.files import require_writable
 
+    if output.is_dir():
+        raise OsmosisError(
+            f"{output} is a directory.", hint=f"name a file in it: --output {output / 'worker.token'}"
+        )
     if output.exists() and not force:
         raise _exists(output)
     try:

@@ -26,6 +26,7 @@ from osmosis_ai.api.wire.workers import (
     LARGEST_EXCHANGE_BYTES,
     LEASE_LOST,
     PROTOCOL,
+    PROTOCOL_HEADER,
     UPLOAD_GONE,
     UPLOAD_LIMIT,
     EndRequest,
@@ -94,7 +95,7 @@ async def claim(request: Request, services: Services, _spoken: Spoken) -> Respon
             return _reply(assignment)
         waits = worker_waits(request.app)
         if left_s <= 0 or waits.is_closed or await request.is_disconnected():
-            return Response(status_code=204)
+            return Response(status_code=204, headers={PROTOCOL_HEADER: str(PROTOCOL)})
         if not await waits.for_run(Idler(offer, scope), left_s, bearer_hash(bearer)):
             raise _too_many("too many claims wait for a run", COME_AGAIN_S)
 

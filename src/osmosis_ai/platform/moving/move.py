@@ -138,7 +138,8 @@ def _files_move(config: PlatformConfig, destination: Destination) -> FilesMove |
     if config.blobs_url and there.blobs_url:
         _require_apart(parse_s3_address(config.blobs_url), parse_s3_address(there.blobs_url))
     clock = SystemClock()
-    source, target = (StorePlace(open_blob_store(each, clock), each.blobs_shown) for each in (config, there))
+    source = StorePlace(open_blob_store(config, clock), config.blobs_shown)
+    target = StorePlace(open_blob_store(there, clock, given_by="--blobs"), there.blobs_shown)
     return FilesMove(source, target, config.home)
 
 

@@ -247,6 +247,7 @@ def test_a_cluster_that_hangs_costs_no_run_more_than_time(
         "waits for the Ray cluster: the Ray cluster at http://127.0.0.1:8265 cannot be reached: timed out."
     ]
     assert caplog.text.count("cannot be reached") == 1
+    assert "timed out. (its runs go on when it answers again)" in caplog.text
     cluster.ray.trouble = None
     cluster.rounds()
     assert cluster.ray.jobs == {"osm-run_a-1": "running", "osm-run_b-1": "pending"}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from osmosis_ai.api.http_errors import PlatformError
@@ -31,7 +31,11 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
 from osmosis_ai.platform.runs.work import http_link
 from osmosis_ai.platform.runs.work.http_link import HttpLink
-from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, PlatformUnreachableError
+from osmosis_ai.platform.runs.work.platform_link import (
+    CredentialRefusedError,
+    NoPlatformError,
+    PlatformUnreachableError,
+)
 from osmosis_ai.platform.runs.work.run_channel import OutgoingBlob, RunChannel
 from tests.platform.runs.work.socket_server import SocketServer
 
@@ -114,7 +118,10 @@ def channel(link: HttpLink) -> RunChannel:
 def test_a_claim_without_a_run_is_none_and_one_with_a_run_brings_its_secrets(
     link: HttpLink, desk: Desk
 ) -> None:
-    desk.replies = [Response(status_code=204), JSONResponse(ASSIGNMENT)]
+    desk.replies = [
+        Response(status_code=204, headers={"X-Osmosis-Worker-Protocol": "1"}),
+        JSONResponse(ASSIGNMENT),
+    ]
     offer = WorkerOffer(claim_id="a" * 32, sdk_version="0.3.18")
     assert link.claim(offer) is None
     claimed = link.claim(offer)
@@ -122,6 +129,26 @@ def test_a_claim_without_a_run_is_none_and_one_with_a_run_brings_its_secrets(
     path, headers, body = desk.asked[-1]
     assert (path, headers["authorization"]) == ("/api/workers/v1/claim", "Bearer ticket")
     assert body == {"claim_id": "a" * 32, "sdk_version": "0.3.18"}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Response(status_code=204),
+        HTMLResponse("<p>sign in</p>"),
+        HTMLResponse("<p>no</p>", status_code=403),
+        Response(status_code=401),
+    ],
+)
+def test_what_no_platform_says_to_a_claim_is_told_as_such(
+    link: HttpLink, desk: Desk, answer: Response
+) -> None:
+    desk.replies = [answer]
+    with pytest.raises(NoPlatformError, match="no workers are taken at this address"):
+        link.claim(WorkerOffer(claim_id="a" * 32, sdk_version="0.3.18"))
+    desk.replies = [JSONResponse({"error": "revoked", "code": "TOKEN_REVOKED"}, status_code=401)]
+    with pytest.raises(CredentialRefusedError):
+        link.claim(WorkerOffer(claim_id="a" * 32, sdk_version="0.3.18"))
 
 
 def test_an_exchange_names_its_lease_and_a_large_one_is_packed(channel: RunChannel, desk: Desk) -> None:

@@ -333,7 +333,8 @@ class RayExecutor(ExecutorRounds):
         """Say once in the log, and after a while on the runs that wait for it, why the cluster is of no use."""
         now = self._clock.monotonic()
         if self._outage is None or self._outage.message != error.message:
-            logger.warning("the executor waits: %s %s", error.message, error.hint or "")
+            hint = f" ({error.hint})" if error.hint else ""
+            logger.warning("the executor waits: %s%s", error.message, hint)
             since = now if self._outage is None else self._outage.since
             self._outage = _Outage(since, error.message)
         if now - self._outage.since < WAITS_LONG_S:

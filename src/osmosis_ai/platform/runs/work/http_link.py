@@ -30,6 +30,7 @@ from osmosis_ai.api.wire.workers import (
     CLAIM,
     JOURNAL_OFFSET,
     LEASE_LOST,
+    PROTOCOL_HEADER,
     UPLOAD_GONE,
     UPLOAD_LIMIT,
     Assignment,
@@ -53,6 +54,7 @@ from osmosis_ai.platform.runs.lifecycle import (
 )
 from osmosis_ai.platform.runs.work.platform_link import (
     CredentialRefusedError,
+    NoPlatformError,
     PlatformUnreachableError,
     held_at_most_s,
 )
@@ -118,10 +120,18 @@ class HttpLink:
 
     def claim(self, offer: WorkerOffer) -> Assignment | None:
         """Ask for a run; None when there is none for this worker."""
-        content = self._say(CLAIM, offer, wait_s=offer.wait_s)
-        if not content.strip():
+        try:
+            reply = self._ask(CLAIM, offer, wait_s=offer.wait_s)
+        except _ForeignRefusal:
+            raise NoPlatformError from None
+        is_empty = not reply.content.strip()
+        # Other servers say nothing, or answer with a page, with the same status.
+        shown = PROTOCOL_HEADER in reply.headers if is_empty else _is_json(reply)
+        if not shown:
+            raise NoPlatformError
+        if is_empty:
             return None
-        assignment = decode(content, Assignment, "the claim")
+        assignment = decode(reply.content, Assignment, "the claim")
         self._term_s = assignment.lease.term_s
         return assignment
 
@@ -202,7 +212,10 @@ class HttpLink:
     def _exchange(self, route: str, request: WireModel, model: type[M]) -> M:
         return decode(self._say(route, request), model, f"POST {route}")
 
-    def _say(
+    def _say(self, route: str, request: WireModel, **asked: Any) -> bytes:
+        return self._ask(route, request, **asked).content
+
+    def _ask(
         self,
         route: str,
         request: WireModel,
@@ -210,7 +223,7 @@ class HttpLink:
         wait_s: float = 0.0,
         silence_s: float = _SILENCE_S,
         waits: Waits | None = None,
-    ) -> bytes:
+    ) -> Reply:
         body = request.model_dump_json(by_alias=True, exclude_unset=True).encode()
         headers = {
             "Authorization": f"Bearer {self._credential.get_secret_value()}",
@@ -220,16 +233,16 @@ class HttpLink:
             body, headers["Content-Encoding"] = gzip.compress(body, _PACKING_LEVEL, mtime=0), "gzip"
         timeout = httpx.Timeout(silence_s + wait_s, connect=silence_s)
 
-        def attempt() -> bytes:
+        def attempt() -> Reply:
             asked: dict[str, Any] = {"content": body, "headers": headers, "timeout": timeout}
             try:
                 with self._http.stream("POST", f"{self._base}{route}", **asked) as reply:
-                    content = self._content(reply)
+                    said = Reply(reply.status_code, reply.headers, self._content(reply))
             except (httpx.HTTPError, httpx.StreamError) as error:
                 raise Transient(self._unreachable(error)) from None
             if reply.is_success:
-                return content
-            raise self._refusal(Reply(reply.status_code, reply.headers, content))
+                return said
+            raise self._refusal(said)
 
         return (waits or _WAITS).run(attempt)
 
@@ -259,11 +272,20 @@ class HttpLink:
         if error.platform_code in _OF_UPLOADS:
             return _OF_UPLOADS[error.platform_code](error.message)
         if reply.status in (401, 403, 426):
-            return CredentialRefusedError(error.message, hint=error.hint)
+            kind = CredentialRefusedError if error.body else _ForeignRefusal
+            return kind(error.message, hint=error.hint)
         if reply.status in _BUSY:
             unreachable = PlatformUnreachableError(error.message, hint=error.hint)
             return Transient(unreachable) if reply.status in (429, 502, 503, 504) else unreachable
         return error
+
+
+class _ForeignRefusal(CredentialRefusedError):
+    """It is refused in words that no platform has: those of a proxy, or of another server."""
+
+
+def _is_json(reply: Reply) -> bool:
+    return reply.headers.get("content-type", "").startswith("application/json")
 
 
 @contextlib.contextmanager

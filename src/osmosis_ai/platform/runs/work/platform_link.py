@@ -32,6 +32,18 @@ class CredentialRefusedError(OsmosisError):
     default_code = "AUTH_REQUIRED"
 
 
+class NoPlatformError(OsmosisError):
+    """What answers at the address is no platform that takes workers."""
+
+    default_code = "PLATFORM_ERROR"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no workers are taken at this address: it is no platform, or an older one than this worker.",
+            hint="give --url the address at which the platform's pages are, without a proxy that asks who you are",
+        )
+
+
 def held_at_most_s(term_s: float) -> float:
     """Return for how long a platform holds the answer to a sync that may wait, in seconds; ``term_s``: of its leases."""
     return term_s / 3

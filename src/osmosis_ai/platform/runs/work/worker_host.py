@@ -34,7 +34,11 @@ from osmosis_ai.platform.runs.execute.worker_process import (
     WorkerStarter,
 )
 from osmosis_ai.platform.runs.work.http_link import HttpLink
-from osmosis_ai.platform.runs.work.platform_link import PlatformLink, PlatformUnreachableError
+from osmosis_ai.platform.runs.work.platform_link import (
+    NoPlatformError,
+    PlatformLink,
+    PlatformUnreachableError,
+)
 from osmosis_ai.sandbox import SandboxCapability, check_sandbox, choose_isolation
 from osmosis_ai.supervision import exit_words, keep_to_itself
 from osmosis_ai.supervision.listening import told_of_signals
@@ -388,10 +392,7 @@ class WorkerHost:
 def _explained(error: Exception) -> Exception:
     # A platform has the route, takes POST there and sends nobody elsewhere.
     if isinstance(error, PlatformError) and error.status in (404, 405, 501, *range(300, 400)):
-        return OsmosisError(
-            "no workers are taken at this address: it is no platform, or an older one than this worker.",
-            hint="give --url the address at which the platform's pages are, without a proxy that asks who you are",
-        )
+        return NoPlatformError()
     return error
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -110,6 +112,25 @@ def test_it_waits_for_nobody_who_watches_a_run_and_tells_them_to_the_end(config:
         # What is cut off raises, which whoever listens would take for a network that is gone.
         rest = [line for line in told if line]
     assert [line.partition(":")[0] for line in rest] == ["data", "id"]
+
+
+def test_a_start_without_the_files_that_its_database_names_says_so(
+    config: PlatformConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    with run_platform(config) as platform:
+        services, member = platform.services, World(platform.services).member()
+        for number in range(20):
+            key = f"runs/run-{number}/journal"
+            services.blobs.put(key, io.BytesIO(b"x"))
+            add_run(services, member, f"run-{number}", journal_blob=key)
+    with run_platform(config) as platform:
+        assert not any("looked for" in warning for warning in platform.process.warnings)
+    shutil.rmtree(config.blobs_dir)
+    with run_platform(config) as platform:
+        [warning] = platform.process.warnings
+        assert warning.startswith("10 of 10 datasets and results of runs that were looked for are not in")
+        assert "OSMOSIS_BLOBS_URL" in warning and warning in caplog.text
+        assert running_platform(config.home) == platform.process
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "osmosis.example"])

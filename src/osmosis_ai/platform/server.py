@@ -26,6 +26,7 @@ from osmosis_ai.api.platform_url import ALLOW_INSECURE_ENV, ensure_secure, is_lo
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.accounts import FirstLogin, bootstrap
 from osmosis_ai.platform.app import create_app
+from osmosis_ai.platform.blobs.missing_files import missing_files
 from osmosis_ai.platform.blobs.move_marks import read_file_marks
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.config import PlatformConfig
@@ -123,7 +124,7 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
             debuggable=is_debuggable(os.environ),
             blobs=bound.blobs_shown,
             executor=bound.executor_shown,
-            warnings=bound.warnings,
+            warnings=[*bound.warnings, *filter(None, [_missing_files(services)])],
         )
         for warning in process.warnings:
             logger.warning("%s", warning)
@@ -147,6 +148,10 @@ def _check_blobs(services: PlatformServices) -> None:
         marks.require_here("files", services.config.blobs_shown, "OSMOSIS_BLOBS_URL")
     except BlobStoreBusy as error:
         logger.warning("%s", error.message)
+
+
+def _missing_files(services: PlatformServices) -> str | None:
+    return missing_files(services.db, services.blobs, services.config.blobs_shown)
 
 
 @contextmanager

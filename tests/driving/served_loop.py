@@ -148,6 +148,10 @@ class ServedLoop:
             await asyncio.Event().wait()
         if said == "error":
             await self.complete(body, status="ERROR", finish_reason="error", error_message="the tool broke")
+        elif said == "break":
+            await self.chat(body, body["messages"])
+            error = {"status": "ERROR", "finish_reason": "error", "error_message": "broke"}
+            await self.complete(body, **error, final_messages=[])
         elif said == "told to end" and len(self.inits) == 1:
             await self.complete(body, status="ERROR", finish_reason="cancelled", error_message="shut down")
         elif said == "no reward":

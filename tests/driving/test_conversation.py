@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.driving import call_record
+from osmosis_ai.driving import bridge
 from tests.driving.bridge_world import HELLO, TOKEN, BridgeWorld, bridge_world
 from tests.standin_model import Reply, StandInModel, error_reply
 
@@ -108,9 +108,13 @@ async def test_of_many_long_calls_the_last_is_kept_unless_it_is_too_long(
     assert calls is not None
     (kept,) = [call.request for call in calls._kept if call.request is not None]
     assert json.loads(kept)["messages"][0]["content"].endswith("x4")
-    monkeypatch.setattr(call_record, "MOST_KEPT_BYTES", 1000)
+    monkeypatch.setattr(bridge, "MOST_KEPT_OF_ALL_BYTES", 4000)
+    for rollout in ("r2", "r3", "r4"):
+        world.bridge.open(rollout)
     await world.content({**HELLO, "messages": [{"role": "user", "content": "y" * 1000}]})
     assert world.bridge.last_call("r1") is None
+    await world.content(rollout_id="r2")
+    assert world.bridge.last_call("r2") is not None
     assert [call for call in calls._kept if call.request is not None] == []
 
 

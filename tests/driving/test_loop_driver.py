@@ -172,6 +172,15 @@ async def test_how_an_agent_ends_is_attributed_to_who_can_mend_it() -> None:
     assert right.reward == 1.0
 
 
+async def test_what_an_agent_said_before_it_broke_is_kept(tmp_path: Path) -> None:
+    async with served(ServedLoop()) as port, driving(port, artifacts=tmp_path) as world:
+        (broken,) = await world.make("break")
+    assert broken.verdict.error == "broke"
+    trajectory = json.loads((tmp_path / broken.rollout_id / "trajectory.json").read_bytes())
+    assert [step["message"] for step in trajectory["steps"]] == ["break", "ok"]
+    assert trajectory["extra"]["osmosis"]["from_model_calls"] is True
+
+
 async def test_wrong_keys_unknown_ids_and_second_completions_are_refused_in_json() -> None:
     loop = ServedLoop()
     async with served(loop) as port, driving(port) as world:

@@ -121,6 +121,22 @@ async def test_an_attempt_that_is_made_again_has_the_conversation_of_its_last_at
     assert [step["message"] for step in after["steps"]][1::2] == ["later, of 1", "later, of 3"]
 
 
+def assert_upload_keeps_them(world: platform_checkout.World) -> None:
+    """Run it on this machine, too, and upload that."""
+    assert world.json("eval", "run", "configs/eval/broken.toml", "--yes", "--name", "here").status == 0
+    uploaded = world.json("eval", "upload", "here").resource
+    assert_downloaded(world, uploaded["eval_run_name"])
+
+
+def assert_downloaded(world: platform_checkout.World, name: str) -> None:
+    assert world.json("eval", "download", name, "--output", f"got-{name}", "--yes").status == 0
+    kept = [json.loads(path.read_text()) for path in (world.root / f"got-{name}").rglob("row_*_run_0.json")]
+    assert [(len(each["steps"]), each["extra"]["osmosis"]["from_model_calls"]) for each in kept] == [
+        (6, True),
+        (6, True),
+    ]
+
+
 def test_what_an_agent_said_before_it_broke_is_kept_on_a_platform(tmp_path: Path) -> None:
     scratch = prepare_scratch(tmp_path / "demo")
     main = scratch.workspace / "rollouts" / "multiply" / "main.py"
@@ -146,12 +162,8 @@ def test_what_an_agent_said_before_it_broke_is_kept_on_a_platform(tmp_path: Path
             assert each["problems"][0].startswith(TAKEN)
         found = world.json("eval", "show", run["name"], "--search", "are you sure").resource
         assert len(found["samples"]) == 2
-        assert world.json("eval", "download", run["name"], "--output", "got", "--yes").status == 0
-        kept = sorted((world.root / "got").rglob("row_*_run_0.json"))
-        assert [json.loads(path.read_text())["extra"]["osmosis"]["from_model_calls"] for path in kept] == [
-            True,
-            True,
-        ]
+        assert_downloaded(world, run["name"])
+        assert_upload_keeps_them(world)
     finally:
         world.platform.process.send_signal(signal.SIGTERM)
         world.platform.process.wait(timeout=60)

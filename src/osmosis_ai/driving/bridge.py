@@ -32,7 +32,7 @@ from osmosis_ai.driving.bridge_errors import (
     refusal,
 )
 from osmosis_ai.driving.call_record import Call, CallMetrics, RolloutCalls, RolloutUsage
-from osmosis_ai.driving.conversation import RECORDED, LastCall
+from osmosis_ai.driving.conversation import MOST_KEPT_BYTES, MOST_KEPT_OF_ALL_BYTES, RECORDED, LastCall
 from osmosis_ai.llm.client import ModelClient
 from osmosis_ai.llm.completion import read_usage
 from osmosis_ai.llm.errors import ModelCallError
@@ -194,7 +194,8 @@ class RolloutBridge(ABC, Generic[CallsT]):
             return _not_running()
         digest, call = calls.earlier(content, is_retry=_is_retry(request))
         if call is None:
-            call = calls.begin(digest, content, recorded=recorded)
+            most = min(MOST_KEPT_BYTES, MOST_KEPT_OF_ALL_BYTES // len(self._rollouts))
+            call = calls.begin(digest, content, recorded=recorded, most=most)
             self._begin(calls, call, body, seed_for, optional)
         if body.get("stream"):
             return await _send_stream(request, call)

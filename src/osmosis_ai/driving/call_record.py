@@ -263,19 +263,21 @@ class RolloutCalls:
                 return digest, call
         return digest, calls[-1] if is_retry and calls else None
 
-    def begin(self, digest: bytes, content: bytes = b"", *, recorded: bool = False) -> Call:
+    def begin(
+        self, digest: bytes, content: bytes = b"", *, recorded: bool = False, most: int = MOST_KEPT_BYTES
+    ) -> Call:
         """Count a new call. One that failed is made again under its own number.
 
         Args:
             digest: of the request's bytes.
-            content: these bytes: kept until the next call, unless they are too many.
+            content: these bytes: kept until the next call, unless they are more than ``most``.
             recorded: keep them until a later call that is to be recorded is answered, however many they are.
         """
         index = self._freed_indices.pop(digest, None)
         if index is None:
             index, self._next_index = self._next_index, self._next_index + 1
         call = Call(index, digest)
-        kept = bool(content) and (recorded or len(content) <= MOST_KEPT_BYTES)
+        kept = bool(content) and (recorded or len(content) <= most)
         call.request = content if kept else None
         call.recorded = recorded
         last, self._last_begun = self._last_begun, call

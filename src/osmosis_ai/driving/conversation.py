@@ -17,7 +17,9 @@ RECORDED = "recorded"
 """The path below a rollout's address where calls are kept."""
 
 MOST_KEPT_BYTES = 8 << 20
-"""Of a request that nobody asked to be recorded: so much of an open rollout is kept at most."""
+"""Of an open rollout: a longer request, which nobody asked to be recorded, is not kept."""
+MOST_KEPT_OF_ALL_BYTES = 256 << 20
+"""Of all open rollouts: where they are many, what is kept of each is less."""
 
 _EVENT = b"data: "
 

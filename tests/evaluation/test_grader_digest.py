@@ -8,6 +8,17 @@ import pytest
 from osmosis_ai.evaluation.grader_digest import graded_differently, grader_digest
 
 GRADER = "from osmosis_ai.rollout.grader import Grader\nfrom checks.numbers import equal\n\nclass Mine(Grader):\n    same = equal\n"
+PROJECT = """[project]
+name = "mine"
+version = "0.1.0"
+description = "Mine."
+requires-python = ">=3.10"
+dependencies = ["sympy>=1.12"]
+released = 2026-01-31
+
+[tool.uv.sources]
+sympy = { git = "https://git.fern.example/sympy" }
+"""
 FILES = {
     "main.py": "from grading import Mine\nprint('agent')\n",
     "prompts.py": "SYSTEM = 'be brief'\n",
@@ -16,7 +27,7 @@ FILES = {
     "checks/numbers.py": "from . import text\ndef equal(a, b): return a == b\n",
     "checks/text.py": "",
     "rubric.md": "be right",
-    "pyproject.toml": "[project]\nname = 'mine'\n",
+    "pyproject.toml": PROJECT,
 }
 
 
@@ -41,12 +52,57 @@ def test_an_agent_in_a_file_of_its_own_changes_and_the_grader_stays(rollout: Pat
     assert digest(rollout) == before
 
 
-@pytest.mark.parametrize(
-    "name", ["grading.py", "checks/numbers.py", "checks/text.py", "rubric.md", "pyproject.toml"]
-)
+@pytest.mark.parametrize("name", ["grading.py", "checks/numbers.py", "checks/text.py", "rubric.md"])
 def test_what_a_grader_is_made_of_changes_its_digest(rollout: Path, name: str) -> None:
     before = digest(rollout)
     (rollout / name).write_text(FILES[name].replace("same = equal", "same = None or equal") + "# other\n")
+    assert digest(rollout) != before
+
+
+def with_project(rollout: Path, said: str, instead: str) -> str:
+    assert said in PROJECT
+    (rollout / "pyproject.toml").write_text(PROJECT.replace(said, instead))
+    return digest(rollout)
+
+
+@pytest.mark.parametrize(
+    ("said", "instead"),
+    [
+        ('name = "mine"', 'name = "ours"'),
+        ('version = "0.1.0"', 'version = "0.2.0"'),
+        ('version = "0.1.0"\n', ""),
+        ('description = "Mine."', 'description = """\nOurs,\nin two lines."""'),
+        ("[project]", "# a comment\n[project]"),
+    ],
+)
+def test_what_a_project_is_called_does_not_count(rollout: Path, said: str, instead: str) -> None:
+    before = digest(rollout)
+    assert with_project(rollout, said, instead) == before
+
+
+@pytest.mark.parametrize(
+    ("said", "instead"),
+    [
+        ("sympy>=1.12", "sympy>=1.13"),
+        ('dependencies = ["sympy>=1.12"]', 'dependencies = ["sympy>=1.12", "numpy"]'),
+        ('">=3.10"', '">=3.11"'),
+        ("git.fern.example", "git.moss.example"),
+        ("released = 2026-01-31", "released = 2026-02-01"),
+        ("[tool.uv.sources]", '[tool.mine]\nname = "strict"\n\n[tool.uv.sources]'),
+        ("[project]", "[project"),
+        ("[project]", "project = 1\n[other]"),
+    ],
+)
+def test_all_else_that_a_project_says_counts(rollout: Path, said: str, instead: str) -> None:
+    before = digest(rollout)
+    assert with_project(rollout, said, instead) != before
+
+
+@pytest.mark.parametrize("content", [b"[project]\nname = '\xff'\n", b"a = " + b"[" * 5000, b"a = nan\n"])
+def test_a_project_that_can_not_be_read_counts_as_it_is(rollout: Path, content: bytes) -> None:
+    (rollout / "pyproject.toml").write_bytes(content)
+    before = digest(rollout)
+    (rollout / "pyproject.toml").write_bytes(content.replace(b"a", b"e"))
     assert digest(rollout) != before
 
 
@@ -226,7 +282,11 @@ def test_an_agent_that_its_grader_names_counts(one_file: Path) -> None:
 def test_a_digest_fits_its_column_and_says_nothing_of_one_of_an_older_release(rollout: Path) -> None:
     found = digest(rollout)
     assert len(found) == 64
+    assert found.startswith("3:")
     assert graded_differently(found, "0" * 64) is None
+    assert graded_differently(found, "2:" + found[2:]) is None
+    assert graded_differently("0" * 64, "2:" + "0" * 62) is None
+    assert graded_differently("2:" + "0" * 62, "2:" + "1" * 62) is True
     assert graded_differently(found, None) is None
     assert graded_differently(found, found) is False
     assert graded_differently(found, found[:-1] + ("0" if found[-1] != "0" else "1")) is True

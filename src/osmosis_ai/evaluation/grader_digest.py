@@ -5,7 +5,8 @@ It covers the Python files that define a grader (a class derived from ``…Grade
 (rubrics, answer keys, requirements), the grader's time limit and the variables of the config. It leaves out Python
 files that no grader imports, of a file that defines one beside an agent what only the agent needs
 (``grading_part.py``), and variables that only such code names: an agent that changes leaves it as it is. Where no grader is
-found, or one imports by a computed name, the whole rollout counts. Names of runs, datasets and models are not in it.
+found, or one imports by a computed name, the whole rollout counts. Names of runs, datasets and models are not in it, nor
+what a rollout's ``pyproject.toml`` says of its name, version and description.
 
 Equal digests are a promise, different ones only a doubt: a comment in a grader changes the digest, too.
 """
@@ -19,6 +20,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
+from osmosis_ai.config.lines import parse_toml
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.grading_part import grading_part, last_name, text_of
 from osmosis_ai.evaluation.manifest import source_files
 from osmosis_ai.rollout.loop import entrypoints
@@ -30,9 +33,13 @@ _READS_BY_NAME = re.compile(
     rb"""(?:\benviron(?:\.get\(|\[)|\bgetenv\()\s*(?:"[^"{]*"|'[^'{]*')\s*(?=[\]),])"""
 )
 
-# What a digest covers has changed once: one of 0.3.14 and one of today say nothing of each other.
-_SCHEME = "2:"
+# What a digest covers has changed twice, after 0.3.14 ("") and after 0.3.18 ("2:"): digests of two schemes say nothing of
+# each other.
+_SCHEME = "3:"
 _LENGTH = 64
+_PROJECT = "pyproject.toml"
+_ONLY_NAMES = ("name", "version", "description")
+"""Of a project, what decides about nothing that grades."""
 
 
 def grader_digest(
@@ -42,7 +49,7 @@ def grader_digest(
     env: Mapping[str, str],
     output_root: Path | None = None,
 ) -> str:
-    """Return the digest of what makes the rollout's grader: ``2:`` and 62 hex digits of a SHA-256.
+    """Return the digest of what makes the rollout's grader: ``3:`` and 62 hex digits of a SHA-256.
 
     Args:
         rollout_dir: the rollout's directory.
@@ -56,6 +63,8 @@ def grader_digest(
     files = {name: path.read_bytes() for name, path in source_files(rollout_dir, output_root=output_root)}
     sources = {name: content for name, content in files.items() if name.endswith(".py")}
     others = {name: content for name, content in files.items() if name not in sources}
+    if _PROJECT in others:
+        others[_PROJECT] = _without_names(others[_PROJECT])
     grading = _grader_sources(sources)
     digest = hashlib.sha256()
     for name, content in sorted({**others, **grading}.items()):
@@ -68,9 +77,25 @@ def grader_digest(
 
 def graded_differently(one: str | None, other: str | None) -> bool | None:
     """Tell whether two digests are those of different graders; None where they do not say."""
-    if one is None or other is None or one.startswith(_SCHEME) != other.startswith(_SCHEME):
+    if one is None or other is None or _scheme(one) != _scheme(other):
         return None
     return one != other
+
+
+def _scheme(digest: str) -> str:
+    scheme, colon, _ = digest.partition(":")
+    return scheme if colon else ""
+
+
+def _without_names(content: bytes) -> bytes:
+    """Return what a ``pyproject.toml`` says but for how its project is called; as it is where it can not be read."""
+    try:
+        document = parse_toml(content.decode(), _PROJECT)
+    except (OsmosisError, UnicodeDecodeError):
+        return content
+    if isinstance(project := document.get("project"), dict):
+        document["project"] = {key: value for key, value in project.items() if key not in _ONLY_NAMES}
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), default=str).encode()
 
 
 def _variables_of_graders(env: Mapping[str, str], grading: bytes, code: bytes) -> dict[str, str]:

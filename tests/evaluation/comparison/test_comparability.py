@@ -108,6 +108,27 @@ def test_different_graders_are_refused_with_what_differs_or_label_every_number(
     assert label is not None and label.startswith("graded differently: ")
 
 
+@pytest.mark.parametrize(
+    ("before", "today", "is_told"),
+    [
+        ("2:" + "a" * 62, "3:" + "a" * 62, True),
+        ("a" * 64, "2:" + "a" * 62, True),
+        ("a" * 64, "a" * 64, False),
+    ],
+)
+def test_digests_of_graders_that_cover_something_else_are_not_compared_and_it_says_so(
+    before: str, today: str, is_told: bool
+) -> None:
+    other = {"source_digest": "6" * 64, "judges": INPUTS.judges}
+    a = run_of([[1.0]], name="a", inputs=replace(INPUTS, grader_digest=before))
+    b = run_of([[1.0]], name="b", inputs=other_model(**other, grader_digest=today))
+    found = require_comparable(a, b)
+    said = "of 0.3.18 or older, where a digest of the grader covered something else"
+    assert any(said in note for note in found.notes) is is_told and found.label is None
+    same = replace(b, inputs=replace(b.inputs, source_digest=INPUTS.source_digest))
+    assert not any(said in note for note in require_comparable(a, same).notes)
+
+
 def test_a_run_is_not_compared_with_itself() -> None:
     a = run_of([[1.0]], name="a")
     with pytest.raises(ConflictError, match="the run a is compared with itself"):

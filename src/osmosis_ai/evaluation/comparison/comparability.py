@@ -276,7 +276,7 @@ def _weaknesses(a: RunSamples, b: RunSamples) -> Iterator[str]:
         if run.inputs.grader_digest is None and _may_be_graded_differently(a, b):
             yield f"what graded {run.name} is not known: whether both were graded alike cannot be told."
     if one.grader_digest and other.grader_digest and _may_be_graded_differently(a, b):
-        yield "one of the runs is of 0.3.14 or older: whether both were graded alike cannot be told."
+        yield "one of the runs is of 0.3.18 or older, where a digest of the grader covered something else: whether both were graded alike cannot be told."
 
 
 def _may_be_graded_differently(a: RunSamples, b: RunSamples) -> bool:

@@ -67,6 +67,18 @@ def test_a_sample_that_stands_twice_in_a_journal_is_a_doubled_one(watch: Any, tm
     assert "its journal has 1 of 2 samples" in watch._verdicts.violations[-1]
 
 
+def test_a_sample_without_its_conversation_is_held_against_a_run(watch: Any, tmp_path: Path) -> None:
+    calm: Any = SimpleNamespace(results=tmp_path / "calm")
+    said = '{"steps":[],"extra":{"osmosis":{"reward":1,"label":"6"}},"final_metrics":{}}'
+    for results, names in ((tmp_path, ["row_0_run_0"]), (calm.results, ["row_0_run_0", "row_1_run_0"])):
+        (results / "trajectories").mkdir(parents=True)
+        for name in names:
+            (results / "trajectories" / f"{name}.json").write_text(said)
+    watch._compare_conversations(calm)
+    (found,) = watch._verdicts.violations
+    assert "1 samples have no conversation" in found and "row_1_run_0" in found
+
+
 @pytest.mark.soak
 def test_one_fault_of_each_cheap_kind_in_a_short_run_changes_nothing() -> None:
     words = [

@@ -68,13 +68,19 @@ def warm_python(*, torch: bool = False) -> str:
 
 
 def process_of(client: int) -> int:
-    """Return the process that a client stands for; itself, where it is none."""
-    while b"/warm_client.py" in Path(f"/proc/{client}/cmdline").read_bytes():
+    """Return the process that a client stands for; itself, where it is none, or has ended."""
+    while b"/warm_client.py" in _command_of(client):
         for directory, _ in _SERVERS.values():
             with suppress(FileNotFoundError):
                 return int((directory / "processes" / str(client)).read_text())
         time.sleep(0.01)
     return client
+
+
+def _command_of(process: int) -> bytes:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
 
 
 def _start(python: str, torch: bool) -> tuple[Path, subprocess.Popen[bytes]]:

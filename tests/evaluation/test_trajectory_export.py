@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from osmosis_ai.evaluation import trajectory_export
 from osmosis_ai.evaluation.journal import Journal
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.run_directory import RunDirectory
@@ -113,6 +114,29 @@ def test_a_conversation_that_a_killed_server_never_named_is_copied_at_the_end(wo
     projector.copy_missing()
     assert world.trajectory(0).read_bytes() == content
     assert (world.directory.trial("r0") / "trajectory.json").read_bytes() == content
+
+
+def test_what_a_killed_session_did_not_copy_is_copied_before_the_run_goes_on(world: World) -> None:
+    world.settle(0, "r0")
+    world.settle(1, "r1")
+    named = world.write_trajectory("r0").read_bytes()
+    world.write_trajectory("r1").rename(world.directory.trial("r1") / PENDING_TRAJECTORY_FILE)
+    world.projector().copy_left()
+    assert world.trajectory(0).read_bytes() == named
+    assert json.loads(world.trajectory(1).read_text())["session_id"] == "r1"
+
+
+def test_of_a_killed_session_no_more_than_its_last_attempts_are_looked_at(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trajectory_export, "_MOST_LEFT", 1)
+    world.settle(0, "r0")
+    world.settle(1, "r1")
+    world.write_trajectory("r0")
+    world.projector().copy_left()
+    assert not world.trajectory(0).exists()
+    world.projector().copy_missing()
+    assert world.trajectory(0).exists()
 
 
 def test_what_was_not_copied_during_the_run_is_copied_at_its_end(world: World) -> None:

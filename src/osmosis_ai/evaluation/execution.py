@@ -211,6 +211,7 @@ class Execution:
         )
         if self._interrupted:
             return INTERRUPTED
+        await asyncio.to_thread(state.projector.copy_left)
         state.projector.start()
         try:
             stop = await runner.run(self._dispatcher, tally=state.tally)

@@ -2,11 +2,12 @@
 
 Invariant: a copy belongs to the item's latest record, or it is absent. The copies are independent
 files (no hard links), made only of regular files below the attempt's own directory: no symbolic
-link is followed. A copy that could not be made while the run went on is made at its end, so losing
-one costs nothing; it never holds up, and never changes, a result.
+link is followed. A copy that could not be made while the run went on is made when the run goes on, or at its end,
+so losing one costs nothing; it never holds up, and never changes, a result.
 
 The rollout's server gives a trajectory its name after its result was acknowledged, so a copy waits for
-it. One that a killed server never named is taken as it lies, once the run is at its end.
+it. One that a killed server never named is taken as it lies, once the run goes on without that server's session or is at
+its end.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ LARGEST_TRAJECTORY_BYTES = 256 << 20
 _PIECE_BYTES = 1 << 20
 _FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.05, 2.0
 _MAX_QUEUED = 8192
+_MOST_LEFT = 1024
+"""Attempts of an earlier session that are looked at before the run goes on."""
 _THREADS = 2
 _RESERVED = "manifest.json"  # at the top of artifacts/; belongs to the server
 _PROJECTED = re.compile(r"row_(\d+)_run_(\d+)(\.json)?")
@@ -126,8 +129,18 @@ class Projector:
             thread.join()
         self._threads.clear()
 
+    def copy_left(self) -> None:
+        """Make copies that a killed session did not get round to: those of its last attempts; blocking.
+
+        Call it before :meth:`start`. Whatever reads the copies while the run goes on would miss them until its end.
+        """
+        self._copy_missing(most=_MOST_LEFT)
+
     def copy_missing(self) -> None:
         """Make every copy that can be made and is not there; blocking. Call it after :meth:`stop`."""
+        self._copy_missing()
+
+    def _copy_missing(self, most: int | None = None) -> None:
         lacking = [
             (offset, row_index, run_index)
             for row_index, run_index, offset in self._ledger.recorded()
@@ -138,7 +151,7 @@ class Projector:
         trials = {entry.name for entry in _entries(self._directory.trials)}
         with JournalReader(self._directory.events) as journal:
             # The newest first: where attempts are taken away once they are stored elsewhere, few are left.
-            for offset, row_index, run_index in sorted(lacking, reverse=True):
+            for offset, row_index, run_index in sorted(lacking, reverse=True)[:most]:
                 if not trials:
                     break
                 record = journal.record(offset)

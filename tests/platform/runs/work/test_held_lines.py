@@ -11,6 +11,7 @@ from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.runs.work.held_lines import HeldLines
 from osmosis_ai.platform.runs.work.journal_tail import JournalTail
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 from tests.evaluation.builders import record
 from tests.platform.runs.work.test_sample_files import Worker
 
@@ -115,6 +116,35 @@ def test_a_conversation_that_comes_late_is_waited_for_from_then_on(journal: Jour
     journal.worker.finish(0)
     journal.worker.now = 5.0
     assert journal.due() == b"", "it lies here"
+    journal.tell_files(0.0)
+    assert journal.due() == line
+
+
+def test_a_conversation_that_its_server_has_named_is_waited_for_until_the_engine_should_have_copied_it(
+    journal: Journal,
+) -> None:
+    item = journal.worker.finish(0)
+    (journal.worker.directory.trajectories / "row_0_run_0.json").unlink()
+    line = journal.record(0)
+    assert (journal.worker.directory.trial(item.rollout_id) / "trajectory.json").exists()
+    journal.worker.now = 9.9
+    assert journal.due() == b""
+    journal.worker.now = 10.0
+    assert journal.due() == line, "it is none that can be copied"
+
+
+def test_what_a_killed_session_left_is_waited_for_until_the_run_goes_on(journal: Journal) -> None:
+    item = journal.worker.finish(0)
+    (journal.worker.directory.trajectories / "row_0_run_0.json").unlink()
+    trial = journal.worker.directory.trial(item.rollout_id)
+    pending = (trial / "trajectory.json").rename(trial / PENDING_TRAJECTORY_FILE)
+    line = journal.record(0)
+    journal.worker.files.expect([item], resumed=True)
+    journal.worker.now = 59.9
+    assert journal.due() == b""
+    pending.rename(journal.worker.directory.trajectories / "row_0_run_0.json")
+    journal.worker.now = 600.0
+    assert journal.due() == b""
     journal.tell_files(0.0)
     assert journal.due() == line
 

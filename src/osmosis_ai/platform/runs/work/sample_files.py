@@ -23,7 +23,7 @@ from typing import IO, BinaryIO, NamedTuple, cast
 
 from osmosis_ai.api.wire.workers import RunFilePart, SentUpload
 from osmosis_ai.evaluation.attempt_files import read_diagnostics
-from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, RunDirectory
 from osmosis_ai.evaluation.trajectory_export import TRAJECTORY_WAIT_S, item_name
 from osmosis_ai.files import open_regular
 from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES, MOST_BYTES, ShardPiece, ShardWriter
@@ -40,6 +40,8 @@ _MOST_SAMPLES = 1_000
 _MOST_BESIDE = 1_000
 """Files that are blobs of their own, of the attempts of a shard."""
 _PATIENCE_S = 2 * TRAJECTORY_WAIT_S
+_COPIED_WITHIN_S = 10.0
+"""How long the engine takes at most, on a busy machine, to copy a conversation that its server has named."""
 LONGEST_AGE_S = 0.5
 """How long a shard is filled at most, in seconds: whoever looks at a run, however old, sees each sample within two, of which the
 page may take one. The platform merges them."""
@@ -49,13 +51,19 @@ _LARGEST_DOCUMENT_BYTES = 8 * 1024 * 1024
 
 
 class _Item(NamedTuple):
-    """An attempt whose files are to be stored; ``since`` is when it was first expected, in seconds."""
+    """An attempt whose files are to be stored.
+
+    Attributes:
+        since: when it was first expected, in seconds.
+        is_resumed: whether an earlier session recorded it.
+    """
 
     row_index: int
     run_index: int
     rollout_id: str
     source_row: int | None
     since: float
+    is_resumed: bool
 
     @property
     def name(self) -> str:
@@ -135,7 +143,7 @@ class SampleFiles:
         """Watch out for the files of these attempts; of ``resumed`` ones, as far as earlier workers have left any here."""
         now = self._clock()
         for row, attempt, rollout_id, source_row in items:
-            item = _Item(row, attempt, rollout_id, source_row, now)
+            item = _Item(row, attempt, rollout_id, source_row, now, resumed)
             if not resumed or self._has_left(item):
                 self._expected[row, attempt] = item
 
@@ -157,16 +165,29 @@ class SampleFiles:
 
         Args:
             telling: whether what was sent is told now.
-            late_too: whether a conversation counts that has yet to be written, as one does that lies here.
+            late_too: whether a conversation counts that has yet to be written, as one does that lies somewhere here.
         """
         shard = self._shard
         waits = shard is not None and not (telling and shard.is_stored)
         here = {(item.row_index, item.run_index) for item in shard.items} if shard and waits else set()
         return any(
             (place := (row, attempt)) in here
-            or ((item := self._expected.get(place)) is not None and (late_too or self._is_complete(item)))
+            or ((item := self._expected.get(place)) is not None and (late_too or self._will_come(item)))
             for row, attempt, *_ in items
         )
+
+    def _will_come(self, item: _Item) -> bool:
+        """Tell whether a conversation lies here, if only where its rollout's server left it: the engine copies it soon.
+
+        What a killed session's server did not even name is copied when the run goes on.
+        """
+        if self._is_complete(item):
+            return True
+        trial, waited_s = self._directory.trial(item.rollout_id), self._clock() - item.since
+        if item.is_resumed:
+            left = trial / TRAJECTORY_FILE, trial / PENDING_TRAJECTORY_FILE
+            return waited_s < _PATIENCE_S and any(file.exists() for file in left)
+        return waited_s < _COPIED_WITHIN_S and (trial / TRAJECTORY_FILE).exists()
 
     def ready(self) -> FileNews:
         """Return what was sent by now; the same until :meth:`written` is called."""

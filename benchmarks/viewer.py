@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import hashlib
 import json
 import re
 import statistics
@@ -100,7 +101,7 @@ def _lines(rows: int) -> Iterator[bytes]:
                 tokens=100 + attempt,
                 cost_usd=0.01,
                 model_latency_ms=500.0,
-                row_digest=f"{row:032x}",
+                row_digest=hashlib.sha256(b"%d" % row).hexdigest()[:32],
                 boundary="provider" if failed else None,
                 category="timeout" if failed else None,
                 error="the provider did not answer within 60 s" if failed else None,

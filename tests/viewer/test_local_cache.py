@@ -16,6 +16,7 @@ import pytest
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.viewer.local import run_index
+from osmosis_ai.viewer.local.run_index import RunIndex
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import RunQuery, SampleQuery
 from tests.viewer.source_contract import listed, places_of, sample_record
@@ -75,6 +76,27 @@ def test_an_index_that_is_damaged_behind_its_beginning_is_made_anew(
         assert again.sample("run", 7, 0, SampleQuery()).summary.reward == 7 / 200
         assert not again.run("eval", "run").problems
         again.close()
+
+
+def test_copies_of_a_row_are_looked_at_once_for_all_that_is_read_and_again_after_a_crash(
+    local: LocalPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local.start("run", rows=40, n=2)
+    both = [(row, attempt) for row in range(40) for attempt in range(2)]
+    local.add("run", [sample_record(*place, float(place[1]), row_digest="a" * 32) for place in both])
+    monkeypatch.setattr(run_index, "_BATCH", 4)
+    index = RunIndex(local.evals / "run", cache_dir=local.root / "cache")
+    asked: list[str] = []
+    index.connection.set_trace_callback(asked.append)
+    with monkeypatch.context() as dying:
+        dying.setattr(run_index, "_MARK_FLAKY", "SELECT 'the power is cut'")
+        assert index.refresh(patience_s=0) is not None
+    assert index.refresh() is None
+    index.connection.set_trace_callback(None)
+    assert sum("UPDATE selected_rows" in statement for statement in asked) == 1
+    flaky = index.find("SELECT flaky, count(*) FROM selected_rows GROUP BY flaky", {})
+    assert flaky == [(1, 40)]
+    index.close()
 
 
 def test_what_is_kept_in_the_cache_is_nobody_elses_to_read(local: LocalPlace) -> None:

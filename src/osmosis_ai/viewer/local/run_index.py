@@ -52,7 +52,8 @@ CREATE TABLE selected_rows (
 CREATE INDEX by_cluster ON selected_rows (cluster);
 CREATE INDEX by_flaky ON selected_rows (flaky, place)
 """
-"""``item`` is row * n + attempt; ``place`` is a row; ``cluster`` is shared by rows that are copies of one another."""
+"""``item`` is row * n + attempt; ``place`` is a row; ``cluster`` is shared by rows that are copies of one another;
+``flaky`` is -1 of rows that have new attempts, until it is worked out."""
 
 INDEXES: Mapping[str, str] = {
     "by_reward": "samples (reward)",
@@ -65,16 +66,16 @@ INDEXES: Mapping[str, str] = {
 }
 """Made once a journal has been read to its end: kept up line by line, they would take most of the time."""
 _COUNT_ROWS = """
-INSERT OR REPLACE INTO selected_rows (place, cluster, tried, passed)
+INSERT OR REPLACE INTO selected_rows (place, cluster, tried, passed, flaky)
 SELECT touched.place, coalesce(substr(max(row_digest), 1, :digits), 'row ' || touched.place), count(reward),
-    coalesce(sum(reward >= :threshold), 0)
+    coalesce(sum(reward >= :threshold), 0), -1
 FROM touched JOIN samples ON item >= touched.place * :n AND item < (touched.place + 1) * :n
 GROUP BY touched.place
 """
 _MARK_FLAKY = """
 UPDATE selected_rows SET flaky = counted.flaky FROM (
     SELECT cluster, sum(passed) > 0 AND sum(passed) < sum(tried) AS flaky FROM selected_rows
-    WHERE cluster IN (SELECT cluster FROM selected_rows JOIN touched USING (place)) GROUP BY cluster
+    WHERE cluster IN (SELECT cluster FROM selected_rows WHERE flaky = -1) GROUP BY cluster
 ) AS counted WHERE selected_rows.cluster = counted.cluster
 """
 AnswerT = TypeVar("AnswerT")
@@ -224,6 +225,9 @@ class RunIndex:
                     return self._read / size
         except JournalCorruptionError as error:
             self.damage = f"{error.message} What stands before that is shown."
+        finally:
+            # Once for all that was read: copies of one row may be very many.
+            self.connection.execute(_MARK_FLAKY)
         for name, columns in INDEXES.items():
             self.connection.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {columns}")
         self._is_indexed = True
@@ -339,7 +343,6 @@ class RunIndex:
         execute("DELETE FROM touched")
         self.connection.executemany("INSERT INTO touched VALUES (?)", ((place,) for place in places))
         execute(_COUNT_ROWS, {"n": self.n, "threshold": self.threshold, "digits": _CLUSTER_DIGITS})
-        execute(_MARK_FLAKY)
 
 
 def planned_items(manifest: Manifest, path: Path) -> tuple[int, int]:

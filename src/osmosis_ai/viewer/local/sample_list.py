@@ -172,7 +172,7 @@ class SampleList:
         del known["offset"]
         reward = known["reward"]
         passed = None if reward is None else reward >= self.index.threshold
-        return SampleEntry(row=row, attempt=attempt, passed=passed, flaky=bool(line[-1]), **known)
+        return SampleEntry(row=row, attempt=attempt, passed=passed, flaky=line[-1] == 1, **known)
 
 
 def position_of(query: SampleQuery, entry: SampleEntry, *, backward: bool = False) -> SamplePosition:

@@ -59,6 +59,16 @@ def test_a_record_fits_an_exchange_however_much_a_rollout_says() -> None:
     assert len(record.to_line()) < 256 << 10
     assert record.scores is not None and list(record.scores)[:2] == ["function-0", "function-1"]
     assert record.unscored is not None and 5 < len(record.unscored) < 50
+    left_out = 400_000 - len(record.scores) - len(record.unscored)
+    told = (
+        f"Of its scores, and of why there are none, {left_out:,} are not kept: those of a sample have 64 KiB."
+    )
+    assert record.notes == told
+    noted = recorded(
+        {"agent_loop": said, "grader_notes": {"notes": "y" * 2000}}, Verdict("success", reward=1.0)
+    )
+    assert noted.notes is not None and len(noted.notes) == 2000
+    assert noted.notes.startswith("yyy") and noted.notes.endswith("y\n" + told)
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,11 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
     loop, judges = loop_outcome(result), judge_calls(result)
     graded = read_grader_notes(_extra_fields(result))
     shown = _previews(result, redact) if previews else Previews()
+    said = loop.scores if verdict.status == "success" else {}
+    scores = _first_of(said)
+    reasons = {name: redact.text(why)[:_MAX_ERROR_CHARS] for name, why in loop.unscored.items()}
+    unscored = _first_of(reasons)
+    left_out = len(said) - len(scores) + len(reasons) - len(unscored)
     return TerminalRecord(
         row_index=attempt.row_index,
         run_index=attempt.run_index,
@@ -166,9 +171,8 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
         model_latency_ms=round(sum(usage.model_latency_s) * 1000, 3) if called else None,
         lost_attempts=(attempt.losses + attempt.overloads) or None,
         row_digest=attempt.row_digest or None,
-        scores=(_first_of(loop.scores) or None) if verdict.status == "success" else None,
-        unscored=_first_of({name: redact.text(why)[:_MAX_ERROR_CHARS] for name, why in loop.unscored.items()})
-        or None,
+        scores=scores or None,
+        unscored=unscored or None,
         finish_reason=redact.text(loop.finish_reason)[:_MAX_REASON_CHARS] if loop.finish_reason else None,
         judge_calls=judges.calls or None,
         judge_tokens=judges.tokens if judges.calls else None,
@@ -176,7 +180,7 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
         judgements=[_judgement(each, redact) for each in judges.judgements[:_SHOWN_JUDGEMENTS]] or None,
         input=shown.input,
         output=shown.output,
-        notes=_storable(redact.text(graded.notes))[:MOST_NOTES_CHARS] if graded.notes else None,
+        notes=_notes(_storable(redact.text(graded.notes)) if graded.notes else "", left_out),
         parts={_storable(redact.text(name)): value for name, value in graded.parts.items()} or None,
     )
 
@@ -202,6 +206,16 @@ def _first_of(table: Mapping[str, Entry]) -> dict[str, Entry]:
             break
         kept[name] = value
     return kept
+
+
+def _notes(said: str, left_out: int) -> str | None:
+    """Return what a grader noted, and that scores or reasons are not kept, where some are not."""
+    added = ""
+    if left_out:
+        room = f"those of a sample have {_MAX_TABLE_BYTES >> 10} KiB"
+        added = f"Of its scores, and of why there are none, {left_out:,} are not kept: {room}."
+    most = MOST_NOTES_CHARS - len(added) - 1 if added else MOST_NOTES_CHARS
+    return "\n".join(filter(None, (said[:most], added))) or None
 
 
 def _storable(text: str) -> str:

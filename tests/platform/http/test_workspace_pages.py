@@ -438,6 +438,20 @@ def test_one_walks_and_jumps_through_all_rows_of_a_dataset(
     assert "The dataset &#39;large&#39; has no row 12,010: its last is 12,009." in beyond.text
 
 
+def test_a_row_that_can_not_be_read_is_told_without_where_the_platform_keeps_it(
+    browser: TestClient, member: Member, services: PlatformServices, tmp_path: Path
+) -> None:
+    file = tmp_path / "torn.jsonl"
+    file.write_text('{"user_prompt": "one"}\n' * 40 + '{"user_prompt": "tw')
+    add_dataset(services, member, "torn", file=file)
+    sign_in(browser)
+    assert "one" in text_of(browser.get("/fern/datasets/torn"))
+    page = browser.get("/fern/datasets/torn?rows=25")
+    assert page.status_code == 200
+    assert "Its rows can not be read: torn.jsonl: line 41: not valid JSON" in text_of(page)
+    assert str(services.config.home) not in page.text and "/ds_" not in page.text
+
+
 def test_a_name_that_is_not_there_is_told_with_the_three_nearest_and_leads_back(
     browser: TestClient, member: Member, services: PlatformServices
 ) -> None:

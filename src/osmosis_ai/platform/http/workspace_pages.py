@@ -163,7 +163,12 @@ def _rows(page: WorkspaceVisit, dataset: DbDataset, start: int) -> tuple[list[Ma
         return [], ""
     try:
         with page.services.blobs.local_copy(dataset.blob_key) as file:
-            return [record for _, record in islice(iter_records(file, start=start), _ROWS_PER_PAGE)], ""
+            try:
+                return [record for _, record in islice(iter_records(file, start=start), _ROWS_PER_PAGE)], ""
+            except OsmosisError as error:
+                # Where it lies on the platform's disk is nothing to a visitor.
+                said = error.message.replace(str(file), f"{dataset.name}.{dataset.extension}")
+                return [], f"Its rows can not be read: {said}"
     except BlobStoreError as error:
         # Where the files are is the operator's alone.
         logger.error("%s", error.message)
@@ -171,8 +176,11 @@ def _rows(page: WorkspaceVisit, dataset: DbDataset, start: int) -> tuple[list[Ma
             [],
             "Its rows can not be read now: the platform can not get at its stored files; try again a little later.",
         )
-    except (OsmosisError, OSError) as error:
-        return [], f"Its rows can not be read: {error}"
+    except OSError as error:
+        logger.error("%s", error)
+        return [], f"Its rows can not be read: {error.strerror or 'the disk does not answer'}."
+    except OsmosisError as error:
+        return [], f"Its rows can not be read: {error.message}"
 
 
 def _cell(value: Any) -> str:

@@ -70,9 +70,7 @@ def grant_gpus(
         root: of the file system, for tests.
     """
     there = gpus_of_machine(root)
-    mine = (os.environ if environ is None else environ).get(VISIBLE_ENV)
-    # Named twice it is one, and CUDA would show none of them.
-    names = list(dict.fromkeys([_name(gpu) for gpu in there] if mine is None else _named(mine, there)))
+    names = visible_gpus(environ, root=root)
     held = ExitStack()
     free: list[str] = []
     taken: list[str] = []
@@ -98,6 +96,14 @@ def grant_gpus(
         shared=max(0, len(visible) - len(free)),
         _held=held,
     )
+
+
+def visible_gpus(environ: Mapping[str, str] | None = None, *, root: Path = Path("/")) -> list[str]:
+    """Return the names of this machine's GPUs that this process may use; arguments as of :func:`grant_gpus`."""
+    there = gpus_of_machine(root)
+    mine = (os.environ if environ is None else environ).get(VISIBLE_ENV)
+    # Named twice it is one, and CUDA would show none of them.
+    return list(dict.fromkeys([_name(gpu) for gpu in there] if mine is None else _named(mine, there)))
 
 
 def gpus_of_machine(root: Path = Path("/")) -> list[Gpu]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from fastapi.testclient import TestClient
 from osmosis_ai.api.wire.workers import CLAIM
 from osmosis_ai.platform import known_workers
 from osmosis_ai.platform.known_workers import KEPT
+from osmosis_ai.platform.runs import own_machine
+from osmosis_ai.platform.runs.fitting import Machine
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.sandbox import SandboxCapability
 from tests.platform.conftest import ManualClock, Member
@@ -19,6 +22,7 @@ from tests.platform.runs.conftest import code, rows  # noqa: F401 - fixtures of 
 from tests.platform.runs.conftest import member as member_with_code  # noqa: F401
 from tests.platform.runs.desk.desk_workers import offer
 from tests.platform.viewer.test_platform_source import source_of
+from tests.sandbox.test_gpus import make_gpus
 
 SUBMITS = Submits("/api/cli/eval-runs", submit_body)
 PROBLEM = "the kernel allows no user namespaces; sysctl -w user.max_user_namespaces=15000"
@@ -176,3 +180,31 @@ def test_what_the_platforms_own_machine_can_not_hold_back_is_refused_at_submit(
     (issue,) = issues(api, experiment_config=served, advanced_config={"execution": {key: value}})
     assert issue["key"] == "experiment.entrypoint", "an agent that is served elsewhere is in nobody's sandbox"
     SUBMITS.taken(api, advanced_config={"execution": {key: value, "pool": "gpu"}})
+
+
+def test_what_the_platforms_own_machine_does_not_have_is_refused_at_submit_and_goes_to_a_pool(
+    api: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
+    member: Member,  # noqa: F811
+) -> None:
+    monkeypatch.setattr(own_machine, "own_machine", lambda: Machine(gpus=1, memory_gb=16))
+    asks = {"gpus": 2, "memory_gb": 64}
+    [issue] = issues(api, advanced_config={"execution": asks})
+    assert issue["key"] == "advanced.execution.gpus"
+    assert "the platform's own machine has" in issue["message"]
+    assert "2 gpus (has 1), 64 GiB of memory (has 16); name a pool" in issue["message"]
+    SUBMITS.taken(api, advanced_config={"execution": {"gpus": 1, "memory_gb": 16}})
+    SUBMITS.taken(api, advanced_config={"execution": {**asks, "pool": "gpu"}})
+
+
+def test_the_machine_counts_the_gpus_that_it_may_use_and_none_of_a_driver_it_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    root = make_gpus(tmp_path)
+    assert own_machine.own_machine(root).gpus == 2
+    assert (own_machine.own_machine(root).memory_gb or 0) > 0.1
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert own_machine.own_machine(root).gpus == 1
+    (root / "dev" / "kfd").touch()
+    assert own_machine.own_machine(root).gpus is None

@@ -31,6 +31,7 @@ from osmosis_ai.platform.models import find_adapter
 from osmosis_ai.platform.rollout_servers import find_server, server_names
 from osmosis_ai.platform.runs.fitting import needs_key
 from osmosis_ai.platform.runs.lifecycle import RunKind
+from osmosis_ai.platform.runs.own_machine import own_machine_problem
 from osmosis_ai.platform.runs.read.merging import read_family, require_ended
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError, rejected
 from osmosis_ai.platform.runs.submit.eval_request import parse_eval_request
@@ -188,19 +189,20 @@ class RunSubmitter:
             MissingSecretsError: naming all secrets that are neither stored nor given.
         """
         request = _PARSERS[submission.kind](submission.body, self._is_adapter(submission.workspace_id))
-        self._require_isolation(request)
+        self._require_machine(request)
         dataset = self._dataset(submission.workspace_id, request.experiment.dataset)
         rows = _choose_rows(request, dataset)
         code = self._code(submission.repository, request)
         scopes = self._secret_scopes(submission, request)
         return CheckedSubmission(submission, request, dataset, rows, code, scopes)
 
-    def _require_isolation(self, request: RunRequest) -> None:
+    def _require_machine(self, request: RunRequest) -> None:
         """Refuse what the platform's own machine would only fail at; machines of a pool say of themselves what they can."""
+        problems = [own_machine_problem(self._config, request.execution)]
         if served_agent(request.experiment.entrypoint) is None:
-            problem = isolation_problem(self._config, request.execution)
-            if problem is not None:
-                raise rejected([problem])
+            problems.append(isolation_problem(self._config, request.execution))
+        if found := [problem for problem in problems if problem is not None]:
+            raise rejected(found)
 
     def close(self) -> None:
         """End; nothing can be submitted afterwards."""

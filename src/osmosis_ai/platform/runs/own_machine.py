@@ -1,0 +1,52 @@
+"""What the platform's own machine has for runs that name no pool: a run that asks for more is refused, not begun in vain."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from osmosis_ai.config.execution import PLACE, ExecutionSection
+from osmosis_ai.config.issues import Issue
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.runs.fitting import Machine
+from osmosis_ai.sandbox.gpus import visible_gpus
+
+_GIB = 1 << 30
+
+
+def own_machine(root: Path = Path("/")) -> Machine:
+    """Return what this machine has; of GPUs that are none of NVIDIA's it is not known.
+
+    Args:
+        root: of the file system, for tests.
+    """
+    # What another driver has can not be counted, and the run may well find it.
+    is_counted = sys.platform == "linux" and not (root / "dev" / "kfd").exists()
+    gpus = float(len(visible_gpus(root=root))) if is_counted else None
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / _GIB
+    return Machine(gpus=gpus, memory_gb=round(memory, 1))
+
+
+def own_machine_problem(
+    config: PlatformConfig, asked: ExecutionSection, machine: Machine | None = None
+) -> Issue | None:
+    """Return why the platform's own machine is none for a run that it would be given; None of any other run.
+
+    Args:
+        config: of the platform; nodes of a cluster and machines of a pool are others.
+        asked: what the run's config asks for.
+        machine: what this machine has, where that is known.
+    """
+    wanted = ExecutionSection(gpus=asked.gpus, memory_gb=asked.memory_gb)
+    if config.ray is not None or asked.pool is not None or wanted == ExecutionSection():
+        return None
+    lacking = list((machine or own_machine()).lacks(wanted))
+    if not lacking:
+        return None
+    key = "gpus" if "gpus" in lacking[0] else "memory_gb"
+    return Issue(
+        f"{PLACE}.{key}",
+        f"asks for more than the platform's own machine has, which executes runs without a pool: {', '.join(lacking)}; "
+        "name a pool whose workers have it",
+    )

@@ -384,7 +384,7 @@ def test_passwords_of_indexes_stay_out_of_errors(tmp_path: Path) -> None:
     )
     failing.chmod(0o755)
     with pytest.raises(uv.UvError) as caught:
-        Uv(failing).run([], cwd=tmp_path, timeout_s=5, doing="fetching")
+        Uv(failing).run([], cwd=tmp_path, timeout_s=60, doing="fetching")
     assert caught.value.message == "fetching failed: https://[REDACTED]@index.example/simple refused"
 
 
@@ -397,7 +397,7 @@ def test_the_callers_own_python_does_not_steer_uv(tmp_path: Path, monkeypatch: p
     spy = tmp_path / "uv"
     spy.write_text("#!/bin/sh\nenv\n")
     spy.chmod(0o755)
-    env = Uv(spy).run([], cwd=tmp_path, timeout_s=5, doing="looking")
+    env = Uv(spy).run([], cwd=tmp_path, timeout_s=60, doing="looking")
     assert "/elsewhere" not in env
     assert "UV_PYTHON_DOWNLOADS=never" in env
     assert "UV_INDEX_URL=https://index.example/simple" in env

@@ -351,7 +351,7 @@ async def test_a_name_that_leads_to_a_refused_address_is_not_connected_to(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("169.254.169.254", 80))]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    async with open_agent_session(timeout_s=5.0) as http:
+    async with open_agent_session(timeout_s=60.0) as http:
         health = await probe_agent(http, AgentLocation(AgentAddress("metadata.example", 80), KEY))
     assert health.info is None
     assert "169.254.169.254 is refused" in (health.error or "")
@@ -364,7 +364,7 @@ async def test_a_probe_says_what_is_wrong_and_sends_its_key_nowhere_else() -> No
         elsewhere.append(request.headers.get("Authorization"))
         return web.json_response({"status": "healthy"})
 
-    async with served(loop) as port, open_agent_session(timeout_s=5.0) as http:
+    async with served(loop) as port, open_agent_session(timeout_s=60.0) as http:
         fine = await probe_agent(http, located(port))
         assert fine.info == {
             "status": "healthy",
@@ -388,7 +388,7 @@ async def test_a_probe_says_what_is_wrong_and_sends_its_key_nowhere_else() -> No
                 health = await probe_agent(http, located(port))
                 assert health.info is None and expected in str(health.error)
         assert elsewhere == []
-    async with open_agent_session(timeout_s=5.0) as http:
+    async with open_agent_session(timeout_s=60.0) as http:
         assert "cannot connect" in str((await probe_agent(http, located(port))).error)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.agent_workspace import World
+from tests.e2e.kill_plan import seed_of_kills
 from tests.evaluation.rollouts import AGENT
 from tests.standin_model import StandInModel
 
@@ -52,9 +53,7 @@ def conversation(path: Path) -> tuple[str, list[str], dict[str, Any]]:
 
 
 async def test_a_server_killed_right_after_the_acknowledgement_loses_no_conversation(world: World) -> None:
-    seed = random.SystemRandom().randrange(10**6)
-    print(f"seed of the kills: {seed}")
-    killed = set(random.Random(seed).sample(range(ROWS), KILLS))
+    killed = set(random.Random(seed_of_kills()).sample(range(ROWS), KILLS))
     prompts = [f"{'die acknowledged' if row in killed else 'answer'} {row}" for row in range(ROWS)]
     world.rows(*prompts)
     (world.agent / "main.py").write_text(AGENT.replace('if __name__ == "__main__":\n', DIES_ACKNOWLEDGED))

@@ -85,7 +85,7 @@ def sampled(sample: Sample) -> list[list[int]]:
 async def test_every_attempt_becomes_a_sample_whatever_happened_to_it(tmp_path):
     prompts = rows("What is 2 * 3?", "raise", "hang", "slow grader", "remove", "no reward", "nan", "number")
     told: list[Sample] = []
-    async with sampling(tmp_path, agent_timeout_s=2.0, grader_timeout_s=2.0) as (sampler, _):
+    async with sampling(tmp_path, agent_timeout_s=6.0, grader_timeout_s=6.0) as (sampler, _):
         samples = await sampler.sample(attempts_of_step(1, prompts, 2, seed=0), finished=told.append)
     assert [sample.attempt.row.source_row_index for sample in samples] == [i for i in range(8) for _ in "12"]
     assert sorted(map(id, told)) == sorted(map(id, samples))

@@ -26,8 +26,8 @@ class IsolationUnavailableError(OsmosisError):
         problem: why not.
     """
 
-    def __init__(self, why: str, problem: str, remedy: str | None) -> None:
-        super().__init__(f"{why}, and rollouts can not be sandboxed here: {problem}.", hint=remedy)
+    def __init__(self, why: str, problem: str, remedy: str | None, *, where: str = "here") -> None:
+        super().__init__(f"{why}, and rollouts can not be sandboxed {where}: {problem}.", hint=remedy)
         self.problem = problem
 
 
@@ -82,9 +82,19 @@ def stricter(machine: IsolationSetting, asked: IsolationSetting | None) -> Isola
 
 
 def choose_isolation(
-    wanted: IsolationSetting, capability: SandboxCapability, network: Network = "host"
+    wanted: IsolationSetting,
+    capability: SandboxCapability,
+    network: Network = "host",
+    *,
+    where: str = "here",
 ) -> Isolation:
     """Return what a run gets.
+
+    Args:
+        wanted: of this machine and the run, what is stricter.
+        capability: what this machine can do.
+        network: what rollouts reach.
+        where: what this machine is called, for people who are not at it.
 
     Raises:
         IsolationUnavailableError: a sandbox is required, and there is none; says why and what mends it.
@@ -95,5 +105,5 @@ def choose_isolation(
         return Isolation("bubblewrap")
     if wanted == "required":
         why = "isolation is required" if network == "host" else _NO_NETWORK
-        raise IsolationUnavailableError(why, capability.problem or "", capability.remedy)
+        raise IsolationUnavailableError(why, capability.problem or "", capability.remedy, where=where)
     return Isolation("none", capability.problem or "", capability.remedy or "")

@@ -10,7 +10,7 @@ from osmosis_ai.config.execution import ExecutionSection
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.config import PlatformConfig, from_environment
 from osmosis_ai.platform.runs.execute.worker_process import worker_environment
-from osmosis_ai.platform.runs.work import containment
+from osmosis_ai.platform.runs.work import containment, worker
 from osmosis_ai.platform.runs.work.containment import contain
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.sandbox import IsolationUnavailableError, Network, SandboxCapability
@@ -62,6 +62,27 @@ def test_a_run_without_a_network_does_not_run_where_nothing_can_be_held_back(
     ) as refused:
         contain(config_of(tmp_path), WorkingDirectory(tmp_path / "runs", "r"), "w", asks)
     assert refused.value.hint == "install it"
+
+
+def test_a_node_without_a_sandbox_fails_a_run_that_needs_one_and_is_named_with_what_mends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = SandboxCapability(problem="bubblewrap is not installed", remedy="install it")
+    monkeypatch.setattr(containment, "check_sandbox", lambda home: absent)
+    monkeypatch.setattr("socket.gethostname", lambda: "node-3")
+    with pytest.raises(IsolationUnavailableError) as refused:
+        contain(
+            config_of(tmp_path),
+            WorkingDirectory(tmp_path / "runs", "r"),
+            "w",
+            ExecutionSection(isolation="required"),
+        )
+    ended = worker._failed(refused.value)
+    assert (ended.outcome, ended.is_infrastructure) == ("failed", False), "no other try would help"
+    assert ended.error == (
+        "isolation is required, and rollouts can not be sandboxed on the machine 'node-3': bubblewrap is not installed; "
+        "install it."
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ A sandboxed run builds in a cache of its workspace's own: what a build leaves th
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,7 +111,9 @@ def contain(
         return RunContainment(Isolation("none"), None, cache_dir())
     capability = check_sandbox(config.home)
     try:
-        isolation = choose_isolation(wanted, capability, network)
+        # It is read on the run's page, and the machine may be any node of a cluster.
+        machine = f"on the machine '{socket.gethostname()}'"
+        isolation = choose_isolation(wanted, capability, network, where=machine)
     except IsolationUnavailableError as error:
         if is_guarded:
             error.hint = f"{error.hint}; the run has no network {_GUARDED}"

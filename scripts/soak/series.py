@@ -185,10 +185,14 @@ class Series:
             worker = self._census.worker_of(machine.process.pid)
             if worker is not None and worker.run_id == watch.run.id:
                 at_work.append(machine)
-        return max(at_work, key=lambda machine: self._records(watch, machine), default=None)
+        return max(at_work, key=lambda machine: len(self._journal(watch, machine)), default=None)
 
     def _records(self, watch: RunWatch, machine: Machine | None) -> int:
-        return len(machine.journal(watch.run.id, watch.run.name)) if machine else len(watch.accepted)
+        """Return how far a run is; an owner that has just taken it over has yet to fetch its journal."""
+        return max(len(self._journal(watch, machine)) if machine else 0, len(watch.accepted))
+
+    def _journal(self, watch: RunWatch, machine: Machine) -> list[bytes]:
+        return machine.journal(watch.run.id, watch.run.name)
 
     def _heal(self) -> None:
         for healing in list(self._healings):

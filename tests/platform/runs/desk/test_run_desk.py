@@ -461,6 +461,21 @@ def test_workers_that_were_too_slow_for_their_lease_fail_no_run_and_those_that_a
     assert (worker.run.status, worker.run.fruitless) == ("failed", 3)
 
 
+@pytest.mark.parametrize(("setback", "counted"), [(None, 0), ("its worker died (signal 9).", 1)])
+def test_a_run_that_was_let_go_too_late_counts_where_its_worker_died(
+    api: TestClient, services: PlatformServices, clock: ManualClock, setback: str | None, counted: int
+) -> None:
+    submitted(api, advanced_config={"execution": {"pool": "gpu"}})
+    pool = ClaimScope(pool="gpu")
+    late = DeskWorker.claims(services, pool)
+    has_expired(clock)
+    DeskWorker.claims(services, pool)
+    assert late.run.fruitless == 1
+    with pytest.raises(LeaseLostError):
+        late.releases(setback=setback)
+    assert late.run.fruitless == counted
+
+
 def test_on_a_cluster_the_desk_counts_what_runs_without_a_pool_were_let_go_for(
     api: TestClient, services: PlatformServices
 ) -> None:

@@ -176,7 +176,14 @@ class RunDesk:
         Raises:
             LeaseLostError: the run has another owner, or has ended.
         """
-        return self._closing.release(self._lease(run_id, request.lease.get_secret_value()), request)
+        lease = self._lease(run_id, request.lease.get_secret_value())
+        try:
+            return self._closing.release(lease, request)
+        except LeaseLostError:
+            if request.setback is None:
+                # No crash: its worker left, or never began.
+                self._claims.hear_late(run_id, lease.token)
+            raise
 
     def close_abandoned(self, run_id: str, outcome: Outcome, error: str | None = None) -> None:
         """End an open run that nobody works on, with all that was accepted of it; harmless where somebody does.

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.datasets import SUPPORTED_EXTENSIONS, DatasetRow, iter_rows
+from osmosis_ai.datasets import SUPPORTED_EXTENSIONS, DatasetRow, find_row, iter_rows
+from osmosis_ai.datasets.reader import Record
+from osmosis_ai.datasets.rows import normalise
 from osmosis_ai.errors import OsmosisError
 from tests.datasets.builders import jsonl, write, write_rows
 
@@ -120,3 +122,23 @@ def test_rows_before_a_bad_one_are_given(tmp_path: Path) -> None:
     assert next(rows).label == "a"
     with pytest.raises(OsmosisError, match="line 2: not valid JSON"):
         next(rows)
+
+
+@pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
+def test_one_row_is_found_without_looking_at_those_before_it(
+    tmp_path: Path, extension: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [{"user_prompt": f"{number} + 1?", "ground_truth": str(number + 1)} for number in range(50)]
+    path = write_rows(tmp_path, extension, records)
+    expected = list(iter_rows(path))[41]
+    made: list[int] = []
+
+    def noted(index: int, record: Record) -> DatasetRow:
+        made.append(index)
+        return normalise(index, record)
+
+    monkeypatch.setattr("osmosis_ai.datasets.rows.normalise", noted)
+    assert find_row(path, 41, look_s=60) == expected
+    assert made == [41]
+    assert find_row(path, 50, look_s=60) is None
+    assert find_row(path, 41, look_s=-1) is None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from osmosis_ai.datasets.digest import content_digest, row_digest
 from osmosis_ai.datasets.formats import SUPPORTED_EXTENSIONS, count_records, iter_records
-from osmosis_ai.datasets.rows import DatasetRow, iter_rows
+from osmosis_ai.datasets.rows import DatasetRow, find_row, iter_rows
 from osmosis_ai.datasets.selection import Selection, file_digest, sample_rows, select_rows
 from osmosis_ai.datasets.validation import DatasetReport, validate_dataset
 
@@ -21,6 +21,7 @@ __all__ = [
     "content_digest",
     "count_records",
     "file_digest",
+    "find_row",
     "iter_records",
     "iter_rows",
     "row_digest",

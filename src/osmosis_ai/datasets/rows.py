@@ -7,6 +7,7 @@ are passed over.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,31 @@ def iter_rows(path: Path) -> Iterator[DatasetRow]:
             report(f"{reader.unit} {number}: {error}")
         except RecursionError:
             report(f"{reader.unit} {number}: nested too deeply")
+
+
+def find_row(path: Path, source_row_index: int, *, look_s: float) -> DatasetRow | None:
+    """Return one row of a dataset file; what stands before it is read and not checked.
+
+    Args:
+        path: the file.
+        source_row_index: the row's place.
+        look_s: how long to read, at most.
+
+    Returns:
+        None where the file ends before the row, or is not read so far in time.
+
+    Raises:
+        OsmosisError: the file can not be used.
+        ValueError, RecursionError: the row can not.
+    """
+    deadline = time.monotonic() + look_s
+    reader = open_reader(path, report=raise_for(path), only=KNOWN_COLUMNS)
+    for index, (number, record) in enumerate(reader):
+        if index == source_row_index:
+            return normalise(index, reader.exactly(number, record))
+        if time.monotonic() > deadline:
+            break
+    return None
 
 
 def normalise(source_row_index: int, record: Record) -> DatasetRow:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from osmosis_ai.datasets import DatasetRow, file_digest, iter_rows, row_digest
+from osmosis_ai.datasets import DatasetRow, file_digest, find_row, row_digest
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.local_samples import recorded_dataset
 from osmosis_ai.workspace.layout import DATASET_EXTENSIONS, find_workspace
@@ -90,15 +89,10 @@ def same_row(
         file_sha256: what the whole file was; asked where ``digest`` is None.
         look_s: how long to read, at most.
     """
-    deadline = time.monotonic() + look_s
     try:
         if digest is None and (file_sha256 is None or file_digest(path) != file_sha256):
             return None
-        for row in iter_rows(path):
-            if row.source_row_index == source_row:
-                return row if digest in (None, row_digest(row)) else None
-            if time.monotonic() > deadline:
-                return None
-    except (OsmosisError, OSError, ValueError):
+        row = find_row(path, source_row, look_s=look_s)
+        return row if row is not None and digest in (None, row_digest(row)) else None
+    except (OsmosisError, OSError, ValueError, RecursionError):
         return None
-    return None

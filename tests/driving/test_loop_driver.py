@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ import pytest
 from aiohttp import web
 
 from osmosis_ai.datasets import DatasetRow
+from osmosis_ai.driving import attempts
 from osmosis_ai.driving.agent_address import (
     AgentAddress,
     AgentAddressError,
@@ -179,6 +181,22 @@ async def test_what_an_agent_said_before_it_broke_is_kept(tmp_path: Path) -> Non
     trajectory = json.loads((tmp_path / broken.rollout_id / "trajectory.json").read_bytes())
     assert [step["message"] for step in trajectory["steps"]] == ["break", "ok"]
     assert trajectory["extra"]["osmosis"]["from_model_calls"] is True
+
+
+async def test_what_a_broken_attempt_used_counts_while_its_conversation_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, written = threading.Event(), threading.Event()
+    monkeypatch.setattr(
+        attempts, "keep_called_conversation", lambda *_, **__: begun.set() or written.wait(60)
+    )
+    async with served(ServedLoop()) as port, driving(port, artifacts=tmp_path) as world:
+        made = asyncio.create_task(world.make("break"))
+        assert await asyncio.to_thread(begun.wait, 60)
+        assert [used.calls for used in world.runner.used_in_flight()] == [1]
+        written.set()
+        await made
+        assert list(world.runner.used_in_flight()) == []
 
 
 async def test_wrong_keys_unknown_ids_and_second_completions_are_refused_in_json() -> None:

@@ -102,15 +102,10 @@ def open_local_executor(
         start_worker: another way to start workers.
         stop_grace_s: how long a worker may take to stop.
     """
-    used = config or services.config
-    workers = LocalWorkers(services, used)
+    parts = services.executor_parts(config)
+    workers = LocalWorkers(services, parts.config)
     return LocalExecutor(
-        used,
-        services.db,
-        services.clock,
-        services.logs,
-        services.desk,
-        services.worker_access,
+        parts,
         start_worker=start_worker or workers,
         on_closed=workers.close,
         stop_grace_s=stop_grace_s,

@@ -264,8 +264,7 @@ def _running_executor(services: PlatformServices, config: PlatformConfig) -> Ite
     if config.ray is None:
         executor = open_local_executor(services, config=config)
     else:
-        parts = (config, services.db, services.clock, services.logs, services.desk, services.worker_access)
-        executor = RayExecutor(*parts)
+        executor = RayExecutor(services.executor_parts(config))
     executor.start()
     try:
         yield

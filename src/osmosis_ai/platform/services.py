@@ -28,6 +28,7 @@ from osmosis_ai.platform.rollouts import RolloutStore
 from osmosis_ai.platform.runs.deleting import RunDeletion
 from osmosis_ai.platform.runs.desk.run_desk import RunDesk
 from osmosis_ai.platform.runs.desk.shard_merging import MERGE_EVERY_S, ShardMerging
+from osmosis_ai.platform.runs.execute.rounds import ExecutorParts
 from osmosis_ai.platform.runs.imports.sessions import EvalImportStore
 from osmosis_ai.platform.runs.lifecycle import RunKind, waits_for
 from osmosis_ai.platform.runs.read.downloads import Downloads
@@ -91,6 +92,12 @@ class PlatformServices:
     def runs_of(self, kind: RunKind) -> RunStore:
         """Return the runs of one kind."""
         return self.eval_runs if kind == "eval" else self.training_runs
+
+    def executor_parts(self, config: PlatformConfig | None = None) -> ExecutorParts:
+        """Return what every executor works with; ``config``: other settings than the platform's own."""
+        return ExecutorParts(
+            config or self.config, self.db, self.clock, self.logs, self.desk, self.worker_access
+        )
 
     def why_it_waits(self, run: DbRun) -> str | None:
         """Return why nobody works on a run that is there, in a sentence; None where that is no matter or not known."""

@@ -62,8 +62,8 @@ class Cluster:
             public_url="https://osmosis.example",
         )
         jobs = self.ray.jobs_of(self.directory, self.clock.monotonic)
-        parts = (config, services.db, self.clock, services.logs, services.desk, self.notes)
-        return RayExecutor(*parts, jobs=jobs)
+        parts = replace(services.executor_parts(config), clock=self.clock, tickets=self.notes)
+        return RayExecutor(parts, jobs=jobs)
 
     def rounds(self, seconds: float = 0.0) -> None:
         """Let time pass, with a round every ten seconds and one at its end."""
@@ -419,4 +419,4 @@ def test_the_thread_goes_on_after_trouble_and_ends_when_it_is_told_to(
 def test_an_executor_needs_a_cluster(bench: Bench) -> None:
     services = bench.services
     with pytest.raises(OsmosisError, match="no Ray cluster"):
-        RayExecutor(services.config, services.db, services.clock, services.logs, services.desk, Notes())
+        RayExecutor(services.executor_parts())

@@ -27,20 +27,15 @@ from sqlalchemy import ColumnElement, and_, func, or_, select
 
 from osmosis_ai.api.wire.workers import EndRequest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.log_lines import LogLine
-from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.desk.closing import FRUITLESS
-from osmosis_ai.platform.runs.desk.run_desk import RunDesk
 from osmosis_ai.platform.runs.execute.last_records import send_left_records
 from osmosis_ai.platform.runs.execute.rounds import (
     STOP_GRACE_S,
+    ExecutorParts,
     ExecutorRounds,
     FailureStreak,
-    Tickets,
     fairest,
 )
 from osmosis_ai.platform.runs.execute.worker_process import (
@@ -84,7 +79,7 @@ class LocalExecutor(ExecutorRounds):
     """Executes runs in child processes of this process.
 
     Args:
-        config, db, clock, logs, desk, tickets: as of every executor.
+        parts: as of every executor.
         start_worker: starts workers.
         on_closed: called when no worker is left.
         stop_grace_s: how long a worker may take to stop.
@@ -94,18 +89,13 @@ class LocalExecutor(ExecutorRounds):
 
     def __init__(
         self,
-        config: PlatformConfig,
-        db: Database,
-        clock: Clock,
-        logs: LogStore,
-        desk: RunDesk,
-        tickets: Tickets,
+        parts: ExecutorParts,
         *,
         start_worker: StartWorker,
         on_closed: Callable[[], None] = lambda: None,
         stop_grace_s: float = STOP_GRACE_S,
     ) -> None:
-        super().__init__(config, db, clock, logs, desk, tickets)
+        super().__init__(parts)
         self._start_worker = start_worker
         self._on_closed = on_closed
         self._stop_grace_s = stop_grace_s

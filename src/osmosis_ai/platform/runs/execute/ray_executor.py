@@ -24,13 +24,8 @@ from sqlalchemy.orm import load_only
 
 from osmosis_ai.config.execution import read_execution
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.desk.closing import FRUITLESS
-from osmosis_ai.platform.runs.desk.run_desk import RunDesk
 from osmosis_ai.platform.runs.execute.ray_jobs import (
     TICKET_VARIABLE,
     RayError,
@@ -42,9 +37,9 @@ from osmosis_ai.platform.runs.execute.ray_jobs import (
 )
 from osmosis_ai.platform.runs.execute.rounds import (
     STOP_GRACE_S,
+    ExecutorParts,
     ExecutorRounds,
     FailureStreak,
-    Tickets,
     fairest,
 )
 from osmosis_ai.platform.runs.execute.worker_process import ENDED, NOT_MINE
@@ -122,28 +117,17 @@ class RayExecutor(ExecutorRounds):
     """Executes runs as jobs of a Ray cluster.
 
     Args:
-        config: with the cluster, and where nodes reach the platform.
-        db, clock, logs, desk, tickets: as of every executor.
+        parts: as of every executor; their settings name the cluster, and where nodes reach the platform.
         jobs: stands in for the cluster.
     """
 
     every_s = ROUND_S
 
-    def __init__(
-        self,
-        config: PlatformConfig,
-        db: Database,
-        clock: Clock,
-        logs: LogStore,
-        desk: RunDesk,
-        tickets: Tickets,
-        *,
-        jobs: RayJobs | None = None,
-    ) -> None:
-        if config.ray is None:
+    def __init__(self, parts: ExecutorParts, *, jobs: RayJobs | None = None) -> None:
+        if parts.config.ray is None:
             raise OsmosisError("no Ray cluster is configured.", code="INTERNAL")
-        super().__init__(config, db, clock, logs, desk, tickets)
-        self._ray = jobs or RayJobs(config.ray, monotonic=clock.monotonic)
+        super().__init__(parts)
+        self._ray = jobs or RayJobs(parts.config.ray, monotonic=parts.clock.monotonic)
         self._jobs: dict[str, _Job] = {}
         self._numbers: Counter[str] = Counter()
         self._runs: dict[str, DbRun] = {}

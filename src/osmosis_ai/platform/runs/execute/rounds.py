@@ -63,8 +63,9 @@ class FailureStreak:
         return float(min(LONGEST_PAUSE_S, self.first_pause_s * 2**before))
 
 
-class ExecutorRounds(ABC):
-    """An executor; its thread does all of its work, but what :meth:`close` does.
+@dataclass(frozen=True)
+class ExecutorParts:
+    """What every executor works with.
 
     Args:
         config: what runs are executed with, and how many at a time.
@@ -72,24 +73,31 @@ class ExecutorRounds(ABC):
         tickets: makes the right to claim a run.
     """
 
+    config: PlatformConfig
+    db: Database
+    clock: Clock
+    logs: LogStore
+    desk: RunDesk
+    tickets: Tickets
+
+
+class ExecutorRounds(ABC):
+    """An executor; its thread does all of its work, but what :meth:`close` does.
+
+    Args:
+        parts: what it works with.
+    """
+
     every_s: ClassVar[float]
 
-    def __init__(
-        self,
-        config: PlatformConfig,
-        db: Database,
-        clock: Clock,
-        logs: LogStore,
-        desk: RunDesk,
-        tickets: Tickets,
-    ) -> None:
-        self._config = config
-        self._db = db
-        self._clock = clock
-        self._logs = logs
-        self._desk = desk
-        self._tickets = tickets
-        self._leases = Leases(db, clock, config.lease_term)
+    def __init__(self, parts: ExecutorParts) -> None:
+        self._config = parts.config
+        self._db = parts.db
+        self._clock = parts.clock
+        self._logs = parts.logs
+        self._desk = parts.desk
+        self._tickets = parts.tickets
+        self._leases = Leases(parts.db, parts.clock, parts.config.lease_term)
         self._trouble: dict[str, FailureStreak] = {}
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None

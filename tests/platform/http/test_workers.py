@@ -145,7 +145,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(machine: Spoken) -> None:
     ("body", "encoding", "status", "code_"),
     [
         (b"no gzip", "gzip", 400, "INVALID_BODY"),
-        (gzip.compress(b"{}")[:-9], "gzip", 400, "INVALID_BODY"),
+        (gzip.compress(b"{}", mtime=0)[:-9], "gzip", 400, "INVALID_BODY"),
         (b"{}", "br", 415, "ENCODING_UNKNOWN"),
         (b'{"lease": NaN}', "identity", 400, "INVALID_JSON"),
         (b'{"lease": 1}', "identity", 400, "VALIDATION_FAILED"),

@@ -7,11 +7,11 @@ kinds of runs, a run and its retries) is asked in one statement.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, literal, select, tuple_, union_all
+from sqlalchemy import ARRAY, ColumnElement, Select, String, and_, func, literal, select, tuple_, union_all
 from sqlalchemy.orm import Session
 
 
@@ -95,10 +95,23 @@ def read_pages(
     pages: list[list[Any]] = [[] for _ in places]
     for (number, part), rows in zip(parts, found, strict=True):
         if len(ranges) > 1:
-            names = [column.key for column in part.columns]
-            rows.sort(key=lambda row: [getattr(row, name) for name in names], reverse=part.descending)
+            first, *rest = (column.key for column in part.columns)
+            ranks = _ranks(session, {getattr(row, first) for row in rows})
+            rows.sort(
+                key=lambda row: (ranks[getattr(row, first)], *(getattr(row, name) for name in rest)),
+                reverse=part.descending,
+            )
         pages[number] += rows
     return [page[:limit] for page in pages]
+
+
+def _ranks(session: Session, values: Collection[Any]) -> Mapping[Any, Any]:
+    """Return what orders values as the database does: texts by the rules of its language, where it has one."""
+    is_bytewise = session.get_bind().dialect.name == "sqlite"
+    if is_bytewise or not any(isinstance(value, str) for value in values):
+        return {value: value for value in values}
+    listed = func.unnest(literal(list(values), ARRAY(String))).column_valued("listed")
+    return {value: rank for rank, value in enumerate(session.scalars(select(listed).order_by(listed)))}
 
 
 def reversed_place(place: KeysetPlace) -> KeysetPlace:

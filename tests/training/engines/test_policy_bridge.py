@@ -136,8 +136,8 @@ async def test_the_record_is_made_before_the_answer_is_given(
     seen: list[int] = []
     begin = session.begin
 
-    def watching(digest: bytes) -> Any:
-        call = begin(digest)
+    def watching(*arguments: Any, **options: Any) -> Any:
+        call = begin(*arguments, **options)
         append = call.answer.append
 
         def noting(piece: bytes) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -16,6 +17,7 @@ import pytest
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.viewer.local import run_index
+from osmosis_ai.viewer.local.cache_file import CacheFile
 from osmosis_ai.viewer.local.run_index import RunIndex
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import RunQuery, SampleQuery
@@ -203,6 +205,21 @@ def test_two_viewers_may_index_a_run_at_once(local: LocalPlace) -> None:
     assert [source.run("eval", "run").problems for source in sources] == [[]] * 4
     for source in sources:
         source.close()
+
+
+def test_an_index_that_another_viewer_is_making_is_waited_for(tmp_path: Path) -> None:
+    with closing(CacheFile(tmp_path / "made", "run", tmp_path, "CREATE TABLE a (b)")) as made:
+        path = tmp_path / "cache" / made.path.relative_to(tmp_path / "made")
+    path.parent.mkdir(parents=True)
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    ends = threading.Timer(0.3, lambda: other.execute("COMMIT"))
+    ends.start()
+    file = CacheFile(tmp_path / "cache", "run", tmp_path, "CREATE TABLE a (b)")
+    ends.join()
+    assert (file.path, file.problem) == (path, None)
+    for each in (file, other):
+        each.close()
 
 
 def test_numbers_of_a_part_of_the_journal_are_not_taken_for_all_of_it(local: LocalPlace) -> None:

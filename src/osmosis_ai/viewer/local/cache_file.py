@@ -19,6 +19,7 @@ from pathlib import Path
 from osmosis_ai.errors import reason_of
 
 _PATIENCE_S = 10.0
+_PAUSE_S = 0.01
 _KEPT_S = 30 * 24 * 3600
 _FOLDER = "viewer"
 _APPLICATION = int.from_bytes(b"OsmC", "big")
@@ -88,6 +89,17 @@ class CacheFile:
         return self._prepared(":memory:")
 
     def _prepared(self, path: str) -> sqlite3.Connection:
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return self._opened(path)
+            except sqlite3.OperationalError as error:
+                # Who changes how a database is written is told at once that another one is at it, however patient.
+                if "locked" not in str(error) or time.monotonic() >= deadline:
+                    raise
+            time.sleep(_PAUSE_S)
+
+    def _opened(self, path: str) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
         try:
             _is_made(connection)

@@ -73,6 +73,8 @@ function words(changes) {
 }
 
 function end(reason) {
+  // Two that were asked at once may both be told.
+  if (!document.body.dataset.liveSource) return;
   stream?.close();
   clearTimeout(polling);
   delete document.body.dataset.liveSource;

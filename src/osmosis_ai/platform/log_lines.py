@@ -6,12 +6,17 @@ Whoever writes one needs no database: a worker sends its lines to the platform.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from osmosis_ai.redaction import Redactor
+
 MAX_MESSAGE_CHARS = 16 * 1024
 _MAX_DETAILS_CHARS = 64 * 1024
+_MOST_LEVELS = 64
+"""Of facts within facts; what writes a page of a log takes no more than 255."""
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -48,10 +53,20 @@ def bounded(text: str) -> str:
     return f"{text[:MAX_MESSAGE_CHARS]}… ({len(text) - MAX_MESSAGE_CHARS} more characters)"
 
 
-def bounded_details(details: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts of a line as a log keeps them: JSON, of a bounded size."""
-    text = json.dumps(details, default=str)
+def bounded_details(details: dict[str, Any], redactor: Redactor) -> dict[str, Any]:
+    """Return the facts of a line as a log keeps them: JSON without secrets, of a bounded size and depth."""
+    if _is_deeper(details, _MOST_LEVELS):
+        return {"truncated": f"facts within facts, more than {_MOST_LEVELS} levels"}
+    text = json.dumps(redactor.tree(details), default=str)
     if len(text) > _MAX_DETAILS_CHARS:
         return {"truncated": storable(text[:_MAX_DETAILS_CHARS])}
     readable: dict[str, Any] = json.loads(text)
     return readable
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return False
+    return levels == 0 or any(_is_deeper(each, levels - 1) for each in value)

@@ -104,7 +104,7 @@ class LogStore:
                 "level": line.level,
                 "step": line.step[:64],
                 "message": bounded(redactor.text(storable(line.message))),
-                "details": bounded_details(redactor.tree(line.details)) if line.details is not None else None,
+                "details": bounded_details(line.details, redactor) if line.details is not None else None,
             }
             for line in lines
         ]

@@ -158,6 +158,25 @@ def test_words_of_a_rollout_are_kept_as_the_columns_take_them(
     assert (sample.error, sample.category, sample.error_type) == ("\ufffd\x1b[31m", "c" * 64, "\ufffd")
 
 
+@pytest.mark.parametrize("levels", [300, 900])
+def test_facts_within_facts_leave_a_log_that_can_be_read(
+    machine: Spoken,  # noqa: F811
+    liar: DeskWorker,
+    levels: int,
+) -> None:
+    body = orjson.dumps(
+        {
+            "lease": liar.token.get_secret_value(),
+            "log": {"first": 0, "lines": [{**LINE, "details": "FACTS"}]},
+        }
+    )
+    facts = b'{"a":' * levels + b"1" + b"}" * levels
+    assert machine.post(run_route(liar.run_id, "sync"), body.replace(b'"FACTS"', facts)).status_code == 200
+    shown = machine.api.get(f"/api/cli/eval-runs/{liar.run_id}/logs")
+    assert shown.status_code == 200
+    assert shown.json()["logs"][-1]["details"] == {"truncated": "facts within facts, more than 64 levels"}
+
+
 def test_last_words_are_as_long_as_a_line_of_a_log(machine: Spoken, liar: DeskWorker) -> None:  # noqa: F811
     last = {"lease": liar.token.get_secret_value(), "outcome": "failed"}
     said = {**last, "error": "e" * 400_000, "ending": "n" * 400_000}

@@ -374,7 +374,7 @@ class Publisher:
             message=bounded(self.redactor.text(storable(line.message))),
         )
         if line.details is not None:
-            told.details = bounded_details(self.redactor.tree(line.details))
+            told.details = bounded_details(line.details, self.redactor)
         return told
 
     def _add_numbers(self, news: _News) -> None:

@@ -207,6 +207,53 @@ def test_two_viewers_may_index_a_run_at_once(local: LocalPlace) -> None:
         source.close()
 
 
+@pytest.mark.parametrize("moment", ["BEGIN IMMEDIATE", "SELECT key, value FROM state"])
+def test_what_another_viewer_read_meanwhile_is_not_read_again(
+    local: LocalPlace, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    monkeypatch.setattr(run_index, "_BATCH", 1)
+    local.start("run", rows=8, n=2)
+    local.add("run", [sample_record(row, 0, 1.0) for row in range(8)])
+    slow, quick = (RunIndex(local.evals / "run", cache_dir=local.root / "cache") for _ in range(2))
+
+    def overtake(statement: str) -> None:
+        if statement == moment:
+            slow.connection.set_trace_callback(None)
+            local.add("run", [sample_record(row, 1, 0.0) for row in range(8)])
+            assert quick.refresh() is None
+
+    slow.connection.set_trace_callback(overtake)
+    slow.refresh(patience_s=0)
+    for index in (slow, quick):
+        assert index.find("SELECT count(*), sum(reward) FROM samples", {}) == [(16, 8.0)]
+        assert index.find("SELECT count(*) FROM selected_rows WHERE flaky", {}) == [(8,)]
+        index.close()
+
+
+@pytest.mark.parametrize(("patience_s", "share"), [(0.0, 4 / 9), (None, None)])
+def test_a_viewer_that_is_overtaken_goes_on_behind_the_other(
+    local: LocalPlace, monkeypatch: pytest.MonkeyPatch, patience_s: float | None, share: float | None
+) -> None:
+    monkeypatch.setattr(run_index, "_BATCH", 2)
+    local.start("run", rows=9, n=1)
+    local.add("run", [sample_record(row, 0, 1.0) for row in range(9)])
+    slow, quick = (RunIndex(local.evals / "run", cache_dir=local.root / "cache") for _ in range(2))
+    assert slow.refresh(patience_s=0) == pytest.approx(2 / 9, abs=0.05)
+
+    def overtake(statement: str) -> None:
+        if statement == "BEGIN IMMEDIATE":
+            slow.connection.set_trace_callback(None)
+            assert quick.refresh(patience_s=patience_s) == pytest.approx(share, abs=0.05)
+
+    slow.connection.set_trace_callback(overtake)
+    assert slow.refresh(patience_s=0) == pytest.approx(share, abs=0.05)
+    assert slow.connection.execute("SELECT value FROM state WHERE key = 'read'").fetchone() == (quick.read,)
+    for index in (slow, quick):
+        assert index.refresh() is None
+        assert index.find("SELECT count(*) FROM samples", {}) == [(9,)]
+        index.close()
+
+
 def test_an_index_that_another_viewer_is_making_is_waited_for(tmp_path: Path) -> None:
     with closing(CacheFile(tmp_path / "made", "run", tmp_path, "CREATE TABLE a (b)")) as made:
         path = tmp_path / "cache" / made.path.relative_to(tmp_path / "made")

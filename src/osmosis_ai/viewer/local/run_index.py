@@ -2,7 +2,8 @@
 
 Invariant: the table holds of each item what its latest committed record says, up to byte ``read`` of the journal. A
 last line without its newline waits. A journal that is not the one that was read (another run, other bytes behind which
-it should go on, another threshold) is read anew.
+it should go on, another threshold) is read anew. Viewers that read one journal at once each write behind what is there
+as they know it, or not at all.
 
 A reward stands in the table only where it counts (``success``, and finite), so that what has none is unscored.
 """
@@ -125,6 +126,7 @@ class RunIndex:
         self.rows, self.n, self.threshold, self._identity = self._read_identity()
         self._file = CacheFile(cache_dir, "run", directory, SCHEMA)
         self._read, self._is_indexed = 0, False
+        self._seen: dict[str, Any] = {}
         self._unreadable: tuple[int, int] | None = None
 
     @property
@@ -209,18 +211,26 @@ class RunIndex:
         return rows, n, threshold, f"{manifest.local_run_id} {rows} {n} {threshold!r}"
 
     def _refresh(self, deadline: float) -> float | None:
-        size, changed = _state(self.directory.events)
-        if (size, changed) == self._unreadable:
+        while True:
+            try:
+                return self._read_on(deadline)
+            except _OvertakenError as overtaken:
+                if time.monotonic() > deadline and overtaken.share < 1.0:
+                    return overtaken.share
+
+    def _read_on(self, deadline: float) -> float | None:
+        """Raises: _OvertakenError: another viewer went on with the table meanwhile."""
+        if _state(self.directory.events) == self._unreadable:
             return None  # what could not be read is read again only when it may be another
         self._unreadable = None
-        self._read, last = self._begin(size)
+        last, size, changed = self._begin()
         self.damage = None
         if self._read == size and self._is_indexed:
             return None
         try:
             # A run that has not begun, or whose journal is gone, has no samples.
             for batch, end, digest in self._batches(self._read, last) if size else ():
-                self._write(batch, end, digest)
+                self._write(batch, end, digest, size)
                 if time.monotonic() > deadline and self._read < size:
                     return self._read / size
         except JournalCorruptionError as error:
@@ -302,21 +312,41 @@ class RunIndex:
             text["output"],
         )
 
-    def _begin(self, size: int) -> tuple[int, bytes]:
-        """Return where to read on and the digest of the line before, having dropped what is of another journal."""
-        state = dict(self.connection.execute("SELECT key, value FROM state"))
-        read = state.get("read", 0)
-        fits = state.get("identity") == self._identity and read <= size
-        if fits and self._tail(read) == state.get("tail", b""):
-            return read, state.get("last", BEFORE_THE_FIRST)
+    def _begin(self) -> tuple[bytes, int, int]:
+        """Find where to read on, having dropped what is of another journal.
+
+        Returns:
+            The digest of the line before, and the journal's :func:`_state`.
+        """
+        if (begun := self._known()) is not None:
+            return begun
         with self.connection:
             self.connection.execute("BEGIN IMMEDIATE")
+            # Another viewer may have made it meanwhile.
+            if (begun := self._known()) is not None:
+                return begun
             for table in ("samples", "selected_rows", "state"):
                 self.connection.execute(f"DELETE FROM {table}")
             for name in INDEXES:
                 self.connection.execute(f"DROP INDEX IF EXISTS {name}")
         self._is_indexed = False
-        return 0, BEFORE_THE_FIRST
+        self._read, self._seen = 0, {}
+        return BEFORE_THE_FIRST, *_state(self.directory.events)
+
+    def _known(self) -> tuple[bytes, int, int] | None:
+        """Take over what the table has, as :meth:`_begin` returns it; None when it is not of this journal."""
+        seen = self._told()
+        # In this order: the journal grows, and another viewer may be ahead.
+        size, changed = _state(self.directory.events)
+        read = seen.get("read", 0)
+        if seen.get("identity") != self._identity or read > size or self._tail(read) != seen.get("tail"):
+            return None
+        self._read, self._seen = read, seen
+        return seen["last"], size, changed
+
+    def _told(self) -> dict[str, Any]:
+        """Return what the table says of itself."""
+        return dict(self.connection.execute("SELECT key, value FROM state"))
 
     def _tail(self, end: int) -> bytes:
         """Return the last bytes of the journal before ``end``: with its digest in them, they tell journals apart."""
@@ -326,15 +356,17 @@ class RunIndex:
             journal.seek(max(0, end - _TAIL_BYTES))
             return journal.read(min(end, _TAIL_BYTES))
 
-    def _write(self, lines: list[_Line], end: int, last: bytes) -> None:
+    def _write(self, lines: list[_Line], end: int, last: bytes, size: int) -> None:
         state = {"identity": self._identity, "read": end, "last": last, "tail": self._tail(end)}
         with self.connection as connection:
             connection.execute("BEGIN IMMEDIATE")
+            if (told := self._told()) != self._seen:
+                raise _OvertakenError(min(1.0, told.get("read", 0) / size))
             connection.executemany(_INSERT, lines)
             if self.n > 1:
                 self._count_rows({line[1] // self.n for line in lines})
             connection.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", state.items())
-        self._read = end
+        self._read, self._seen = end, state
 
     def _count_rows(self, places: set[int]) -> None:
         """Count the attempts of rows that have new ones; as ``evaluation/row_behaviour.py``, copies are one row."""
@@ -343,6 +375,13 @@ class RunIndex:
         execute("DELETE FROM touched")
         self.connection.executemany("INSERT INTO touched VALUES (?)", ((place,) for place in places))
         execute(_COUNT_ROWS, {"n": self.n, "threshold": self.threshold, "digits": _CLUSTER_DIGITS})
+
+
+class _OvertakenError(Exception):
+    """Another viewer wrote to the table meanwhile; ``share`` of the journal is in it (0..1)."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
 
 
 def planned_items(manifest: Manifest, path: Path) -> tuple[int, int]:

@@ -70,6 +70,11 @@ class OsmosisError(Exception):
         self.details: dict[str, Any] = dict(details or {})
         self.hint = hint
 
+    @property
+    def with_hint(self) -> str:
+        """The message, with the hint in brackets where there is one."""
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
 
 class NotFoundError(OsmosisError):
     """A named thing does not exist."""

@@ -7,13 +7,14 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn, get_args
 
 import pytest
 
 from osmosis_ai.datasets import file_digest, iter_rows, row_digest
+from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.manifest import Manifest
@@ -515,3 +516,14 @@ def test_bars_of_any_scale_hold_every_reward_once(low: float, high: float) -> No
     assert (found.edges[0], found.edges[-1]) == (low, high)
     for edge, count in zip(found.edges, found.counts, strict=False):
         assert (rewards >= edge).sum() >= count
+
+
+def test_a_run_tells_how_many_rows_of_how_many_it_uses(local: LocalPlace) -> None:
+    local.start("run", rows=2, n=1)
+    local.add("run", [sample_record(row, 0, 1.0) for row in range(2)])
+    directory = local.evals / "run"
+    metrics = read_local_results(directory).metrics
+    RunDirectory(directory).write_metrics({"rows": asdict(RowsDrawn(2, 20, "first"))}, metrics)
+    headline = local.source.run("eval", "run").summary.headline
+    assert headline is not None and headline.rows == RowsDrawn(2, 20, "first")
+    assert headline.words.endswith("2 of 20 rows, the first")

@@ -8,11 +8,15 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from osmosis_ai.errors import OsmosisError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 _PART = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", re.ASCII)
 _DIGEST_BYTES = 1 << 20
@@ -34,6 +38,14 @@ class RowsDrawn:
     fraction: float | None = None
     seed: int | None = None
 
+    @classmethod
+    def read(cls, written: object) -> RowsDrawn | None:
+        """Return what a run wrote down of them; None where it wrote nothing, or what is none."""
+        try:
+            return _rows_adapter().validate_python(written)
+        except ValueError:
+            return None
+
     @property
     def words(self) -> str:
         """It in words, as in ``20 of 200 rows, random 10 %, seed 7``."""
@@ -50,6 +62,13 @@ class RowsDrawn:
     def _draw(self) -> str:
         share = f" {self.fraction * 100:g} %" if self.fraction is not None else ""
         return f", random{share}" + (f", seed {self.seed}" if self.seed is not None else "")
+
+
+@lru_cache
+def _rows_adapter() -> TypeAdapter[RowsDrawn]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(RowsDrawn)
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class RolloutStore:
                 return repository
             found = self._mirrors.list_rollouts(repository, sha) if sha else []
         except OsmosisError as error:
-            problem = f"{error.message} ({error.hint})" if error.hint else error.message
+            problem = error.with_hint
             if problem != repository.sync_error:
                 logger.warning("%s", problem)
             return self._note_failure(repository_id, problem)

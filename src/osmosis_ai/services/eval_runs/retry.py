@@ -72,11 +72,7 @@ class MergedRuns:
 
         if self.estimates is None:
             return None
-        drawn = self.wire.rows_drawn
-        try:
-            return Headline.of(self.estimates, RowsDrawn(**drawn) if drawn else None)
-        except TypeError:
-            return Headline.of(self.estimates)
+        return Headline.of(self.estimates, RowsDrawn.read(self.wire.rows_drawn))
 
     @property
     def unfinished(self) -> str | None:

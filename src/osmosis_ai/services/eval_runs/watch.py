@@ -61,8 +61,7 @@ class WatchedRun:
         """How many rows of how many, and how they were chosen; None where an older version wrote the run."""
         from osmosis_ai.datasets.selection import RowsDrawn
 
-        written = (self.metrics or {}).get("eval_run", {}).get("rows")
-        return RowsDrawn(**written) if written else None
+        return RowsDrawn.read((self.metrics or {}).get("eval_run", {}).get("rows"))
 
     @property
     def headline(self) -> Headline | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +27,6 @@ from osmosis_ai.viewer.local.recorded import commit_of, moment, recorded_entry, 
 from osmosis_ai.viewer.source import RunEntry
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
     from osmosis_ai.config.decisions import Decisions
 
 _READ_FOR_A_LIST_BYTES = 4 << 20
@@ -68,13 +65,13 @@ def read_evaluation(
         manifest = Manifest.load(found.manifest)
     except OsmosisError as error:
         entry = RunEntry("eval", name, id=str(directory), status="incomplete", error=error.message)
-        return KnownEvaluation(entry, problems=(_sentence(error),))
+        return KnownEvaluation(entry, problems=(error.with_hint,))
     # The lock first: whoever releases it has written everything before.
     running = is_running(directory.parent, directory.name)
     written = found.read_metrics() or {}
     estimates, numbers, problems = _numbers(found, written, follow)
     facts = as_table(written.get("eval_run"))
-    headline = Headline.of(estimates, rows_drawn(facts)) if estimates is not None else None
+    headline = Headline.of(estimates, RowsDrawn.read(facts.get("rows"))) if estimates is not None else None
     pending = headline is None or headline.pending > 0
     reward = estimates.reward if estimates is not None else None
     entry = replace(
@@ -108,7 +105,7 @@ def _numbers(
         problem = (
             f"`{found.events}` can not be read ({reason_of(error)})."
             if isinstance(error, OSError)
-            else _sentence(error)
+            else error.with_hint
         )
         if estimates is not None:
             return estimates, summary, (f"{problem} The numbers are those of the run's last end.",)
@@ -128,21 +125,6 @@ def _is_current(found: RunDirectory, written: Mapping[str, Any]) -> bool:
     return bool(counted == size_of(found.events)) if counted is not None else not found.events.exists()
 
 
-def rows_drawn(facts: Mapping[str, Any]) -> RowsDrawn | None:
-    """Return how many rows of how many a run uses, as ``metrics.json`` tells it; None where it does not."""
-    try:
-        return _rows_adapter().validate_python(facts.get("rows"), strict=True)
-    except ValueError:
-        return None
-
-
-@lru_cache
-def _rows_adapter() -> TypeAdapter[RowsDrawn]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(RowsDrawn)
-
-
 def decided_about(known: KnownEvaluation, directory: Path) -> tuple[Decisions | None, Sequence[str]]:
     """Return what the decide file beside a run's config says, in the workspace around it, and what is wrong there."""
     from osmosis_ai.workspace.config_files import decisions_of_run
@@ -157,7 +139,7 @@ def decided_about(known: KnownEvaluation, directory: Path) -> tuple[Decisions | 
     try:
         return decisions_of_run(known.entry.config, workspace), ()
     except OsmosisError as error:
-        return None, (_sentence(error),)
+        return None, (error.with_hint,)
 
 
 def facts_of(known: KnownEvaluation, directory: Path) -> list[tuple[str, str]]:
@@ -206,9 +188,3 @@ def commands_of(known: KnownEvaluation) -> list[str]:
 
 def _seconds(milliseconds: Any) -> float | None:
     return milliseconds / 1000 if isinstance(milliseconds, (int, float)) else None
-
-
-def _sentence(error: Exception) -> str:
-    hint = getattr(error, "hint", None)
-    said = str(getattr(error, "message", error))
-    return f"{said} ({hint})" if hint else said

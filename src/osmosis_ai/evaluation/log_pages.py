@@ -15,6 +15,8 @@ from osmosis_ai.api.wire.base import LogEntry, LogPage
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import open_regular
 
+LogDirection = Literal["older", "newer"]
+
 _BLOCK_BYTES = 1 << 18
 _LONGEST_MESSAGE = 64 * 1024
 _MOST_SCANNED = 1 << 30
@@ -26,7 +28,7 @@ _LINE = re.compile(r"(\S{10,40}) (DEBUG|INFO|WARNING|ERROR) \[([^\]\n]{0,80})\] 
 
 
 def read_log(
-    path: Path, *, limit: int, cursor: str | None = None, direction: Literal["older", "newer"] = "older"
+    path: Path, *, limit: int, cursor: str | None = None, direction: LogDirection = "older"
 ) -> LogPage:
     """Return lines of a log, oldest first; without a cursor its end, and the cursor of ``newer`` goes on from there.
 

@@ -51,11 +51,9 @@ class RunActions(Protocol):
 
     def buttons(self, run: RunEntry) -> Sequence[RunButton]:
         """Return the buttons of a run."""
-        ...
 
     def adapter_buttons(self, adapter: SavedAdapter) -> Sequence[RunButton]:
         """Return the buttons of an adapter that a run has saved."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -116,7 +117,9 @@ class LiveHub:
                 if reader.end is not None:
                     yield LiveNews(end=reader.end)
                     return
-                if not await _within(told, self._keep_alive_s):
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(told.wait(), self._keep_alive_s)
+                if not told.is_set():
                     yield LiveNews()
                 if allowed is not None and loop.time() - asked >= self._keep_alive_s:
                     asked = loop.time()
@@ -235,12 +238,3 @@ class _RunReader:
     def _tell(self) -> None:
         told, self.told = self.told, asyncio.Event()
         told.set()
-
-
-async def _within(told: asyncio.Event, seconds: float) -> bool:
-    """Wait for something at most so long; tell whether it came."""
-    try:
-        await asyncio.wait_for(told.wait(), seconds)
-    except asyncio.TimeoutError:
-        return False
-    return True

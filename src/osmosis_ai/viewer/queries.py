@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
-from datetime import datetime, time, timezone
+from datetime import datetime, time
 from typing import Any, TypeVar, get_args
 from urllib.parse import parse_qs, urlencode
 
 from osmosis_ai.driving.classify import Boundary
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.run_places import RunKind
+from osmosis_ai.ui.numbers import parse_date
 from osmosis_ai.viewer.source import Outcome, RunQuery, RunSort, SampleQuery, SampleSort
 
 Words = Mapping[str, Sequence[str]]
@@ -257,10 +258,8 @@ def _moment(words: Words, name: str, *, end_of_day: bool) -> datetime | None:
     value = word(words, name)
     if value is None:
         return None
-    try:
-        moment = datetime.fromisoformat(value.replace("Z", "+00:00"))
-        if end_of_day and len(value) == len("2026-01-01"):
-            moment = datetime.combine(moment, time.max)
-        return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
-    except ValueError:
-        raise OsmosisError(f"'{name}' is a day or a moment, as in 2026-01-31, and not {value!r}.") from None
+    moment = parse_date(value)
+    if moment is None:
+        raise OsmosisError(f"'{name}' is a day or a moment, as in 2026-01-31, and not {value!r}.")
+    is_last = end_of_day and len(value) == len("2026-01-01")
+    return datetime.combine(moment, time.max, moment.tzinfo) if is_last else moment

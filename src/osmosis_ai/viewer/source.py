@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, Protocol, Typ
 from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
 from osmosis_ai.evaluation.headline import Headline
+from osmosis_ai.evaluation.log_pages import LogDirection
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.run_places import RunKind
 
@@ -293,41 +294,32 @@ class RunSource(Protocol):
     @property
     def capabilities(self) -> frozenset[Capability]:
         """What this source can do."""
-        ...
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
         """Return runs; ``counts`` has ``total`` and ``unfiltered``, as far as they are cheap."""
-        ...
 
     def run(self, kind: RunKind, name: str) -> RunDetail:
         """Return a run."""
-        ...
 
     def samples(
         self, run: str, query: SampleQuery, *, limit: int, cursor: str | None = None
     ) -> ItemPage[SampleEntry]:
         """Return samples of an evaluation; ``counts`` has each :data:`Outcome`, ``total`` and ``unfiltered``."""
-        ...
 
     def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
         """Return a sample, with its neighbours inside ``query``."""
-        ...
 
     def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
         """Return the trajectory of a sample."""
-        ...
 
     def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
         """Return the files that an attempt left."""
-        ...
 
     def open_artifact(self, run: str, row: int, attempt: int, path: str) -> BinaryIO:
         """Open one of :meth:`artifacts`; the caller closes it."""
-        ...
 
     def elsewhere(self, row_digest: str, *, limit: int) -> Sequence[tuple[RunEntry, SampleEntry]]:
         """Return samples of the same row in other runs, the newest run first."""
-        ...
 
     def log(
         self,
@@ -336,32 +328,26 @@ class RunSource(Protocol):
         *,
         limit: int,
         cursor: str | None = None,
-        direction: Literal["older", "newer"] = "older",
+        direction: LogDirection = "older",
     ) -> LogPage:
         """Return lines of a run's log, oldest first; without a cursor its end."""
-        ...
 
     def curves(self, run: str) -> TrainingCurves:
         """Return the curves of a training run."""
-        ...
 
     def validation(self, run: str) -> ValidationSamples | None:
         """Return what became of the samples of a training run's newest validation; None where it was not recorded.
 
         ``OsmosisError`` is raised where the record can not be read.
         """
-        ...
 
     def validation_conversation(
         self, run: str, row: int, attempt: int, *, max_bytes: int
     ) -> StoredConversation:
         """Return the trajectory of one of these samples."""
-        ...
 
     def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
         """Return how a run stands; cheap enough to be asked every second."""
-        ...
 
     def run_samples(self, run: str) -> RunSamples:
         """Return an evaluation as ``evaluation.comparison`` reads it."""
-        ...

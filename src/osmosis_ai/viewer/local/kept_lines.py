@@ -10,11 +10,11 @@ import sqlite3
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import orjson
+from pydantic import TypeAdapter
 
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.viewer.local.cache_file import CacheFile, forget_all
@@ -25,7 +25,6 @@ _SCHEMA = f"""
 -- {", ".join(field.name for field in fields(RunEntry))}, {", ".join(Headline.model_fields)}
 CREATE TABLE lines (path TEXT PRIMARY KEY, stamp BLOB, entry BLOB) WITHOUT ROWID
 """
-_MOMENTS = ("started_at", "ended_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class KeptLines:
         try:
             lines = self._file.connection.execute("SELECT path, stamp, entry FROM lines").fetchall()
             return {
-                Path(path): KeptLine(tuple(orjson.loads(stamp)), _entry(orjson.loads(entry)))
+                Path(path): KeptLine(tuple(orjson.loads(stamp)), _entries().validate_json(entry))
                 for path, stamp, entry in lines
             }
         except (sqlite3.Error, ValueError, TypeError) as error:
@@ -79,19 +78,11 @@ class KeptLines:
 def _written(lines: Mapping[Path, KeptLine]) -> Iterator[tuple[str, bytes, bytes]]:
     """Yield lines as the file has them; not one with halves of characters, which is read anew each time."""
     for path, line in lines.items():
-        with suppress(TypeError, UnicodeEncodeError):
+        with suppress(ValueError):
             str(path).encode()
-            yield str(path), orjson.dumps(line.stamp), orjson.dumps(line.entry, default=_plain)
+            yield str(path), orjson.dumps(line.stamp), _entries().dump_json(line.entry)
 
 
-def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json") if isinstance(value, Headline) else str(value)
-
-
-def _entry(known: dict[str, Any]) -> RunEntry:
-    for name in _MOMENTS:
-        if known[name] is not None:
-            known[name] = datetime.fromisoformat(known[name])
-    if known["headline"] is not None:
-        known["headline"] = Headline.model_validate(known["headline"])
-    return RunEntry(**known)
+@lru_cache
+def _entries() -> TypeAdapter[RunEntry]:
+    return TypeAdapter(RunEntry)

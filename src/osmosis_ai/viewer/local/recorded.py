@@ -9,6 +9,7 @@ from typing import Any
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.run_places import RunKind
+from osmosis_ai.ui.numbers import parse_date
 from osmosis_ai.viewer.source import RunEntry
 
 
@@ -58,8 +59,4 @@ def commit_of(entry: RunEntry) -> str | None:
 
 def moment(written: Any) -> datetime | None:
     """Return a moment as files have it; None where it is none."""
-    try:
-        found = datetime.fromisoformat(str(written).replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    return found if found.tzinfo is not None else None
+    return parse_date(written) if isinstance(written, str) else None

@@ -14,7 +14,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, BinaryIO, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, get_args
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import (
@@ -28,7 +28,7 @@ from osmosis_ai.evaluation.attempt_files import (
     traceback_in,
 )
 from osmosis_ai.evaluation.local_results import JournalNumbers
-from osmosis_ai.evaluation.log_pages import cursor_at, read_log
+from osmosis_ai.evaluation.log_pages import LogDirection, cursor_at, read_log
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_places import RunKind, RunPlace, RunPlaces, namesakes
 from osmosis_ai.files import size_of
@@ -188,7 +188,7 @@ class LocalSource:
         *,
         limit: int,
         cursor: str | None = None,
-        direction: Literal["older", "newer"] = "older",
+        direction: LogDirection = "older",
     ) -> LogPage:
         """Return lines of a run's log."""
         path = RunDirectory(self._place(kind, run).path).log

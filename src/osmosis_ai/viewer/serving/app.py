@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
-from http.cookies import CookieError, SimpleCookie
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -162,8 +161,8 @@ class _Door:
             await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        headers = Headers(scope=scope)
-        host, origin = headers.get("host", "").lower(), headers.get("origin")
+        asked = HTTPConnection(scope)
+        host, origin = asked.headers.get("host", "").lower(), asked.headers.get("origin")
         if host not in self._hosts:
             return turned_away("This viewer has another address.")
         if scope["method"] not in ("GET", "HEAD") and origin not in (None, f"http://{host}"):
@@ -173,18 +172,5 @@ class _Door:
             return None
         if scope["method"] not in ("GET", "HEAD") and origin is None:
             return turned_away("This request did not come from a page of this viewer.")
-        session = _cookie(headers.get("cookie", ""), cookie_name(_port(host)))
+        session = asked.cookies.get(cookie_name(asked.url.port), "")
         return None if self._keys.is_in(session) else turned_away("This browser has not been let in.")
-
-
-def _port(host: str) -> int | None:
-    port = host.rpartition(":")[2]
-    return int(port) if port.isascii() and port.isdigit() else None
-
-
-def _cookie(header: str, name: str) -> str:
-    try:
-        found = SimpleCookie(header).get(name)
-    except CookieError:
-        return ""
-    return found.value if found is not None else ""

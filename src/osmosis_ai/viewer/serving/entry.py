@@ -7,6 +7,7 @@ was changed into, and a change only to a page of its own. Keys and sessions die 
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import secrets
 from collections import OrderedDict
@@ -17,18 +18,21 @@ MOST_SESSIONS = 50
 
 
 class ViewerKeys:
-    """One-time keys, and the sessions that they were changed into."""
+    """One-time keys, and the sessions that they were changed into.
+
+    Of both the digests are kept: how long a look-up takes tells nothing of those that were not given.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._unused: OrderedDict[str, str] = OrderedDict()
-        self._sessions: OrderedDict[str, None] = OrderedDict()
+        self._unused: OrderedDict[bytes, str] = OrderedDict()
+        self._sessions: OrderedDict[bytes, None] = OrderedDict()
 
     def make(self, leads_to: str) -> str:
         """Return a key that lets one browser in, at the path ``leads_to``; old ones that nobody used are forgotten."""
         key = secrets.token_urlsafe(32)
         with self._lock:
-            self._unused[key] = leads_to
+            self._unused[_digest(key)] = leads_to
             while len(self._unused) > MOST_KEYS:
                 self._unused.popitem(last=False)
         return key
@@ -36,12 +40,11 @@ class ViewerKeys:
     def change(self, key: str) -> tuple[str, str] | None:
         """Return (session, path) for a key, which is used up; None for one that nobody made or that is used."""
         with self._lock:
-            known = _found(key, self._unused)
-            if known is None:
+            path = self._unused.pop(_digest(key), None)
+            if path is None:
                 return None
-            path = self._unused.pop(known)
             session = secrets.token_urlsafe(32)
-            self._sessions[session] = None
+            self._sessions[_digest(session)] = None
             while len(self._sessions) > MOST_SESSIONS:
                 self._sessions.popitem(last=False)
             return session, path
@@ -49,7 +52,7 @@ class ViewerKeys:
     def is_in(self, session: str) -> bool:
         """Tell whether a session is one of this process."""
         with self._lock:
-            return _found(session, self._sessions) is not None
+            return _digest(session) in self._sessions
 
 
 def proof_of(secret: str, *said: str) -> str:
@@ -57,10 +60,5 @@ def proof_of(secret: str, *said: str) -> str:
     return hmac.new(secret.encode(), "\0".join(said).encode("utf-8", "replace"), "sha256").hexdigest()
 
 
-def _found(given: str, among: OrderedDict[str, str] | OrderedDict[str, None]) -> str | None:
-    """Return the one of ``among`` that was given; the time it takes tells nothing of those that were not."""
-    found = None
-    for each in among:
-        if hmac.compare_digest(each.encode(), given.encode("utf-8", "replace")):
-            found = each
-    return found
+def _digest(given: str) -> bytes:
+    return hashlib.sha256(given.encode("utf-8", "replace")).digest()

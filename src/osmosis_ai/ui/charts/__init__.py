@@ -3,11 +3,10 @@
 Each comes with the table of its numbers, and tells series apart by the shape of their marks as well as by colour.
 """
 
-from osmosis_ai.ui.charts.comparisons import bars, forest, scatter
-from osmosis_ai.ui.charts.curves import ChartMark, line, sparkline
-from osmosis_ai.ui.charts.distributions import bins, counted_histogram, even_edges, histograms
-from osmosis_ai.ui.charts.drawing import ChartPoint, ChartSeries, SvgChart
-from osmosis_ai.ui.charts.timelines import TimeSpan, waterfall
+from osmosis_ai.ui.charts.bars import bars, bins, counted_histogram, even_edges, histograms, waterfall
+from osmosis_ai.ui.charts.comparisons import forest, scatter
+from osmosis_ai.ui.charts.curves import line, sparkline
+from osmosis_ai.ui.charts.drawing import ChartMark, ChartPoint, ChartSeries, SvgChart, TimeSpan
 
 __all__ = [
     "ChartMark",

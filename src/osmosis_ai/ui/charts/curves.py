@@ -7,51 +7,42 @@ aggregation").
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from itertools import cycle
 from math import isfinite
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 from markupsafe import Markup, escape
+from numpy.typing import NDArray
 
 from osmosis_ai.ui import numbers
 from osmosis_ai.ui.charts.drawing import (
-    COLOURS,
-    LEFT,
-    RIGHT,
-    WIDTH,
+    ChartMark,
     ChartPoint,
     ChartSeries,
+    Drawing,
     PlotScale,
     SvgChart,
-    event,
-    grid_rows,
-    legend,
+    Written,
+    colour,
     mark,
-    plotted,
     ticks,
 )
 from osmosis_ai.ui.text import visible
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
 
-    Floats = NDArray[np.float64]
-    Places = NDArray[np.int64]
-
-_COLUMNS = 250
-_TOP, _BOTTOM = 24.0, 230.0
+_COLUMN = 2
+"""Units of the drawing."""
+_ALL_DRAWN = 500
+"""Of a curve with more points, those that a column needs."""
+_TOP, _BOTTOM = 24, 230
 _FEW = 40
 """Up to so many points of a curve have a mark each; a longer one has eight in all, so that shapes tell curves apart."""
 _ROWS = 100
-
-
-class ChartMark(NamedTuple):
-    """What happened at a place of the axis; equal kinds have equal shapes."""
-
-    x: float
-    kind: str
-    text: str
+_EVENTS = ("m-5-8h10l-5 8Z", "m-4-8h8v8h-8Z", "m0-9l4.5 4.5l-4.5 4.5l-4.5-4.5Z")
 
 
 def line(
@@ -59,8 +50,7 @@ def line(
     *,
     label: str,
     axis: str,
-    number: Callable[[float | None], str] = numbers.number,
-    band: bool = True,
+    number: Written = numbers.number,
     smoothing: float = 0.0,
     marks: Sequence[ChartMark] = (),
     hollow: str = "",
@@ -70,35 +60,40 @@ def line(
     Args:
         axis: what ``x`` counts.
         number: how a number is written in the table.
-        band: whether intervals are drawn.
         smoothing: from 0 (none) to below 1, how much of what came before a point has; the raw line stays, paler.
         marks: what happened on the way.
         hollow: what a hollow point means.
     """
-    arrays = [_arrays(each.points) for each in series]
-    x, y = _scales(arrays, marks, band=band)
-    parts = [grid_rows(y, ticks(y.low, y.high), lambda value: f"{value:g}".replace("e-0", "e-"))]
-    kinds = list(dict.fromkeys(each.kind for each in marks))
-    parts += [event(kinds.index(each.kind), x.place(each.x), _TOP, _BOTTOM, each.text) for each in marks]
-    for place, (found, each) in enumerate(zip(arrays, series, strict=True)):
-        parts += _curve(place, found, each.points, x, y, band=band, smoothing=smoothing)
-    # What is counted has no halves, however few points there are.
-    whole = [place for place in ticks(x.low, x.high) if place.is_integer()]
-    drawn = plotted(parts, x, _BOTTOM, axis, label, places=whole, is_pointed_at=True)
+    curves = [_Curve.of(each.points) for each in series]
+    first, last = _ends([*(each.x for each in curves), np.array([each.x for each in marks])])
+    drawing = Drawing.between(first, last if last > first else first + 1)
+    low, high = _ends([part for each in curves for part in each[1:]])
+    if low == high == 0:
+        high = 1.0  # of shares and counts that are all zero none is below it
+    margin = 0.04 * (high - low) or 0.5
+    x, y = drawing.x, PlotScale(low - margin, high + margin, _BOTTOM, _TOP)
+    drawing.grid(y, ticks(y.low, y.high), lambda value: f"{value:g}".replace("e-0", "e-"))
+    shapes = dict(zip(dict.fromkeys(each.kind for each in marks), cycle(_EVENTS), strict=False))
+    for each in marks:
+        drawing.path("limit", f"M{x(each.x)} {_TOP}V{_BOTTOM}")
+        drawing.path("event", f"M{x(each.x)} {_TOP}{shapes[each.kind]}", each.text)
+    for place, (curve, (_, points)) in enumerate(zip(curves, series, strict=True)):
+        _draw(drawing, place, curve.on(x, y), points, smoothing)
+    drawing.name(series)
+    for kind, shape in shapes.items():
+        drawing.key(kind, f'<path class="event" d="M7 11{shape}"/>')
+    if hollow and any(point.hollow for each in series for point in each.points):
+        drawing.key(hollow, mark(0, 7, 7, hollow=True))
     rows, notes = _table(series, axis, number, hollow)
     notes += [f"{each.kind} at {axis} {each.x:g}: {each.text}" for each in marks]
-    keys = legend(
-        series, kinds, hollow if any(point.hollow for each in series for point in each.points) else ""
-    )
     head = (axis.capitalize(), *(each.name for each in series))
-    return SvgChart(label, drawn, keys, head, rows, notes)
+    # What is counted has no halves, however few points there are.
+    whole = [place for place in ticks(x.low, x.high) if place.is_integer()]
+    return drawing.chart(label, axis, _BOTTOM, head, rows, notes=notes, places=whole, is_pointed_at=True)
 
 
 def sparkline(
-    values: Sequence[float | None],
-    *,
-    label: str = "trend",
-    number: Callable[[float | None], str] = numbers.number,
+    values: Sequence[float | None], *, label: str = "trend", number: Written = numbers.number
 ) -> Markup:
     """Return values in the room of a word, the last with a dot; "" for fewer than two."""
     known = [(place, value) for place, value in enumerate(values) if value is not None and isfinite(value)]
@@ -117,72 +112,47 @@ def sparkline(
 
 
 class _Curve(NamedTuple):
-    """A curve's numbers, NaN for what there is not."""
+    """A curve in numbers, or in units of the drawing; NaN for what there is not."""
 
     x: Floats
     y: Floats
     low: Floats
     high: Floats
 
+    @classmethod
+    def of(cls, points: Sequence[ChartPoint]) -> _Curve:
+        # A float of None is NaN here; infinity has no place on a drawing either.
+        found = np.array([point[:4] for point in points], dtype=np.float64).reshape(-1, 4)
+        found[~np.isfinite(found)] = np.nan
+        return cls(*found.T)
 
-def _arrays(points: Sequence[ChartPoint]) -> _Curve:
-    import numpy as np
-
-    # A float of None is NaN here; infinity has no place on a drawing either.
-    found = np.array([point[:4] for point in points], dtype=np.float64).reshape(-1, 4)
-    found[~np.isfinite(found)] = np.nan
-    return _Curve(*found.T)
-
-
-def _scales(
-    curves: Sequence[_Curve], marks: Sequence[ChartMark], *, band: bool
-) -> tuple[PlotScale, PlotScale]:
-    import numpy as np
-
-    nothing = np.empty(0)
-    along = np.concatenate([nothing, *(each.x for each in curves), [each.x for each in marks]])
-    up = np.concatenate([nothing, *(part for each in curves for part in (each[1:] if band else each[1:2]))])
-    (first, last), (low, high) = _ends(along), _ends(up)
-    if low == high == 0:
-        high = 1.0  # of shares and counts that are all zero none is below it
-    margin = 0.04 * (high - low) or 0.5
-    return (
-        PlotScale(first, last if last > first else first + 1, LEFT, WIDTH - RIGHT),
-        PlotScale(low - margin, high + margin, _BOTTOM, _TOP),
-    )
+    def on(self, x: PlotScale, y: PlotScale) -> _Curve:
+        """Return the same in units of the drawing."""
+        placed = zip(self, (x, y, y, y), strict=True)
+        return _Curve(
+            *(np.interp(each, (scale.low, scale.high), (scale.first, scale.last)) for each, scale in placed)
+        )
 
 
-def _ends(values: Floats) -> tuple[float, float]:
-    import numpy as np
-
-    known = values[np.isfinite(values)]
+def _ends(values: Sequence[Floats]) -> tuple[float, float]:
+    known = np.concatenate([np.empty(0), *values])
+    known = known[np.isfinite(known)]
     return (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
 
 
-def _curve(
-    place: int,
-    curve: _Curve,
-    points: Sequence[ChartPoint],
-    x: PlotScale,
-    y: PlotScale,
-    *,
-    band: bool,
-    smoothing: float,
-) -> Iterator[str]:
-    """Yield a curve's band, its raw line, the smooth one over it, and its marks."""
-    import numpy as np
-
-    colour = place % COLOURS + 1
-    shown = _smooth(curve.y, smoothing) if smoothing else curve.y
-    if band:
-        yield _path(f"band-{colour}", [_band(curve, run, x, y) for run in _runs(curve.low + curve.high)])
-    if smoothing:
-        yield _path(f"line-{colour} raw", [_polyline(curve.x, curve.y, run, x, y) for run in _runs(curve.y)])
-    yield _path(f"line-{colour}", [_polyline(curve.x, shown, run, x, y) for run in _runs(curve.y)])
+def _draw(
+    drawing: Drawing, place: int, curve: _Curve, points: Sequence[ChartPoint], smoothing: float
+) -> None:
+    """Add a curve in units of the drawing: its band, its raw line, the smooth one over it, and its marks."""
+    shown, runs = _smooth(curve.y, smoothing), _runs(curve.y)
+    bands = [_band(curve, run) for run in _runs(curve.low + curve.high)]
+    drawing.path(f"band-{colour(place)}", "".join(bands))
+    for kind, up in ((" raw", curve.y), ("", shown)) if smoothing else (("", shown),):
+        drawing.path(f"line-{colour(place)}{kind}", "".join(_polyline(curve.x, up, run) for run in runs))
     known = np.flatnonzero(np.isfinite(curve.y)).tolist()
     marked = known if len(known) <= _FEW else known[:: -(-len(known) // 8)]
     for each in sorted({*marked, *(each for each in known if points[each].hollow)}):
-        yield mark(place, x.place(curve.x[each]), y.place(shown[each]), hollow=points[each].hollow)
+        drawing.mark(place, curve.x[each], shown[each], hollow=points[each].hollow)
 
 
 def _smooth(values: Floats, weight: float) -> Floats:
@@ -190,8 +160,6 @@ def _smooth(values: Floats, weight: float) -> Floats:
 
     With the correction for its start at zero of Kingma and Ba 2015, "Adam", section 3. NaN is passed over.
     """
-    import numpy as np
-
     smooth, total, mass = np.full_like(values, np.nan), 0.0, 0.0
     for place, value in enumerate(values.tolist()):
         if value == value:
@@ -202,59 +170,41 @@ def _smooth(values: Floats, weight: float) -> Floats:
 
 def _runs(values: Floats) -> list[Places]:
     """Return the places of values that there are, in pieces without a gap."""
-    import numpy as np
-
     known = np.flatnonzero(np.isfinite(values))
     return [run for run in np.split(known, np.flatnonzero(np.diff(known) > 1) + 1) if run.size]
 
 
-def _starts(along: Floats, x: PlotScale) -> Places | None:
-    """Return where a new column of the drawing begins; None for so few points that each is drawn."""
-    import numpy as np
-
-    if along.size <= 2 * _COLUMNS:
-        return None
-    columns = ((along - x.low) / (x.high - x.low) * (_COLUMNS - 1)).astype(np.int64)
-    return np.append(0, np.flatnonzero(np.diff(columns)) + 1)
+def _starts(along: Floats) -> Places:
+    """Return where a new column of the drawing begins; of so few points that each is drawn all."""
+    if along.size <= _ALL_DRAWN:
+        return np.arange(along.size)
+    return np.flatnonzero(np.diff(along // _COLUMN, prepend=-1))
 
 
-def _polyline(along: Floats, up: Floats, run: Places, x: PlotScale, y: PlotScale) -> str:
-    import numpy as np
-
-    starts = _starts(along[run], x)
-    if starts is not None:
-        columns = np.repeat(np.arange(starts.size), np.diff(np.append(starts, run.size)))
-        order = np.lexsort((up[run], columns))
-        ends = np.append(starts[1:], run.size) - 1
-        run = run[np.unique(np.concatenate([order[starts], order[ends], [0, run.size - 1]]))]
+def _polyline(along: Floats, up: Floats, run: Places) -> str:
+    starts, last = _starts(along[run]), run.size - 1
+    columns = np.searchsorted(starts, np.arange(run.size), side="right")
+    order = np.lexsort((up[run], columns))
+    ends = np.append(starts[1:] - 1, last)
+    run = run[np.unique(np.concatenate([order[starts], order[ends], [0, last]]))]
     # A round cap makes a dot of a point that has no neighbour.
-    return _steps(along[run], up[run], x, y) + ("h0" if run.size == 1 else "")
+    return _steps(along[run], up[run]) + ("h0" if run.size == 1 else "")
 
 
-def _band(curve: _Curve, run: Places, x: PlotScale, y: PlotScale) -> str:
-    import numpy as np
-
-    along, low, high = curve.x[run], curve.low[run], curve.high[run]
-    starts = _starts(along, x)
-    if starts is not None:
-        along = along[starts]
-        low, high = np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)
-    return _steps(np.append(along, along[::-1]), np.append(high, low[::-1]), x, y) + "Z"
+def _band(curve: _Curve, run: Places) -> str:
+    starts = _starts(curve.x[run])
+    along = curve.x[run][starts]
+    # Down the drawing its units grow.
+    low, high = np.maximum.reduceat(curve.low[run], starts), np.minimum.reduceat(curve.high[run], starts)
+    return _steps(np.append(along, along[::-1]), np.append(high, low[::-1])) + "Z"
 
 
-def _steps(along: Floats, up: Floats, x: PlotScale, y: PlotScale) -> str:
+def _steps(along: Floats, up: Floats) -> str:
     """Return a path through points, each from the one before in tenths of a pixel: the shortest way to write it."""
-    import numpy as np
-
-    places = [
-        np.round(
-            (scale.first + (values - scale.low) / (scale.high - scale.low) * (scale.last - scale.first)) * 10
-        )
-        for scale, values in ((x, along), (y, up))
-    ]
-    steps = np.diff(np.stack(places, axis=1), axis=0).astype(np.int64).ravel().tolist()
+    tenths = np.round(np.stack([along, up], axis=1) * 10)
+    steps = np.diff(tenths, axis=0).astype(np.int64).ravel().tolist()
     written = "".join(_tenths(step) for step in steps)
-    return f"M{places[0][0] / 10:g} {places[1][0] / 10:g}" + (f"l{written}" if written else "")
+    return "M{:g} {:g}".format(*tenths[0] / 10) + (f"l{written}" if written else "")
 
 
 def _tenths(step: int) -> str:
@@ -263,12 +213,8 @@ def _tenths(step: int) -> str:
     return ("-" if step < 0 else " ") + (f"{whole or ''}.{tenth}" if tenth else str(whole))
 
 
-def _path(kind: str, pieces: Sequence[str]) -> str:
-    return f'<path class="{kind}" d="{"".join(pieces)}"/>' if pieces else ""
-
-
 def _table(
-    series: Sequence[ChartSeries], axis: str, number: Callable[[float | None], str], hollow: str
+    series: Sequence[ChartSeries], axis: str, number: Written, hollow: str
 ) -> tuple[list[list[str]], list[str]]:
     """Return a row for each place of the axis, of many a hundred, and what is left out."""
     places = sorted({point.x for each in series for point in each.points})
@@ -281,9 +227,9 @@ def _table(
     return rows, notes
 
 
-def _written(point: ChartPoint | None, number: Callable[[float | None], str], hollow: str) -> str:
+def _written(point: ChartPoint | None, number: Written, hollow: str) -> str:
     if point is None:
         return ""
-    between = f" ({number(point.low)} to {number(point.high)})" if None not in (point.low, point.high) else ""
+    between = " ({} to {})".format(*map(number, point.interval)) if point.interval else ""
     over = "" if point.over is None else f" over {point.over:,}"
     return f"{number(point.y)}{between}{over}" + (f", {hollow}" if point.hollow and hollow else "")

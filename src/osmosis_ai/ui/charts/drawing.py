@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import ceil, floor, log10
 from typing import NamedTuple
 
@@ -11,10 +11,14 @@ from markupsafe import Markup, escape
 
 from osmosis_ai.ui.text import visible
 
-# Colours in kit.css; the eighth series has the first colour again, and another shape.
-COLOURS = 7
-WIDTH = 560.0
-LEFT, RIGHT = 44.0, 14.0
+WIDTH, LEFT, RIGHT = 560, 44, 14
+_COLOURS = 7
+"""Of kit.css; the eighth series has the first colour again, and another shape."""
+
+_LONGEST = 64
+"""Characters of a title."""
+Written = Callable[[float | None], str]
+"""How a number is written in the table under a chart."""
 
 
 class ChartPoint(NamedTuple):
@@ -30,12 +34,40 @@ class ChartPoint(NamedTuple):
     over: int | None = None
     hollow: bool = False
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Its two ends, where there are both."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
 
 class ChartSeries(NamedTuple):
     """What belongs together in a chart, under one name."""
 
     name: str
     points: Sequence[ChartPoint]
+
+
+class ChartMark(NamedTuple):
+    """What happened at a place of the axis; equal kinds have equal shapes."""
+
+    x: float
+    kind: str
+    text: str
+
+
+class TimeSpan(NamedTuple):
+    """Something that took its time.
+
+    Attributes:
+        kind: equal ones have equal colours.
+        start_ms: after the first began; None where that is not known.
+        duration_ms: None where that is not known.
+    """
+
+    name: str
+    kind: str
+    start_ms: float | None
+    duration_ms: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,72 +104,98 @@ class PlotScale:
         return f"{self.place(value):.1f}"
 
     def place(self, value: float) -> float:
-        span = self.high - self.low or 1.0
-        return self.first + (min(max(value, self.low), self.high) - self.low) / span * (
-            self.last - self.first
+        """Return the place; that of the nearer end for what lies beyond the scale."""
+        inside = min(max(value, self.low), self.high) - self.low
+        return self.first + inside / (self.high - self.low or 1.0) * (self.last - self.first)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A drawing while it is made, over the scale of its axis."""
+
+    x: PlotScale
+    _parts: list[str] = field(default_factory=list)
+    _legend: list[tuple[str, Markup]] = field(default_factory=list)
+
+    @classmethod
+    def between(cls, low: float, high: float, *, left: float = LEFT, room: float = RIGHT) -> Drawing:
+        """Return an empty one, ``room`` its margin at the right."""
+        return cls(PlotScale(low, high, left, WIDTH - room))
+
+    def path(self, kind: str, d: str, said: str = "") -> None:
+        """Add a path of a class, if there is any; a pointer on it reads what is ``said``."""
+        inside = f"><title>{escape(visible(said))}</title></path>" if said else "/>"
+        if d:
+            self._parts.append(f'<path class="{kind}" d="{d}"{inside}')
+
+    def text(self, kind: str, x: int | str, y: int | str, said: str) -> None:
+        """Add words of a class."""
+        self._parts.append(f'<text class="{kind}" x="{x}" y="{y}">{escape(visible(said))}</text>')
+
+    def title(self, name: str, y: int) -> None:
+        """Add a name above what it is of; of one that does not fit its end, which tells models apart."""
+        shown = visible(name)
+        self.text("title", LEFT, y, shown if len(shown) <= _LONGEST else f"…{shown[-_LONGEST:]}")
+
+    def grid(self, y: PlotScale, values: Sequence[float], written: Callable[[float], str]) -> None:
+        """Add a line across the drawing at each of ``values``, with its number."""
+        for value in values:
+            self.path("grid", f"M{LEFT} {y(value)}H{WIDTH - RIGHT}")
+            self.text("tick end", LEFT - 6, f"{y.place(value) + 4:.1f}", written(value))
+
+    def mark(self, place: int, x: float, y: float, *, hollow: bool = False) -> None:
+        """Add a point of the series at ``place``."""
+        self._parts.append(mark(place, x, y, hollow=hollow))
+
+    def key(self, name: str, drawn: str) -> None:
+        """Add to the legend a name behind what it is drawn with."""
+        shown = Markup(f'<svg viewBox="0 0 14 14" aria-hidden="true">{drawn}</svg>')
+        self._legend.append((name, shown))
+
+    def name(self, series: Sequence[ChartSeries]) -> None:
+        """Add each of ``series`` to the legend, with its mark."""
+        for place, each in enumerate(series):
+            self.key(each.name, mark(place, 7, 7))
+
+    def chart(
+        self,
+        label: str,
+        axis: str,
+        bottom: int,
+        head: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        notes: Sequence[str] = (),
+        places: Sequence[float] | None = None,
+        is_pointed_at: bool = False,
+    ) -> SvgChart:
+        """Return the chart of what was drawn, with its axis below.
+
+        Args:
+            label, head, rows, notes: see :class:`SvgChart`.
+            axis: its name.
+            bottom: where it lies.
+            places: where it has numbers; round ones by default.
+            is_pointed_at: whether it says where its numbers lie, so that a module can point at them.
+        """
+        x = self.x
+        places = ticks(x.low, x.high) if places is None else places
+        ends = "".join(f"M{x(place)} {bottom}v5" for place in places)
+        self.path("grid", f"M{LEFT} {bottom}H{WIDTH - RIGHT}{ends}")
+        for place in places:
+            self.text("tick middle", x(place), bottom + 18, f"{place:g}")
+        self.text("axis middle", (LEFT + WIDTH - RIGHT) // 2, bottom + 36, axis)
+        along = f' data-x="{x.low:g} {x.high:g} {x.first:g} {x.last:g}"' if is_pointed_at else ""
+        svg = Markup(
+            f'<svg viewBox="0 0 {WIDTH} {bottom + 42}" role="img" aria-label="{escape(visible(label))}"{along}>'
+            f"{''.join(self._parts)}</svg>"
         )
+        return SvgChart(label, svg, self._legend, head, rows, notes)
 
 
-def plotted(
-    parts: Iterable[str],
-    x: PlotScale,
-    bottom: float,
-    axis: str,
-    label: str,
-    *,
-    places: Sequence[float] | None = None,
-    is_pointed_at: bool = False,
-) -> Markup:
-    """Return the drawing of ``parts`` over its axis.
-
-    Args:
-        parts: what is drawn.
-        x: the scale of the axis.
-        bottom: where it lies.
-        axis: its name.
-        label: what the drawing shows, for who does not see it.
-        places: where the axis has numbers; round ones by default.
-        is_pointed_at: whether it says where its numbers lie, so that a module can point at them.
-    """
-    along = f' data-x="{x.low:g} {x.high:g} {x.first:g} {x.last:g}"' if is_pointed_at else ""
-    return Markup(
-        f'<svg viewBox="0 0 {WIDTH:g} {bottom + 42:g}" role="img" aria-label="{escape(visible(label))}"{along}>'
-        + "".join(parts)
-        + _x_axis(x, bottom, axis, ticks(x.low, x.high) if places is None else places)
-        + "</svg>"
-    )
-
-
-def title(name: str, y: float) -> str:
-    """Return a name above what it is of, cut to fit the drawing."""
-    return f'<text class="title" x="{LEFT:g}" y="{y:g}">{short(name)}</text>'
-
-
-def grid_rows(y: PlotScale, values: Sequence[float], written: Callable[[float], str]) -> str:
-    """Return a line across the drawing at each of ``values``, with its number."""
-    return "".join(
-        f'<path class="grid" d="M{LEFT:g} {y(value)}H{WIDTH - RIGHT:g}"/>'
-        f'<text class="tick end" x="{LEFT - 6:g}" y="{y.place(value) + 4:.1f}">{written(value)}</text>'
-        for value in values
-    )
-
-
-def _x_axis(x: PlotScale, bottom: float, name: str, places: Sequence[float]) -> str:
-    """Return the axis below a drawing: its line, numbers at ``places``, its name."""
-    ends = f"M{LEFT:g} {bottom:g}H{WIDTH - RIGHT:g}" + "".join(
-        f"M{x(place)} {bottom:g}v5" for place in places
-    )
-    texts = "".join(
-        f'<text class="tick middle" x="{x(place)}" y="{bottom + 18:g}">{place:g}</text>' for place in places
-    )
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    named = f'<text class="axis middle" x="{middle:g}" y="{bottom + 36:g}">{escape(visible(name))}</text>'
-    return f'<path class="grid" d="{ends}"/>{texts}{named}'
-
-
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Return round numbers from ``low`` to ``high``: steps of 1, 2 or 5 times a power of ten."""
-    rough = (high - low) / about or 1.0
+def ticks(low: float, high: float) -> list[float]:
+    """Return about five round numbers from ``low`` to ``high``: steps of 1, 2 or 5 times a power of ten."""
+    rough = (high - low) / 5 or 1.0
     power = 10.0 ** floor(log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
     first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
@@ -154,43 +212,12 @@ _OUTLINES = (
 )
 
 
+def colour(place: int) -> int:
+    """Return which of the colours the series at ``place`` has."""
+    return place % _COLOURS + 1
+
+
 def mark(place: int, x: float, y: float, *, hollow: bool = False) -> str:
     """Return the mark of the series at ``place``: its shape tells it as well as its colour."""
-    filled = f"line-{place % COLOURS + 1} hollow" if hollow else f"fill-{place % COLOURS + 1}"
+    filled = f"line-{colour(place)} hollow" if hollow else f"fill-{colour(place)}"
     return f'<path class="{filled}" d="M{x:.1f} {y:.1f}{_OUTLINES[place % len(_OUTLINES)]}"/>'
-
-
-_EVENTS = ("m-5-8h10l-5 8Z", "m-4-8h8v8h-8Z", "m0-9l4.5 4.5l-4.5 4.5l-4.5-4.5Z")
-
-
-def event(kind: int, x: float, top: float, bottom: float, text: str) -> str:
-    """Return a line down the drawing at what happened there, with the shape of its kind at the top."""
-    return (
-        f'<path class="limit" d="M{x:.1f} {top:g}V{bottom:g}"/>'
-        f'<path class="event" d="M{x:.1f} {top:g}{_EVENTS[kind % len(_EVENTS)]}"><title>{escape(visible(text))}</title></path>'
-    )
-
-
-def legend(
-    series: Sequence[ChartSeries], events: Sequence[str] = (), hollow: str = ""
-) -> list[tuple[str, Markup]]:
-    """Return name and mark of each series, of each kind of event, and of hollow points."""
-    keys = [(each.name, mark(place, 7, 7)) for place, each in enumerate(series)]
-    keys += [
-        (kind, f'<path class="event" d="M7 11{_EVENTS[place % len(_EVENTS)]}"/>')
-        for place, kind in enumerate(events)
-    ]
-    if hollow:
-        keys.append((hollow, mark(0, 7, 7, hollow=True)))
-    return [(name, key(drawn)) for name, drawn in keys]
-
-
-def key(drawn: str) -> Markup:
-    """Return what stands before a name in a legend."""
-    return Markup(f'<svg viewBox="0 0 14 14" aria-hidden="true">{drawn}</svg>')
-
-
-def short(name: str, most: int = 64) -> Markup:
-    """Return a name that fits the drawing; the end of a long one tells models apart."""
-    shown = visible(name)
-    return escape(shown if len(shown) <= most else "…" + shown[-most:])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
@@ -19,7 +19,6 @@ from osmosis_ai.evaluation.conversation import (
     spans,
 )
 from osmosis_ai.ui import numbers
-from osmosis_ai.ui.charts import SvgChart, TimeSpan, waterfall
 from osmosis_ai.ui.shell import NavItem
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.queries import (
@@ -35,6 +34,9 @@ from osmosis_ai.viewer.read_sample import ReadSample, conversation_in, outcome_o
 from osmosis_ai.viewer.shown_steps import ShownSteps, shown_steps
 from osmosis_ai.viewer.source import RunEntry, SampleDetail, SampleEntry, SampleQuery
 from osmosis_ai.viewer.validation import validated_sample
+
+if TYPE_CHECKING:
+    from osmosis_ai.ui.charts import SvgChart
 
 HIDEABLE = ("system", "tools", "reasoning")
 WORDS = ("show", "from", "with", "text", "hide", "elsewhere")
@@ -240,6 +242,8 @@ def _artifacts(view: Viewing, run: str, sample: SampleEntry) -> Sequence[StoredA
 
 
 def _waterfall(conversation: Conversation) -> SvgChart | None:
+    from osmosis_ai.ui.charts import TimeSpan, waterfall
+
     timed = [
         TimeSpan(
             f"message {span.step}" if span.step else span.kind, span.kind, span.start_ms, span.duration_ms

@@ -1,0 +1,151 @@
+"""What is as long as its number: bars, histograms of values and of counts, and a waterfall of what took how long."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from osmosis_ai.ui import numbers
+from osmosis_ai.ui.charts.drawing import LEFT, Drawing, PlotScale, SvgChart, TimeSpan, Written, colour, ticks
+from osmosis_ai.ui.text import visible
+
+Floats = NDArray[np.float64]
+_BINS = 20
+_HEIGHT = 120
+_NAMES = 150
+_ROW = 18
+_MOST = 200
+
+
+def bars(items: Sequence[tuple[str, float]], *, label: str, axis: str, number: Written) -> SvgChart:
+    """Return a bar for each of ``items`` (name and what is not below zero), under its name, its number at its end."""
+    drawing = Drawing.between(0.0, max([1e-9, *(value for _, value in items)]), room=84)
+    for row, (name, value) in enumerate(items):
+        y, end = row * 34, drawing.x(value)
+        drawing.title(name, y + 14)
+        drawing.path("fill-1", f"M{LEFT} {y + 20}H{end}v10H{LEFT}Z")
+        drawing.text("tick", f"{drawing.x.place(value) + 6:.1f}", y + 29, number(value))
+    rows = [[name, number(value)] for name, value in items]
+    return drawing.chart(label, axis, 34 * len(items) + 4, ("Name", axis.capitalize()), rows)
+
+
+def histograms(
+    series: Sequence[tuple[str, Floats]], *, low: float, high: float, label: str, axis: str
+) -> SvgChart:
+    """Return a histogram for each of ``series``, one above the other on the same scales.
+
+    Args:
+        series: names and values; NaN is left out.
+        low, high: what the values can be, at least and at most.
+    """
+    known = [(name, values[~np.isnan(values)]) for name, values in series]
+    centres, edges = bins(np.concatenate([values for _, values in known]), low=low, high=high)
+    counts = [(name, np.histogram(values, bins=edges)[0].tolist()) for name, values in known]
+    named = [f"{centre:g}" for centre in np.round(centres, 6).tolist()]
+    return _drawn(counts, edges.tolist(), named, ends=(low, high), label=label, axis=axis)
+
+
+def counted_histogram(
+    edges: Sequence[float], counts: Sequence[int], *, name: str, label: str, axis: str
+) -> SvgChart:
+    """Return the histogram of values that are counted already: ``counts[i]`` lie from ``edges[i]`` to the next edge."""
+    named = [f"{left:g} to {right:g}" for left, right in pairwise(edges)]
+    return _drawn([(name, counts)], edges, named, ends=(edges[0], edges[-1]), label=label, axis=axis)
+
+
+def _drawn(
+    counts: Sequence[tuple[str, Sequence[int]]],
+    edges: Sequence[float],
+    named: Sequence[str],
+    *,
+    ends: tuple[float, float],
+    label: str,
+    axis: str,
+) -> SvgChart:
+    shares = [[found / max(sum(each), 1) for found in each] for _, each in counts]
+    most = max(max(map(max, shares)), 1e-9)
+    drawing = Drawing.between(edges[0], edges[-1])
+    x = drawing.x
+    for place, (name, _) in enumerate(counts):
+        top = place * _HEIGHT
+        y = PlotScale(0.0, most, top + 108, top + 30)
+        drawing.title(name, top + 18)
+        drawing.grid(y, (0.0, most), lambda share: f"{share:.0%}")
+        for (left, right), share in zip(pairwise(edges), shares[place], strict=True):
+            gap = 0.04 * (right - left)
+            if share > 0:
+                bar = f"M{x(left + gap)} {y(0)}V{y(share)}H{x(right - gap)}V{y(0)}Z"
+                drawing.path(f"fill-{colour(place)}", bar)
+    rows = [[text, *(f"{each[row]:,}" for _, each in counts)] for row, text in enumerate(named)]
+    head = (axis.capitalize(), *(name for name, _ in counts))
+    return drawing.chart(label, axis, _HEIGHT * len(counts) - 12, head, rows, places=ticks(*ends))
+
+
+def even_edges(low: float, high: float, parts: int) -> Floats:
+    """Return the edges of ``parts`` bars of one width, each the number that people read: 0.7, not 0.7000000000000001.
+
+    So a value that is written like an edge lies behind it.
+    """
+    exact: Floats = np.linspace(low, high, parts + 1)
+    digits = 9 - math.floor(math.log10(max((high - low) / parts, sys.float_info.min)))
+    inner = np.array([round(edge, digits) for edge in exact[1:-1].tolist()])
+    edges: Floats = np.concatenate(([low], inner, [high]))
+    return edges if (np.diff(edges) > 0).all() else exact
+
+
+def bins(values: Floats, *, low: float, high: float) -> tuple[Floats, Floats]:
+    """Return (centres, edges): one bin for each value that was given when they are few, else twenty."""
+    given = np.unique(values)
+    steps = np.diff(given)
+    if (
+        2 <= given.size <= 2 * _BINS + 1
+        and np.isclose(steps / steps.min(), np.round(steps / steps.min())).all()
+    ):
+        step = float(steps.min())
+        parts = round((high - low) / step)
+        if parts <= 2 * _BINS and np.isclose((given - low) / step % 1, 0).all():
+            centres: Floats = np.linspace(low, low + parts * step, parts + 1)
+            return centres, np.append(centres - step / 2, centres[-1] + step / 2)
+    edges = even_edges(low, high, _BINS)
+    return (edges[:-1] + edges[1:]) / 2, edges
+
+
+def waterfall(spans: Sequence[TimeSpan], *, label: str) -> SvgChart:
+    """Return a row for each of ``spans``, of the first 200; one whose times are not known stands in the table alone."""
+    timed = [
+        (each, each.start_ms, each.duration_ms)
+        for each in spans
+        if each.start_ms is not None and each.duration_ms is not None
+    ]
+    end_s = max((start + lasts for _, start, lasts in timed), default=1.0) / 1000 or 1e-3
+    drawing = Drawing.between(0.0, end_s, left=_NAMES)
+    fills = {
+        kind: f"fill-{colour(place)}" for place, kind in enumerate(dict.fromkeys(each.kind for each in spans))
+    }
+    for kind, fill in fills.items():
+        drawing.key(kind, f'<path class="{fill}" d="M1 2h12v10h-12Z"/>')
+    for row, (each, start, lasts) in enumerate(timed[:_MOST]):
+        y = row * _ROW
+        left = drawing.x.place(start / 1000)
+        # At least a pixel: what was quick happened as well.
+        width = max(drawing.x.place((start + lasts) / 1000) - left, 1.0)
+        drawing.text("tick end", _NAMES - 8, y + 13, visible(each.name)[:22])
+        bar = f"M{left:.1f} {y + 3}h{width:.1f}v12h{-width:.1f}Z"
+        drawing.path(fills[each.kind], bar, f"{each.name}: {numbers.duration(lasts / 1000)}, {each.kind}")
+    return drawing.chart(
+        label,
+        "seconds",
+        _ROW * min(len(timed), _MOST) + 4,
+        ("What", "Kind", "Began after", "Took"),
+        [[each.name, each.kind, _written(each.start_ms), _written(each.duration_ms)] for each in spans],
+        notes=[f"The drawing has the first {_MOST} of {len(timed):,}."] if len(timed) > _MOST else [],
+    )
+
+
+def _written(ms: float | None) -> str:
+    return numbers.NOT_RECORDED if ms is None else numbers.duration(ms / 1000)

@@ -2,17 +2,14 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import stat
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from osmosis_ai import files
 from osmosis_ai.files import cache_dir, sync_directory, write_atomic, write_json
+from tests.full_disk import files_of_at_most
 
 
 def test_a_file_is_written_whole_and_private(tmp_path: Path) -> None:
@@ -42,23 +39,11 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_debris(
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.txt"]
 
 
-@pytest.mark.integration
 def test_a_full_disk_leaves_the_old_file_and_no_debris(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
     write_atomic(path, "old")
-    program = f"""
-        import resource, signal, sys
-        from pathlib import Path
-        from osmosis_ai.files import write_atomic
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, {resource.RLIM_INFINITY}))
-        try:
-            write_atomic(Path({str(path)!r}), "x" * 100_000)
-        except OSError:
-            sys.exit(3)
-    """
-    result = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False)
-    assert result.returncode == 3
+    with files_of_at_most(1000), pytest.raises(OSError, match="File too large"):
+        write_atomic(path, "x" * 100_000)
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.txt"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import pytest
 
 from osmosis_ai.cli.options import parse_duration
 from tests.evaluation.rollouts import write_rollout, write_rows
+from tests.full_disk import NO_CACHED_CODE, limit_files
 from tests.standin_model import Reply, StandInModel, error_reply
 from tests.warm_osmosis import warm_osmosis
 from tests.workspace.builders import MINIMAL_EVAL, make_workspace
@@ -55,8 +56,7 @@ class World:
             "OPENAI_API_KEY": "sk-stand-in",
             "OPENAI_BASE_URL": self.model.base_url,
             "OSMOSIS_CACHE_DIR": str(self.workspace.root.parent / "cache"),
-            # Under a limit of a file's size the interpreter would leave half a cached module for all others.
-            "PYTHONDONTWRITEBYTECODE": "1",
+            **NO_CACHED_CODE,
         }
         return await asyncio.create_subprocess_exec(
             *([sys.executable, "-m", "osmosis_ai"] if prepare else warm_osmosis()),
@@ -229,11 +229,7 @@ async def test_a_full_disk_halts_the_run_and_the_same_command_goes_on_when_there
     world: World,
 ) -> None:
     world.rows([f"row {row}" for row in range(80)])
-
-    def fill_up() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (9000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-
-    full = await world.run("--name", "full", prepare=fill_up)
+    full = await world.run("--name", "full", prepare=partial(limit_files, 9000))
     assert full.status == 1, full.err
     assert "the disk is full" in full.err
     kept = full.resource["succeeded"]

@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import resource
 import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.agent_workspace import CONFIG, KEY, World
 from tests.e2e.platform_process import ROLLOUT_SERVER, child_of
+from tests.full_disk import NO_CACHED_CODE, limit_files
 from tests.standin_model import Reply, StandInModel, error_reply
 from tests.warm_osmosis import process_of
 
@@ -465,12 +466,7 @@ async def test_a_full_disk_halts_the_run_keeps_what_counts_and_goes_on_when_ther
     world: World,
 ) -> None:
     world.rows(*(f"row {row}" for row in range(60)))
-
-    def fill_up() -> None:
-        # A file that may not grow fails as on a full disk, and in this process tree alone.
-        resource.setrlimit(resource.RLIMIT_FSIZE, (9000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-
-    full = await world.run("--name", "kept", prepare=fill_up)
+    full = await world.run("--name", "kept", prepare=partial(limit_files, 9000), **NO_CACHED_CODE)
     assert full.status == 1
     assert (
         "warning: the run was halted: the disk is full: a result could not be written to `RUN/events.jsonl` "

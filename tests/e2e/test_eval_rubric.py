@@ -6,16 +6,17 @@ import asyncio
 import json
 import os
 import random
-import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.e2e.kill_plan import seed_of_kills
+from tests.full_disk import NO_CACHED_CODE, limit_files
 from tests.rubric.judge_server import JudgeServer
 from tests.standin_model import Reply
 from tests.warm_osmosis import warm_osmosis
@@ -60,6 +61,7 @@ class World:
                 "OPENAI_API_KEY": KEY,
                 "OPENAI_BASE_URL": self.judge.base_url,
                 "OSMOSIS_CACHE_DIR": str(self.root / "cache"),
+                **(NO_CACHED_CODE if prepare else {}),
             },
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -227,12 +229,7 @@ async def test_kills_at_any_moment_lose_no_score_and_repeat_none(world: World) -
 
 async def test_a_full_disk_keeps_what_was_written(world: World) -> None:
     world.records(300)
-
-    def small_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
-    outcome = await world.run("--plain", prepare=small_files)
+    outcome = await world.run("--plain", prepare=partial(limit_files, 20_000))
     assert outcome.status == 1 and "the disk is full" in outcome.err and "--resume" in outcome.err
     kept = len(world.durable())
     assert kept > 20

@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import resource
 import signal
 import socket
 import sqlite3
@@ -19,6 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -32,6 +32,7 @@ from osmosis_ai.platform.db.tables import DbDataset
 from osmosis_ai.services.demo import prepare_scratch
 from tests.e2e.platform_checkout import Outcome, World, run, running, said
 from tests.e2e.platform_process import PROGRAM
+from tests.full_disk import NO_CACHED_CODE, limit_files
 
 pytestmark = pytest.mark.e2e
 
@@ -450,12 +451,7 @@ def test_a_locked_database_delays_a_write_and_no_read(world: World) -> None:
 def test_a_full_disk_is_told_and_leaves_the_platform_well(tmp_path: Path) -> None:
     scratch = prepare_scratch(tmp_path / "demo")
     scratch.push()
-
-    def small_disk() -> None:
-        # A file that may not grow fails as on a full disk, and in this process tree alone.
-        resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-
-    with running(scratch, prepare=small_disk) as env:
+    with running(scratch, prepare=partial(limit_files, 3_000_000), **NO_CACHED_CODE) as env:
 
         def osmosis(*words: str) -> Outcome:
             return run(*words, cwd=scratch.workspace, env=env)

@@ -20,6 +20,7 @@ from osmosis_ai.evaluation.journal import (
 )
 from osmosis_ai.evaluation.record import TerminalRecord
 from tests.evaluation.builders import record
+from tests.full_disk import NO_CACHED_CODE
 
 RECORDS = [record(row, status="failed", reward=None, error="naïve\n“quotes”") for row in range(5)]
 LINES = [each.to_line() for each in RECORDS]
@@ -177,6 +178,7 @@ def test_a_full_disk_fails_the_append_and_loses_nothing_acknowledged(tmp_path: P
     path = tmp_path / "events.jsonl"
     child = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(path), "0"],
+        env={**os.environ, **NO_CACHED_CODE},
         capture_output=True,
         text=True,
         timeout=60,

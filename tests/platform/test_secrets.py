@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import logging
-import resource
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from sqlalchemy import select
 from osmosis_ai.platform.db.tables import DbSecret
 from osmosis_ai.platform.secrets import MissingSecretsError, resolve_scopes, resolve_secrets
 from osmosis_ai.platform.services import PlatformServices
+from tests.full_disk import files_of_at_most
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 
 PATH = "/api/cli/environment-secrets"
@@ -286,12 +286,8 @@ def test_the_first_secret_on_a_full_disk_is_refused_as_such_and_can_be_set_later
 ) -> None:
     assert not services.vault.key_file.exists()
     body = {"name": "KEY", "value": CANARY, "scope": "user"}
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
-    try:
+    with files_of_at_most(16):
         reply = api.post("/api/cli/environment-secrets", json=body)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert_flat_error(reply, 507, "STORAGE_FULL")
     assert not services.vault.key_file.exists()
     assert api.post("/api/cli/environment-secrets", json=body).status_code == 200

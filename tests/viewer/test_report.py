@@ -7,7 +7,7 @@ import io
 import json
 import os
 import re
-import resource
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from osmosis_ai.viewer.report import RunReportOptions, write_run_report
 from osmosis_ai.viewer.source import FailureCount, RunDetail
 from tests.evaluation.builders import record
 from tests.evaluation.recorded_runs import write_run
+from tests.full_disk import files_of_at_most
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.workspace.builders import make_workspace
 
@@ -163,17 +164,16 @@ def test_what_stands_in_the_place_of_a_report_is_not_lost(tmp_path: Path, what: 
     elif what.startswith("link"):
         place.symlink_to(other if what == "link to a file" else tmp_path / "nothing")
     before = place.lstat().st_mode if what != "full disk" else None
-    limits, written, said = resource.getrlimit(resource.RLIMIT_FSIZE), False, ""
+    written, said = False, ""
     try:
-        with ReportFile(place, overwrite=overwrite).opened() as file:
-            if what == "full disk":
-                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        with (
+            ReportFile(place, overwrite=overwrite).opened() as file,
+            files_of_at_most(4096) if what == "full disk" else nullcontext(),
+        ):
             file.write(b"x" * 1_000_000)
         written = True
     except OsmosisError as error:
         said = error.message
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert written or str(place) in said
     assert written or ("exists" if before and not overwrite else "can not be written") in said
     # A link is replaced where that is asked for; what it leads to never is.

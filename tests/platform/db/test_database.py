@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import resource
 import sqlite3
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.migrations import alembic_config
 from osmosis_ai.platform.db.tables import Base, DbLogLine, DbRun, DbSample, DbToken, DbWorkspace, new_id
+from tests.full_disk import files_of_at_most
 from tests.platform.databases import postgres_database
 
 
@@ -324,14 +324,11 @@ def test_a_full_disk_leaves_nothing_half_written(db: Database) -> None:
                 line = f"{number}" * 4000
                 session.add(DbLogLine(subject_id="run_1", timestamp=now, level="info", step="", message=line))
 
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # A limit on the size of files fails writes as a full disk does, in this process alone.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (db.sqlite_path.stat().st_size + 65_536, limits[1]))
-    try:
-        with pytest.raises(StorageFullError, match="disk is full"):
-            fill()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with (
+        files_of_at_most(db.sqlite_path.stat().st_size + 65_536),
+        pytest.raises(StorageFullError, match="disk is full"),
+    ):
+        fill()
     assert names(db) == ["fern"]
     with db.transaction() as session:
         session.add(workspace("moss"))

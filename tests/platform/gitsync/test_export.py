@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import resource
 import stat
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from osmosis_ai.errors import NotFoundError
 from osmosis_ai.platform.gitsync import export, tree
 from osmosis_ai.platform.gitsync.git import GitError
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
+from tests.full_disk import files_of_at_most
 from tests.platform.gitsync.repositories import Repository
 
 
@@ -187,13 +187,8 @@ def test_a_full_disk_leaves_nothing_behind(
     repository.write("a", b"x" * 200_000)
     sha = repository.commit()
     mirrors.sync(repository.source)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-    try:
-        with pytest.raises(OSError):
-            mirrors.export(repository.source, sha, tmp_path / "deep" / "out")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with files_of_at_most(100_000), pytest.raises(OSError):
+        mirrors.export(repository.source, sha, tmp_path / "deep" / "out")
     assert list((tmp_path / "deep").iterdir()) == []
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import time
@@ -13,6 +12,7 @@ import pytest
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.training.learner.checkpoints import CheckpointStore, checkpoints_in
+from tests.full_disk import files_of_at_most
 from tests.lazily import lazily
 
 with lazily("torch"):
@@ -236,17 +236,15 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_says_so(tmp_path, room):
     learner = tiny_learner()
     learner.step(*batch_for(learner))
 
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, limit[1]))
         said = ["nothing", None]
-        try:
-            store.save(2, learner, {}, PROVENANCE)
-        except OsmosisError as error:
-            said = [error.message, error.hint]
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        with files_of_at_most(room):
+            try:
+                store.save(2, learner, {}, PROVENANCE)
+            except OsmosisError as error:
+                said = [error.message, error.hint]
         (tmp_path / "said").write_text(json.dumps(said))
         os._exit(0)
     os.waitpid(child, 0)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from osmosis_ai.training.runs.rollout_batch import (
 from osmosis_ai.training.runs.sampler import Sample
 from osmosis_ai.training.runs.truncation import with_truncation_rule
 from osmosis_ai.training.runs.validation import rewards_by_row
+from tests.full_disk import files_of_at_most
 from tests.lazily import lazily
 from tests.training.samples import dataset_row, failed, recorded, sample, scored
 
@@ -103,13 +103,8 @@ def test_a_damaged_line_is_named(tmp_path):
 def test_a_full_disk_is_one_sentence_and_leaves_the_history_as_it_was(tmp_path):
     written = history(tmp_path, 0)
     before = written.path.read_bytes()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, hard))
-    try:
-        with pytest.raises(HistoryError, match="the disk is full"):
-            written.append(record(1))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with files_of_at_most(len(before) + 10), pytest.raises(HistoryError, match="the disk is full"):
+        written.append(record(1))
     assert written.path.read_bytes() == before
 
 

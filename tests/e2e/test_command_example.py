@@ -28,7 +28,7 @@ async def test_a_plain_script_is_evaluated_with_its_conversation_and_its_tokens(
             for asked, truth in [*ROWS, ("Nothing.", "1")]
         ]
         (world.root / "data" / "rows.jsonl").write_text("\n".join(lines) + "\n")
-        world.config(rollout="command", timeout_s=60)
+        world.config(rollout="command", timeout_s=600)
         outcome = await world.osmosis("eval", "run", CONFIG, "--yes", "--json")
     assert outcome.status == 0, outcome.err
     by_row = {record["row_index"]: record for record in world.records()}

@@ -46,9 +46,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[World, Out
             shutil.copytree(EXAMPLES / framework, world.root / "rollouts" / framework)
             lines = [json.dumps({"user_prompt": asked, "ground_truth": truth}) for asked, truth in ROWS]
             (world.root / "data" / "rows.jsonl").write_text("\n".join(lines) + "\n")
-            world.config(rollout=framework, timeout_s=60)
+            world.config(rollout=framework, timeout_s=600)
             started = await world.start("eval", "run", CONFIG, "--yes", "--json")
-            out, err = await asyncio.wait_for(started.communicate(), 240)
+            out, err = await asyncio.wait_for(started.communicate(), 900)
             assert started.returncode is not None
             return world, Outcome(started.returncode, out.decode(), err.decode())
 

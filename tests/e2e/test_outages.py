@@ -54,7 +54,7 @@ class World(NamedTuple):
 
     def get(self, path: str, **headers: str) -> httpx.Response:
         return httpx.get(
-            self.platform.env["OSMOSIS_PLATFORM_URL"] + path, headers=headers, timeout=60, trust_env=False
+            self.platform.env["OSMOSIS_PLATFORM_URL"] + path, headers=headers, timeout=300, trust_env=False
         )
 
     def refused(self, *words: str) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def test_a_start_says_what_is_wrong_with_its_bucket(tmp_path: Path) -> None:
     readable.terminate()
     assert readable.stderr is not None
     said = readable.stderr.read()
-    readable.wait(timeout=60)
+    readable.wait(timeout=300)
     store.close()
     assert "stored nothing: it fails, is full, or takes no files, and its own log says which" in said
     assert (told["status"], told["problems"]) == ("not ready", {"blobs": "they can not be kept"})

@@ -93,7 +93,7 @@ async def until(name: str, url: str, process: subprocess.Popen[str]) -> None:
             if process.poll() is not None:
                 break
             try:
-                if (await client.get(f"{url}/health", timeout=60)).json()["agent_loop"] == name:
+                if (await client.get(f"{url}/health", timeout=300)).json()["agent_loop"] == name:
                     return
             except httpx.TransportError:
                 pass  # not yet, or just restarting
@@ -108,7 +108,7 @@ async def test_the_command_serves_until_it_is_told_to_end_and_then_reports_what_
     async with Trainer().serving() as trainer, running(directory, *command) as process:
         served = await first_line(process)
         key = {"Authorization": f"Bearer {served['api_key']}"}
-        async with httpx.AsyncClient(base_url=served["url"], timeout=60, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=served["url"], timeout=300, trust_env=False) as client:
             assert (await client.post("/v1/rollout/init", json=trainer.init())).status_code == 401
             accepted = await client.post("/v1/rollout/init", json=trainer.init(), headers=key)
             assert accepted.status_code == 202
@@ -136,7 +136,7 @@ async def test_a_file_that_changes_is_served_anew_with_the_same_key(directory: P
         (directory / "server.py").write_text(SERVER.replace('name = "calculator"', 'name = "computer"'))
         await until("computer", url, process)
         async with httpx.AsyncClient(headers={"Authorization": "Bearer k"}, trust_env=False) as client:
-            assert (await client.get(f"{url}/platform/health", timeout=60)).status_code == 200
+            assert (await client.get(f"{url}/platform/health", timeout=300)).status_code == 200
         process.send_signal(signal.SIGINT)
     assert process.returncode == 0
 

@@ -137,7 +137,7 @@ async def test_a_process_that_does_not_start_is_said_at_once_with_its_last_words
     # Nothing in this process waits for it any more, so that it can train with others.
     for thread in threading.enumerate():
         if thread.name == "learner-start":
-            thread.join(30)
+            thread.join(300)
             assert not thread.is_alive()
     summary = await trainer(tmp_path / "again", TrainingHooks(), learner_processes=2).run()
     assert summary.ending.because == "finished"

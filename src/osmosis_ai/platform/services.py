@@ -30,7 +30,7 @@ from osmosis_ai.platform.runs.desk.run_desk import RunDesk
 from osmosis_ai.platform.runs.desk.shard_merging import MERGE_EVERY_S, ShardMerging
 from osmosis_ai.platform.runs.execute.rounds import ExecutorParts
 from osmosis_ai.platform.runs.imports.sessions import EvalImportStore
-from osmosis_ai.platform.runs.lifecycle import RunKind, waits_for
+from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.read.downloads import Downloads
 from osmosis_ai.platform.runs.read.run_counts import RunCounts
 from osmosis_ai.platform.runs.read.run_store import RunStore
@@ -41,6 +41,7 @@ from osmosis_ai.platform.runs.submit.packing import PACKING, SourcePacking
 from osmosis_ai.platform.runs.submit.resuming import TrainingResumption
 from osmosis_ai.platform.runs.submit.retrying import EvalRetries
 from osmosis_ai.platform.runs.submit.submitter import RunSubmitter
+from osmosis_ai.platform.runs.waiting import waits_for
 from osmosis_ai.platform.secrets import SecretStore
 from osmosis_ai.platform.sign_in import SignIns
 from osmosis_ai.platform.vault import Vault, open_vault
@@ -103,7 +104,7 @@ class PlatformServices:
         """Return why nobody works on a run that is there, in a sentence; None where that is no matter or not known."""
         if run.status == "pending" and self.sources.is_making(run.workspace_id, run.commit_sha):
             return PACKING
-        return self.worker_access.known.why_it_waits(run) or waits_for(run)
+        return self.worker_access.known.why_it_waits(run) or waits_for(run, self.desk.leases)
 
 
 def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> PlatformServices:

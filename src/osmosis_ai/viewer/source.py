@@ -94,7 +94,7 @@ class RunEntry:
         reward: mean over scored samples, of training the newest; with its 95 % interval where it has one.
         trend: pass rates (of training: rewards) of up to ten runs of this config, the oldest first, this one last.
         error: why it failed, in a sentence.
-        waits: what a run that was begun and put aside waits for, in a sentence.
+        waits: what a run waits for that was begun and that nobody works on now, in a sentence.
     """
 
     kind: RunKind

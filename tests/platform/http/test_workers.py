@@ -28,7 +28,7 @@ from osmosis_ai.platform.http.worker_waits import worker_waits
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.viewer.source import RunQuery
-from tests.platform.conftest import application, assert_flat_error
+from tests.platform.conftest import ManualClock, application, assert_flat_error
 from tests.platform.evaluations import Submits, submit_body
 from tests.platform.runs.conftest import code, rows  # noqa: F401 - fixtures of `member`
 from tests.platform.runs.conftest import member as member_with_code  # noqa: F401
@@ -232,17 +232,22 @@ def test_a_claim_waits_for_a_run(machine: Spoken, services: PlatformServices, la
     assert len(runs) == 2
 
 
+def waits_of(machine: Spoken, services: PlatformServices, given: Assignment) -> tuple[Any, Any, str]:
+    """Return what the one run waits for, as the list and its detail say, and how far whoever looks at its page has heard."""
+    [row] = machine.api.get("/api/cli/eval-runs").json()["eval_runs"]
+    detail = machine.api.get(f"/api/cli/eval-runs/{given.run.id}").json()
+    source = PlatformSource(services, given.run.workspace_id, services.sample_counts)
+    assert row["status"] == detail["eval_run"]["status"] == "running", "the hosted words stay"
+    [entry] = source.runs(RunQuery(), limit=10).items
+    assert entry.waits == row.get("waits")
+    return row.get("waits"), detail.get("waits"), source.changes("eval", given.run.name).cursor
+
+
 def test_a_run_that_was_put_aside_says_what_it_waits_for(machine: Spoken, services: PlatformServices) -> None:
     given = machine.claimed()
 
     def told() -> tuple[Any, Any, str]:
-        [row] = machine.api.get("/api/cli/eval-runs").json()["eval_runs"]
-        detail = machine.api.get(f"/api/cli/eval-runs/{given.run.id}").json()
-        source = PlatformSource(services, given.run.workspace_id, services.sample_counts)
-        assert row["status"] == detail["eval_run"]["status"] == "running", "the hosted words stay"
-        [entry] = source.runs(RunQuery(), limit=10).items
-        assert entry.waits == row.get("waits")
-        return row.get("waits"), detail.get("waits"), source.changes("eval", given.run.name).cursor
+        return waits_of(machine, services, given)
 
     at_work = told()
     assert at_work[:2] == (None, None)
@@ -259,6 +264,30 @@ def test_a_run_that_was_put_aside_says_what_it_waits_for(machine: Spoken, servic
     assert put_aside[2] != at_work[2], "who looks at its page is told"
     machine.claimed()
     assert told()[:2] == (None, None)
+
+
+def test_a_run_whose_worker_is_silent_says_so_and_when_another_one_may_take_it(
+    machine: Spoken, services: PlatformServices, clock: ManualClock
+) -> None:
+    given = machine.claimed()
+    heard: list[str] = []
+
+    def told_after(seconds: float) -> str | None:
+        clock.advance(seconds)
+        listed, shown, cursor = waits_of(machine, services, given)
+        assert listed == shown
+        heard.append(cursor)
+        return listed
+
+    assert told_after(10) is None, "a worker is heard three times in a lease"
+    another = "another one of the pool 'gpu'"
+    assert told_after(6) == f"its worker has not been heard for 15 s; in 15 s {another} may take it."
+    assert told_after(10) == f"its worker has not been heard for 25 s; in 4 s {another} may take it."
+    assert told_after(4) == f"its worker has not been heard for 30 s: it waits for {another}."
+    assert told_after(600) == f"its worker has not been heard for 10 min: it waits for {another}."
+    assert len(set(heard)) == len(heard), "who looks at its page is told"
+    assert machine.sync(given).status_code == 200
+    assert told_after(0) is None, "it was slow, and nobody has taken the run"
 
 
 def test_a_claim_that_waits_hears_that_its_token_was_revoked(

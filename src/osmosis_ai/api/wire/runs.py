@@ -36,7 +36,7 @@ class TrainingRunSubmit(WireModel):
 
 
 class Run(WireModel):
-    """A run's own fields, whatever its kind; ``waits``, in lists of our platform, what a run that was put aside waits for."""
+    """A run's own fields, whatever its kind; ``waits``, in lists of our platform, what a run waits for that nobody works on now."""
 
     id: str
     name: str | None = None

@@ -26,6 +26,7 @@ from osmosis_ai.platform.runs.read.run_store import ListedRun
 from osmosis_ai.platform.runs.read.sample_pages import sample_page
 from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
+from osmosis_ai.platform.runs.waiting import waits_for
 
 MAX_URLS = 500
 
@@ -38,7 +39,10 @@ def list_eval_runs(services: Services, scope: WorkspaceScope, page: Paging) -> w
     """List runs, the newest first."""
     listed, total = services.eval_runs.page(scope.workspace_id, limit=page.limit, offset=page.offset)
     below = runs_url(services, scope.workspace, "eval")
-    return wire.EvalRunList(eval_runs=[_row(run, below) for run in listed], **page.keys(total, len(listed)))
+    return wire.EvalRunList(
+        eval_runs=[_row(run, below, waits_for(run, services.desk.leases)) for run in listed],
+        **page.keys(total, len(listed)),
+    )
 
 
 @router.get("/{name_or_id}")
@@ -153,9 +157,9 @@ def related(run: DbRun) -> wire.RelatedRun:
 
 # The summary of an ended run is always the same object; those of others are soon crowded out.
 @lru_cache(maxsize=1024)
-def _row(run: ListedRun, below: str) -> wire.EvalRunRow:
+def _row(run: ListedRun, below: str, waits: str | None) -> wire.EvalRunRow:
     return wire.EvalRunRow(
-        **runs.summary_fields(run, below),
+        **runs.summary_fields(run, below, waits),
         **_origin(run),
         model=runs.named(run.model_path, run.model_path),
         dataset=runs.named(run.dataset_id, run.dataset_name),

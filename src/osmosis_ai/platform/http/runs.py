@@ -24,7 +24,7 @@ from osmosis_ai.platform.http.paging import LogPaging
 from osmosis_ai.platform.http.routing import api_router, quick_read
 from osmosis_ai.platform.http.run_events import add_run_events
 from osmosis_ai.platform.isolation import isolation_shown
-from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind, waits_for
+from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
 from osmosis_ai.platform.runs.read.run_store import FoundRun, ListedRun, RunEndedError, RunStore
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError
 from osmosis_ai.platform.runs.submit.submitter import RunSubmission
@@ -195,10 +195,10 @@ def stop_run(runs: RunStore, workspace_id: str, name_or_id: str, *, by: str) -> 
     return StopReply(id=run.id, status="stopping" if run.status in OPEN else run.status)
 
 
-def summary_fields(run: ListedRun, runs_url: str) -> dict[str, Any]:
+def summary_fields(run: ListedRun, runs_url: str, waits: str | None) -> dict[str, Any]:
     """Return a listed run's own fields, as far as they are known, and where its page is: below ``runs_url``."""
     own = _own_fields(run, run.creator_name, run.creator_email)
-    return {**own, **present({"waits": waits_for(run)}), "platform_url": run_url_below(runs_url, run.name)}
+    return {**own, **present({"waits": waits}), "platform_url": run_url_below(runs_url, run.name)}
 
 
 def detail_fields(services: PlatformServices, scope: Scope, found: FoundRun) -> dict[str, Any]:

@@ -73,6 +73,18 @@ class Leases:
         moment: datetime = session.scalars(select(func.clock_timestamp())).one()
         return moment
 
+    def silent_at(self, heartbeat_at: datetime | None) -> datetime | None:
+        """Return the moment, where an owner that was heard at ``heartbeat_at`` is silent by now; None where it is not.
+
+        The database's clock is asked only where the platform's own says so.
+        """
+        if heartbeat_at is None or (moment := self._clock.now()) - heartbeat_at < self.term / 2:
+            return None
+        if not self._db.is_sqlite:
+            with self._db.session() as session:
+                moment = self.now(session)
+        return moment if moment - heartbeat_at >= self.term / 2 else None
+
     def claim(self, run_id: str, token: str) -> Lease | None:
         """Become the owner of a run; None when it has an owner, has ended or does not exist.
 

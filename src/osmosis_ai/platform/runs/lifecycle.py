@@ -8,8 +8,8 @@ without a live lease waits for its next worker.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
-from typing import Literal, Protocol
+from datetime import timedelta
+from typing import Literal
 
 from osmosis_ai.errors import ConflictError
 
@@ -30,28 +30,6 @@ KIND_NAMES: Mapping[str, str] = {"eval": "evaluation", "training": "training"}
 """What people call the kinds, before "run"."""
 COMMAND_GROUPS: Mapping[str, str] = {"eval": "osmosis eval", "training": "osmosis train"}
 """The commands about runs of each kind."""
-
-
-class _Leased(Protocol):
-    """What is read of a run to tell whether it was put aside."""
-
-    @property
-    def status(self) -> str: ...
-    @property
-    def lease_expires_at(self) -> datetime | None: ...
-    @property
-    def stop_requested_at(self) -> datetime | None: ...
-    @property
-    def pool(self) -> str | None: ...
-
-
-def waits_for(run: _Leased) -> str | None:
-    """Return what a run that was begun and put aside waits for, in a sentence; None of any other."""
-    if run.status != "running" or run.lease_expires_at is not None or run.stop_requested_at is not None:
-        return None
-    if run.pool is None:
-        return "its worker has let it go: it waits for another one of the platform."
-    return f"its worker has let it go: it waits for another one of the pool '{run.pool}'."
 
 
 class LeaseLostError(ConflictError):

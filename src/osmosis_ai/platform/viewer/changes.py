@@ -19,7 +19,8 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbSample
 from osmosis_ai.platform.runs.eval_results import headline_of
-from osmosis_ai.platform.runs.lifecycle import waits_for
+from osmosis_ai.platform.runs.leases import Leases
+from osmosis_ai.platform.runs.waiting import waits_for
 from osmosis_ai.platform.viewer.found_runs import no_such_run, of_family
 from osmosis_ai.viewer.source import Changes
 
@@ -34,7 +35,7 @@ _LINE = (
 
 
 def read_changes(
-    session: Session, workspace_id: str, kind: RunKind, name: str, *, since: str | None
+    session: Session, workspace_id: str, kind: RunKind, name: str, *, since: str | None, leases: Leases
 ) -> Changes:
     """Return how a run stands, and what finished since a cursor.
 
@@ -53,7 +54,7 @@ def read_changes(
     family = [row for row in found if run.id in (row[0].id, row[0].retry_of_id)]
     positions = [row.position or 0 for row in family]
     log_line = next(row.line for row in family if row[0].id == run.id) or 0
-    cursor = f"{_standing([row[0] for row in family])}-{'.'.join(map(str, positions))}-{log_line}"
+    cursor = f"{_standing([row[0] for row in family], leases)}-{'.'.join(map(str, positions))}-{log_line}"
     samples: list[tuple[int, int]] = []
     if since is not None and since != cursor:
         samples = _finished(session, [row[0].id for row in family], positions, _positions(since))
@@ -83,10 +84,10 @@ def _finished(
     return [(row, attempt) for row, attempt in session.execute(asked)]
 
 
-def _standing(runs: Sequence[DbRun]) -> str:
+def _standing(runs: Sequence[DbRun], leases: Leases) -> str:
     """Return a digest of all that can change of runs but their samples and lines."""
     known: list[Any] = [
-        [run.id, run.status, run.results, run.progress, run.error, waits_for(run)] for run in runs
+        [run.id, run.status, run.results, run.progress, run.error, waits_for(run, leases)] for run in runs
     ]
     return hashlib.sha256(orjson.dumps(known)).hexdigest()[:12]
 

@@ -21,7 +21,9 @@ from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, read_page
 from osmosis_ai.platform.db.tables import DbRun, DbUser
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.eval_results import headline_of
-from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind, waits_for
+from osmosis_ai.platform.runs.leases import Leases
+from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
+from osmosis_ai.platform.runs.waiting import waits_for
 from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, refused, run_order
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery
 
@@ -51,11 +53,13 @@ class WorkspaceRuns:
 
     Attributes:
         now: what a run that goes on has taken until.
+        leases: of the platform's runs.
     """
 
     session: Session
     workspace_id: str
     now: datetime
+    leases: Leases
 
     def page(self, query: RunQuery, *, limit: int, cursor: str | None) -> ItemPage[RunEntry]:
         """Return runs, and how many there are.
@@ -96,7 +100,18 @@ class WorkspaceRuns:
     def _entries(self, which: ColumnElement[bool]) -> dict[str, RunEntry]:
         rows = self.session.execute(_SUMMARIES.where(which)).all()
         trends = self._trends([row[0].id for row in rows])
-        return {row[0].id: run_entry(*row, now=self.now, trend=trends[row[0].id]) for row in rows}
+        return {row[0].id: self._entry(*row, trend=trends[row[0].id]) for row in rows}
+
+    def _entry(
+        self,
+        run: DbRun,
+        creator_name: str | None,
+        creator_email: str | None,
+        *,
+        trend: Sequence[float | None],
+    ) -> RunEntry:
+        waits = waits_for(run, self.leases)
+        return run_entry(run, creator_name, creator_email, now=self.now, trend=trend, waits=waits)
 
     def _of_kind(self, statement: Select[Any], kind: str) -> Select[Any]:
         return statement.where(DbRun.workspace_id == self.workspace_id, DbRun.kind == kind)
@@ -170,6 +185,7 @@ def run_entry(
     *,
     now: datetime,
     trend: Sequence[float | None] = (),
+    waits: str | None = None,
 ) -> RunEntry:
     """Return the line of a run."""
     estimates = Estimates.read((run.metrics or {}).get("estimates")) if run.kind == "eval" else None
@@ -197,7 +213,7 @@ def run_entry(
         duration_s=_duration_s(run, now),
         trend=trend,
         error=run.error,
-        waits=waits_for(run),
+        waits=waits,
     )
 
 

@@ -234,7 +234,9 @@ class PlatformSource:
     def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
         """Return how a run stands: one statement, and one more where samples have finished since."""
         with self.services.db.session() as session:
-            return read_changes(session, self.workspace_id, kind, run, since=since)
+            return read_changes(
+                session, self.workspace_id, kind, run, since=since, leases=self.services.desk.leases
+            )
 
     def run_samples(self, run: str) -> RunSamples:
         """Return an evaluation as ``evaluation.comparison`` reads it."""
@@ -244,7 +246,7 @@ class PlatformSource:
             return compared_run(session, self._family(session, "eval", run))
 
     def _runs(self, session: Session) -> WorkspaceRuns:
-        return WorkspaceRuns(session, self.workspace_id, self.services.clock.now())
+        return WorkspaceRuns(session, self.workspace_id, self.services.clock.now(), self.services.desk.leases)
 
     def _samples(self, session: Session, run: str) -> FamilySamples:
         return FamilySamples(session, self._family(session, "eval", run), self.counts)

@@ -72,6 +72,7 @@ class ListedRun:
     retry_of_id: str | None
     retry_of_name: str | None
     pool: str | None
+    heartbeat_at: datetime | None
     lease_expires_at: datetime | None
     stop_requested_at: datetime | None
     creator_name: str | None

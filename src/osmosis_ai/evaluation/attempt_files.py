@@ -78,31 +78,66 @@ def read_environment(directory: Path) -> str | None:
         return None
 
 
-def read_conversation(
-    directory: RunDirectory, rollout_id: str, row: int, attempt: int, *, max_bytes: int
-) -> StoredConversation:
-    """Return an attempt's trajectory, from the copy of it or its own files."""
-    missing = _NOT_KEPT
-    for path in (
-        # The copy has no secrets; the rollout's server does not know which there are.
-        f"{directory.trajectories.name}/{item_name(row, attempt)}.json",
-        f"{directory.trials.name}/{rollout_id}/{TRAJECTORY_FILE}",
-        f"{directory.trials.name}/{rollout_id}/{PENDING_TRAJECTORY_FILE}",
-    ):
-        try:
-            with _opened(directory.path, path) as file:
-                size = os.fstat(file.fileno()).st_size
-                content = file.read(max_bytes + 1) if size <= max_bytes else b""
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            missing = f"the conversation can not be read: `{path}` ({reason_of(error)})"
-            continue
-        if size > max_bytes or len(content) > max_bytes:
-            opened = partial(_opened, directory.path, path)
-            return StoredConversation(None, max(size, len(content)), open=opened)
-        return StoredConversation(content, len(content))
-    return StoredConversation(None, missing=missing)
+@dataclass(frozen=True, slots=True)
+class AttemptFiles:
+    """The files of an attempt: those that the rollout's server keeps under ``rollout_id``, and the run's copies."""
+
+    run: RunDirectory
+    rollout_id: str
+    row: int
+    attempt: int
+
+    def conversation(self, *, max_bytes: int) -> StoredConversation:
+        """Return the attempt's trajectory, from the copy of it or its own files."""
+        directory, missing = self.run, _NOT_KEPT
+        for path in (
+            # The copy has no secrets; the rollout's server does not know which there are.
+            f"{directory.trajectories.name}/{item_name(self.row, self.attempt)}.json",
+            f"{directory.trials.name}/{self.rollout_id}/{TRAJECTORY_FILE}",
+            f"{directory.trials.name}/{self.rollout_id}/{PENDING_TRAJECTORY_FILE}",
+        ):
+            try:
+                with _opened(directory.path, path) as file:
+                    size = os.fstat(file.fileno()).st_size
+                    content = file.read(max_bytes + 1) if size <= max_bytes else b""
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                missing = f"the conversation can not be read: `{path}` ({reason_of(error)})"
+                continue
+            if size > max_bytes or len(content) > max_bytes:
+                opened = partial(_opened, directory.path, path)
+                return StoredConversation(None, max(size, len(content)), open=opened)
+            return StoredConversation(content, len(content))
+        return StoredConversation(None, missing=missing)
+
+    def artifacts(self) -> list[StoredArtifact]:
+        """Return the regular files that the attempt left, by path."""
+        for folder in self._folders():
+            found = _files_below(folder, own=folder.name == ARTIFACTS)
+            if found:
+                return sorted(found, key=lambda artifact: artifact.path)
+        return []
+
+    def open_artifact(self, path: str) -> BinaryIO:
+        """Open one of :meth:`artifacts`; the caller closes it.
+
+        Raises:
+            NotFoundError: there is none, or it is no regular file.
+        """
+        if name_problem(path) is None and path != RESERVED_ARTIFACT:
+            for folder in self._folders():
+                try:
+                    return _opened(self.run.path, f"{folder.relative_to(self.run.path).as_posix()}/{path}")
+                except OSError:
+                    continue
+        raise NotFoundError(
+            f"attempt {self.attempt} on row {self.row} has no such artifact.", details={"path": path[:200]}
+        )
+
+    def _folders(self) -> tuple[Path, Path]:
+        copies = self.run.artifacts / item_name(self.row, self.attempt)
+        return self.run.trial(self.rollout_id) / ARTIFACTS, copies
 
 
 def read_diagnostics(directory: RunDirectory, rollout_id: str) -> bytes:
@@ -122,34 +157,6 @@ def traceback_in(content: bytes) -> str | None:
         return None
     found = told.get("traceback") if isinstance(told, dict) else None
     return found if isinstance(found, str) and found else None
-
-
-def list_artifacts(directory: RunDirectory, rollout_id: str, row: int, attempt: int) -> list[StoredArtifact]:
-    """Return the regular files that an attempt left, by path."""
-    for folder in _folders(directory, rollout_id, row, attempt):
-        found = _files_below(folder, own=folder.name == ARTIFACTS)
-        if found:
-            return sorted(found, key=lambda artifact: artifact.path)
-    return []
-
-
-def open_artifact(directory: RunDirectory, rollout_id: str, row: int, attempt: int, path: str) -> BinaryIO:
-    """Open a file that an attempt left; the caller closes it.
-
-    Raises:
-        NotFoundError: there is none, or it is no regular file.
-    """
-    if name_problem(path) is None and path != RESERVED_ARTIFACT:
-        for folder in _folders(directory, rollout_id, row, attempt):
-            try:
-                return _opened(directory.path, f"{folder.relative_to(directory.path).as_posix()}/{path}")
-            except OSError:
-                continue
-    raise NotFoundError(f"attempt {attempt} on row {row} has no such artifact.", details={"path": path[:200]})
-
-
-def _folders(directory: RunDirectory, rollout_id: str, row: int, attempt: int) -> tuple[Path, Path]:
-    return directory.trial(rollout_id) / ARTIFACTS, directory.artifacts / item_name(row, attempt)
 
 
 def _files_below(folder: Path, *, own: bool) -> list[StoredArtifact]:

@@ -118,7 +118,7 @@ def show_validation(
 
 
 def _here(directory: Path) -> _Validation | None:
-    from osmosis_ai.evaluation.attempt_files import read_conversation
+    from osmosis_ai.evaluation.attempt_files import AttemptFiles
     from osmosis_ai.evaluation.run_directory import RunDirectory
     from osmosis_ai.training.runs.run_directory import TrainingDirectory
     from osmosis_ai.viewer.validation import known_of, validated_entry
@@ -129,10 +129,8 @@ def _here(directory: Path) -> _Validation | None:
     records = {(each.row_index, each.run_index): each for each in samples.records}
 
     def fetch(row: int, attempt: int) -> StoredConversation:
-        rollout_id = records[row, attempt].rollout_id
-        return read_conversation(
-            RunDirectory(directory), rollout_id, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES
-        )
+        files = AttemptFiles(RunDirectory(directory), records[row, attempt].rollout_id, row, attempt)
+        return files.conversation(max_bytes=LARGEST_CONVERSATION_BYTES)
 
     details = {
         place: SampleDetail(validated_entry(record, samples.pass_threshold), known_of(record))

@@ -78,6 +78,15 @@ class SampleList:
                 found += map(self._entry, self.index.find(statement, values))
         return found
 
+    def neighbours(
+        self, query: SampleQuery, entry: SampleEntry
+    ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+        """Return (row, attempt) of the next and the previous sample of a query."""
+        at = position_of(query, entry)
+        found = (self.around(query, at, limit=1, backward=backward) for backward in (False, True))
+        following, preceding = ((page[0].row, page[0].attempt) if page else None for page in found)
+        return following, preceding
+
     def entry(self, item: int) -> SampleEntry | None:
         """Return a sample; None where there is none."""
         found = self.index.find(f"{_SELECT} WHERE item = :item", {"item": item, "n": self.index.n})

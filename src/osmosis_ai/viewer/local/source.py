@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar, get_args
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import (
+    AttemptFiles,
     StoredArtifact,
     StoredConversation,
-    list_artifacts,
-    open_artifact,
     read_config,
-    read_conversation,
     read_diagnostics,
     traceback_in,
 )
@@ -45,7 +43,7 @@ from osmosis_ai.viewer.local.judging_sessions import session_detail
 from osmosis_ai.viewer.local.recorded import secret_names
 from osmosis_ai.viewer.local.run_index import RunIndex
 from osmosis_ai.viewer.local.run_list import RunList
-from osmosis_ai.viewer.local.sample_list import SampleList, position_of
+from osmosis_ai.viewer.local.sample_list import SampleList
 from osmosis_ai.viewer.local.training_runs import read_training, training_curves, training_detail
 from osmosis_ai.viewer.source import (
     Capability,
@@ -137,37 +135,29 @@ class LocalSource:
         """Return a sample, with its neighbours inside ``query``."""
         samples, entry = self._sample(run, row, attempt)
         record = samples.index.record(row * samples.index.n + attempt)
-        at = position_of(query, entry)
-        following, previous = (
-            next(iter(samples.around(query, at, limit=1, backward=backward)), None)
-            for backward in (False, True)
-        )
+        diagnostics = read_diagnostics(samples.index.directory, record.rollout_id) if record else b""
+        following, previous = samples.neighbours(query, entry)
         return SampleDetail(
             summary=entry,
             record=known_of(record) if record is not None else {},
             ground_truth=_ground_truth(samples.index.directory, entry),
-            traceback=traceback_in(read_diagnostics(samples.index.directory, record.rollout_id))
-            if record
-            else None,
-            next=(following.row, following.attempt) if following is not None else None,
-            previous=(previous.row, previous.attempt) if previous is not None else None,
+            traceback=traceback_in(diagnostics),
+            next=following,
+            previous=previous,
             attempts=samples.attempts(row),
         )
 
     def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
         """Return the trajectory of a sample."""
-        directory, rollout_id = self._attempt(run, row, attempt)
-        return read_conversation(directory, rollout_id, row, attempt, max_bytes=max_bytes)
+        return self._attempt(run, row, attempt).conversation(max_bytes=max_bytes)
 
     def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
         """Return the files that an attempt left."""
-        directory, rollout_id = self._attempt(run, row, attempt)
-        return list_artifacts(directory, rollout_id, row, attempt)
+        return self._attempt(run, row, attempt).artifacts()
 
     def open_artifact(self, run: str, row: int, attempt: int, path: str) -> BinaryIO:
         """Open one of :meth:`artifacts`; the caller closes it."""
-        directory, rollout_id = self._attempt(run, row, attempt)
-        return open_artifact(directory, rollout_id, row, attempt, path)
+        return self._attempt(run, row, attempt).open_artifact(path)
 
     def elsewhere(self, row_digest: str, *, limit: int) -> Sequence[tuple[RunEntry, SampleEntry]]:
         """Return samples of the same row in other runs, the newest run first; of as many as fit into a second."""
@@ -209,7 +199,7 @@ class LocalSource:
         """Return the trajectory of one of these samples."""
         record = validated_record(self.validation(run), run, row, attempt)
         directory = RunDirectory(self._place("training", run).path)
-        return read_conversation(directory, record.rollout_id, row, attempt, max_bytes=max_bytes)
+        return AttemptFiles(directory, record.rollout_id, row, attempt).conversation(max_bytes=max_bytes)
 
     def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
         """Return how a run stands."""
@@ -328,11 +318,11 @@ class LocalSource:
             )
         return samples, entry
 
-    def _attempt(self, run: str, row: int, attempt: int) -> tuple[RunDirectory, str]:
-        """Return the directory of a run, and the name of an attempt's files in it."""
+    def _attempt(self, run: str, row: int, attempt: int) -> AttemptFiles:
         samples, _ = self._sample(run, row, attempt)
         record = samples.index.record(row * samples.index.n + attempt)
-        return samples.index.directory, record.rollout_id if record is not None else "-"
+        rollout_id = record.rollout_id if record is not None else "-"
+        return AttemptFiles(samples.index.directory, rollout_id, row, attempt)
 
 
 def _kept(

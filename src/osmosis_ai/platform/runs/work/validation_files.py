@@ -14,7 +14,7 @@ from threading import Lock
 from typing import BinaryIO
 
 from osmosis_ai.api.wire.workers import RunFilePart, TrainingNews, ValidationPart
-from osmosis_ai.evaluation.attempt_files import read_conversation
+from osmosis_ai.evaluation.attempt_files import AttemptFiles
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES, ShardWriter
@@ -85,7 +85,8 @@ class ValidationFiles:
         for record in samples.records:
             row, attempt = record.row_index, record.run_index
             most = min(room, LARGEST_CONVERSATION_BYTES)
-            content = read_conversation(directory, record.rollout_id, row, attempt, max_bytes=most).content
+            files = AttemptFiles(directory, record.rollout_id, row, attempt)
+            content = files.conversation(max_bytes=most).content
             try:
                 clean = clean_json(content, self._redactor) if content is not None else None
             except ValueError:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from osmosis_ai.driving.classify import STATUSES
-from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.comparison.run_samples import (
     PENDING,
     ComparedInputs,
@@ -35,7 +34,6 @@ from osmosis_ai.evaluation.run_state import not_part_of_run
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.statistics import Integers
 
-_MOST_ATTEMPTS = 10**8
 _STATUS_CODES: dict[str, int] = {name: code for code, name in enumerate(STATUSES)}
 _COUNTS = ("tokens", "duration_ms")
 _NAN = math.nan
@@ -172,15 +170,10 @@ def _planned(manifest: Manifest, path: Path) -> tuple[Integers, int]:
     """
     import numpy as np
 
-    try:
-        n, rows = manifest.inputs["n"], manifest.sampled_rows
-        if type(n) is not int or n < 1 or not 0 <= rows * n <= _MOST_ATTEMPTS:
-            raise ValueError(f"{rows} rows with {n!r} attempts each")
-        described = manifest.inputs["dataset"]["selected_source_rows"]
-        parts = [part.partition("-") for part in described.split(",") if part]
-        ranges = [np.arange(int(first), int(last or first) + 1) for first, _, last in parts]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise OsmosisError(f"`{path}` does not tell which rows its run has ({error}).") from None
+    _, n = manifest.planned(path)
+    described = manifest.inputs["dataset"]["selected_source_rows"]
+    parts = [part.partition("-") for part in described.split(",") if part]
+    ranges = [np.arange(int(first), int(last or first) + 1) for first, _, last in parts]
     return np.concatenate(ranges) if ranges else np.zeros(0, dtype=np.int64), n
 
 

@@ -26,6 +26,7 @@ from osmosis_ai.files import open_regular, write_json
 
 SCHEMA_VERSION = 1
 VERSIONS = {"rollout_protocol": "0.3", "dataset_normalization": 1, "state_schema": 1}
+_MOST_ATTEMPTS = 10**8
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 # What tools leave in a source directory; none of it is the agent.
 _BY_PRODUCTS = frozenset(
@@ -128,6 +129,23 @@ class Manifest:
         if any(count < 1 for count in counts):
             raise ValueError(f"rows {described[:80]!r}")
         return sum(counts)
+
+    def planned(self, path: Path) -> tuple[int, int]:
+        """Return how many rows the run uses, and how many attempts on each.
+
+        Args:
+            path: of the manifest, for what is refused.
+
+        Raises:
+            OsmosisError: the manifest does not tell.
+        """
+        try:
+            rows, n = self.sampled_rows, self.inputs["n"]
+            if type(n) is not int or n < 1 or not 0 <= rows * n <= _MOST_ATTEMPTS:
+                raise ValueError(f"{rows} rows with {n!r} attempts each")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise OsmosisError(f"`{path}` does not tell which rows its run has ({error}).") from None
+        return rows, n
 
     def write(self, path: Path) -> None:
         """Write the manifest durably."""

@@ -14,7 +14,7 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import NoneType
@@ -83,22 +83,19 @@ AnswerT = TypeVar("AnswerT")
 _Line = tuple[Any, ...]
 _BATCH = 2_000
 _TAIL_BYTES = 128
-_MOST_ITEMS = 10**8
 _MOST_CHARACTERS = {
     "boundary": 100, "category": 100, "error_type": 100, "error": 300, "input": 200, "output": 200
 }  # fmt: skip
 _CLUSTER_DIGITS = 16
-_NEEDED = ("row_index", "run_index", "rollout_id", "status", "duration_ms")
-_TEXT, _NUMBER = (str, NoneType), (float, int, NoneType)
-_TYPES = (
-    *(
-        (name, _TEXT)
-        for name in ("error", "error_type", "category", "boundary", "row_digest", "input", "output")
-    ),
-    *((name, _NUMBER) for name in ("reward", "cost_usd", "model_latency_ms")),
-)
-"""Of the fields that the table has, the types that need no closer look."""
-_COUNTS = ("tokens", "prompt_tokens", "completion_tokens", "source_row_index", "duration_ms")
+_NEEDED = frozenset({"row_index", "run_index", "rollout_id", "status", "duration_ms"})
+_TEXT, _NUMBER, _LOOKED_AT = (str, NoneType), (float, int, NoneType), (NoneType,)
+_FIELDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(_NEEDED, ()),
+    **dict.fromkeys(("tokens", "prompt_tokens", "completion_tokens", "source_row_index"), _LOOKED_AT),
+    **dict.fromkeys((*_MOST_CHARACTERS, "row_digest"), _TEXT),
+    **dict.fromkeys(("reward", "cost_usd", "model_latency_ms"), _NUMBER),
+}
+"""What the table has of a line, each with the types that need no closer look."""
 _INSERT = f"INSERT OR REPLACE INTO samples ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 
 
@@ -206,7 +203,7 @@ class RunIndex:
 
     def _read_identity(self) -> tuple[int, int, float, str]:
         manifest = Manifest.load(self.directory.manifest)
-        rows, n = planned_items(manifest, self.directory.manifest)
+        rows, n = manifest.planned(self.directory.manifest)
         threshold = pass_threshold_of(self.directory)
         return rows, n, threshold, f"{manifest.local_run_id} {rows} {n} {threshold!r}"
 
@@ -229,12 +226,8 @@ class RunIndex:
             return None
         try:
             # A run that has not begun, or whose journal is gone, has no samples.
-            for batch, end, digest in self._batches(self._read, last) if size else ():
-                self._write(batch, end, digest, size)
-                if time.monotonic() > deadline and self._read < size:
-                    return self._read / size
-        except JournalCorruptionError as error:
-            self.damage = f"{error.message} What stands before that is shown."
+            if size and not self._take_lines(last, size, deadline):
+                return self._read / size
         finally:
             # Once for all that was read: copies of one row may be very many.
             self.connection.execute(_MARK_FLAKY)
@@ -244,26 +237,29 @@ class RunIndex:
         self._unreadable = (size, changed) if self._read < size else None
         return None
 
-    def _batches(self, start: int, last: bytes) -> Iterator[tuple[list[_Line], int, bytes]]:
-        """Yield lines of the table, the byte behind the last of them, and its digest.
+    def _take_lines(self, last: bytes, size: int, deadline: float) -> bool:
+        """Take over the journal's lines, up to what is damaged of them; tell whether there was time for all.
 
-        Raises:
-            JournalCorruptionError: after everything before the damage.
+        Args:
+            last: the digest of the line before.
+            size: of the journal.
+            deadline: when to stop.
         """
-        chain, lines, end = Chain(last), list[_Line](), start
+        chain, lines, end = Chain(last), list[_Line](), self._read
         try:
-            for offset, line, taken in parsed_lines(self.directory.events, self._taken, start, chain=chain):
+            for offset, line, taken in parsed_lines(self.directory.events, self._taken, end, chain=chain):
                 lines.append((offset, *taken))
                 end, last = offset + len(line), chain.last
                 if len(lines) >= _BATCH:
-                    yield lines, end, last
+                    self._write(lines, end, last, size)
                     lines = []
-        except JournalCorruptionError:
-            if lines:
-                yield lines, end, last
-            raise
+                    if time.monotonic() > deadline and end < size:
+                        return False
+        except JournalCorruptionError as error:
+            self.damage = f"{error.message} What stands before that is shown."
         if lines:
-            yield lines, end, last
+            self._write(lines, end, last, size)
+        return True
 
     def _taken(self, line: bytes) -> _Line:
         """Return what the table has of a line, but for where it stands.
@@ -276,18 +272,12 @@ class RunIndex:
         if type(record) is not dict:
             raise ValueError("not a JSON object")
         known = record.get
-        for name in _NEEDED:
-            if name not in record:
-                raise ValueError(f"no `{name}`")
-        for name, types in _TYPES:
+        for name, types in _FIELDS.items():
             if type(known(name)) not in types:
+                if name not in record:
+                    raise ValueError(f"no `{name}`")
                 check_field(name, known(name))
-        for name in _COUNTS:
-            if (counted := known(name)) is not None:
-                check_field(name, counted)
         row, run, status, reward = record["row_index"], record["run_index"], record["status"], known("reward")
-        for name in ("row_index", "run_index", "status", "rollout_id"):
-            check_field(name, record[name])
         if row >= self.rows or run >= self.n:
             raise not_part_of_run(row, run, self.directory.events)
         tokens, read, written = known("tokens"), known("prompt_tokens"), known("completion_tokens")
@@ -382,21 +372,6 @@ class _OvertakenError(Exception):
 
     def __init__(self, share: float) -> None:
         self.share = share
-
-
-def planned_items(manifest: Manifest, path: Path) -> tuple[int, int]:
-    """Return how many rows a run has, and how many attempts on each.
-
-    Raises:
-        OsmosisError: the manifest does not tell.
-    """
-    try:
-        rows, n = manifest.sampled_rows, manifest.inputs["n"]
-        if type(n) is not int or n < 1 or not 0 <= rows * n <= _MOST_ITEMS:
-            raise ValueError(f"{rows} rows with {n!r} attempts each")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise OsmosisError(f"`{path}` does not tell which rows its run has ({error}).") from None
-    return rows, n
 
 
 def _state(path: Path) -> tuple[int, int]:

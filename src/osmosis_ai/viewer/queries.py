@@ -122,10 +122,8 @@ def run_query(words: Words, *, kind: RunKind | None = None) -> RunQuery:
     Raises:
         OsmosisError: VALIDATION, a word makes no sense.
     """
-    since, until = (
-        _moment(words, "since", end_of_day=False),
-        _moment(words, "until", end_of_day=True),
-    )
+    since = _moment(words, "since", end_of_day=False)
+    until = _moment(words, "until", end_of_day=True)
     if since is not None and until is not None and since > until:
         raise OsmosisError("'since' is after 'until': no run began between them.")
     choice_of(words, "status", STATUSES)

@@ -140,8 +140,6 @@ def _opening_page(folder: Path, key: str) -> Path:
 
 def forget(file: Path, viewer: OpenViewer) -> None:
     """Take the word back, unless it is another's by now."""
-    try:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         if json.loads(file.read_bytes()).get("secret") == viewer.secret:
-            file.unlink(missing_ok=True)
-    except (OSError, ValueError, AttributeError):
-        pass
+            file.unlink()

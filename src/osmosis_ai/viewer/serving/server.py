@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import socket
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -124,11 +124,10 @@ def loopback_address(host: str) -> str:
     Raises:
         OsmosisError: it is none.
     """
-    try:
-        if host == "localhost" or ipaddress.ip_address(host).is_loopback:
-            return LOOPBACK if host == "localhost" else host
-    except ValueError:
-        pass
+    host = LOOPBACK if host == "localhost" else host
+    with suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return host
     raise OsmosisError(
         f"a viewer listens on this machine alone, and {host!r} is more than that.",
         hint="to show runs to others: osmosis platform start, and osmosis eval upload RUN",

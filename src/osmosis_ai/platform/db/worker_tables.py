@@ -23,7 +23,7 @@ class WorkedOn:
         journal_generation: how often the journal has begun anew.
         journal_bytes: how much of it is accepted.
         log_lines: how many lines the owner's log has; counts anew with each claim.
-        fruitless: claims in a row that ended by themselves with nothing recorded.
+        fruitless: claims in a row that ended by themselves with nothing recorded; -1: the present one has recorded something.
         claimable_at: before this nobody takes the run.
         training_state: of a training run, what another machine goes on from.
         upload_bytes: how much its workers were let send.

@@ -23,6 +23,8 @@ OPEN: tuple[RunStatus, ...] = ("pending", "running")
 """Not ended yet."""
 UNFINISHED: tuple[RunStatus, ...] = ("failed", "stopped")
 """Ended before its end: a training run can be resumed, as long as its checkpoint is kept."""
+FRUITFUL = -1
+"""In a run's count of workers in a row that got nothing done: the one at work has, so that its own end is none of them."""
 CHECKPOINT_KEPT = timedelta(days=30)
 """How long after a run's end it can be resumed."""
 

@@ -461,6 +461,60 @@ def test_workers_that_were_too_slow_for_their_lease_fail_no_run_and_those_that_a
     assert (worker.run.status, worker.run.fruitless) == ("failed", 3)
 
 
+@pytest.mark.parametrize("dies", ["silent", "said"])
+def test_the_death_of_a_worker_that_got_something_done_is_none_of_those_in_a_row(
+    api: TestClient, services: PlatformServices, clock: ManualClock, dies: str
+) -> None:
+    submitted(api, advanced_config={"execution": {"pool": "gpu"}})
+    pool = ClaimScope(pool="gpu")
+
+    def claimed_and_died(*, is_fruitful: bool) -> DeskWorker:
+        worker = DeskWorker.claims(services, pool)
+        if is_fruitful:
+            worker.write(records(1))
+            worker.sync(journal=worker.part())
+        if dies == "said":
+            worker.releases(setback="its worker died (signal 9).")
+            clock.advance(60)
+        else:
+            has_expired(clock)
+        return worker
+
+    worker = claimed_and_died(is_fruitful=True)
+    for _ in range(2):
+        claimed_and_died(is_fruitful=False)
+        assert worker.run.status == "running", "two have died in a row without anything done"
+    services.desk.claim(offer(), pool)
+    assert worker.run.fruitless == 2
+    has_expired(clock)
+    services.desk.claim(offer(), pool)
+    assert worker.run.status == "failed"
+    assert "3 workers in a row ended without getting anything done" in str(worker.run.error)
+
+
+def test_what_one_worker_got_done_does_not_cover_the_death_of_the_next(
+    api: TestClient, services: PlatformServices, clock: ManualClock
+) -> None:
+    submitted(api, advanced_config={"execution": {"pool": "gpu"}})
+    pool = ClaimScope(pool="gpu")
+    worker = DeskWorker.claims(services, pool)
+    worker.write(records(1))
+    worker.sync(journal=worker.part())
+    worker.releases()
+    DeskWorker.claims(services, pool)
+    has_expired(clock)
+    DeskWorker.claims(services, pool)
+    assert worker.run.fruitless == 1
+
+
+def test_a_run_that_is_let_go_of_for_no_fault_is_never_given_up(
+    services: PlatformServices, worker: DeskWorker
+) -> None:
+    with services.db.transaction() as session:
+        session.get_one(DbRun, worker.run_id).fruitless = 3
+    assert worker.releases().status == "running", "its executor counts, and its worker was told to leave"
+
+
 @pytest.mark.parametrize(("setback", "counted"), [(None, 0), ("its worker died (signal 9).", 1)])
 def test_a_run_that_was_let_go_too_late_counts_where_its_worker_died(
     api: TestClient, services: PlatformServices, clock: ManualClock, setback: str | None, counted: int

@@ -107,6 +107,7 @@ class Claims:
                 if run.lease_expires_at is not None:
                     run.fruitless += 1  # its owner let it go by falling silent
                     self._note_silence(run.id, run.lease_token)
+                run.fruitless = max(0, run.fruitless)  # what the last owner got done is not the next one's
                 return self._leases.give(session, run, secrets.token_urlsafe(24)), False
         return None
 
@@ -118,8 +119,8 @@ class Claims:
             del self._silent[run_id]
         with self._db.transaction() as session:
             run = session.get(DbRun, run_id, with_for_update=True)
-            if run is not None and run.status in OPEN:
-                run.fruitless = max(0, run.fruitless - 1)
+            if run is not None and run.status in OPEN and run.fruitless > 0:
+                run.fruitless -= 1
 
     def _note_silence(self, run_id: str, token: str | None) -> None:
         """Remember who fell silent; of very many runs, or across a restart, it is forgotten and counts."""

@@ -152,18 +152,19 @@ class RunClosing:
             return _closed(found)  # said again
         with self._leases.writing(lease) as (session, run):
             self._number(run, request.ending)
-            is_counted = run.pool is not None or self._all_are_elsewhere
+            is_counted = request.setback is not None and (run.pool is not None or self._all_are_elsewhere)
+            is_over = False
             if request.setback is not None and is_counted:
                 run.fruitless += 1
+                is_over = self._is_hopeless(run)
                 sentence = storable(request.setback).rstrip(".")
-                if not self._is_hopeless(run):
-                    pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (run.fruitless - 1))
+                if not is_over:
+                    pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** max(0, run.fruitless - 1))
                     run.claimable_at = self._leases.now(session) + pause
                     again = f"(trying again in {pause.total_seconds():g} s)"
                     line = LogLine(f"{sentence} {again}", level="warning", step="run")
                     self._logs.add(session, run.id, [line])
             run.lease_expires_at = None
-            is_over = self._is_hopeless(run)
         if is_over:
             return self._give_up(lease, request.setback or "")
         return _closed(run)

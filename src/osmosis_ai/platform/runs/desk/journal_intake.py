@@ -27,7 +27,7 @@ from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun, DbSample
 from osmosis_ai.platform.runs.heard_runs import HeardRun
 from osmosis_ai.platform.runs.journal_segments import segment_bytes
 from osmosis_ai.platform.runs.journalled import sample_row
-from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
+from osmosis_ai.platform.runs.lifecycle import FRUITFUL, JournalOffsetError, LeaseLostError
 
 
 class JournalDivergedError(ConflictError):
@@ -122,7 +122,7 @@ def take_lines(session: Session, run: DbRun | HeardRun, new: NewLines) -> list[s
     obsolete = _begin_anew(session, run) if begins_anew else []
     _append(session, run, new)
     run.journal_bytes += len(new.content)
-    run.fruitless = 0
+    run.fruitless = FRUITFUL
     upsert(session, DbSample, new.samples)
     return obsolete
 

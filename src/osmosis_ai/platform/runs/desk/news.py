@@ -38,7 +38,7 @@ from osmosis_ai.platform.runs.desk.uploads import (
 from osmosis_ai.platform.runs.eval_results import live_results
 from osmosis_ai.platform.runs.heard_runs import HeardRun
 from osmosis_ai.platform.runs.leases import Lease, Leases
-from osmosis_ai.platform.runs.lifecycle import UploadLimitError
+from osmosis_ai.platform.runs.lifecycle import FRUITFUL, UploadLimitError
 
 _FACTS = {"environment": 4096, "isolation": 255}
 """Columns of a run's row that a worker fills, and how many characters they take."""
@@ -197,7 +197,7 @@ class WorkerNews:
         applied = apply_training(session, run, news, sent, self._clock.now())
         taken.checkpoints, taken.obsolete_below = applied.checkpoints, applied.obsolete
         if applied.is_further:
-            run.fruitless = 0
+            run.fruitless = FRUITFUL
 
 
 def file_rows(

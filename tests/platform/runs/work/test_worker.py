@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import signal
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -64,6 +66,32 @@ def test_what_is_no_fault_of_the_run_leaves_it_open_for_another_worker(
     run = bench.run(run_id)
     assert (run.status, run.lease_expires_at, run.error) == ("running", None, None)
     assert bench.directory(run_id).take_setback() == failure.message
+
+
+def no_room() -> OsmosisError:
+    """Return what a download says that finds no room, which tells its reason to nobody but who looks for it."""
+    try:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as error:
+            told = f"cannot write source.tar.gz: {error.strerror}."
+            raise OsmosisError(told, hint="run the command again") from None
+    except OsmosisError as refused:
+        return refused
+
+
+@pytest.mark.parametrize("kind", ["eval", "training"])
+@pytest.mark.parametrize("failure", [no_room(), OSError(errno.EFBIG, "File too large")])
+def test_a_machine_without_room_for_what_a_run_needs_leaves_it_for_another(
+    bench: Bench, member: Member, monkeypatch: pytest.MonkeyPatch, kind: str, failure: Exception
+) -> None:
+    run_id = bench.add("a", member, kind=kind)
+    assert worked(bench, run_id, failure, monkeypatch) == SET_BACK
+    run = bench.run(run_id)
+    assert (run.status, run.lease_expires_at, run.error) == ("running", None, None)
+    reason = bench.directory(run_id).take_setback()
+    assert reason.startswith(f"the disk of the worker's machine ({socket.gethostname()}) is full: ")
+    assert "again" not in reason, "that is for commands"
 
 
 def test_what_the_run_itself_is_to_blame_for_ends_it(

@@ -25,7 +25,14 @@ from osmosis_ai.platform.runs.submit.eval_request import EvalRequest, read_eval_
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.work.journal_following import follow_journal
 from osmosis_ai.platform.runs.work.publisher import Publisher
-from osmosis_ai.platform.runs.work.run_work import Interrupt, PreparedRun, RunWork, WorkResult, one_sentence
+from osmosis_ai.platform.runs.work.run_work import (
+    Interrupt,
+    PreparedRun,
+    RunWork,
+    WorkResult,
+    met_full_disk,
+    one_sentence,
+)
 from osmosis_ai.platform.runs.work.sample_files import SampleFiles
 from osmosis_ai.process_environment import program_environment
 from osmosis_ai.redaction import Redactor
@@ -160,7 +167,8 @@ def _result(summary: RunSummary | None) -> WorkResult:
     if stop is not None and stop.kind == "interrupted":
         return WorkResult(None)
     if stop is not None and isinstance(stop.error, OsmosisError):
-        return WorkResult("failed", one_sentence(stop.error), stop.error.is_infrastructure)
+        is_infrastructure = stop.error.is_infrastructure or met_full_disk(stop.error)
+        return WorkResult("failed", one_sentence(stop.error), is_infrastructure)
     reason = stop.reason if stop is not None else f"{summary.pending} rollouts were left undone"
     return WorkResult("failed", one_sentence(OsmosisError(reason)))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import is_disk_full
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.workers import AssignedRun
@@ -116,6 +117,15 @@ class RunWork(ABC, Generic[P]):
         Raises:
             OsmosisError: it could not be started; the error says why.
         """
+
+
+def met_full_disk(error: BaseException | None) -> bool:
+    """Tell whether ``error`` came of a disk that has no room: this machine's, which says nothing against the run."""
+    while error is not None:
+        if isinstance(error, OSError) and is_disk_full(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def one_sentence(error: OsmosisError) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -43,7 +44,14 @@ from osmosis_ai.platform.runs.work.lease_keeping import LeaseKeeping
 from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, PlatformUnreachableError
 from osmosis_ai.platform.runs.work.publisher import Publisher
 from osmosis_ai.platform.runs.work.run_channel import RunChannel
-from osmosis_ai.platform.runs.work.run_work import Interrupt, PreparedRun, RunWork, WorkResult, one_sentence
+from osmosis_ai.platform.runs.work.run_work import (
+    Interrupt,
+    PreparedRun,
+    RunWork,
+    WorkResult,
+    met_full_disk,
+    one_sentence,
+)
 from osmosis_ai.platform.runs.work.training_work import TrainingWork
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.supervision import keep_to_itself, lower_priority, take_handed, watch_parent
@@ -117,6 +125,7 @@ class Worker:
                 self._containment.close()
 
     def _result(self) -> WorkResult:
+        prepared: PreparedRun | None = None
         try:
             prepared = self._work.prepare()
             self._say_what_it_is(prepared)
@@ -125,6 +134,9 @@ class Worker:
             raise
         except Exception as caught:  # the edge of this process: every end of a run is said on the run
             error = _DamagedRunError(caught) if isinstance(caught, JournalCorruptionError) else caught
+            # A training run that finds no room for a checkpoint ends; what its checkpoints need, the next worker needs, too.
+            if met_full_disk(error) and (prepared is None or self._channel.run.kind == "eval"):
+                return _set_back(error)
             if proof := _log_details(error):
                 self._publisher.log(LogLine(proof, level="error", step="run"))
             return _failed(error)
@@ -221,6 +233,13 @@ def _failed(error: Exception) -> WorkResult:
         "failed",
         f"the worker met an unexpected error ({type(error).__name__}); the run's log has the details.",
     )
+
+
+def _set_back(error: Exception) -> WorkResult:
+    """Return that this machine had no room: another one may, or this one later."""
+    words = error.message if isinstance(error, OsmosisError) else str(error)
+    told = OsmosisError(f"the disk of the worker's machine ({socket.gethostname()}) is full: {words}")
+    return WorkResult("failed", one_sentence(told), is_infrastructure=True)
 
 
 def _log_details(error: Exception) -> str | None:

@@ -96,3 +96,54 @@ def test_the_least_recently_used_are_removed_unless_they_may_be_in_use(
     cache.get("old", never_build, on_wait=ignore)
     cache.get("new", build, on_wait=ignore)
     assert names(tmp_path) == {".locks", "old", "busy", "recent", "new"}
+
+
+def test_an_environment_that_another_process_is_about_to_use_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_cache, "KEPT", 1)
+    cache = EnvironmentCache(tmp_path)
+    old = cache.get("old", build, on_wait=ignore)
+    long_ago = time.time() - 9 * 86400
+    found, pruned = threading.Event(), threading.Event()
+    touch = os.utime
+
+    def use_late(path: Path, *times: tuple[float, float]) -> None:
+        if path == old and threading.current_thread() is user:
+            found.set()
+            assert pruned.wait(60)
+        touch(path, *times)
+
+    touch(old, (long_ago, long_ago))
+    monkeypatch.setattr(os, "utime", use_late)
+    results: list[Path] = []
+    user = threading.Thread(target=lambda: results.append(cache.get("old", never_build, on_wait=ignore)))
+    user.start()
+    try:
+        assert found.wait(60)
+        EnvironmentCache(tmp_path).get("new", build, on_wait=ignore)
+    finally:
+        pruned.set()
+        user.join()
+    assert results == [old] and python_of(old).exists()
+
+    touch(old, (long_ago, long_ago))
+    cache.get("newer", build, on_wait=ignore)
+    assert not old.exists()
+
+
+def test_what_another_process_takes_away_meanwhile_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_cache, "KEPT", 0)
+    (tmp_path / ".building-elsewhere").mkdir()
+    list_now = Path.iterdir
+
+    def list_before_it_goes(path: Path) -> list[Path]:
+        entries = list(list_now(path))
+        if path == tmp_path:
+            (tmp_path / ".building-elsewhere").rmdir()
+        return entries
+
+    monkeypatch.setattr(Path, "iterdir", list_before_it_goes)
+    assert EnvironmentCache(tmp_path).get("key", build, on_wait=ignore).exists()

@@ -7,6 +7,7 @@ within a day: a run may still be importing from it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -45,9 +46,7 @@ class EnvironmentCache:
         Raises:
             Exception: whatever ``build`` raises; nothing is left behind then.
         """
-        locks = self._directory / ".locks"
-        locks.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(locks / f"{key}.lock")
+        lock = self._lock_of(key)
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -79,18 +78,52 @@ class EnvironmentCache:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def _prune(self, *, spare: Path) -> None:
-        old = time.time() - SURELY_UNUSED_AFTER_S
-        entries = [(entry.stat().st_mtime, entry) for entry in self._directory.iterdir()]
+        # Others build and remove beside us: what is gone meanwhile is gone.
+        entries = [(used_at, entry) for entry in self._directory.iterdir() if (used_at := _last_use(entry))]
         finished = sorted((item for item in entries if not item[1].name.startswith(".")), reverse=True)
-        abandoned = [item for item in entries if item[1].name.startswith(_UNFINISHED)]
-        for used_at, entry in [*finished[KEPT:], *abandoned]:
-            if used_at < old and entry != spare:
-                doomed = self._unfinished()
-                entry.rename(doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
+        abandoned = [entry for _, entry in entries if entry.name.startswith(_UNFINISHED)]
+        for _, entry in finished[KEPT:]:
+            if entry != spare:
+                self._remove_unused_environment(entry)
+        for entry in abandoned:
+            self._remove_unused(entry)
+
+    def _remove_unused_environment(self, environment: Path) -> None:
+        lock = self._lock_of(environment.name)
+        try:
+            # Whoever has it is about to use the environment.
+            lock.acquire(timeout=0)
+        except Timeout:
+            return
+        try:
+            self._remove_unused(environment)
+        finally:
+            lock.release()
+
+    def _remove_unused(self, entry: Path) -> None:
+        used_at = _last_use(entry)
+        if used_at is None or used_at >= time.time() - SURELY_UNUSED_AFTER_S:
+            return
+        doomed = self._unfinished()
+        with contextlib.suppress(FileNotFoundError):
+            entry.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def _lock_of(self, key: str) -> FileLock:
+        locks = self._directory / ".locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        return FileLock(locks / f"{key}.lock")
 
     def _unfinished(self) -> Path:
         return self._directory / f"{_UNFINISHED}{secrets.token_hex(4)}"
+
+
+def _last_use(entry: Path) -> float | None:
+    """Return when an entry was used last; None where it is gone."""
+    try:
+        return entry.stat().st_mtime
+    except FileNotFoundError:
+        return None
 
 
 def python_of(environment: Path) -> Path:

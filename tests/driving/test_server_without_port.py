@@ -226,3 +226,23 @@ def test_what_killed_processes_left_is_removed_and_what_is_in_use_is_not(
         assert Path(socket_path(listener.address) or "").is_socket()
         listener.remove()
     assert [path.name for path in short_path.glob("*-socket-*")] == ["osmosis-socket-link"]
+
+
+def test_a_socket_is_made_where_another_process_sweeps_its_directory_at_once(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
+    make_directory, swept = tempfile.mkdtemp, list[Path]()
+
+    def make_and_lose(*arguments: Any, **options: Any) -> str:
+        made = make_directory(*arguments, **options)
+        if not swept:
+            swept.append(Path(made))
+            PrivateSocket().remove()
+            assert not swept[0].exists()
+        return made
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose)
+    listener = PrivateSocket()
+    assert swept and Path(socket_path(listener.address) or "").is_socket()
+    listener.remove()

@@ -113,9 +113,12 @@ def _locked_directory() -> tuple[Path, int]:
     """Return a new directory and the descriptor that locks it."""
     while True:
         made = _short_directory()
-        descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+        # Who sweeps before it is locked takes it for a killed process's.
+        try:
+            descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # Who swept before it was locked has taken it for a killed process's.
         if made.is_dir():
             _sweep(made.parent)
             return made, descriptor
@@ -139,5 +142,6 @@ def _short_directory() -> Path:
     made = Path(tempfile.mkdtemp(prefix=_PREFIX))
     if len(bytes(made / _SOCKET_NAME)) <= _MAX_PATH_BYTES:
         return made
-    made.rmdir()
+    with contextlib.suppress(FileNotFoundError):  # swept
+        made.rmdir()
     return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import stat
 import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.blobs.incoming import make_directories
 from osmosis_ai.platform.blobs.local import LocalBlobStore
 from osmosis_ai.platform.blobs.signing import DownloadGrant, PartGrant, UrlSigner, load_signing_key
 from osmosis_ai.platform.blobs.store import (
+    BlobInfo,
+    BlobNotFound,
     BlobUpload,
     BodyTooLarge,
     BodyTooSmall,
@@ -74,6 +79,98 @@ def test_a_part_sent_by_two_at_once_is_one_of_the_two(store: LocalBlobStore) -> 
     kept = store.parts(upload)[1]
     assert kept.etag in etags
     assert store.complete_upload(upload, [kept.etag]).size == 1000
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_an_upload_that_is_completed_twice_at_once_is_complete_for_both(
+    store: LocalBlobStore, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other has found no blob either, and is first."""
+    upload = store.begin_upload("a.csv")
+    etags = [send(store, upload, number, b"data") for number in range(1, parts + 1)]
+    assemble, others = store._assemble, list[BlobInfo]()
+
+    def be_second(*arguments: Any) -> BlobInfo:
+        if not others:
+            others.append(assemble(*arguments))
+            store.abort_upload(upload)
+        return assemble(*arguments)
+
+    monkeypatch.setattr(store, "_assemble", be_second)
+    assert [store.complete_upload(upload, etags)] == others
+    assert others[0].size == 4 * parts
+    assert store.complete_upload(upload, etags) == others[0]
+
+
+def test_an_upload_that_ends_while_it_is_completed_has_ended(
+    store: LocalBlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = store.begin_upload("a.csv")
+    etags = [send(store, upload, number, b"data") for number in (1, 2)]
+
+    def make_after_the_end(directory: Path) -> None:
+        make_directories(directory)
+        store.abort_upload(upload)
+
+    monkeypatch.setattr("osmosis_ai.platform.blobs.local.make_directories", make_after_the_end)
+    with pytest.raises(UploadNotFound):
+        store.complete_upload(upload, etags)
+    with pytest.raises(BlobNotFound):
+        store.size("a.csv")
+
+
+def test_parts_that_are_becoming_a_blob_are_no_parts_of_an_open_upload(
+    store: LocalBlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = store.begin_upload("a.csv")
+    etag = send(store, upload, 1, b"data")
+    seen: list[str] = []
+
+    def look(of: BlobUpload) -> None:
+        try:
+            seen.append(f"parts {sorted(store.parts(of))}")
+        except UploadNotFound:
+            seen.append("ended")
+
+    monkeypatch.setattr(store, "abort_upload", look)
+    store.complete_upload(upload, [etag])
+    assert seen == ["ended"]
+
+
+def test_two_who_delete_the_same_delete_all_of_it(
+    store: LocalBlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(3):
+        store.put(f"runs/run_1/{n}/a", io.BytesIO(b"x"))
+    remove, walks = shutil.rmtree, list[Path]()
+
+    def find_one_gone(path: Path) -> None:
+        walks.append(path)
+        if len(walks) == 1:
+            raise FileNotFoundError
+        remove(path)
+
+    monkeypatch.setattr(shutil, "rmtree", find_one_gone)
+    store.delete_below("runs/run_1")
+    assert list(store.keys("runs")) == []
+    store.delete_below("runs/run_1")
+
+
+def test_a_blob_that_goes_while_it_is_measured_is_measured_or_not_there(
+    store: LocalBlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class LookedAtOnce(type(Path())):  # type: ignore[misc]
+        def stat(self, **options: Any) -> os.stat_result:
+            found: os.stat_result = super().stat(**options)
+            os.unlink(self)
+            return found
+
+    store.put("a", io.BytesIO(b"x"))
+    path_of = store._path
+    monkeypatch.setattr(store, "_path", lambda key: LookedAtOnce(path_of(key)))
+    assert store.size("a") == 1
+    with pytest.raises(BlobNotFound):
+        store.size("a")
 
 
 def test_a_part_is_kept_only_with_its_exact_size(store: LocalBlobStore, tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
+from osmosis_ai.platform.blobs.store import BlobUpload, Part
 from osmosis_ai.platform.runs.imports.announcement import ImportLimits
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
@@ -161,6 +163,38 @@ def test_bytes_that_were_sent_but_not_completed_are_still_there(api: TestClient,
     assert again["upload"]["upload_id"] == asked["upload"]["upload_id"]
     done = api.post(f"{IMPORTS}/{session}/uploads/complete", json={"path": "index.jsonl"})
     assert done.status_code == 200
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_file_that_is_completed_twice_at_once_is_complete_for_both(
+    api: TestClient,
+    services: PlatformServices,
+    run: LocalRun,
+    noted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other request has made a file of the bytes, and has noted that or is about to."""
+    session = start(api, run)["session_id"]
+    asked = api.post(f"{IMPORTS}/{session}/uploads", json={"paths": ["index.jsonl"]}).json()["files"][0]
+    api.put(asked["upload"]["presigned_url"], content=run.files["index.jsonl"])
+    body = {"path": "index.jsonl"}
+    look, others = services.blobs.parts, list[int]()
+
+    def be_second(upload: BlobUpload) -> Mapping[int, Part]:
+        if not others:
+            others.append(0)
+            if noted:
+                others[0] = api.post(f"{IMPORTS}/{session}/uploads/complete", json=body).status_code
+            else:
+                services.blobs.complete_upload(upload, [part.etag for part in look(upload).values()])
+        return look(upload)
+
+    monkeypatch.setattr(services.blobs, "parts", be_second)
+    done = api.post(f"{IMPORTS}/{session}/uploads/complete", json=body)
+    assert done.status_code == 200, done.text
+    assert others == [200 if noted else 0]
+    run.send(api, session)
+    assert api.post(f"{IMPORTS}/{session}/finalize", json={}).json()["status"] == "finalized"
 
 
 def test_files_that_changed_before_the_end_are_sent_again_and_the_others_are_not(

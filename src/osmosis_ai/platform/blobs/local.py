@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -94,10 +95,13 @@ class LocalBlobStore:
 
     def size(self, key: str) -> int:
         """Return a blob's size in bytes."""
-        path = self._path(key)
-        if not path.is_file():
+        try:
+            about = self._path(key).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise _not_found(key) from None
+        if not stat.S_ISREG(about.st_mode):
             raise _not_found(key)
-        return path.stat().st_size
+        return about.st_size
 
     def delete(self, key: str) -> None:
         """Remove a blob; one that is not there is no error."""
@@ -105,8 +109,11 @@ class LocalBlobStore:
 
     def delete_below(self, prefix: str) -> None:
         """Remove every blob below ``prefix``, and the directories with them."""
-        with suppress(FileNotFoundError):
-            shutil.rmtree(self._path(prefix))
+        path = self._path(prefix)
+        # Somebody else may delete it, too: what is gone meanwhile ends one walk, not the deletion.
+        while path.is_dir():
+            with suppress(FileNotFoundError):
+                shutil.rmtree(path)
 
     def keys(self, prefix: str) -> Iterator[str]:
         """Yield the keys below ``prefix``; below ``""`` are all."""
@@ -148,16 +155,16 @@ class LocalBlobStore:
             with suppress(FileNotFoundError):
                 if match := _PART_FILE.fullmatch(path.name):
                     found[int(match[1])] = Part(match[2], path.stat().st_size)
+        if self._path(upload.key).exists():
+            # It is being completed: its parts are going one after the other.
+            raise UploadNotFound
         return found
 
     def complete_upload(self, upload: BlobUpload, etags: Sequence[str]) -> BlobInfo:
         """Make the blob of parts 1, 2 … with these ETags; may be repeated, also after a crash."""
         target = self._path(upload.key)
-        if target.exists():
-            # Done before, by a process that did not live to say so.
-            info = BlobInfo(target.stat().st_size, file_digest(target))
-        else:
-            info = self._assemble(upload, etags, target)
+        # It may have been done before, by a process that did not live to say so.
+        info = _info_of(target) or self._assembled(upload, etags, target)
         self.abort_upload(upload)
         return info
 
@@ -212,6 +219,17 @@ class LocalBlobStore:
                     former.unlink(missing_ok=True)
         return Part(info.sha256, info.size)
 
+    def _assembled(self, upload: BlobUpload, etags: Sequence[str], target: Path) -> BlobInfo:
+        try:
+            return self._assemble(upload, etags, target)
+        except (UploadNotFound, PartsMismatch, FileNotFoundError) as error:
+            # Who does the same at the same time takes the parts away, and leaves the blob.
+            if (info := _info_of(target)) is not None:
+                return info
+            if isinstance(error, FileNotFoundError):
+                raise UploadNotFound from None
+            raise
+
     def _assemble(self, upload: BlobUpload, etags: Sequence[str], target: Path) -> BlobInfo:
         directory = self._upload_dir(upload.id)
         if not directory.is_dir():
@@ -247,6 +265,14 @@ class LocalBlobStore:
 def open_local_store(config: PlatformConfig, clock: Clock) -> LocalBlobStore:
     """Return the store in the data directory of the platform of ``config``."""
     return LocalBlobStore(config.blobs_dir, url_signer(config, clock), clock)
+
+
+def _info_of(path: Path) -> BlobInfo | None:
+    """Return what a file holds; None where there is none."""
+    try:
+        return BlobInfo(path.stat().st_size, file_digest(path))
+    except FileNotFoundError:
+        return None
 
 
 def _not_found(key: str) -> BlobNotFound:

@@ -137,13 +137,7 @@ class EvalImportStore:
         if upload is None:
             raise ConflictError(f"nothing has been sent of `{path}`: ask where to send it first.")
         try:
-            received = self._blobs.parts(upload.upload)
-            if problems := upload.problems_with(received, parts):
-                raise OsmosisError(
-                    f"`{path}` is not complete: {'; '.join(problems[:_NAMED_PROBLEMS])}.",
-                    details={"path": path},
-                )
-            info = self._blobs.complete_upload(upload.upload, upload.all_etags(received))
+            info = self._blobs.complete_upload(upload.upload, self._received(upload, path, parts))
         except (UploadNotFound, PartsMismatch):
             raise ConflictError(f"the bytes of `{path}` are gone; send them again.") from None
         is_right = (info.size, info.sha256) == (file.size, file.sha256)
@@ -253,6 +247,25 @@ class EvalImportStore:
                     f"the file {path[:200]!r} was not announced.", details={"path": path[:200]}
                 )
         return [found[path] for path in wanted]
+
+    def _received(
+        self, upload: PartedUpload, path: str, parts: Sequence[CompletedPart] | None
+    ) -> Sequence[str]:
+        """Return the ETags of the parts that are here; none where the same was said before, and they are a blob now.
+
+        Raises:
+            OsmosisError: not all are here, or others than the client names.
+        """
+        try:
+            received = self._blobs.parts(upload.upload)
+        except UploadNotFound:
+            return []
+        if problems := upload.problems_with(received, parts):
+            raise OsmosisError(
+                f"`{path}` is not complete: {'; '.join(problems[:_NAMED_PROBLEMS])}.",
+                details={"path": path},
+            )
+        return upload.all_etags(received)
 
     def _begin(
         self, workspace_id: str, repository_id: str, creator_id: str, start: EvalImportStart

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import logging
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -295,6 +298,63 @@ def test_copies_take_no_more_room_than_they_may_and_those_in_use_stay(tmp_path: 
         assert used.exists()
         kept = {path.name for path in (tmp_path / "copies").iterdir()}
     assert kept == {"a", "d"}
+
+
+def fetch_ten(incoming: IncomingFile) -> None:
+    incoming.write(b"0123456789")
+
+
+def test_a_copy_that_was_made_anew_meanwhile_is_not_removed_for_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = BlobCopies(tmp_path, limit_bytes=15)
+    with copies.open("a", fetch_ten) as (path, _):
+        pass
+    lock = fcntl.flock
+    with ExitStack() as users:
+
+        def lock_late(handle: IO[bytes] | int, operation: int) -> None:
+            """Whoever is to be locked out has it removed first, and made anew."""
+            if operation & fcntl.LOCK_NB and not again:
+                path.unlink()
+                again.append(users.enter_context(BlobCopies(tmp_path).open("a", fetch_ten)))
+            lock(handle, operation)
+
+        again: list[object] = []
+        monkeypatch.setattr(fcntl, "flock", lock_late)
+        with copies.open("b", fetch_ten):
+            assert again and path.exists()
+
+
+def test_a_copy_in_use_is_not_replaced_by_one_that_another_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move, used = IncomingFile.move_to_free, list[int]()
+    with ExitStack() as users:
+
+        def be_late(incoming: IncomingFile, target: Path) -> None:
+            if not used:
+                used.append(0)
+                path, _ = users.enter_context(BlobCopies(tmp_path).open("a", fetch_ten))
+                used[0] = path.stat().st_ino
+            move(incoming, target)
+
+        monkeypatch.setattr(IncomingFile, "move_to_free", be_late)
+        with BlobCopies(tmp_path).open("a", fetch_ten) as (path, _):
+            assert path.stat().st_ino == used[0]
+    assert [entry.name for entry in (tmp_path / "incoming").iterdir()] == []
+
+
+def test_a_copy_is_made_where_no_file_has_a_second_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", refuse)
+    for _ in range(2):
+        with BlobCopies(tmp_path).open("a", fetch_ten) as (path, _):
+            assert path.read_bytes() == b"0123456789"
 
 
 class _Metadata(BaseHTTPRequestHandler):

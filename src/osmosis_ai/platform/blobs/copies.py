@@ -81,25 +81,24 @@ class BlobCopies:
 
     def _hold(self, path: Path) -> BinaryIO | None:
         """Open a copy so that nobody removes it; None when there is none."""
-        try:
-            handle = path.open("rb")
-        except FileNotFoundError:
-            return None
-        fcntl.flock(handle, fcntl.LOCK_SH)
-        if os.fstat(handle.fileno()).st_nlink == 0:
+        while True:
+            try:
+                handle = path.open("rb")
+            except FileNotFoundError:
+                return None
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            if _is_at(handle, path):
+                os.utime(handle.fileno())
+                return handle
             handle.close()
-            return None
-        os.utime(path)
-        return handle
 
     def _make(self, path: Path, fetch: Callable[[IncomingFile], None]) -> None:
         make_directories(path.parent)
         with IncomingFile(self._incoming) as incoming:
             fetch(incoming)
             incoming.seal()
-            # Another thread's copy has the same bytes, and may be in use.
-            if not path.exists():
-                incoming.move_to(path)
+            # Another's copy has the same bytes, and may be in use.
+            incoming.move_to_free(path)
 
 
 def _removed(path: Path) -> bool:
@@ -107,9 +106,20 @@ def _removed(path: Path) -> bool:
     try:
         with path.open("rb") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Removed and made anew since it was opened, it is another one, which somebody may use.
+            if not _is_at(handle, path):
+                return False
             path.unlink()
     except FileNotFoundError:
         return True
     except BlockingIOError:
         return False
     return True
+
+
+def _is_at(handle: BinaryIO, path: Path) -> bool:
+    """Whether an open file is the one that ``path`` names."""
+    try:
+        return os.path.samestat(os.fstat(handle.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

@@ -91,6 +91,21 @@ class IncomingFile:
         self.discard()
         sync_directory(target.parent)
 
+    def move_to_free(self, target: Path) -> None:
+        """Give the sealed bytes their name, unless a file has it already: that one stays.
+
+        Raises:
+            FileNotFoundError: the directory is gone.
+        """
+        try:
+            os.link(self._path, target)  # which, unlike a rename, fails where there is a file
+        except OSError:
+            # Some file systems have no second names.
+            if not target.exists():
+                self._path.replace(target)
+        self.discard()
+        sync_directory(target.parent)
+
     def discard(self) -> None:
         """Let go of everything that has not been moved to its name."""
         # On a full disk even the closing fails, when it flushes.

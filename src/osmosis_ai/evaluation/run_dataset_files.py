@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from osmosis_ai.datasets import DatasetRow, file_digest, find_row, row_digest
 from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.evaluation.local_samples import recorded_dataset
+from osmosis_ai.evaluation.local_samples import read_inputs, recorded_dataset
 from osmosis_ai.workspace.layout import DATASET_EXTENSIONS, find_workspace
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 
 
-def dataset_files(inputs: ComparedInputs, recorded: Path | None, start: Path) -> Iterator[Path]:
+def _dataset_files(inputs: ComparedInputs, recorded: Path | None, start: Path) -> Iterator[Path]:
     """Yield the files that may be the dataset, the likeliest first; Git is asked for the workspace only behind that.
 
     Args:
@@ -54,7 +54,7 @@ def find_dataset_file(run: RunSamples, directory: Path, start: Path | None = Non
     if run.inputs.dataset_sha256 is None:
         raise ConflictError(f"the run {run.name} does not tell the bytes of its dataset.")
     digests = {}
-    for path in dataset_files(run.inputs, recorded_dataset(directory), start or directory):
+    for path in _dataset_files(run.inputs, recorded_dataset(directory), start or directory):
         digests[path] = file_digest(path)
         if digests[path] == run.inputs.dataset_sha256:
             return path
@@ -77,7 +77,25 @@ def require_unchanged(run: RunSamples, sha256: str, *, where: str) -> None:
         )
 
 
-def same_row(
+def expected_answer(directory: Path, source_row: int | None, row_digest: str | None) -> str | None:
+    """Return the answer that a row of a run expects, where its dataset still has that row; None where it has not.
+
+    Args:
+        directory: the run's.
+        source_row: the row's place in the dataset.
+        row_digest: what it was.
+    """
+    if source_row is None:
+        return None
+    inputs = read_inputs(directory)
+    for path in _dataset_files(inputs, recorded_dataset(directory), directory):
+        row = _same_row(path, source_row, digest=row_digest, file_sha256=inputs.dataset_sha256)
+        if row is not None:
+            return row.label
+    return None
+
+
+def _same_row(
     path: Path, source_row: int, *, digest: str | None, file_sha256: str | None, look_s: float = LOOK_S
 ) -> DatasetRow | None:
     """Return a row of a file if it is the one that an attempt was on; None where it is not, or not found in time.

@@ -98,13 +98,13 @@ def describe_training(directory: Path) -> LocalTraining:
     Raises:
         OsmosisError: its manifest can not be read.
     """
-    from osmosis_ai.viewer.local.training_runs import read_training, training_curves, training_detail
+    from osmosis_ai.viewer.local.training_runs import read_training, training_detail
 
     known = read_training(directory, directory.name)
-    if known.manifest is None:
+    if known.recorded is None:
         raise OsmosisError(known.problems[0])
-    curves = training_curves(known, directory)
-    moments = {record.step: record.timestamp_ms for record in known.records}
+    curves = known.recorded.curves()
+    moments = {record.step: record.timestamp_ms for record in known.recorded.records}
     return LocalTraining(
         directory, training_detail(known, directory), curves, _metrics(known.entry.status, curves, moments)
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
@@ -130,16 +131,62 @@ def _whole(count: float | None) -> int | None:
     return None if count is None else round(count)
 
 
-def recorded_curves(
+@dataclass(frozen=True)
+class RecordedTraining:
+    """What a training directory tells of its run.
+
+    Attributes:
+        records: its steps, up to the first that is damaged.
+        sessions: what each session said of its plan, the oldest first.
+        problems: what could not be read, a sentence each.
+    """
+
+    directory: TrainingDirectory
+    records: Sequence[StepRecord]
+    sessions: Sequence[Mapping[str, Any]]
+    problems: Sequence[str]
+
+    @classmethod
+    def read(cls, directory: TrainingDirectory) -> RecordedTraining:
+        """Read a directory; what is damaged is said, not raised."""
+        records, problems = _readable_history(directory.metrics)
+        return cls(directory, records, tuple(_session_plans(directory.log)), problems)
+
+    @property
+    def last_step(self) -> int:
+        """The newest step's number; 0 before there is one."""
+        return self.records[-1].step if self.records else 0
+
+    @property
+    def total_steps(self) -> int | None:
+        """How many steps there are to be, as the newest session said."""
+        total = self.planned("total_steps")
+        return total if isinstance(total, int) else None
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When the newest step ended; None before there is one, and for what no calendar has."""
+        try:
+            return datetime.fromtimestamp(self.records[-1].timestamp_ms / 1000, timezone.utc)
+        except (IndexError, ValueError, OverflowError, OSError, TypeError):
+            return None
+
+    def planned(self, name: str) -> Any:
+        """Return what the newest session said of its plan; None where it did not."""
+        return self.sessions[-1].get(name) if self.sessions else None
+
+    def newest(self, key: str) -> float | None:
+        """Return a metric of the newest step that has it."""
+        return next((record.metrics[key] for record in reversed(self.records) if key in record.metrics), None)
+
+    def curves(self) -> TrainingCurves:
+        """Return the run's curves, what happened on the way, and what it saved."""
+        return _curves(self.records, self.sessions, self.directory)
+
+
+def _curves(
     records: Sequence[StepRecord], sessions: Sequence[Mapping[str, Any]], directory: TrainingDirectory
 ) -> TrainingCurves:
-    """Return the curves of a directory, what happened on the way, and what it saved.
-
-    Args:
-        records: as :func:`readable_history` returns them.
-        sessions: as :func:`session_plans` does.
-        directory: the run's.
-    """
     metrics: dict[str, list[tuple[int, float]]] = {}
     marks, validation = [], None
     for record in records:
@@ -164,7 +211,7 @@ def recorded_curves(
     )
 
 
-def readable_history(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:
+def _readable_history(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:
     """Return the steps of a history up to the first that is damaged, and a sentence about that one."""
     records: list[StepRecord] = []
     try:
@@ -198,7 +245,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {key: number for key, value in values.items() if (number := as_number(value)) is not None}
 
 
-def session_plans(log: Path) -> Iterator[dict[str, Any]]:
+def _session_plans(log: Path) -> Iterator[dict[str, Any]]:
     """Yield what each session of a run wrote of its plan."""
     try:
         with open_regular(log) as lines:

@@ -27,10 +27,11 @@ from osmosis_ai.evaluation.attempt_files import (
 )
 from osmosis_ai.evaluation.local_results import JournalNumbers
 from osmosis_ai.evaluation.log_pages import LogDirection, cursor_at, read_log
+from osmosis_ai.evaluation.run_dataset_files import expected_answer, find_dataset_file
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_places import RunKind, RunPlace, RunPlaces, namesakes
 from osmosis_ai.files import size_of
-from osmosis_ai.training.runs.curves import TrainingCurves
+from osmosis_ai.training.runs.curves import RecordedTraining, TrainingCurves
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.viewer.local.evaluations import (
     KnownEvaluation,
@@ -44,7 +45,7 @@ from osmosis_ai.viewer.local.recorded import secret_names
 from osmosis_ai.viewer.local.run_index import RunIndex
 from osmosis_ai.viewer.local.run_list import RunList
 from osmosis_ai.viewer.local.sample_list import SampleList
-from osmosis_ai.viewer.local.training_runs import read_training, training_curves, training_detail
+from osmosis_ai.viewer.local.training_runs import read_training, training_detail
 from osmosis_ai.viewer.source import (
     Capability,
     Changes,
@@ -140,7 +141,7 @@ class LocalSource:
         return SampleDetail(
             summary=entry,
             record=known_of(record) if record is not None else {},
-            ground_truth=_ground_truth(samples.index.directory, entry),
+            ground_truth=expected_answer(samples.index.directory.path, entry.source_row, entry.row_digest),
             traceback=traceback_in(diagnostics),
             next=following,
             previous=previous,
@@ -186,8 +187,7 @@ class LocalSource:
 
     def curves(self, run: str) -> TrainingCurves:
         """Return the curves of a training run."""
-        place = self._place("training", run)
-        return training_curves(read_training(place.path, run), place.path)
+        return RecordedTraining.read(TrainingDirectory(self._place("training", run).path)).curves()
 
     def validation(self, run: str) -> ValidationSamples | None:
         """Return what became of the samples of a training run's newest validation."""
@@ -358,28 +358,11 @@ def _dataset(run: RunSamples, directory: Path) -> Path:
     Raises:
         OsmosisError: there is none, or it has changed.
     """
-    from osmosis_ai.evaluation.run_dataset_files import find_dataset_file
-
     found = find_dataset_file(run, directory)
     if found is None:
         name = run.inputs.dataset_name or "which it does not name"
         raise NotFoundError(f"the dataset of the run {run.name} ({name}) is not on this machine.")
     return found
-
-
-def _ground_truth(directory: RunDirectory, sample: SampleEntry) -> str | None:
-    """Return the answer that a sample's row expects, where its dataset still has that row."""
-    from osmosis_ai.evaluation.local_samples import read_inputs, recorded_dataset
-    from osmosis_ai.evaluation.run_dataset_files import dataset_files, same_row
-
-    if sample.source_row is None:
-        return None
-    inputs = read_inputs(directory.path)
-    for path in dataset_files(inputs, recorded_dataset(directory.path), directory.path):
-        row = same_row(path, sample.source_row, digest=sample.row_digest, file_sha256=inputs.dataset_sha256)
-        if row is not None:
-            return row.label
-    return None
 
 
 def _bytes_seen(since: str) -> int:

@@ -15,6 +15,7 @@ from osmosis_ai.ui.assets import style_files
 from osmosis_ai.ui.pages import inline, one_file_policy
 from osmosis_ai.viewer.pages import compare_evaluations, rubric, training
 from osmosis_ai.viewer.rendering import TEMPLATES, environment_of
+from osmosis_ai.viewer.source import ItemPage
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -96,7 +97,7 @@ def write_judging_report(file: IO[bytes], detail: RunDetail, *, text: bool, ever
         detail_to_send(detail, text=text), 0, None if everything else MOST_RECORDS, text=text
     )
     left_out: int = shown["total"] - len(shown["records"])
-    _write(file, "rubric.html", {**shown, "next": None, "previous": None, "left_out": left_out})
+    _write(file, "rubric.html", {**shown, "found": ItemPage(shown["records"]), "left_out": left_out})
     return left_out
 
 

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.ui.markdown import markdown
 from osmosis_ai.ui.numbers import MISSING, NOT_RECORDED
 from osmosis_ai.ui.pages import templates
-from osmosis_ai.ui.terminal_text import ansi
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.source import SampleEntry
 
@@ -31,7 +29,7 @@ def environment() -> Environment:
 def environment_of(*folders: Path) -> Environment:
     """Return what renders templates of ``folders``, the first that has one, and of the kit, with the viewer's filters."""
     made = templates(*folders)
-    made.filters |= {"markdown": markdown, "ansi": ansi, "preview": _preview}
+    made.filters["preview"] = _preview
     return made
 
 
@@ -60,26 +58,22 @@ def render(view: Viewing, page: RenderedPage, *, part: str | None = None) -> str
     )
 
 
-def refused(view: Viewing, error: OsmosisError, *, section: str = "") -> RenderedPage:
+def refused(error: OsmosisError, *, section: str = "") -> RenderedPage:
     """Return the page of what can not be shown: it says why, names what is nearest, and leads back.
 
     Args:
-        view: the visitor's request.
         error: why.
         section: below which what was asked for would stand (``evals``), "" for none.
     """
     found = error.details.get("nearest") or () if isinstance(error, NotFoundError) else ()
-    names = [str(name) for name in found][:_NEAREST]
     return RenderedPage(
         "message.html",
         {
             "title": "Not found" if isinstance(error, NotFoundError) else "This can not be shown",
             "problem": error.message[:1].upper() + error.message[1:],
             "hint": error.hint,
-            "nearest": [
-                (name, view.href(section, name) if section else view.href(*name.split("/"))) for name in names
-            ],
-            "back": (section, view.href(section)) if section else None,
+            "nearest": [str(name) for name in found][:_NEAREST],
+            "section": section,
         },
         status=404 if isinstance(error, NotFoundError) else 400,
     )

@@ -144,7 +144,7 @@ def refusal(view: Viewing, error: OsmosisError, *, section: str = "") -> Respons
     """
     if not isinstance(error, NotFoundError) and error.code != "VALIDATION":
         raise error
-    return answer(view, refused(view, error, section=section))
+    return answer(view, refused(error, section=section))
 
 
 def nothing_here(view: Viewing, path: str) -> Response:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.queries import Words, cursor_of, query_string
+from osmosis_ai.viewer.source import ItemPage
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from osmosis_ai.rubric.written_results import ReadRecord, ReadResult
+    from osmosis_ai.rubric.written_results import ReadResult
     from osmosis_ai.viewer.source import RunDetail
 
 RECORDS_A_PAGE = 50
@@ -24,18 +24,22 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     detail, here = view.source.run("rubric", run), view.run_href("rubric", run)
     start = _start(cursor_of(words))
     end = start + RECORDS_A_PAGE
-    found = shown(detail, start, end)
-    if start and start >= found["total"]:
+    values = shown(detail, start, end)
+    if start and start >= values["total"]:
         raise _refused()
-    before = max(start - RECORDS_A_PAGE, 0)
+    found = ItemPage(
+        values["records"],
+        next=str(end) if end < values["total"] else None,
+        previous=str(max(start - RECORDS_A_PAGE, 0)) if start else None,
+    )
     return RenderedPage(
         "rubric.html",
         {
-            **found,
+            **values,
+            "found": found,
+            "address": lambda **more: here + query_string(more) + "#records",
             "crumbs": view.crumbs("rubric"),
             "left_out": 0,
-            "next": here + query_string({"cursor": end}) + "#records" if end < found["total"] else None,
-            "previous": here + query_string({"cursor": before}) + "#records" if start else None,
         },
     )
 
@@ -52,9 +56,6 @@ def shown(detail: RunDetail, start: int, end: int | None, *, text: bool = True) 
 
     result = ReadResult(detail.summary_numbers)
     measured = _measured(result)
-    lines = [
-        _line(start + number, record, text=text) for number, record in enumerate(result.records[start:end], 1)
-    ]
     return {
         "title": detail.summary.name,
         "run": detail.summary,
@@ -63,7 +64,9 @@ def shown(detail: RunDetail, start: int, end: int | None, *, text: bool = True) 
         "facts": detail.facts,
         "rubric": detail.config_written,
         "measured": measured,
-        "records": lines,
+        "text": text,
+        "start": start,
+        "records": result.records[start:end],
         "total": len(result.records),
     }
 
@@ -90,23 +93,3 @@ def _measured(result: ReadResult) -> Markup | None:
         return measured(trust, result.table(trust))
     except (ValueError, ArithmeticError, LookupError):
         return None  # whatever its numbers are, they are nothing that can be drawn
-
-
-def _line(number: int, record: ReadRecord, *, text: bool) -> Mapping[str, Any]:
-    """Return a record with what was said of it; without ``text`` nothing that was said."""
-    calls = [
-        {
-            "who": call.who,
-            "score": call.score,
-            "explanation": call.explanation if text else None,
-            "error": call.error if text else None,
-        }
-        for call in record.calls
-    ]
-    return {
-        "number": number,
-        "label": (record.label or str(number)) if text else "",
-        "mean": record.mean,
-        "people": record.people,
-        "calls": calls,
-    }

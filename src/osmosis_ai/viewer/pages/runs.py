@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from markupsafe import Markup
 
@@ -20,7 +20,7 @@ from osmosis_ai.viewer.queries import (
     word,
     words_of_run_query,
 )
-from osmosis_ai.viewer.source import RunEntry, RunQuery, RunSort, SampleQuery
+from osmosis_ai.viewer.source import RunEntry, RunSort
 
 RUNS_A_PAGE = 50
 FIRST_COMMANDS: dict[RunKind | None, Sequence[str]] = {
@@ -30,19 +30,6 @@ FIRST_COMMANDS: dict[RunKind | None, Sequence[str]] = {
     "rubric": ("osmosis eval rubric --data FILE.jsonl --rubric @RUBRIC.md --model PROVIDER/MODEL",),
 }
 """What makes the first one."""
-
-
-@dataclass(frozen=True, slots=True)
-class SortLink:
-    """A heading of a list that sorts it.
-
-    Attributes:
-        order: how the list is sorted by it now, in the words of ``aria-sort``; None where it is not.
-    """
-
-    text: str
-    href: str
-    order: str | None = None
 
 
 def page(view: Viewing, words: Words, *, kind: RunKind | None = None) -> RenderedPage:
@@ -63,11 +50,8 @@ def page(view: Viewing, words: Words, *, kind: RunKind | None = None) -> Rendere
             "until": word(words, "until"),
             "statuses": STATUSES,
             "here": here,
-            "headings": {
-                name: sort_link(query, here, filters, name, ("name", "status")) for name in _sorted_by(kind)
-            },
-            "next": found.next and here + query_string(filters, cursor=found.next),
-            "previous": found.previous and here + query_string(filters, cursor=found.previous),
+            "address": lambda **more: here + query_string(filters, **more),
+            "sorts": _sorted_by(kind),
             "filtered": is_filtered(query),
             "narrowed": is_filtered(replace(query, text="", status=None)) or query.archived,
             "commands": FIRST_COMMANDS[kind],
@@ -91,19 +75,3 @@ def _trend(run: RunEntry) -> Markup:
 def _sorted_by(kind: RunKind | None) -> Sequence[RunSort]:
     shown: Sequence[RunSort] = ("name", "status", "pass_rate", "reward", "cost", "duration", "started")
     return [name for name in shown if name != "pass_rate" or kind != "training"]
-
-
-def sort_link(
-    query: RunQuery | SampleQuery, here: str, shown: Mapping[str, str], name: str, rising: Sequence[str]
-) -> SortLink:
-    """Return the heading that sorts by ``name``, the other way round where it does so already.
-
-    Args:
-        query: what is shown now, ``shown`` its words.
-        rising: what is sorted from the least on when it is not sorted by yet; of everything else the greatest comes first.
-    """
-    now = query.sort == name
-    descending = not query.descending if now else name not in rising
-    words = {**shown, "sort": name, "dir": "desc" if descending else "asc"}
-    order = ("descending" if query.descending else "ascending") if now else None
-    return SortLink(name.replace("_", " ").capitalize(), here + query_string(words), order)

@@ -10,7 +10,6 @@ from typing import get_args
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.conversation_search import search_conversations
-from osmosis_ai.viewer.pages.runs import sort_link
 from osmosis_ai.viewer.queries import (
     Words,
     cursor_of,
@@ -21,7 +20,7 @@ from osmosis_ai.viewer.queries import (
     searches_conversations,
     words_of_sample_query,
 )
-from osmosis_ai.viewer.source import Outcome, SampleQuery, SampleSort
+from osmosis_ai.viewer.source import Outcome, SampleQuery
 
 SAMPLES_A_PAGE = 100
 
@@ -66,13 +65,8 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "outcomes": get_args(Outcome),
             "address": lambda **more: here + query_string(shown, **more),
             "filters": filters,
-            "headings": {
-                name: sort_link(query, here, shown, name, ("row", "reward")) for name in get_args(SampleSort)
-            },
             "filtered": is_filtered(query),
             "narrowed": is_filtered(replace(query, text="", outcome=None)),
-            "next": found.next and here + query_string(shown, cursor=found.next),
-            "previous": found.previous and here + query_string(shown, cursor=found.previous),
             "exported": query_string(shown, group=""),
         },
         parts={"samples": "samples_table.html"},

@@ -101,15 +101,7 @@ def _write(file: IO[bytes], template: str, values: Any) -> None:
 
 def _in_file(values: Any, options: RunReportOptions) -> dict[str, Any]:
     """Return what the run's page shows, its links leading to places of the file."""
-    failures = [
-        replace(
-            line,
-            failure=line.failure if options.text else replace(line.failure, error=None),
-            example_href="#{}.{}".format(*line.failure.example),
-            all_href="#samples",
-        )
-        for line in values["failures"]
-    ]
+    failures = [each if options.text else replace(each, error=None) for each in values["failures"]]
     detail = detail_to_send(values["detail"], text=options.text)
     return {
         **values,
@@ -118,7 +110,9 @@ def _in_file(values: Any, options: RunReportOptions) -> dict[str, Any]:
         "config": values["config"] if options.text else [],
         "facts": facts_to_send(values["facts"]),
         "failures": failures,
-        "flaky": [(row, f"#row-{row.row_index}") for row, _ in values["flaky"]],
+        "example_href": lambda failure: "#{}.{}".format(*failure.example),
+        "failures_href": lambda _: "#samples",
+        "row_href": lambda row: f"#row-{row.row_index}",
         "samples_href": "#samples",
         "before": None,
         "log": None,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.headline import few_scored
@@ -26,21 +24,13 @@ _FAILURES = 50
 _MOST_SLICED = 5_000
 
 
-@dataclass(frozen=True, slots=True)
-class FailureLine:
-    """Failures of one kind, with the first of them and with all of them."""
-
-    failure: FailureCount
-    example_href: str
-    all_href: str
-
-
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     """Return an evaluation."""
     live = live_changes(view, "eval", run)
     detail = view.read(view.source.run, "eval", run)
     headline, estimates = detail.summary.headline, detail.estimates
-    passed = detail.summary_numbers.get("passed")
+    passed, samples = detail.summary_numbers.get("passed"), view.run_href("eval", run, "samples")
+    named, decided = word(words, "slice"), detail.decided.slices if detail.decided is not None else ()
     return RenderedPage(
         "run.html",
         {
@@ -57,17 +47,19 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "counts": list(sample_counts(estimates, headline.rows if headline else None))
             if estimates
             else [],
-            "failures": [_failure(view, run, each) for each in detail.failures[:_FAILURES]],
+            "failures": detail.failures[:_FAILURES],
+            "example_href": lambda failure: view.sample_href(run, *failure.example) + _filter(failure),
+            "failures_href": lambda failure: samples + _filter(failure),
             "rewards": _rewards(detail),
-            "flaky": _flaky(view, run, detail),
-            "flaky_rows": estimates.flaky if estimates is not None else None,
+            "flaky": estimates.flaky if estimates is not None else None,
+            "row_href": lambda row: samples + query_string({"row": row.row_index}),
             "facts": known_facts(detail),
             "config": flat_config(detail.config_effective),
-            "before": _before(view, detail),
-            "slices": _slices(view, detail, words),
-            "decided_slices": detail.decided.slices if detail.decided is not None else (),
-            "slice": word(words, "slice"),
-            "samples_href": view.run_href("eval", run, "samples"),
+            "before": detail.previous,
+            "slices": _slices(view, detail, named, decided),
+            "decided_slices": decided,
+            "slice": named,
+            "samples_href": samples,
             **log_tail(view, detail.summary),
         },
         parts={name: f"run_{name}.html" for name in ("standing", "numbers", "failures", "log")},
@@ -97,20 +89,9 @@ def live_changes(view: Viewing, kind: RunKind, run: str) -> LiveChanges | None:
     return None if is_over(now) else LiveChanges(view.run_href(kind, run, "changes"), now.cursor)
 
 
-def _failure(view: Viewing, run: str, failure: FailureCount) -> FailureLine:
-    filtered = {"outcome": "unscored", "boundary": failure.boundary, "category": failure.category}
-    return FailureLine(
-        failure,
-        view.sample_href(run, *failure.example) + query_string(filtered),
-        view.run_href("eval", run, "samples") + query_string(filtered),
-    )
-
-
-def _flaky(view: Viewing, run: str, detail: RunDetail) -> Sequence[tuple[Any, str]]:
-    """Return the rows that pass now and then, each with its samples."""
-    found = detail.estimates.flaky if detail.estimates is not None else None
-    samples = view.run_href("eval", run, "samples")
-    return [(row, samples + query_string({"row": row.row_index})) for row in (found.worst if found else ())]
+def _filter(failure: FailureCount) -> str:
+    """Return the query that finds all samples that failed so."""
+    return query_string({"outcome": "unscored", "boundary": failure.boundary, "category": failure.category})
 
 
 def _rewards(detail: RunDetail) -> SvgChart | None:
@@ -161,32 +142,19 @@ def flat_config(config: Mapping[str, Any], above: str = "") -> list[tuple[str, s
     return found
 
 
-def _before(view: Viewing, detail: RunDetail) -> Mapping[str, Any] | None:
-    """Return the run before on the same config; ``difference`` is of the pass rates, this one's minus that one's."""
-    before = detail.previous
-    if before is None:
-        return None
-    ours, theirs = (run.pass_rate for run in (detail.summary, before))
-    compare = f"{view.href('compare')}?{urlencode({'run': (before.name, detail.summary.name)}, doseq=True)}"
-    return {
-        "entry": before,
-        "href": view.run_href("eval", before.name),
-        "compare_href": compare if view.can("compare") else None,
-        "difference": ours - theirs if ours is not None and theirs is not None else None,
-    }
-
-
 def _slices(
-    view: Viewing, detail: RunDetail, words: Words
+    view: Viewing, detail: RunDetail, named: str | None, decided: Sequence[str]
 ) -> Sequence[tuple[str, Sequence[RunSlice], str | None]]:
     """Return columns of the dataset, the numbers by their values, and why there are none.
 
-    The column is that which the address names, else those that the decide file does.
+    The column is that which the address has ``named``, else those that the decide file does.
     """
     if not view.can("compare") or not view.wants("slices"):
         return ()
-    named, decided = word(words, "slice"), detail.decided.slices if detail.decided is not None else ()
-    if named is None and not (decided and _is_sliced_unasked(detail.summary)):
+    headline = detail.summary.headline
+    # A run must be small for all of its samples to be read for every look at its page.
+    is_small = headline is not None and headline.planned <= _MOST_SLICED
+    if named is None and not (decided and is_small):
         return ()
     from osmosis_ai.evaluation.comparison.run_slices import run_slices
 
@@ -204,8 +172,3 @@ def _slices(
         except OsmosisError as error:
             found.append((column, (), error.message))
     return found
-
-
-def _is_sliced_unasked(run: RunEntry) -> bool:
-    """Tell whether a run is small enough that all of its samples are read for every look at its page."""
-    return run.headline is not None and run.headline.planned <= _MOST_SLICED

@@ -21,31 +21,17 @@ _MOST_OF_OTHERS = 20_000
 # Those that people meet, and no others: a lexer is some hundred regular expressions that see hostile text. Pygments'
 # for YAML and TypeScript take more than a minute for 100,000 characters that are chosen for it.
 _LEXERS = {
-    "json": "json",
-    "jsonl": "json",
-    "python": "python",
-    "py": "python",
-    "bash": "bash",
-    "sh": "bash",
-    "shell": "bash",
-    "sql": "sql",
-    "toml": "toml",
-    "javascript": "javascript",
-    "js": "javascript",
-    "typescript": "javascript",
-    "ts": "javascript",
-    "html": "html",
-    "xml": "xml",
-    "css": "css",
-    "diff": "diff",
-    "traceback": "pytb",
+    *("json", "python", "py", "bash", "sh", "shell", "sql", "toml"),
+    *("javascript", "js", "html", "xml", "css", "diff"),
 }
+_TAKEN_FOR = {"jsonl": "json", "typescript": "javascript", "ts": "javascript", "traceback": "pytb"}
 
 
 def code(text: str, language: str = "") -> Markup:
     """Return code to stand in a ``pre``: spans whose classes begin with ``c-``; its text stays as it is."""
     shown = visible(text)
-    name = _LEXERS.get(language.strip().lower())
+    given = language.strip().lower()
+    name = given if given in _LEXERS else _TAKEN_FOR.get(given)
     if name is None or len(shown) > (MOST_CHARACTERS if name == "json" else _MOST_OF_OTHERS):
         return escape(shown)
     from pygments import highlight

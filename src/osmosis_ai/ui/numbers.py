@@ -71,15 +71,11 @@ def size(byte_count: int | None) -> str:
     """Return ``512 B``, ``1.5 KB`` … ``TB`` for a number of bytes (1 KB = 1,024 bytes)."""
     if byte_count is None:
         return MISSING
-    if byte_count < 1024:
-        return f"{byte_count} B"
-    value = float(byte_count)
-    for unit in _SIZE_UNITS[1:]:
-        value /= 1024
-        # 1023.96 KB would round to the odd `1024.0 KB`.
-        if value < 1023.95 or unit == _SIZE_UNITS[-1]:
-            return f"{value:.1f} {unit}"
-    raise AssertionError("unreachable: the last unit takes every size")
+    value, unit = float(byte_count), 0
+    # 1023.96 KB would round to the odd `1024.0 KB`.
+    while value >= 1023.95 and unit < len(_SIZE_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.1f} {_SIZE_UNITS[unit]}" if unit else f"{byte_count} B"
 
 
 def count(number: int | None) -> str:

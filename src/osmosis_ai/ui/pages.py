@@ -69,20 +69,14 @@ def moment(when: datetime | str | None) -> Markup | str:
     return Markup('<time datetime="{}">{}</time>').format(iso, shown)
 
 
+_CALLED_AS_THEY_ARE: Sequence[Callable[..., Any]] = (
+    *(ansi, breakable, code, markdown, moment),
+    *(numbers.compact, numbers.count, numbers.duration, numbers.money),
+    *(numbers.number, numbers.percent, numbers.size),
+)
 _FILTERS: dict[str, Callable[..., Any]] = {
-    "ansi": ansi,
-    "breakable": breakable,
-    "compact": numbers.compact,
-    "count": numbers.count,
-    "code": code,
-    "duration": numbers.duration,
+    **{each.__name__: each for each in _CALLED_AS_THEY_ARE},
     "duration_ms": lambda ms: numbers.duration(None if ms is None else ms / 1000),
-    "markdown": markdown,
-    "moment": moment,
-    "money": numbers.money,
-    "number": numbers.number,
-    "percent": numbers.percent,
-    "size": numbers.size,
 }
 
 
@@ -96,14 +90,9 @@ def one_file_policy(*, style: str, script: str) -> str:
 
     Digests are those of Content Security Policy Level 3, section 2.3.1: of the element's text as it stands.
     """
-    return "; ".join(
-        (
-            "default-src 'none'",
-            f"style-src {_digest(style)}",
-            f"script-src {_digest(script)}",
-            "base-uri 'none'",
-            "form-action 'none'",
-        )
+    return (
+        f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "
+        "base-uri 'none'; form-action 'none'"
     )
 
 

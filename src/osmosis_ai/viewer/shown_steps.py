@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from osmosis_ai.evaluation.conversation import Conversation, ConversationStep, ToolExchange, json_text
@@ -136,15 +136,10 @@ def _shown(step: ConversationStep, room: _Room, *, whole: bool) -> ShownStep:
         )
         for exchange in step.exchanges
     ]
-    texts = [reasoning, text, *_texts(exchanges)]
+    texts = [reasoning, text, *(each for both in exchanges for each in (both.arguments, both.result) if each)]
     size = sum(len(each.text) + each.left_out for each in texts)
     cut = any(each.left_out for each in texts)
     return ShownStep(step, text, reasoning, exchanges, whole=size <= LONGEST_SHOWN, cut=cut)
-
-
-def _texts(exchanges: Sequence[ShownExchange]) -> Iterator[ShownText]:
-    for exchange in exchanges:
-        yield from (each for each in (exchange.arguments, exchange.result) if each is not None)
 
 
 def _arguments(exchange: ToolExchange) -> str:

@@ -15,7 +15,7 @@ from osmosis_ai.viewer.queries import Words, word
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.engine import ComparedCandidate, CompareOptions, RunComparison
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
-    from osmosis_ai.ui.charts import ChartPoint, SvgChart
+    from osmosis_ai.ui.charts import SvgChart
 
 RowHref = Callable[[str, tuple[str, str]], str]
 
@@ -163,10 +163,15 @@ def _forest(comparison: RunComparison) -> SvgChart | None:
 
 def _scatter(candidate: ComparedCandidate, a: RunSamples, b: RunSamples) -> SvgChart | None:
     """Return each common row by its mean rewards in both runs; rows of the same means are one point."""
-    from osmosis_ai.ui.charts import ChartSeries, scatter
+    from osmosis_ai.evaluation.comparison.run_pairs import mean_rewards
+    from osmosis_ai.ui.charts import ChartPoint, ChartSeries, scatter
 
     matched = candidate.comparability.matched
-    points = [] if matched is None else _row_means(a, b, matched)
+    if matched is None:
+        return None
+    places, rows = mean_rewards(a, b, matched)
+    counted = zip(places[:_MOST_POINTS], rows[:_MOST_POINTS], strict=True)
+    points = [ChartPoint(float(x), float(y), over=int(count)) for (x, y), count in counted]
     if not points:
         return None
     ends = [value for point in points for value in point[:2]]
@@ -180,14 +185,3 @@ def _scatter(candidate: ComparedCandidate, a: RunSamples, b: RunSamples) -> SvgC
         joined=False,
         counted="Rows",
     )
-
-
-def _row_means(a: RunSamples, b: RunSamples, matched: Any) -> list[ChartPoint]:
-    from osmosis_ai.evaluation.comparison.run_pairs import mean_rewards
-    from osmosis_ai.ui.charts import ChartPoint
-
-    places, rows = mean_rewards(a, b, matched)
-    return [
-        ChartPoint(float(x), float(y), over=int(count))
-        for (x, y), count in zip(places[:_MOST_POINTS], rows[:_MOST_POINTS], strict=True)
-    ]

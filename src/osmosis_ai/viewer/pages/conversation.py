@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
@@ -18,7 +18,6 @@ from osmosis_ai.evaluation.conversation import (
     json_text,
     spans,
 )
-from osmosis_ai.ui import numbers
 from osmosis_ai.ui.shell import NavItem
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.queries import (
@@ -32,7 +31,7 @@ from osmosis_ai.viewer.queries import (
 )
 from osmosis_ai.viewer.read_sample import ReadSample, conversation_in, outcome_of
 from osmosis_ai.viewer.shown_steps import ShownSteps, shown_steps
-from osmosis_ai.viewer.source import RunEntry, SampleDetail, SampleEntry, SampleQuery
+from osmosis_ai.viewer.source import RunEntry, SampleEntry, SampleQuery
 from osmosis_ai.viewer.validation import validated_sample
 
 if TYPE_CHECKING:
@@ -62,25 +61,6 @@ class ViewedSample(ReadSample):
     shown: ShownSteps
     anchor: str = "step"
 
-    @property
-    def facts(self) -> Sequence[tuple[str, str]]:
-        """What came of it, as labels and values."""
-        sample, reason = self.sample, self.detail.record.get("finish_reason")
-        took = numbers.duration(None if sample.duration_ms is None else sample.duration_ms / 1000)
-        if sample.model_latency_ms is not None:
-            took += f", of it {numbers.duration(sample.model_latency_ms / 1000)} in the model"
-        return [
-            ("Outcome", self.outcome),
-            ("Reward", numbers.number(sample.reward)),
-            *((f"  {part}", value) for part, value in self.parts),
-            ("Tokens", numbers.count(sample.tokens)),
-            ("Cost", numbers.money(sample.cost_usd)),
-            ("Duration", took),
-            ("Model", self.conversation.model or numbers.MISSING),
-            ("Row in the dataset", numbers.count(sample.source_row)),
-            *([("Ended", reason)] if isinstance(reason, str) else []),
-        ]
-
 
 def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
     """Return the page of a sample; ``with`` shows another one beside it."""
@@ -93,6 +73,7 @@ def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
     written = choice_of(words, "text", ("markdown",))
     kept = words_of_sample_query(query)
     state = kept | {"text": written or "", "with": word(words, "with") or ""}
+    near = _query(kept | {"text": state["text"]}, hidden)
     pairs = zip_longest(one.shown.steps, other.shown.steps if other else ())
     return RenderedPage(
         "conversation.html",
@@ -107,7 +88,7 @@ def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
             "kept": state,
             "hidden": hidden,
             "as_markdown": written is not None,
-            "near": _near(view, run, one.detail, _query(kept | {"text": state["text"]}, hidden)),
+            "to": lambda row, attempt: view.sample_href(run, row, attempt) + near,
             "elsewhere": _elsewhere(view, run, one.sample, asked=word(words, "elsewhere") is not None),
             "artifacts": _artifacts(view, run, one.sample),
             "copies": _copies(one),
@@ -198,27 +179,6 @@ def _beside(view: Viewing, words: Words, run: str, whole: int | None) -> ViewedS
     return viewed(view, named if slash else run, row, attempt, first=first, whole=whole, anchor="other")
 
 
-def _near(view: Viewing, run: str, detail: SampleDetail, words: str) -> Mapping[str, Any]:
-    """Return where the neighbours inside the filter are, and the other attempts of the row; ``words`` go along."""
-    sample = detail.summary
-    tries = sorted((each.attempt, each) for each in detail.attempts if each.attempt != sample.attempt)
-    before = [number for number, _ in tries if number < sample.attempt]
-    behind = [number for number, _ in tries if number > sample.attempt]
-
-    def href(place: tuple[int, int] | None) -> str | None:
-        return None if place is None else view.sample_href(run, *place) + words
-
-    return {
-        "previous": href(detail.previous),
-        "next": href(detail.next),
-        "attempt_before": href((sample.row, before[-1]) if before else None),
-        "attempt_behind": href((sample.row, behind[0]) if behind else None),
-        "attempts": [
-            (each, href((each.row, each.attempt)), f"{each.row}.{each.attempt}") for _, each in tries
-        ],
-    }
-
-
 def _elsewhere(
     view: Viewing, run: str, sample: SampleEntry, *, asked: bool
 ) -> Sequence[tuple[RunEntry, SampleEntry]] | None:
@@ -254,16 +214,12 @@ def _waterfall(conversation: Conversation) -> SvgChart | None:
 
 
 def _copies(one: ViewedSample) -> Sequence[tuple[str, str, str]]:
-    """Return (what, address, text) of what can be taken away; without a text it is a download alone."""
+    """Return (kind, what, text) of what can be taken away; without a text it is a download alone."""
     if not one.conversation.steps:
         return ()
-    wanted = {"messages": as_messages(one.conversation), "row": as_dataset_row(one.conversation)}
-    found = []
-    for kind, value in wanted.items():
-        text = json_text(value)
-        named = "as messages" if kind == "messages" else "as a row of a dataset"
-        found.append((named, f"{one.href}/raw?as={kind}", text if len(text) <= _COPIED else ""))
-    return found
+    messages, row = json_text(as_messages(one.conversation)), json_text(as_dataset_row(one.conversation))
+    copies = (("messages", "as messages", messages), ("row", "as a row of a dataset", row))
+    return [(kind, what, text if len(text) <= _COPIED else "") for kind, what, text in copies]
 
 
 def _query(words: Mapping[str, object], hidden: Sequence[str]) -> str:

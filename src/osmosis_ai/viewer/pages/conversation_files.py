@@ -44,8 +44,8 @@ def raw(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage | R
         return _file(view, run, row, attempt)
     said = read_conversation(_read(view, run, row, attempt))
     if wanted == "messages":
-        return _json(json_text(as_messages(said), indent=2), f"row_{row}_messages.json")
-    return _json(json_text(as_dataset_row(said)) + "\n", f"row_{row}.jsonl")
+        return _download(json_text(as_messages(said), indent=2), f"row_{row}_messages.json")
+    return _download(json_text(as_dataset_row(said)) + "\n", f"row_{row}.jsonl")
 
 
 def _shown(view: Viewing, run: str, row: int, attempt: int) -> RenderedPage:
@@ -120,11 +120,13 @@ def _file(view: Viewing, run: str, row: int, attempt: int) -> Response:
     """Return a trajectory as it lies there, in pieces where it is large."""
     from starlette.responses import StreamingResponse
 
-    name, media_type = f"row_{row}_run_{attempt}.json", "application/json"
+    name = f"row_{row}_run_{attempt}.json"
     stored = _stored(view, run, row, attempt, max_bytes=_PIECE)
     if stored.content is not None:
-        return _download(stored.content, name, media_type)
-    return StreamingResponse(_pieces(_opened(stored)), headers=artifact_headers(name), media_type=media_type)
+        return _download(stored.content, name)
+    return StreamingResponse(
+        _pieces(_opened(stored)), headers=artifact_headers(name), media_type="application/json"
+    )
 
 
 def _read(view: Viewing, run: str, row: int, attempt: int) -> bytes:
@@ -141,14 +143,12 @@ def _one_step(content: bytes, number: str, name: str) -> Response:
     steps = read_conversation(content).steps
     if not (number.isascii() and number.isdigit()) or not 1 <= int(number[:9]) <= len(steps):
         raise NotFoundError(f"the conversation has {len(steps)} steps, and no {number[:20]!r}.")
-    return _download(step_text(steps[int(number) - 1]).encode("utf-8", "replace"), name, "text/plain")
+    return _download(step_text(steps[int(number) - 1]), name, "text/plain")
 
 
-def _json(text: str, name: str) -> Response:
-    return _download(text.encode("utf-8", "replace"), name, "application/json")
-
-
-def _download(content: bytes, name: str, media_type: str) -> Response:
+def _download(content: str | bytes, name: str, media_type: str = "application/json") -> Response:
     from starlette.responses import Response
 
+    if isinstance(content, str):
+        content = content.encode("utf-8", "replace")
     return Response(content, headers=artifact_headers(name), media_type=media_type)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import isfinite
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -36,14 +37,10 @@ _CHARTS: Sequence[tuple[str, Sequence[str]]] = (
     ("Learner and server, log-probability gap", ("train/logprob_gap_mean", "train/logprob_gap_max")),
     (
         "Time of a step (s)",
-        (
-            "time/step_s",
-            "time/sampling_s",
-            "time/learning_s",
-            "time/publishing_s",
-            "time/validation_s",
-            "time/checkpoint_s",
-        ),
+        [
+            f"time/{phase}_s"
+            for phase in ("step", "sampling", "learning", "publishing", "validation", "checkpoint")
+        ],
     ),
 )
 """What is drawn, under which heading; the first two with what happened on the way."""
@@ -59,19 +56,15 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     detail = view.read(view.source.run, "training", run)
     curves = view.read(view.source.curves, run) if _shows_curves(view) else TrainingCurves()
     summary = detail.summary
-    validated = _validated(view, run)
     return RenderedPage(
         "training.html",
         {
             **shown(detail, curves, smoothing, draws=view.wants("curves")),
             "crumbs": view.crumbs("training"),
             "here": view.run_href("training", run),
-            "validated": validated,
+            "validated": _validated(view, run),
             "outcome_of": outcome_of,
-            "adapters": [
-                (adapter, () if view.is_local else _commands(summary, adapter))
-                for adapter in curves.checkpoints
-            ],
+            "commands_of": None if view.is_local else partial(_commands, summary),
             **log_tail(view, summary),
         },
         parts={name: f"training_{name}.html" for name in ("standing", "curves", "validation", "adapters")}
@@ -100,7 +93,8 @@ def shown(
         "smoothings": SMOOTHINGS,
         "metrics": [_line(curve) for curve in curves.curves if curve.points],
         "warnings": [mark for mark in curves.marks if mark.kind == "warning"],
-        "adapters": [(adapter, ()) for adapter in curves.checkpoints],
+        "adapters": curves.checkpoints,
+        "commands_of": None,
         "facts": known_facts(detail),
         "config": flat_config(detail.config_effective),
     }
@@ -236,8 +230,7 @@ def _line(curve: ViewedCurve) -> tuple[Any, ...]:
 def _commands(run: RunEntry, adapter: SavedAdapter) -> Sequence[tuple[str, str]]:
     """Return the commands of an adapter that a platform keeps; on this machine it lies in its directory."""
     name, base = quote(adapter.name), run.model or "BASE"
-    served = adapter.deployment == "active"
-    verb = "undeploy" if served else "deploy"
+    verb = "undeploy" if adapter.deployment == "active" else "deploy"
     return [
         (verb.capitalize(), f"osmosis model {verb} {name}"),
         ("Download", f"osmosis model download {name}"),

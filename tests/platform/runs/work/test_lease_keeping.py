@@ -11,7 +11,6 @@ import pytest
 from osmosis_ai.api.wire.workers import Assignment, SyncReply, SyncRequest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError
-from osmosis_ai.platform.runs.work import lease_keeping
 from osmosis_ai.platform.runs.work.lease_keeping import LeaseKeeping
 from osmosis_ai.platform.runs.work.platform_link import (
     CredentialRefusedError,
@@ -22,7 +21,8 @@ from osmosis_ai.platform.runs.work.run_channel import RunChannel
 from tests.platform.runs.work.test_http_link import ASSIGNMENT
 
 TERM_S = 30.0
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
+THREADS = 2
 
 
 class Platform:
@@ -34,25 +34,13 @@ class Platform:
         self.stop = False
         self.on_its_way_s = 0.0
         self.asked: list[bool] = []
-        self._asked = threading.Condition()
 
     def sync(self, _: str, request: SyncRequest) -> SyncReply:
-        with self._asked:
-            self.asked.append(request.may_wait)
-            self._asked.notify_all()
-            self.now += self.on_its_way_s
-            if self.failure is not None:
-                raise self.failure
-            return SyncReply(stop=self.stop, term_s=TERM_S, next_s=1.0)
-
-    def await_question(self, *, may_wait: bool, later_s: float = 0.0, away: bool = False) -> None:
-        """Wait for the first question, so much later, to a platform that is away or answers."""
-        with self._asked:
-            begin = len(self.asked)
-            self.now += later_s
-            self.failure = PlatformUnreachableError("away.") if away else None
-            assert self._asked.wait_for(lambda: len(self.asked) > begin, PATIENCE_S)
-            assert self.asked[begin] == may_wait
+        self.asked.append(request.may_wait)
+        self.now += self.on_its_way_s
+        if self.failure is not None:
+            raise self.failure
+        return SyncReply(stop=self.stop, term_s=TERM_S, next_s=1.0)
 
 
 @pytest.fixture
@@ -64,6 +52,68 @@ def platform() -> Platform:
 def channel(platform: Platform) -> RunChannel:
     assignment = Assignment.model_validate({**ASSIGNMENT, "next_s": 1.0})
     return RunChannel(cast(PlatformLink, platform), assignment, clock=lambda: platform.now)
+
+
+class Looks:
+    """In the place of the event that ends a keeper: its threads look once when a test says so, and rest in between."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._resting = self._round = 0
+        self._is_set = False
+
+    def wait(self, _: float) -> bool:
+        with self._changed:
+            seen = self._round
+            self._resting += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._round > seen or self._is_set)
+            return self._is_set
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        with self._changed:
+            self._is_set = True
+            self._changed.notify_all()
+
+    def look(self) -> None:
+        """Let each thread look once, unless it has ended, and wait until all rest again."""
+        with self._changed:
+            self._await_rest()
+            self._resting, self._round = 0, self._round + 1
+            self._changed.notify_all()
+            self._await_rest()
+
+    def _await_rest(self) -> None:
+        assert self._changed.wait_for(lambda: self._resting == THREADS or self._is_set, PATIENCE_S)
+
+
+@pytest.fixture
+def looks() -> Looks:
+    return Looks()
+
+
+class Asking:
+    """A keeper and its platform, in which the time passes between two looks alone."""
+
+    def __init__(self, platform: Platform, looks: Looks) -> None:
+        self.platform = platform
+        self._looks = looks
+
+    def question(self, *, may_wait: bool, later_s: float = 0.0, away: bool = False) -> None:
+        """Hold that a platform that is away, or answers, is asked so much later, once and like this."""
+        before = len(self.platform.asked)
+        self.platform.now += later_s
+        self.platform.failure = PlatformUnreachableError("away.") if away else None
+        self._looks.look()
+        assert self.platform.asked[before:] == [may_wait]
+
+
+@pytest.fixture
+def asking(platform: Platform, looks: Looks) -> Asking:
+    return Asking(platform, looks)
 
 
 class Told:
@@ -87,60 +137,62 @@ class Told:
 
 
 @pytest.fixture
-def told(channel: RunChannel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
+def told(channel: RunChannel, looks: Looks) -> Iterator[Told]:
     """What is said of the run while its lease is kept."""
-    monkeypatch.setattr(lease_keeping, "_LOOK_S", 0.001)
     told = Told()
     said: dict[str, Any] = {f"on_{word}": told.say(word) for word in ("lost", "cut_off", "refused")}
     keeping = LeaseKeeping(channel, **said)
+    cast(Any, keeping)._ended = looks
     keeping.start()
     yield told
     keeping.stop()
 
 
 def test_half_a_lease_of_silence_is_asked_for_an_answer_at_once_and_nothing_else_happens(
-    platform: Platform, channel: RunChannel, told: Told
+    asking: Asking, channel: RunChannel, told: Told
 ) -> None:
-    assert platform.asked == [False]  # whether it is to stop is known before anything is begun
-    platform.await_question(may_wait=True, later_s=2.0)
-    platform.await_question(may_wait=False, later_s=TERM_S / 2, away=True)
-    platform.await_question(may_wait=False)
-    platform.await_question(may_wait=True, later_s=2.0)
+    assert asking.platform.asked == [False]  # whether it is to stop is known before anything is begun
+    asking.question(may_wait=True, later_s=2.0)
+    asking.question(may_wait=False, later_s=TERM_S / 2, away=True)
+    asking.question(may_wait=False)
+    asking.question(may_wait=True, later_s=2.0)
     assert not channel.has_run_out()
     assert told.words == []
 
 
 def test_two_leases_of_silence_are_said_once_and_again_after_an_answer(
-    platform: Platform, channel: RunChannel, told: Told
+    asking: Asking, channel: RunChannel, told: Told
 ) -> None:
     for words in (["cut_off"], ["cut_off", "cut_off"]):
-        platform.await_question(may_wait=False, later_s=TERM_S, away=True)
-        told.await_words(*words)
-        platform.await_question(may_wait=False, later_s=TERM_S, away=True)
+        asking.question(may_wait=False, later_s=TERM_S, away=True)
+        assert told.words == words
+        asking.question(may_wait=False, later_s=TERM_S, away=True)
         assert channel.has_run_out()
-        platform.await_question(may_wait=False)
-        platform.await_question(may_wait=True, later_s=2.0)  # the one before was answered
-        told.await_words(*words)
+        asking.question(may_wait=False)
+        asking.question(may_wait=True, later_s=2.0)  # the one before was answered
+        assert told.words == words
 
 
 @pytest.mark.parametrize(
     ("failure", "word"),
     [(LeaseLostError("another's."), "lost"), (CredentialRefusedError("revoked."), "refused")],
 )
-def test_what_the_platform_says_of_owner_and_credential_is_passed_on(
-    platform: Platform, told: Told, failure: OsmosisError, word: str
+def test_what_the_platform_says_of_owner_and_credential_is_passed_on_once(
+    platform: Platform, looks: Looks, told: Told, failure: OsmosisError, word: str
 ) -> None:
     platform.failure = failure
     platform.now = 2.0
+    for _ in range(2):
+        looks.look()
     told.await_words(word)
 
 
-def test_a_stop_is_heard_once(platform: Platform, channel: RunChannel, told: Told) -> None:
+def test_a_stop_is_heard_once(asking: Asking, channel: RunChannel, told: Told) -> None:
     channel.listen(told.say("stop"))
-    platform.stop = True
+    asking.platform.stop = True
     for _ in range(3):
-        platform.await_question(may_wait=True, later_s=2.0)
-    told.await_words("stop")
+        asking.question(may_wait=True, later_s=2.0)
+    assert told.words == ["stop"]
 
 
 @pytest.mark.parametrize(("news", "left_s"), [({}, 10.0), ({"may_wait": True}, 20.0)])

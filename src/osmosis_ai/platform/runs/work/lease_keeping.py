@@ -25,7 +25,7 @@ class LeaseKeeping:
 
     Args:
         channel: to the platform.
-        on_lost: another owner has the run, or it has ended.
+        on_lost: another owner has the run, or it has ended. Said once: the lease is kept no longer.
         on_cut_off: no answer for a whole term: somebody else may have the run. Said anew after each answer.
         on_refused: what this worker shows is not taken any more.
     """
@@ -66,6 +66,7 @@ class LeaseKeeping:
             self._channel.sync(**({"may_wait": True} if may_wait else {}))
         except LeaseLostError:
             if not self._ended.is_set():
+                self._ended.set()
                 self._on_lost()
         except CredentialRefusedError:
             self._ended.set()

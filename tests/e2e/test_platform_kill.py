@@ -86,8 +86,11 @@ def platform(scratch: Scratch, turnstile: Turnstile) -> Iterator[Platform]:
 def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(
     platform: Platform, turnstile: Turnstile
 ) -> None:
+    turnstile.hold()
     calm = platform.submit(CONFIG)
+    turnstile.hold_after(1, lambda: len(calm.journal()))  # it is not over before its journal is seen
     assert calm.await_moment(Kill(1, "nobody", 0.0))
+    turnstile.open()
     assert calm.finish()["status"] == "finished"
 
     kills = plan_of_kills(seed_of_kills(), VICTIMS, SAMPLES)

@@ -62,7 +62,9 @@ def test_an_evaluation_on_postgresql_outlives_its_worker_and_its_platform(tmp_pa
             watched = run("eval", "watch", name, cwd=scratch.workspace, env=env)
             assert watched.resource["status"] == "finished", watched.err
             assert run("eval", "download", name, "--yes", cwd=scratch.workspace, env=env).status == 0
-            listed = json.loads(run("eval", "list", cwd=scratch.workspace, env=env).out)["items"]
+            told = run("eval", "list", cwd=scratch.workspace, env=env)
+            assert told.status == 0, told.err
+            listed = json.loads(told.out)["items"]
     fetched = scratch.workspace / ".osmosis" / "evals" / name
     assert [item["status"] for item in listed] == ["finished"]
     assert len(list((fetched / "trajectories").glob("*.json"))) == 400

@@ -208,3 +208,29 @@ def test_the_machine_counts_the_gpus_that_it_may_use_and_none_of_a_driver_it_doe
     assert own_machine.own_machine(root).gpus == 1
     (root / "dev" / "kfd").touch()
     assert own_machine.own_machine(root).gpus is None
+
+
+@pytest.mark.parametrize(
+    ("files", "membership", "gb"),
+    [
+        ({"user/job/memory.max": "max\n", "user/memory.max": f"{64 << 20}\n"}, "0::/user/job\n", 0.1),
+        # In a container the path is the host's, and what is granted stands at the root.
+        ({"memory.max": f"{200 << 20}\n"}, "0::/docker/abc\n", 0.2),
+        ({"memory/job/memory.limit_in_bytes": f"{100 << 20}\n"}, "4:cpu:/\n7:memory:/job\n", 0.1),
+        ({"memory/memory.limit_in_bytes": f"{9223372036854771712}\n"}, "7:memory:/\n", None),
+        ({"memory.max": f"{1 << 60}\n"}, "0::/\n", None),
+        ({"memory.max": "what\n"}, "0::/\nnonsense\n", None),
+    ],
+)
+def test_the_machine_has_the_memory_that_its_control_groups_grant(
+    tmp_path: Path, files: dict[str, str], membership: str, gb: float | None
+) -> None:
+    bare = own_machine.own_machine(tmp_path).memory_gb
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(membership)
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert bare is not None and bare > 0.3, "all that it has"
+    assert own_machine.own_machine(tmp_path).memory_gb == (gb if gb is not None else bare)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from osmosis_ai.config.execution import PLACE, ExecutionSection
 from osmosis_ai.config.issues import Issue
+from osmosis_ai.driving.control_group_limits import granted_memory
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.runs.fitting import Machine
 from osmosis_ai.sandbox.gpus import visible_gpus
@@ -24,8 +25,10 @@ def own_machine(root: Path = Path("/")) -> Machine:
     # What another driver has can not be counted, and the run may well find it.
     is_counted = sys.platform == "linux" and not (root / "dev" / "kfd").exists()
     gpus = float(len(visible_gpus(root=root))) if is_counted else None
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / _GIB
-    return Machine(gpus=gpus, memory_gb=round(memory, 1))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # In a container, or below a service's limit, it is what the kernel lets this process and its runs have.
+    granted = granted_memory(root / "sys/fs/cgroup", root / "proc/self/cgroup")
+    return Machine(gpus=gpus, memory_gb=round(min([memory, *granted]) / _GIB, 1))
 
 
 def own_machine_problem(

@@ -152,13 +152,15 @@ class WorkerAccess:
         return token
 
     def revoked(self, digests: Collection[str]) -> set[str]:
-        """Return those of worker tokens, each by its hash, that have been revoked."""
+        """Return those of worker tokens and tickets, each by its hash, that have been revoked or withdrawn."""
         found: set[str] = set()
         some = iter(digests)
         with self._db.session() as session:
             while named := list(islice(some, _MOST_NAMED)):
-                asked = DbWorkerToken.token_hash.in_(named), DbWorkerToken.revoked_at.is_not(None)
-                found.update(session.scalars(select(DbWorkerToken.token_hash).where(*asked)))
+                tokens = DbWorkerToken.token_hash.in_(named), DbWorkerToken.revoked_at.is_not(None)
+                found.update(session.scalars(select(DbWorkerToken.token_hash).where(*tokens)))
+                tickets = DbWorkerTicket.token_hash.in_(named), DbWorkerTicket.withdrawn_at.is_not(None)
+                found.update(session.scalars(select(DbWorkerTicket.token_hash).where(*tickets)))
         return found
 
     # -- tickets -----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -301,6 +302,32 @@ def test_a_claim_that_waits_hears_that_its_token_was_revoked(
     services.worker_access.revoke_token(known.id)
     assert_flat_error(answer.result(60), 401, "TOKEN_REVOKED")
     assert time.monotonic() - begun < 20, "not at the end of its wait"
+
+
+def test_a_worker_with_nothing_new_hears_that_its_token_was_revoked(
+    machine: Spoken, services: PlatformServices, later: Later
+) -> None:
+    services.desk.leases.term = timedelta(hours=1)  # of which a third is waited, if nobody looks
+    given = machine.claimed()
+    answer = later(machine.sync, given, may_wait=True)
+    held(machine, services)
+    [known] = services.worker_access.tokens()
+    services.worker_access.revoke_token(known.id)
+    assert_flat_error(answer.result(60), 401, "TOKEN_REVOKED")
+
+
+def test_a_worker_with_nothing_new_hears_that_its_ticket_was_withdrawn(
+    api: TestClient, services: PlatformServices, later: Later
+) -> None:
+    services.desk.leases.term = timedelta(hours=1)
+    SUBMITS.taken(api)
+    [run] = api.get("/api/cli/eval-runs").json()["eval_runs"]
+    worker = Spoken(api, services.worker_access.issue_ticket(run["id"]))
+    given = worker.claimed()
+    answer = later(worker.sync, given, may_wait=True)
+    held(worker, services)
+    services.worker_access.withdraw(run["id"])
+    assert_flat_error(answer.result(60), 401, "TICKET_VOID")
 
 
 def test_a_server_that_stops_lets_nobody_wait(

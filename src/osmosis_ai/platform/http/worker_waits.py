@@ -32,6 +32,7 @@ Found = TypeVar("Found")
 class _Held:
     run_id: str
     token: str
+    bearer: str
     told: asyncio.Event = field(default_factory=asyncio.Event)
     is_followed: bool = False
 
@@ -76,15 +77,17 @@ class WorkerWaits:
             held.is_followed = token == held.token
             held.told.set()
 
-    async def for_news(self, run_id: str, token: str, within_s: float) -> Literal["look", "followed", "full"]:
+    async def for_news(
+        self, run_id: str, token: str, within_s: float, bearer: str
+    ) -> Literal["look", "followed", "full"]:
         """Wait until the owner of a run has to be told something, or ``within_s`` seconds (``look``).
 
-        ``followed``: its next exchange has come, and renews the lease; ``full``, at once: too many wait.
+        So it has where its ``bearer`` (as it is kept) was revoked. ``followed``: its next exchange has come, and renews the lease; ``full``, at once: too many wait.
         """
         self.interrupt(run_id)
         if not self.limits.may_wait():
             return "full"
-        held = self._held[run_id] = _Held(run_id, token)
+        held = self._held[run_id] = _Held(run_id, token, bearer)
         try:
             await self._until(held.told, within_s)
         finally:
@@ -124,22 +127,21 @@ class WorkerWaits:
         watch, time_s = self.services.desk.watch, asyncio.get_running_loop().time
         asked_at = time_s()
         while self._held or self._idle:
-            held = {each.run_id: each.token for each in self._held.values()}
-            idle = list(self._idle)
+            holding, idle = list(self._held.values()), list(self._idle)
+            held = {each.run_id: each.token for each in holding}
             changed: set[str] = set()
             served: list[Idler] = []
             revoked: set[str] = set()
             try:
                 changed = await self._read(watch.changed, held)
                 served = await self._read(watch.served, [each.idler for each in idle])
-                if idle and time_s() - asked_at >= _REVOKED_EVERY_S:
+                if time_s() - asked_at >= _REVOKED_EVERY_S:
                     asked_at = time_s()
-                    revoked = await self._read(
-                        self.services.worker_access.revoked, {each.token for each in idle}
-                    )
+                    bearers = {*(each.token for each in idle), *(each.bearer for each in holding)}
+                    revoked = await self._read(self.services.worker_access.revoked, bearers)
             except (OsmosisError, DBAPIError):
                 pass  # the database does not answer, which the next look may find otherwise
-            for run_id in changed:
+            for run_id in changed.union(each.run_id for each in holding if each.bearer in revoked):
                 self.interrupt(run_id)
             for each in idle:
                 if each.token in revoked or any(each.idler is idler for idler in served):

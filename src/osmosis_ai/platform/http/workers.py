@@ -110,8 +110,11 @@ async def sync(request: Request) -> Response:
     reply = await _do(_begun, services.desk, asked_at, run_id, said)
     if said.may_wait and _has_nothing_to_say(reply):
         token = said.lease.get_secret_value()
-        ended = await worker_waits(request.app).for_news(run_id, token, reply.term_s / 3)
+        bearer = bearer_token(request)
+        ended = await worker_waits(request.app).for_news(run_id, token, reply.term_s / 3, bearer_hash(bearer))
         if ended == "look":
+            # Asked again: it may have been revoked meanwhile.
+            await _do(services.worker_access.authorize_run, bearer, run_id)
             # Nothing is taken twice: this is the heartbeat that ends the wait.
             reply = await _do(services.desk.sync, run_id, SyncRequest(lease=said.lease))
         elif ended == "full":

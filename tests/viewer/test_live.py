@@ -96,6 +96,13 @@ def test_twenty_who_ask_at_once_read_once_and_a_failure_is_read_again() -> None:
     assert reads.once("log", lambda: 1) == 1
 
 
+def test_of_many_reads_the_newest_are_kept() -> None:
+    reads, asked = SharedReads(most=2), list[str]()
+    for name in ("a", "b", "c", "b", "c", "a"):
+        reads.once(name, lambda name=name: asked.append(name))  # type: ignore[misc]
+    assert asked == ["a", "b", "c", "a"]
+
+
 def test_a_part_of_a_page_reads_what_that_part_shows() -> None:
     asked: list[str] = []
 

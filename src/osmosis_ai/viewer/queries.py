@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import fields
 from datetime import datetime, time
 from typing import Any, TypeVar, get_args
 from urllib.parse import parse_qs, urlencode
@@ -199,13 +198,8 @@ def query_string(words: Mapping[str, object], **more: object) -> str:
 
 def is_filtered(query: RunQuery | SampleQuery) -> bool:
     """Tell whether a query leaves anything out, its kind and order aside."""
-    plain = type(query)()
-    order = {"kind", "sort", "descending", "archived"}
-    return any(
-        getattr(query, each.name) != getattr(plain, each.name)
-        for each in fields(query)
-        if each.name not in order
-    )
+    words = words_of_run_query(query) if isinstance(query, RunQuery) else words_of_sample_query(query)
+    return bool(words.keys() - {"sort", "dir", "archived"})
 
 
 def _written(

@@ -12,13 +12,16 @@ from typing import Any, TypeVar
 
 ReadT = TypeVar("ReadT")
 
-_MOST = 50
-
 
 class SharedReads:
-    """Reads of one state of a run; may be used by several threads."""
+    """Reads of one state of a run; may be used by several threads.
 
-    def __init__(self) -> None:
+    Args:
+        most: how many are kept; the oldest go first.
+    """
+
+    def __init__(self, *, most: int = 50) -> None:
+        self._most = most
         self._lock = threading.Lock()
         self._reads: dict[Hashable, Future[Any]] = {}
 
@@ -32,8 +35,9 @@ class SharedReads:
             found = self._reads.get(key)
             if is_mine := found is None:
                 found = Future()
-                if len(self._reads) < _MOST:
-                    self._reads[key] = found
+                self._reads[key] = found
+                if len(self._reads) > self._most:
+                    del self._reads[next(iter(self._reads))]
         if is_mine:
             try:
                 found.set_result(read())

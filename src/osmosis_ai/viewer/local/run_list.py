@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
+from operator import itemgetter
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 from osmosis_ai.evaluation.run_lock import is_running
 from osmosis_ai.evaluation.run_places import RunKind, RunPlace
@@ -38,6 +38,7 @@ _Name = tuple[RunKind, str]
 _Series = tuple[RunKind, str | None]
 _EQUAL = ("kind", "status", "model", "dataset", "rollout", "person")
 _LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
+_FAR_AHEAD = datetime.max.replace(tzinfo=timezone.utc)
 
 
 class RunList:
@@ -110,7 +111,7 @@ class RunList:
             entries = {**self._entries, **self._archived} if query.archived else self._entries
             keyed = [(key(entry), entry.id, entry) for entry in entries.values() if _fits(entry, query)]
             valued = [each for each in keyed if each[0] is not None]
-            valued.sort(key=_first_two, reverse=query.descending)
+            valued.sort(key=itemgetter(0, 1), reverse=query.descending)
             found = [entry for _, _, entry in valued]
             found += sorted((entry for value, _, entry in keyed if value is None), key=lambda entry: entry.id)
             if len(self._sorted) >= _MOST_SORTED:
@@ -264,9 +265,7 @@ def _fits(entry: RunEntry, query: RunQuery) -> bool:
     if query.commit is not None and not (entry.commit or "").startswith(query.commit):
         return False
     started = entry.started_at or _LONG_AGO
-    if (query.since is not None and started < query.since) or (
-        query.until is not None and started > query.until
-    ):
+    if not (query.since or _LONG_AGO) <= started <= (query.until or _FAR_AHEAD):
         return False
     return query.text.lower() in entry.name.lower() or query.text.lower() in (entry.config or "").lower()
 
@@ -277,10 +276,6 @@ def _in_series(entries: Iterable[RunEntry]) -> dict[_Series, list[RunEntry]]:
     for entry in sorted(entries, key=_started):
         series.setdefault((entry.kind, entry.config), []).append(entry)
     return series
-
-
-def _first_two(keyed: tuple[Any, str, RunEntry]) -> tuple[Any, str]:
-    return keyed[:2]
 
 
 def _started(entry: RunEntry) -> tuple[datetime, str]:

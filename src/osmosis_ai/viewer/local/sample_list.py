@@ -5,12 +5,13 @@ Invariant: no page sorts and none skips: it begins behind its cursor in an index
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from osmosis_ai.viewer.cursors import SamplePosition, item_page, sample_cursor, sample_position
 from osmosis_ai.viewer.local.run_index import COLUMNS, RunIndex
+from osmosis_ai.viewer.shared_reads import ReadT, SharedReads
 from osmosis_ai.viewer.source import FailureCount, Histogram, ItemPage, SampleEntry, SampleQuery
 
 SORTED_BY: Mapping[str, str | None] = {
@@ -46,8 +47,7 @@ class SampleList:
 
     def __init__(self, index: RunIndex) -> None:
         self.index = index
-        self._counted: dict[Any, Any] = {}
-        self._counted_at = -1
+        self._counted, self._counted_at = SharedReads(most=_MOST_COUNTED), -1
 
     def page(self, query: SampleQuery, *, limit: int, cursor: str | None = None) -> ItemPage[SampleEntry]:
         """Return samples, and how many there are.
@@ -116,22 +116,18 @@ class SampleList:
 
     def failures(self) -> list[FailureCount]:
         """Return the kinds of failures, the most frequent first."""
-        return list(self._once("failures", self._count_failures))
+        return self._once("failures", self._count_failures)
 
     def rewards(self) -> Histogram | None:
         """Return the scored samples by reward; None where there are none."""
-        return self._once("rewards", self._count_rewards)  # type: ignore[no-any-return]
+        return self._once("rewards", self._count_rewards)
 
-    def _once(self, key: Any, count: Any) -> Any:
+    def _once(self, key: Hashable, count: Callable[[], ReadT]) -> ReadT:
         """Return what was counted of this much of the journal, or count it."""
-        with self.index.lock:
+        with self.index.lock:  # which counting takes, too: who has it must not wait for another's count
             if self._counted_at != self.index.read:
-                self._counted, self._counted_at = {}, self.index.read
-            if key not in self._counted:
-                if len(self._counted) >= _MOST_COUNTED:
-                    self._counted.clear()
-                self._counted[key] = count()
-            return self._counted[key]
+                self._counted, self._counted_at = SharedReads(most=_MOST_COUNTED), self.index.read
+            return self._counted.once(key, count)
 
     def _count_outcomes(self) -> dict[str, int]:
         values = {"threshold": self.index.threshold, "n": self.index.n}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 from urllib.parse import urlencode
+
+from starlette.responses import RedirectResponse, Response
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.run_places import RunKind
@@ -12,9 +13,6 @@ from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.pages import compare_evaluations, compare_training
 from osmosis_ai.viewer.queries import Words, word
 from osmosis_ai.viewer.source import RunDetail, SampleEntry
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
 
 _MOST_RUNS = 10
 _MOST_PLACES = 1_000
@@ -64,8 +62,6 @@ def row(view: Viewing, words: Words) -> Response:
     Raises:
         NotFoundError: no run has it.
     """
-    from starlette.responses import RedirectResponse
-
     names, digest = list(words.get("run", ()))[:2], word(words, "row") or ""
     places: dict[str, SampleEntry] = {}
     for run, sample in view.source.elsewhere(digest, limit=_MOST_PLACES):

@@ -8,13 +8,22 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.comparison import tables
+from osmosis_ai.evaluation.comparison.comparability import Allowances
+from osmosis_ai.evaluation.comparison.engine import (
+    ComparedCandidate,
+    CompareOptions,
+    RunComparison,
+    compare_runs,
+)
+from osmosis_ai.evaluation.comparison.run_pairs import mean_rewards
+from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+from osmosis_ai.evaluation.comparison.words import row_counts
 from osmosis_ai.ui import numbers
 from osmosis_ai.viewer.access import Viewing
 from osmosis_ai.viewer.queries import Words, word
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.comparison.engine import ComparedCandidate, CompareOptions, RunComparison
-    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
     from osmosis_ai.ui.charts import SvgChart
 
 RowHref = Callable[[str, tuple[str, str]], str]
@@ -51,7 +60,6 @@ def found(view: Viewing, names: Sequence[str], options: CompareOptions) -> dict[
     Raises:
         OsmosisError: the runs may not be compared, or as :func:`~…comparison.engine.compare_runs`.
     """
-    from osmosis_ai.evaluation.comparison.engine import compare_runs
 
     def row_href(key: str, runs: tuple[str, str]) -> str:
         return view.href("compare", "row") + "?" + urlencode({"run": runs, "row": key}, doseq=True)
@@ -70,8 +78,6 @@ def shown(
         runs: what was compared.
         row_href: the address of a row's conversations in two runs, by its digest and their names.
     """
-    from osmosis_ai.evaluation.comparison.tables import differing_inputs, taken
-
     baseline, *others = runs
     return {
         "row_href": row_href,
@@ -79,13 +85,13 @@ def shown(
         "notes": list(
             dict.fromkeys(note for each in comparison.candidates for note in each.comparability.notes)
         ),
-        "differs": differing_inputs(comparison),
+        "differs": tables.differing_inputs(comparison),
         "candidates": [
             _candidate(comparison, each, baseline, other)
             for each, other in zip(comparison.candidates, others, strict=True)
         ],
         "forest": _forest(comparison),
-        "totals": taken(comparison),
+        "totals": tables.taken(comparison),
     }
 
 
@@ -95,9 +101,6 @@ def options_of(words: Words, reward_range: tuple[float, float] | None) -> Compar
     Raises:
         OsmosisError: VALIDATION, a word makes no sense.
     """
-    from osmosis_ai.evaluation.comparison.comparability import Allowances
-    from osmosis_ai.evaluation.comparison.engine import CompareOptions
-
     allowed = set(words.get("allow", ()))
     if strange := allowed - ALLOWANCES.keys():
         raise OsmosisError(f"{sorted(strange)[0]!r} is nothing that a comparison can allow.")
@@ -114,18 +117,15 @@ def options_of(words: Words, reward_range: tuple[float, float] | None) -> Compar
 def _candidate(
     comparison: RunComparison, candidate: ComparedCandidate, a: RunSamples, b: RunSamples
 ) -> dict[str, Any]:
-    from osmosis_ai.evaluation.comparison.tables import changed_metrics, changed_rows, changed_slices
-    from osmosis_ai.evaluation.comparison.words import row_counts
-
     rows, names = candidate.rows, (a.name, b.name)
     return {
         "name": candidate.name,
         "names": names,
-        "metrics": changed_metrics(comparison, candidate),
+        "metrics": tables.changed_metrics(comparison, candidate),
         "scatter": _scatter(candidate, a, b),
         "counts": None if rows is None else row_counts(rows),
-        "rows": list(changed_rows(names, rows, " are not shown")),
-        "slices": changed_slices(comparison, candidate),
+        "rows": list(tables.changed_rows(names, rows, " are not shown")),
+        "slices": tables.changed_slices(comparison, candidate),
     }
 
 
@@ -163,7 +163,6 @@ def _forest(comparison: RunComparison) -> SvgChart | None:
 
 def _scatter(candidate: ComparedCandidate, a: RunSamples, b: RunSamples) -> SvgChart | None:
     """Return each common row by its mean rewards in both runs; rows of the same means are one point."""
-    from osmosis_ai.evaluation.comparison.run_pairs import mean_rewards
     from osmosis_ai.ui.charts import ChartPoint, ChartSeries, scatter
 
     matched = candidate.comparability.matched

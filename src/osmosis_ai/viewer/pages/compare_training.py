@@ -5,32 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.evaluation.comparison.tables import ComparedTable
+from osmosis_ai.training.runs import run_differences
+from osmosis_ai.training.runs.curves import TrainingCurves
+from osmosis_ai.training.runs.run_differences import ComparedTraining, TrainingDifferences
 from osmosis_ai.ui import numbers
 from osmosis_ai.viewer.access import Viewing
 from osmosis_ai.viewer.pages.training import chart_points
+from osmosis_ai.viewer.source import RunDetail
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.comparison.tables import ComparedTable
-    from osmosis_ai.training.runs.curves import TrainingCurves
-    from osmosis_ai.training.runs.run_differences import (
-        ComparedTraining,
-        TrainingDifferences,
-    )
     from osmosis_ai.ui.charts import SvgChart
-    from osmosis_ai.viewer.source import RunDetail
 
 _DRAWN = ("rollout/raw_reward", "eval/validation/reward", "train/kl_base", "rollout/response_lengths")
 
 
 def found(view: Viewing, names: Sequence[str]) -> dict[str, Any]:
     """Return the values of the page; every run is compared with the first."""
-    from osmosis_ai.training.runs.run_differences import compare_training
-
     curves = [view.source.curves(name) for name in names]
     runs = [
         _compared(view.source.run("training", name), own) for name, own in zip(names, curves, strict=True)
     ]
-    differences = [compare_training(runs[0], run) for run in runs[1:]]
+    differences = [run_differences.compare_training(runs[0], run) for run in runs[1:]]
     return {
         "sentence": " ".join(each.verdict.sentence for each in differences),
         "charts": list(_charts(names, curves)),
@@ -42,8 +38,6 @@ def found(view: Viewing, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _compared(run: RunDetail, curves: TrainingCurves) -> ComparedTraining:
-    from osmosis_ai.training.runs.run_differences import ComparedTraining, flat_settings
-
     summary = run.summary
     experiment = {
         "model": summary.model,
@@ -51,7 +45,7 @@ def _compared(run: RunDetail, curves: TrainingCurves) -> ComparedTraining:
         "rollout": summary.rollout,
         "commit_sha": summary.commit,
     }
-    settings = dict(flat_settings({"experiment": experiment, **run.config_effective}))
+    settings = dict(run_differences.flat_settings({"experiment": experiment, **run.config_effective}))
     return ComparedTraining(
         summary.name,
         {key: value for key, value in settings.items() if value is not None},
@@ -77,8 +71,6 @@ def _charts(names: Sequence[str], curves: Sequence[TrainingCurves]) -> Iterator[
 
 
 def _settings(names: Sequence[str], differences: Sequence[TrainingDifferences]) -> ComparedTable:
-    from osmosis_ai.evaluation.comparison.tables import ComparedTable
-
     values: dict[str, list[Any]] = {}
     for place, each in enumerate(differences, start=1):
         for setting in each.settings:
@@ -92,8 +84,6 @@ def _settings(names: Sequence[str], differences: Sequence[TrainingDifferences]) 
 
 
 def _metrics(a: str, b: str, differences: TrainingDifferences) -> ComparedTable:
-    from osmosis_ai.evaluation.comparison.tables import ComparedTable
-
     headings = ("Metric", f"{a}, last", f"{b}, last", "B - A", "95 % interval")
     rows = [metric.words for metric in differences.metrics]
     return ComparedTable(f"{b} against {a}", headings, rows, note=differences.note)

@@ -19,16 +19,8 @@ from osmosis_ai.evaluation.conversation import (
     spans,
 )
 from osmosis_ai.ui.shell import NavItem
+from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import RenderedPage, Viewing
-from osmosis_ai.viewer.queries import (
-    Words,
-    choice_of,
-    choices_of,
-    query_string,
-    sample_query,
-    word,
-    words_of_sample_query,
-)
 from osmosis_ai.viewer.read_sample import ReadSample, conversation_in, outcome_of
 from osmosis_ai.viewer.shown_steps import ShownSteps, shown_steps
 from osmosis_ai.viewer.source import RunEntry, SampleEntry, SampleQuery
@@ -62,17 +54,17 @@ class ViewedSample(ReadSample):
     anchor: str = "step"
 
 
-def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
+def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> RenderedPage:
     """Return the page of a sample; ``with`` shows another one beside it."""
-    query = sample_query(words)
+    query = queries.sample_query(words)
     row, attempt = place_of(item)
     whole = _number(words, "show")
     one = viewed(view, run, row, attempt, query, first=_number(words, "from") or whole or 1, whole=whole)
     other = _beside(view, words, run, whole)
-    hidden = choices_of(words, "hide", HIDEABLE)
-    written = choice_of(words, "text", ("markdown",))
-    kept = words_of_sample_query(query)
-    state = kept | {"text": written or "", "with": word(words, "with") or ""}
+    hidden = queries.choices_of(words, "hide", HIDEABLE)
+    written = queries.choice_of(words, "text", ("markdown",))
+    kept = queries.words_of_sample_query(query)
+    state = kept | {"text": written or "", "with": queries.word(words, "with") or ""}
     near = _query(kept | {"text": state["text"]}, hidden)
     pairs = zip_longest(one.shown.steps, other.shown.steps if other else ())
     return RenderedPage(
@@ -89,7 +81,9 @@ def page(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage:
             "hidden": hidden,
             "as_markdown": written is not None,
             "to": lambda row, attempt: view.sample_href(run, row, attempt) + near,
-            "elsewhere": _elsewhere(view, run, one.sample, asked=word(words, "elsewhere") is not None),
+            "elsewhere": _elsewhere(
+                view, run, one.sample, asked=queries.word(words, "elsewhere") is not None
+            ),
             "artifacts": _artifacts(view, run, one.sample),
             "copies": _copies(one),
             "waterfalls": [
@@ -152,15 +146,15 @@ def stored_conversation(
     return read(run, row, attempt, max_bytes=max_bytes)
 
 
-def _list_crumb(view: Viewing, run: str, kept: Words) -> NavItem:
+def _list_crumb(view: Viewing, run: str, kept: queries.Words) -> NavItem:
     """Return the way back to the list that the sample was found in."""
     if view.of_validation:
         return NavItem("Validation", view.run_href("training", run) + "#validation")
-    return NavItem("Samples", view.run_href("eval", run, "samples") + query_string(kept))
+    return NavItem("Samples", view.run_href("eval", run, "samples") + queries.query_string(kept))
 
 
-def _number(words: Words, name: str) -> int | None:
-    given = word(words, name)
+def _number(words: queries.Words, name: str) -> int | None:
+    given = queries.word(words, name)
     if given is None:
         return None
     if _STEP.fullmatch(given) is None:
@@ -168,9 +162,9 @@ def _number(words: Words, name: str) -> int | None:
     return int(given)
 
 
-def _beside(view: Viewing, words: Words, run: str, whole: int | None) -> ViewedSample | None:
+def _beside(view: Viewing, words: queries.Words, run: str, whole: int | None) -> ViewedSample | None:
     """Return the sample that ``with=row.attempt`` or ``with=RUN/row.attempt`` names."""
-    given = word(words, "with")
+    given = queries.word(words, "with")
     if given is None:
         return None
     named, slash, item = given.rpartition("/")
@@ -223,7 +217,7 @@ def _copies(one: ViewedSample) -> Sequence[tuple[str, str, str]]:
 
 
 def _query(words: Mapping[str, object], hidden: Sequence[str]) -> str:
-    written = query_string(words)
+    written = queries.query_string(words)
     return written + "".join(
         f"{'&' if written or place else '?'}hide={name}" for place, name in enumerate(hidden)
     )

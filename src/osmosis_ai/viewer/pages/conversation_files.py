@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
+
+from starlette.responses import Response, StreamingResponse
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.attempt_files import StoredConversation
 from osmosis_ai.evaluation.conversation import (
     LARGEST_CONVERSATION_BYTES,
     as_dataset_row,
@@ -19,11 +22,6 @@ from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.pages.conversation import place_of, stored_conversation
 from osmosis_ai.viewer.queries import Words, choice_of, word
 from osmosis_ai.viewer.shown_steps import step_text
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
-
-    from osmosis_ai.evaluation.attempt_files import StoredConversation
 
 LARGEST_JSON_SHOWN = 2 << 20
 """Bytes; of more a page has the head."""
@@ -71,8 +69,6 @@ def _shown(view: Viewing, run: str, row: int, attempt: int) -> RenderedPage:
 
 def artifact(view: Viewing, _words: Words, *, run: str, item: str, path: str) -> Response:
     """Return a file that an attempt left, in pieces."""
-    from starlette.responses import StreamingResponse
-
     row, attempt = place_of(item)
     listed = view.source.artifacts(run, row, attempt) if view.can("artifacts") else ()
     file = next((each for each in listed if each.path == path), None)
@@ -118,8 +114,6 @@ def _opened(stored: StoredConversation) -> BinaryIO:
 
 def _file(view: Viewing, run: str, row: int, attempt: int) -> Response:
     """Return a trajectory as it lies there, in pieces where it is large."""
-    from starlette.responses import StreamingResponse
-
     name = f"row_{row}_run_{attempt}.json"
     stored = _stored(view, run, row, attempt, max_bytes=_PIECE)
     if stored.content is not None:
@@ -147,8 +141,6 @@ def _one_step(content: bytes, number: str, name: str) -> Response:
 
 
 def _download(content: str | bytes, name: str, media_type: str = "application/json") -> Response:
-    from starlette.responses import Response
-
     if isinstance(content, str):
         content = content.encode("utf-8", "replace")
     return Response(content, headers=artifact_headers(name), media_type=media_type)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.comparison.run_slices import RunSlice, run_slices
 from osmosis_ai.evaluation.headline import few_scored
 from osmosis_ai.evaluation.result_words import few_scored_bounds, number_lines, sample_counts, sentence
 from osmosis_ai.evaluation.run_places import RunKind
@@ -16,7 +17,6 @@ from osmosis_ai.viewer.queries import Words, query_string, word
 from osmosis_ai.viewer.source import FailureCount, RunDetail, RunEntry
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.comparison.run_slices import RunSlice
     from osmosis_ai.ui.charts import SvgChart
 
 LOG_LINES = 20
@@ -156,8 +156,6 @@ def _slices(
     is_small = headline is not None and headline.planned <= _MOST_SLICED
     if named is None and not (decided and is_small):
         return ()
-    from osmosis_ai.evaluation.comparison.run_slices import run_slices
-
     columns = (named,) if named is not None else decided
     found: list[tuple[str, Sequence[RunSlice], str | None]] = []
     try:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.rubric.written_results import ReadResult
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.queries import Words, cursor_of, query_string
-from osmosis_ai.viewer.source import ItemPage
+from osmosis_ai.viewer.source import ItemPage, RunDetail
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from osmosis_ai.rubric.written_results import ReadResult
-    from osmosis_ai.viewer.source import RunDetail
 
 RECORDS_A_PAGE = 50
 _UNREADABLE = "What was measured of the judges is not in the file, or not as this release writes it: the records are below."
@@ -52,8 +51,6 @@ def shown(detail: RunDetail, start: int, end: int | None, *, text: bool = True) 
         start, end: which of its records; None for all that follow.
         text: whether it holds what records and judges say.
     """
-    from osmosis_ai.rubric.written_results import ReadResult
-
     result = ReadResult(detail.summary_numbers)
     measured = _measured(result)
     return {

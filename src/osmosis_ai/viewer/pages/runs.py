@@ -9,17 +9,8 @@ from markupsafe import Markup
 
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.ui.numbers import number, percent
+from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Viewing
-from osmosis_ai.viewer.queries import (
-    STATUSES,
-    Words,
-    cursor_of,
-    is_filtered,
-    query_string,
-    run_query,
-    word,
-    words_of_run_query,
-)
 from osmosis_ai.viewer.source import RunEntry, RunSort
 
 RUNS_A_PAGE = 50
@@ -32,12 +23,12 @@ FIRST_COMMANDS: dict[RunKind | None, Sequence[str]] = {
 """What makes the first one."""
 
 
-def page(view: Viewing, words: Words, *, kind: RunKind | None = None) -> RenderedPage:
+def page(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) -> RenderedPage:
     """Return runs of a kind, or of all."""
-    query = run_query(words, kind=kind)
-    found = view.source.runs(query, limit=RUNS_A_PAGE, cursor=cursor_of(words))
+    query = queries.run_query(words, kind=kind)
+    found = view.source.runs(query, limit=RUNS_A_PAGE, cursor=queries.cursor_of(words))
     here = view.href(SECTIONS[kind]) if kind is not None else view.href()
-    filters = words_of_run_query(query)
+    filters = queries.words_of_run_query(query)
     return RenderedPage(
         "runs.html",
         {
@@ -46,14 +37,14 @@ def page(view: Viewing, words: Words, *, kind: RunKind | None = None) -> Rendere
             "found": found,
             "runs": [(run, view.run_href(run.kind, run.name), _trend(run)) for run in found.items],
             "query": query,
-            "since": word(words, "since"),
-            "until": word(words, "until"),
-            "statuses": STATUSES,
+            "since": queries.word(words, "since"),
+            "until": queries.word(words, "until"),
+            "statuses": queries.STATUSES,
             "here": here,
-            "address": lambda **more: here + query_string(filters, **more),
+            "address": lambda **more: here + queries.query_string(filters, **more),
             "sorts": _sorted_by(kind),
-            "filtered": is_filtered(query),
-            "narrowed": is_filtered(replace(query, text="", status=None)) or query.archived,
+            "filtered": queries.is_filtered(query),
+            "narrowed": queries.is_filtered(replace(query, text="", status=None)) or query.archived,
             "commands": FIRST_COMMANDS[kind],
             "compares": view.can("compare") and kind != "rubric" and bool(found.items),
             "compared": kind or "eval",

@@ -8,43 +8,34 @@ from operator import attrgetter
 from typing import get_args
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.conversation_search import search_conversations
-from osmosis_ai.viewer.queries import (
-    Words,
-    cursor_of,
-    groups_by_row,
-    is_filtered,
-    query_string,
-    sample_query,
-    searches_conversations,
-    words_of_sample_query,
-)
 from osmosis_ai.viewer.source import Outcome, SampleQuery
 
 SAMPLES_A_PAGE = 100
 
 
-def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
+def page(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
     """Return samples of an evaluation."""
-    query, grouped = sample_query(words), groups_by_row(words)
-    in_conversations = searches_conversations(words, query)
+    query, grouped = queries.sample_query(words), queries.groups_by_row(words)
+    in_conversations = queries.searches_conversations(words, query)
     if in_conversations:
-        search = search_conversations(view.source, run, query, cursor=cursor_of(words))
+        search = search_conversations(view.source, run, query, cursor=queries.cursor_of(words))
         found = search.page
     else:
         search = None
-        found = view.source.samples(run, query, limit=SAMPLES_A_PAGE, cursor=cursor_of(words))
+        found = view.source.samples(run, query, limit=SAMPLES_A_PAGE, cursor=queries.cursor_of(words))
     if not found.items and found.progress is None:
         require_category(view, run, query)
-    filters = words_of_sample_query(query)
+    filters = queries.words_of_sample_query(query)
     here = view.run_href("eval", run, "samples")
     shown = filters | {
         "group": "row" if grouped else "",
         "in": "conversations" if in_conversations else "",
     }
     # A sample's neighbours come from the table, which does not know what conversations hold.
-    near = query_string(filters | {"q": ""} if in_conversations else filters)
+    near = queries.query_string(filters | {"q": ""} if in_conversations else filters)
     return RenderedPage(
         "samples.html",
         {
@@ -63,11 +54,11 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "in_conversations": in_conversations,
             "can_search": view.can("conversations"),
             "outcomes": get_args(Outcome),
-            "address": lambda **more: here + query_string(shown, **more),
+            "address": lambda **more: here + queries.query_string(shown, **more),
             "filters": filters,
-            "filtered": is_filtered(query),
-            "narrowed": is_filtered(replace(query, text="", outcome=None)),
-            "exported": query_string(shown, group=""),
+            "filtered": queries.is_filtered(query),
+            "narrowed": queries.is_filtered(replace(query, text="", outcome=None)),
+            "exported": queries.query_string(shown, group=""),
         },
         parts={"samples": "samples_table.html"},
     )

@@ -10,20 +10,19 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.headline import LEAST_SCORED
-from osmosis_ai.training.runs.curves import TrainingCurves
+from osmosis_ai.evaluation.headline import LEAST_SCORED, few_scored
+from osmosis_ai.training.runs.curves import CurveMark, CurveValue, SavedAdapter, TrainingCurves, ViewedCurve
+from osmosis_ai.training.runs.validation_headline import ValidationHeadline
 from osmosis_ai.ui.numbers import compact, number, percent
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.pages.evaluation import flat_config, known_facts, live_changes, log_tail
 from osmosis_ai.viewer.queries import Words, word
 from osmosis_ai.viewer.read_sample import outcome_of
+from osmosis_ai.viewer.source import RunDetail, RunEntry
 from osmosis_ai.viewer.validation import validated_entry
 
 if TYPE_CHECKING:
-    from osmosis_ai.training.runs.curves import CurveMark, CurveValue, SavedAdapter, ViewedCurve
-    from osmosis_ai.training.runs.validation_headline import ValidationHeadline
     from osmosis_ai.ui.charts import ChartPoint, SvgChart
-    from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 SMOOTHINGS: Mapping[str, str] = {"0": "none", "0.6": "0.6", "0.9": "0.9", "0.97": "0.97"}
 _CHARTS: Sequence[tuple[str, Sequence[str]]] = (
@@ -132,9 +131,6 @@ def _smoothing(words: Words) -> float:
 
 def _validation(curves: TrainingCurves) -> ValidationHeadline | None:
     """Return what the newest validation came to, in the words of ``train info``."""
-    from osmosis_ai.evaluation.headline import few_scored
-    from osmosis_ai.training.runs.validation_headline import ValidationHeadline
-
     curve = _curve(curves, "eval/validation/reward")
     if curve is None or not curve.points:
         return None

@@ -10,10 +10,14 @@ from typing import Any, get_args
 import pytest
 from sqlalchemy import insert, text
 
+from osmosis_ai.api.wire.workers import JournalPart
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbRun, DbSample
+from osmosis_ai.platform.runs.desk.journal_intake import as_next, take_lines
 from osmosis_ai.platform.services import PlatformServices, build_services
+from osmosis_ai.platform.viewer import sample_lists
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.viewer.source import RunQuery, RunSort, SampleQuery, SampleSort
 from tests.evaluation.builders import record
@@ -407,6 +411,11 @@ def many(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> 
         yield from _crowded(PlatformConfig(home=home, database_url=url, port=8734), clock)
 
 
+def _reward(row: int, attempt: int) -> int | None:
+    """Return a row's reward: every third is flaky, every fifth has none."""
+    return (row + (attempt if row % 3 == 0 else 0)) % 2 if row % 5 else None
+
+
 def _crowded(config: PlatformConfig, clock: ManualClock) -> Iterator[PlatformSource]:
     services = build_services(config, clock=clock)
     member = World(services).member()
@@ -418,7 +427,7 @@ def _crowded(config: PlatformConfig, clock: ManualClock) -> Iterator[PlatformSou
         kind = "training" if number % 4 == 0 else "eval"
         runs.append(run_row(services, member, f"run-{number}", kind=kind, **numbers))
     samples = [
-        sample_row(runs[-1]["id"], row, attempt, reward=row % 2 if row % 5 else None, tokens=row % 3)
+        sample_row(runs[-1]["id"], row, attempt, reward=_reward(row, attempt), tokens=row % 3)
         for row, attempt in product(range(2_000), range(2))
     ]
     with services.db.transaction() as session:
@@ -427,6 +436,41 @@ def _crowded(config: PlatformConfig, clock: ManualClock) -> Iterator[PlatformSou
         session.execute(text("ANALYZE"))
     yield source_of(services, member)
     services.db.dispose()
+
+
+@pytest.mark.parametrize("few", [0, 10**6], ids=["many", "few"])
+def test_flaky_rows_are_worked_out_once_and_paged_by_an_index(
+    many: PlatformSource, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    monkeypatch.setattr(sample_lists, "_FEW_ROWS", few)
+    flaky = [row for row in range(2_000) if row % 3 == 0 and row % 5]
+    for sort, descending in product(get_args(SampleSort), (False, True)):
+        query = SampleQuery(outcome="flaky", sort=sort, descending=descending)
+        with statements_of(many.services.db) as noted:
+            found = [place for page in every_page(many, "run-1999", query, limit=300) for place in page]
+            many.sample("run-1999", 3, 1, query)
+        assert sorted(found) == sorted(product(flaky, range(2)))
+        pages = [statement for statement, _ in noted if "AS part" in statement]
+        assert len(pages) >= 2 * len(flaky) // 300 and not any("GROUP BY" in each for each in pages)
+
+
+def test_what_is_flaky_follows_each_line_that_is_accepted(
+    source: PlatformSource, services: PlatformServices, run: DbRun
+) -> None:
+    flaky = SampleQuery(outcome="flaky")
+    assert places(source.samples(run.name, flaky, limit=9).items) == [(0, 0), (0, 1)]
+    lines, last = "", BEFORE_THE_FIRST
+    for attempt, (reward, found) in enumerate(
+        [(0.0, [(0, 0), (0, 1)]), (1.0, [(0, 0), (0, 1), (2, 0), (2, 1)])]
+    ):
+        line, last = sealed(record(2, attempt, reward=reward).to_line(), last)
+        with services.db.transaction() as session:
+            row = session.get_one(DbRun, run.id)
+            part = JournalPart(generation=0, offset=len(lines), lines=line.decode())
+            assert take_lines(session, row, as_next(run.id, part)) == []
+        lines += line.decode()
+        page = source.samples(run.name, flaky, limit=9)
+        assert places(page.items) == found and page.counts["flaky"] == len(found)
 
 
 def test_every_list_is_read_by_an_index_and_in_few_statements(many: PlatformSource) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Float,
+    LargeBinary,
     Select,
     String,
     and_,
@@ -69,6 +70,34 @@ _COLUMNS = (*_SHOWN, DbSample.category, DbSample.source_row_index)
 _category = func.coalesce(DbSample.category, DbSample.error_type)
 _SCORED = and_(DbSample.status == "success", DbSample.reward.is_not(None))
 _TEXTS = (DbSample.input, DbSample.output, DbSample.error)
+_FEW_ROWS = 100
+_MARK = b"\1"
+
+
+@dataclass(frozen=True, slots=True)
+class _FlakyRows:
+    """Which rows of a run pass now and then.
+
+    Attributes:
+        samples: how many those rows have.
+        marks: a byte for each row, up to the last of them.
+        few: the rows, where they are so few that an index leads to each; by the order of another most samples of the
+            run would be looked at for one page.
+    """
+
+    samples: int
+    marks: bytes
+    few: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, found: Sequence[Any]) -> _FlakyRows:
+        """Return them from (row, how many samples it has)."""
+        rows = [row for row, _ in found]
+        marks = bytearray(max(rows, default=-1) + 1)
+        for row in rows:
+            marks[row] = 1
+        few = tuple(rows) if len(rows) <= _FEW_ROWS else None
+        return cls(sum(samples for _, samples in found), bytes(marks), few)
 
 
 @dataclass(frozen=True)
@@ -162,9 +191,8 @@ class FamilySamples:
             "passed": [_SCORED, passes],
             "failed": [_SCORED, ~passes],
             "unscored": [~_SCORED],
-            "flaky": [DbSample.row_index.in_(self._flaky_rows())],
         }
-        found = by_outcome[query.outcome]
+        found = [self._in_flaky_rows()] if query.outcome == "flaky" else by_outcome[query.outcome]
         if query.row is not None:
             found.append(DbSample.row_index == literal(query.row, BigInteger()))
         if query.category is not None:
@@ -182,7 +210,8 @@ class FamilySamples:
         return found
 
     def _flaky_rows(self, *among: ColumnElement[bool]) -> Select[Any]:
-        """Return the rows that pass now and then; as ``evaluation/row_behaviour.py``, copies of a row are one.
+        """Return the rows that pass now and then, and how many samples each has; as ``evaluation/row_behaviour.py``,
+        copies of a row are one.
 
         Args:
             among: conditions that keep a row with all its copies, or leave all of them out.
@@ -193,6 +222,7 @@ class FamilySamples:
             func.coalesce(func.max(DbSample.row_digest), cast(DbSample.row_index, String)).label("cluster"),
             func.min(passed).label("least"),
             func.max(passed).label("most"),
+            func.count().label("samples"),
         )
         rows = self._all(select(*of_row)).where(*among).group_by(DbSample.row_index).cte()
         mixed = (
@@ -200,7 +230,22 @@ class FamilySamples:
             .group_by(rows.c.cluster)
             .having(func.min(rows.c.least) < func.max(rows.c.most))
         )
-        return select(rows.c.row_index).where(rows.c.cluster.in_(mixed))
+        return select(rows.c.row_index, rows.c.samples).where(rows.c.cluster.in_(mixed))
+
+    def _in_flaky_rows(self) -> ColumnElement[bool]:
+        """Return the condition that a sample is of a row that passes now and then; no database sorts for it."""
+        flaky = self._flaky()
+        if flaky.few is not None:
+            return DbSample.row_index.in_(flaky.few)
+        # To look a row up takes as long however many there are, in either database; behind the last it finds nothing.
+        marked = func.substr(literal(flaky.marks, LargeBinary()), DbSample.row_index + 1, 1)
+        return marked == literal(_MARK, LargeBinary())
+
+    def _flaky(self) -> _FlakyRows:
+        """Return the flaky rows, worked out once for as long as there is no new sample."""
+        if self.family.n < 2:
+            return _FlakyRows.of(())
+        return self._once("flaky", lambda: _FlakyRows.of(self.session.execute(self._flaky_rows()).all()))
 
     def _flaky_among(self, found: Sequence[Any]) -> set[int]:
         """Return which rows of some samples pass now and then, looking at them and their copies alone."""
@@ -230,7 +275,7 @@ class FamilySamples:
             "failed": int(scored - passing),
             "unscored": int(recorded - scored),
             "pending": max(self.family.planned - recorded, 0),
-            "flaky": self._count(SampleQuery(outcome="flaky")) if self.family.n > 1 else 0,
+            "flaky": self._flaky().samples,
         }
 
     def _count(self, query: SampleQuery) -> int:

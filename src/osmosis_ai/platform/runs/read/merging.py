@@ -62,7 +62,7 @@ class RunFamily:
     def version(self) -> tuple[object, ...]:
         """What was counted of the samples holds as long as this is the same."""
         return tuple(
-            (run.id, run.status, (run.progress or {}).get("completed"), run.samples_filled_at)
+            (run.id, run.status, run.journal_generation, run.journal_bytes, run.samples_filled_at)
             for run in self.runs
         )
 

@@ -141,7 +141,7 @@ def test_a_page_can_be_read_by_who_does_not_see_it(tmp_path: Path) -> None:
 
 def test_a_report_is_small(tmp_path: Path) -> None:
     answer, why = "An answer of a model to what people asked. " * 19, "It is kind, and clear enough. " * 4
-    assert len(written(tmp_path, simulated(30), text=answer, why=why).text.encode()) < 300_000
+    assert len(written(tmp_path, simulated(30), text=answer, why=why).text.encode()) < 250_000
 
 
 def test_the_page_shows_the_numbers_of_the_results(tmp_path: Path) -> None:
@@ -251,6 +251,18 @@ def test_worst_disagreements_show_both_explanations(tmp_path: Path) -> None:
     assert "0.800 apart" in card
     assert "record[3]" in people.split("Records")[0]
     assert ("a", "#record-2") in [(tag, a.get("href")) for tag, a in page.elements]
+
+
+@pytest.mark.parametrize(("detailed", "quoted"), [(10, 320), (0, 1_000)])
+def test_a_disagreement_quotes_as_much_as_is_needed_to_know_a_text_that_the_page_has_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detailed: int, quoted: int
+) -> None:
+    monkeypatch.setattr(report_records, "MAX_DETAILED", detailed)
+    page = written(tmp_path, table([[[0.1], [0.9]]]), text="x" * 2_000)
+    quotes = re.findall(r"<blockquote>(.*?)</blockquote>", page.text)
+    assert quotes == ["x" * quoted + "…"]
+    assert page.words.count("x" * 2_000 + " #1") == min(detailed, 1)
+    assert ("a", "#record-1") in [(tag, a.get("href")) for tag, a in page.elements]
 
 
 @pytest.mark.parametrize("scores", [[[[NAN]]], [[[0.5]], [[0.5]]], [[[0.0, 1.0], [NAN, NAN]]]])

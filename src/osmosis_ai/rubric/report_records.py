@@ -19,6 +19,8 @@ MAX_LISTED = 100_000
 MAX_DETAILED = 10_000
 MAX_TEXT = 4_000
 MAX_EXPLANATION = 1_000
+MAX_QUOTED = 320
+"""Characters of a text that is quoted where judges disagree, of which the page has all beside its record."""
 MAX_CHARACTERS = 48_000_000
 MAX_WRITTEN_OUT = 100
 _CHUNK = 200
@@ -162,6 +164,8 @@ def collect_records(table: ScoreTable, trust: TrustReport, records: Iterable[Rep
         detail = _detail(pages, record, table.models)
         left -= sum(len(part) for part in _texts_of(detail))
         pages.detailed += 1
+        if row in disputed:
+            kept[row] = replace(record, text=_clipped(record.text, MAX_QUOTED) or "")
         if written[row]:
             pages.written.append(_written(pages.listing, row, detail))
             continue

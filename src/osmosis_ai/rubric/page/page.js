@@ -146,9 +146,7 @@
     const all = make("div", null, "calls");
     for (const [model, run, score, explanation, error] of calls) {
       const one = make("div");
-      const who = make("div", null, "who");
-      who.append(make("span", show(score), "given"), ` ${listing.models[model]}, run ${run}`);
-      one.append(who);
+      one.append(make("b", show(score)), ` ${listing.models[model]}, run ${run}`);
       if (explanation) one.append(make("p", explanation));
       if (error) one.append(make("p", error, "failed"));
       all.append(one);

@@ -18,6 +18,7 @@ import pytest
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.db.tables import DbLoraModel, DbRunFile
 from osmosis_ai.platform.process_state import running_platform, stop_platform
 from osmosis_ai.platform.server import require_safe_address, run_platform
 from tests.platform.conftest import World
@@ -128,9 +129,52 @@ def test_a_start_without_the_files_that_its_database_names_says_so(
     shutil.rmtree(config.blobs_dir)
     with run_platform(config) as platform:
         [warning] = platform.process.warnings
-        assert warning.startswith("10 of 10 datasets and results of runs that were looked for are not in")
+        assert warning.startswith(
+            "10 of 10 files of datasets, runs and adapters that were looked for are not in"
+        )
         assert "OSMOSIS_BLOBS_URL" in warning and warning in caplog.text
         assert running_platform(config.home) == platform.process
+
+
+@pytest.mark.parametrize("lost", ["conversations", "adapters"])
+def test_a_start_without_conversations_or_adapters_says_so_though_all_else_is_there(
+    config: PlatformConfig, lost: str
+) -> None:
+    lost_keys: list[str] = []
+    with run_platform(config) as platform:
+        services, member = platform.services, World(platform.services).member()
+        for number in range(3):
+            shard, weights = f"runs/run-{number}/shards/a", f"runs/run-{number}/adapters/weights"
+            for key in (shard, weights):
+                services.blobs.put(key, io.BytesIO(b"x"))
+            lost_keys.append(shard if lost == "conversations" else weights)
+            run_id = add_run(services, member, f"run-{number}", kind="training").id
+            with services.db.transaction() as session:
+                file = {"run_id": run_id, "path": "trajectories/0_0.json", "kind": "trajectories", "size": 1}
+                session.add(DbRunFile(**file, blob_key=shard))
+                files = {
+                    "adapter_model.safetensors": {"blob_key": weights, "size": 2, "sha256": "0" * 64},
+                    "adapter_config.json": {"blob_key": "never looked for", "size": 1, "sha256": "0" * 64},
+                }
+                described = {"name": f"m-{number}", "base_model": "osmosis/tiny", "step": 1, "files": files}
+                session.add(
+                    DbLoraModel(
+                        id=f"lora_{number}",
+                        workspace_id=member.workspace.id,
+                        run_id=run_id,
+                        created_at=services.clock.now(),
+                        **described,
+                    )
+                )
+    with run_platform(config) as platform:
+        assert not any("looked for" in warning for warning in platform.process.warnings)
+        for key in lost_keys:
+            platform.services.blobs.delete(key)
+    with run_platform(config) as platform:
+        [warning] = platform.process.warnings
+        assert warning.startswith(
+            "3 of 6 files of datasets, runs and adapters that were looked for are not in"
+        )
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "osmosis.example"])

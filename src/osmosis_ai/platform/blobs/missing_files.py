@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStore
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbDataset, DbRun
+from osmosis_ai.platform.db.tables import DbDataset, DbLoraModel, DbRun, DbRunFile
 
 _OF_EACH = 5
-"""Files of the oldest and of the newest, datasets and runs: 20 in all, and what was lost from some day on is among them."""
+"""The oldest and the newest datasets, journals, conversations and adapters: some 40 files, and what was lost from some day on is
+among them."""
 
 
 def missing_files(db: Database, blobs: BlobStore, shown: str) -> str | None:
@@ -34,7 +36,7 @@ def missing_files(db: Database, blobs: BlobStore, shown: str) -> str | None:
     if not missing:
         return None
     return (
-        f"{missing} of {len(keys)} datasets and results of runs that were looked for are not in {shown}. Was the database "
+        f"{missing} of {len(keys)} files of datasets, runs and adapters that were looked for are not in {shown}. Was the database "
         "restored, or moved, without its files? Start with the OSMOSIS_BLOBS_URL or OSMOSIS_HOME that it had, or bring the "
         "files back: what they hold can not be read, and runs of these datasets fail."
     )
@@ -49,6 +51,26 @@ def _some_keys(db: Database) -> Iterator[str]:
             for order in (at.asc(), at.desc()):
                 asked = select(key).where(key.is_not(None)).order_by(order).limit(_OF_EACH)
                 yield from filter(None, session.scalars(asked))
+        for newest_first in (False, True):
+            yield from _conversations(session, newest_first=newest_first)
+            yield from _adapters(session, newest_first=newest_first)
+
+
+def _conversations(session: Session, *, newest_first: bool) -> Iterator[str]:
+    """Yield the shard of some sample of a few runs."""
+    its_files = DbRunFile.run_id == DbRun.id, DbRunFile.kind == "trajectories"
+    asked = select(DbRun.id).where(select(DbRunFile.path).where(*its_files).exists())
+    order = DbRun.created_at.desc() if newest_first else DbRun.created_at.asc()
+    for run_id in session.scalars(asked.order_by(order).limit(_OF_EACH)).all():
+        named = DbRunFile.run_id == run_id, DbRunFile.kind == "trajectories"
+        yield from session.scalars(select(DbRunFile.blob_key).where(*named).limit(1))
+
+
+def _adapters(session: Session, *, newest_first: bool) -> Iterator[str]:
+    """Yield the largest file of a few adapters, which is its weights."""
+    order = DbLoraModel.created_at.desc() if newest_first else DbLoraModel.created_at.asc()
+    for files in session.scalars(select(DbLoraModel.files).order_by(order).limit(_OF_EACH)):
+        yield from (max(files.values(), key=lambda file: file["size"])["blob_key"],) if files else ()
 
 
 def _is_there(blobs: BlobStore, key: str) -> bool:

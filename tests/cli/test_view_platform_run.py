@@ -13,6 +13,7 @@ from osmosis_ai.services.runs import download
 from tests.api.blob_server import serve
 from tests.cli.eval_downloads import DownloadableRun
 from tests.cli.maze import Maze
+from tests.cli.train_replies import offer
 
 NAMED = "platform:amber-otter-42"
 
@@ -109,3 +110,34 @@ def test_without_a_report_one_is_told_what_shows_a_run_of_a_platform(stored: Dow
     said = " ".join(stored.maze.osmosis("view", NAMED).err.split())
     assert f"{NAMED} is a platform's run, which has its pages there" in said
     assert f"osmosis view {NAMED} --report FILE.html" in said and f"osmosis eval show {NAMED}" in said
+
+
+def test_a_training_run_of_a_platform_is_the_file_that_train_info_writes(maze: Maze, tmp_path: Path) -> None:
+    maze.get("/eval-runs/copper").respond(404, json={"error": "No such evaluation run."})
+    offer(maze)
+    report, same = tmp_path / "view.html", tmp_path / "info.html"
+    outcome = maze.osmosis("view", "platform:copper", "--report", str(report), "--json")
+    assert outcome.status == 0, outcome.err
+    assert outcome.json["resource"]["run"] == "copper finch/9"
+    assert maze.osmosis("train", "info", "copper", "--report", str(same)).status == 0
+    assert report.read_text("utf-8") == same.read_text("utf-8")
+
+
+def test_a_name_that_a_platform_does_not_know_says_where_runs_and_results_of_judges_are(
+    maze: Maze, tmp_path: Path
+) -> None:
+    for kind in ("eval", "training"):
+        maze.get(f"/{kind}-runs/copper").respond(404, json={"error": f"No such {kind} run."})
+    outcome = maze.osmosis("view", "platform:copper", "--report", str(tmp_path / "run.html"))
+    said = " ".join(outcome.err.split())
+    assert outcome.status == 1 and "No such eval run." in said
+    for command in ("osmosis eval list", "osmosis train list", "osmosis view FILE.json --report FILE.html"):
+        assert command in said
+    assert not (tmp_path / "run.html").exists()
+
+
+def test_an_answer_that_is_no_missing_run_is_told_as_it_is(maze: Maze, tmp_path: Path) -> None:
+    maze.get("/eval-runs/copper").respond(404, json={"error": "No such evaluation run."})
+    maze.get("/training-runs/copper").respond(403, json={"error": "Not for you."})
+    outcome = maze.osmosis("view", "platform:copper", "--report", str(tmp_path / "run.html"))
+    assert outcome.status == 1 and "Not for you." in outcome.err and not (tmp_path / "run.html").exists()

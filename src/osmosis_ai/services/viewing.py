@@ -19,6 +19,7 @@ from osmosis_ai.files import cache_dir
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.http_errors import PlatformError
     from osmosis_ai.evaluation.run_places import RunPlace
     from osmosis_ai.services.report_files import ReportFile
     from osmosis_ai.viewer.report import ReportContent, RunReportOptions
@@ -141,14 +142,13 @@ def report_run(
         ConflictError: the file exists, and is not to be overwritten.
         OsmosisError: it is no one run that is meant, or the file can not be written; nothing is left of it then.
     """
-    from osmosis_ai.services.downloaded_runs import fetched_run, is_downloaded_run
-    from osmosis_ai.services.eval_runs.resolver import named_on_platform, resolve_run
+    from osmosis_ai.services.downloaded_runs import is_downloaded_run
+    from osmosis_ai.services.eval_runs.resolver import named_on_platform
 
-    if client is not None and reference is not None and named_on_platform(reference) is not None:
+    word = named_on_platform(reference) if client is not None and reference is not None else None
+    if client is not None and word is not None:
         report.check()
-        name = resolve_run(reference, client=client).name
-        with fetched_run(client(), name, conversations=options.text) as directory:
-            return _report_download(directory, report, options)
+        return _report_of_platform(word, report, options, client)
     found = viewed_place(reference)
     path = found.path if found.path != "/" or reference is None else _only_run(found.root)
     if path == "/" and is_downloaded_run(found.root):
@@ -159,6 +159,46 @@ def report_run(
             hint="osmosis view RUN|DIR --report FILE.html; `osmosis eval list` shows the runs of this machine",
         )
     return _report(found.root, path, report, options, cache=cache_dir())
+
+
+def _report_of_platform(
+    word: str, report: ReportFile, options: RunReportOptions, client: Callable[[], PlatformClient]
+) -> tuple[str, ReportContent | None]:
+    """Write an evaluation of the platform, else the training run of that name."""
+    from osmosis_ai.api.http_errors import PlatformError
+    from osmosis_ai.services.downloaded_runs import fetched_run
+    from osmosis_ai.services.eval_runs.resolver import resolve_run
+
+    try:
+        name = resolve_run(f"platform:{word}", client=client).name
+    except PlatformError as missing:
+        if missing.status != 404 or missing.refuses_git_scope:
+            raise
+        return _report_training_there(word, report, client(), missing), None
+    with fetched_run(client(), name, conversations=options.text) as directory:
+        return _report_download(directory, report, options)
+
+
+def _report_training_there(
+    word: str, report: ReportFile, client: PlatformClient, missing: PlatformError
+) -> str:
+    """Write a training run of the platform, and return its name; raises ``missing`` where there is none, either."""
+    from osmosis_ai.api.http_errors import PlatformError
+    from osmosis_ai.services.training_runs.info import describe_run
+    from osmosis_ai.services.training_runs.report import report_training
+
+    try:
+        found = describe_run(client, word)
+    except PlatformError as error:
+        if error.status != 404 or error.refuses_git_scope:
+            raise
+        missing.hint = missing.hint or (
+            "`osmosis eval list` and `osmosis train list` name its runs; what judges said is in files of this machine: "
+            "osmosis view FILE.json --report FILE.html"
+        )
+        raise missing from None
+    report_training(found, report)
+    return found.run.name or found.run.id
 
 
 def _report_download(

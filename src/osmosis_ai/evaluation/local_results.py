@@ -1,27 +1,31 @@
-"""The numbers of a run directory, worked out anew from its journal.
+"""The numbers of a run directory: those written beside its journal where they are of all of it, else worked out anew.
 
 What an earlier release has written into ``metrics.json`` may lack what this one knows; the records lack nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import OsmosisError, reason_of
 from osmosis_ai.evaluation.journal import replay
 from osmosis_ai.evaluation.journal_chain import Chain
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.metrics import MetricsAccumulator, RunMetrics
+from osmosis_ai.evaluation.metrics import Estimates, MetricsAccumulator, RunMetrics
 from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_lock import is_running
 from osmosis_ai.evaluation.run_state import require_part_of_run
+from osmosis_ai.files import size_of
 
 _MOST_ATTEMPTS = 10**7
 """Each takes some bytes from the beginning: a manifest that tells of more would take the machine's memory."""
+_READ_UNASKED_BYTES = 4 << 20
+"""Of a journal without numbers beside it: who has many runs to look at does not read more of one."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,50 @@ def read_local_results(directory: Path) -> LocalResults:
         metrics=numbers.summary(),
         ledger=numbers.ledger,
     )
+
+
+def known_numbers(
+    found: RunDirectory, written: Mapping[str, Any], follow: Callable[[], JournalNumbers] | None
+) -> tuple[Estimates | None, Mapping[str, Any] | None, tuple[str, ...]]:
+    """Return a run's estimates and summary, and what is wrong with them, a sentence each.
+
+    They are the written ones where these are of the whole journal, else what the journal comes to.
+
+    Args:
+        found: the run's directory.
+        written: its ``metrics.json``.
+        follow: returns its numbers as its journal has them; when None, a large journal is not read for them.
+    """
+    estimates, summary = Estimates.read(written.get("estimates")), written.get("summary")
+    if estimates is not None and isinstance(summary, dict) and _is_current(found, written):
+        return estimates, summary, ()
+    if follow is None and size_of(found.events) > _READ_UNASKED_BYTES:
+        return estimates, summary, ()
+    try:
+        followed = follow() if follow is not None else JournalNumbers(found.path)
+        followed.advance()
+    except (OsmosisError, OSError) as error:
+        problem = (
+            f"`{found.events}` can not be read ({reason_of(error)})."
+            if isinstance(error, OSError)
+            else error.with_hint
+        )
+        if estimates is not None:
+            return estimates, summary, (f"{problem} The numbers are those of the run's last end.",)
+        return None, None, (problem,)
+    except (ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
+        return None, None, (f"{found.manifest} does not tell what the run is ({error}).",)
+    metrics = followed.summary()
+    return metrics.estimates, metrics.summary, ()
+
+
+def _is_current(found: RunDirectory, written: Mapping[str, Any]) -> bool:
+    """Tell whether the numbers are of the whole journal; where they do not say of how much, it is counted.
+
+    Times tell nothing: a copy of a run that was killed may have all files from the same moment.
+    """
+    counted = written.get("journal_bytes")
+    return bool(counted == size_of(found.events)) if counted is not None else not found.events.exists()
 
 
 def unfinished_words(pending: int, planned: int, *, running: bool) -> str | None:

@@ -1,7 +1,6 @@
 """Evaluations of this machine: what a line of a list says of one, and its page.
 
-Invariant: numbers are those of ``metrics.json`` where these are the journal's, else they are worked out from the
-journal by what made that file; nothing is counted here.
+Invariant: numbers are those that ``evaluation/local_results.py`` knows; nothing is counted here.
 """
 
 from __future__ import annotations
@@ -13,24 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.datasets.selection import RowsDrawn
-from osmosis_ai.errors import OsmosisError, reason_of
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_files import read_environment
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
-from osmosis_ai.evaluation.local_results import JournalNumbers
+from osmosis_ai.evaluation.local_results import JournalNumbers, known_numbers
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_lock import is_running
-from osmosis_ai.files import size_of
 from osmosis_ai.viewer.local.recorded import commit_of, moment, recorded_entry, shown_facts
 from osmosis_ai.viewer.source import RunEntry
 
 if TYPE_CHECKING:
     from osmosis_ai.config.decisions import Decisions
-
-_READ_FOR_A_LIST_BYTES = 4 << 20
-"""Of a journal without numbers beside it: a list does not read more of one."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ def read_evaluation(
     # The lock first: whoever releases it has written everything before.
     running = is_running(directory.parent, directory.name)
     written = found.read_metrics() or {}
-    estimates, numbers, problems = _numbers(found, written, follow)
+    estimates, numbers, problems = known_numbers(found, written, follow)
     facts = as_table(written.get("eval_run"))
     headline = Headline.of(estimates, RowsDrawn.read(facts.get("rows"))) if estimates is not None else None
     pending = headline is None or headline.pending > 0
@@ -87,42 +82,6 @@ def read_evaluation(
         error=problems[0] if problems else None,
     )
     return KnownEvaluation(entry, manifest, estimates, numbers, problems)
-
-
-def _numbers(
-    found: RunDirectory, written: Mapping[str, Any], follow: Callable[[], JournalNumbers] | None
-) -> tuple[Estimates | None, Mapping[str, Any] | None, tuple[str, ...]]:
-    """Return estimates, summary and what is wrong with them."""
-    estimates, summary = Estimates.read(written.get("estimates")), written.get("summary")
-    if estimates is not None and isinstance(summary, dict) and _is_current(found, written):
-        return estimates, summary, ()
-    if follow is None and size_of(found.events) > _READ_FOR_A_LIST_BYTES:
-        return estimates, summary, ()
-    try:
-        followed = follow() if follow is not None else JournalNumbers(found.path)
-        followed.advance()
-    except (OsmosisError, OSError) as error:
-        problem = (
-            f"`{found.events}` can not be read ({reason_of(error)})."
-            if isinstance(error, OSError)
-            else error.with_hint
-        )
-        if estimates is not None:
-            return estimates, summary, (f"{problem} The numbers are those of the run's last end.",)
-        return None, None, (problem,)
-    except (ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
-        return None, None, (f"{found.manifest} does not tell what the run is ({error}).",)
-    metrics = followed.summary()
-    return metrics.estimates, metrics.summary, ()
-
-
-def _is_current(found: RunDirectory, written: Mapping[str, Any]) -> bool:
-    """Tell whether the numbers are of the whole journal; where they do not say of how much, it is counted.
-
-    Times tell nothing: a copy of a run that was killed may have all files from the same moment.
-    """
-    counted = written.get("journal_bytes")
-    return bool(counted == size_of(found.events)) if counted is not None else not found.events.exists()
 
 
 def decided_about(known: KnownEvaluation, directory: Path) -> tuple[Decisions | None, Sequence[str]]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 
-import orjson
 from pydantic import TypeAdapter
 
 from osmosis_ai.evaluation.headline import Headline
@@ -23,7 +22,7 @@ from osmosis_ai.viewer.source import RunEntry
 Stamp = tuple[int, ...]
 _SCHEMA = f"""
 -- {", ".join(field.name for field in fields(RunEntry))}, {", ".join(Headline.model_fields)}
-CREATE TABLE lines (path TEXT PRIMARY KEY, stamp BLOB, entry BLOB) WITHOUT ROWID
+CREATE TABLE lines (path TEXT PRIMARY KEY, line BLOB) WITHOUT ROWID
 """
 
 
@@ -49,11 +48,8 @@ class KeptLines:
     def read(self) -> dict[Path, KeptLine]:
         """Return what is kept, by the runs' paths."""
         try:
-            lines = self._file.connection.execute("SELECT path, stamp, entry FROM lines").fetchall()
-            return {
-                Path(path): KeptLine(tuple(orjson.loads(stamp)), _entries().validate_json(entry))
-                for path, stamp, entry in lines
-            }
+            lines = self._file.connection.execute("SELECT path, line FROM lines").fetchall()
+            return {Path(path): _lines().validate_json(line) for path, line in lines}
         except (sqlite3.Error, ValueError, TypeError) as error:
             self._file.give_up(error)
             return {}
@@ -63,7 +59,7 @@ class KeptLines:
         try:
             with self._file.connection as connection:
                 connection.execute("BEGIN IMMEDIATE")
-                connection.executemany("INSERT OR REPLACE INTO lines VALUES (?, ?, ?)", _written(lines))
+                connection.executemany("INSERT OR REPLACE INTO lines VALUES (?, ?)", _written(lines))
                 connection.executemany(
                     "DELETE FROM lines WHERE path = ?",
                     ((os.fsencode(path).decode("utf-8", "replace"),) for path in gone),
@@ -75,14 +71,14 @@ class KeptLines:
                 forget_all(self._cache_dir, "run", path)
 
 
-def _written(lines: Mapping[Path, KeptLine]) -> Iterator[tuple[str, bytes, bytes]]:
+def _written(lines: Mapping[Path, KeptLine]) -> Iterator[tuple[str, bytes]]:
     """Yield lines as the file has them; not one with halves of characters, which is read anew each time."""
     for path, line in lines.items():
         with suppress(ValueError):
             str(path).encode()
-            yield str(path), orjson.dumps(line.stamp), _entries().dump_json(line.entry)
+            yield str(path), _lines().dump_json(line)
 
 
 @lru_cache
-def _entries() -> TypeAdapter[RunEntry]:
-    return TypeAdapter(RunEntry)
+def _lines() -> TypeAdapter[KeptLine]:
+    return TypeAdapter(KeptLine)

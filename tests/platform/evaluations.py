@@ -23,6 +23,9 @@ from sqlalchemy import insert, update
 from osmosis_ai.datasets import count_records
 from osmosis_ai.platform.db.tables import DbDataset, DbRun, DbSample, new_id
 from osmosis_ai.platform.gitsync.mirror import MirrorStore, Source
+from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
+from osmosis_ai.platform.runs.execute.local_processes import LocalProcesses
+from osmosis_ai.platform.runs.execute.worker_process import WorkerProcess
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, assert_flat_error
 
@@ -247,3 +250,10 @@ def wait_until(condition: Callable[[], Any], *, within_s: float = 300.0) -> Any:
         assert time.monotonic() < deadline, "it did not happen in time"
         pause.wait(0.02)
     return found
+
+
+def worker_of(executor: ExecutorLoop, run_id: str) -> WorkerProcess | None:
+    """Return the process that works on a run; None between two of them."""
+    processes = executor._executor
+    assert isinstance(processes, LocalProcesses)
+    return processes.process_of(run_id)

@@ -13,8 +13,8 @@ from osmosis_ai.platform.app import create_worker_app
 from osmosis_ai.platform.blobs.s3 import S3BlobStore
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.http.worker_waits import WaitingServer
-from osmosis_ai.platform.runs.execute.executor import LocalExecutor
-from osmosis_ai.platform.runs.execute.rounds import STOP_GRACE_S
+from osmosis_ai.platform.runs.execute.executor_loop import STOP_GRACE_S, ExecutorLoop
+from osmosis_ai.platform.runs.execute.local_processes import LocalProcesses
 from osmosis_ai.platform.runs.execute.worker_process import StartWorker, WorkerProcess, WorkerStarter
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.supervision import PrivateSocket
@@ -93,7 +93,7 @@ def open_local_executor(
     config: PlatformConfig | None = None,
     start_worker: StartWorker | None = None,
     stop_grace_s: float = STOP_GRACE_S,
-) -> LocalExecutor:
+) -> ExecutorLoop:
     """Return what executes runs on this machine.
 
     Args:
@@ -104,9 +104,10 @@ def open_local_executor(
     """
     parts = services.executor_parts(config)
     workers = LocalWorkers(services, parts.config)
-    return LocalExecutor(
-        parts,
-        start_worker=start_worker or workers,
+    processes = LocalProcesses(
+        parts.config.runs_dir,
+        start_worker or workers,
         on_closed=workers.close,
-        stop_grace_s=stop_grace_s,
+        monotonic=parts.clock.monotonic,
     )
+    return ExecutorLoop(parts, processes, stop_grace_s=stop_grace_s)

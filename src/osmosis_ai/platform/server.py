@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -36,8 +37,9 @@ from osmosis_ai.platform.isolation import look_at_isolation
 from osmosis_ai.platform.local_execution import open_local_executor
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
 from osmosis_ai.platform.ray_cluster import require_usable_cluster
-from osmosis_ai.platform.runs.execute.ray_executor import RayExecutor
-from osmosis_ai.platform.runs.execute.rounds import ExecutorRounds
+from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
+from osmosis_ai.platform.runs.execute.leftovers import remove_leftovers
+from osmosis_ai.platform.runs.execute.ray_jobs import RayJobs, worker_entrypoint
 from osmosis_ai.platform.services import PlatformServices, build_services
 from osmosis_ai.supervision import is_debuggable, keep_to_itself
 from osmosis_ai.supervision.listening import listen
@@ -260,11 +262,12 @@ def _serving_api(
 
 @contextmanager
 def _running_executor(services: PlatformServices, config: PlatformConfig) -> Iterator[None]:
-    executor: ExecutorRounds
     if config.ray is None:
+        remove_leftovers(services.db, config.runs_dir, services.clock.now())
         executor = open_local_executor(services, config=config)
     else:
-        executor = RayExecutor(services.executor_parts(config))
+        entrypoint = partial(worker_entrypoint, platform_url=config.base_url)
+        executor = ExecutorLoop(services.executor_parts(config), RayJobs(config.ray, entrypoint))
     executor.start()
     try:
         yield

@@ -28,7 +28,7 @@ from osmosis_ai.platform.rollouts import RolloutStore
 from osmosis_ai.platform.runs.deleting import RunDeletion
 from osmosis_ai.platform.runs.desk.run_desk import RunDesk
 from osmosis_ai.platform.runs.desk.shard_merging import MERGE_EVERY_S, ShardMerging
-from osmosis_ai.platform.runs.execute.rounds import ExecutorParts
+from osmosis_ai.platform.runs.execute.executor_loop import ExecutorParts
 from osmosis_ai.platform.runs.imports.sessions import EvalImportStore
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.read.downloads import Downloads

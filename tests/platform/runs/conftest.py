@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from osmosis_ai.platform.local_execution import open_local_executor
-from osmosis_ai.platform.runs.execute.executor import LocalExecutor
+from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.evaluations import Code, add_dataset, put_mirror, read_commits_once
@@ -39,7 +39,7 @@ def member(world: World, code: Code, services: PlatformServices, rows: list[dict
 
 
 @pytest.fixture
-def executor_later(services: PlatformServices) -> Iterator[LocalExecutor]:
+def executor_later(services: PlatformServices) -> Iterator[ExecutorLoop]:
     """An executor that the test starts."""
     made = open_local_executor(services)
     yield made
@@ -47,7 +47,7 @@ def executor_later(services: PlatformServices) -> Iterator[LocalExecutor]:
 
 
 @pytest.fixture
-def unsandboxed(services: PlatformServices) -> Iterator[LocalExecutor]:
+def unsandboxed(services: PlatformServices) -> Iterator[ExecutorLoop]:
     """One whose rollouts write where they like, for tests that have them tell what they see."""
     made = open_local_executor(services, config=replace(services.config, isolation="off"))
     yield made
@@ -55,7 +55,7 @@ def unsandboxed(services: PlatformServices) -> Iterator[LocalExecutor]:
 
 
 @pytest.fixture
-def executor(executor_later: LocalExecutor) -> LocalExecutor:
+def executor(executor_later: ExecutorLoop) -> ExecutorLoop:
     """One that is started; its workers are real processes."""
     executor_later.start()
     return executor_later

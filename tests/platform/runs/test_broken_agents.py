@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.http.browser_sessions import begin_session
-from osmosis_ai.platform.runs.execute.executor import LocalExecutor
+from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member
 from tests.platform.evaluations import ROLLOUT, Code, submit_body, wait_until
@@ -33,7 +33,7 @@ def clock() -> SystemClock:
 
 
 def test_both_calls_stand_on_its_page_without_the_runs_secrets(
-    api: TestClient, services: PlatformServices, member: Member, code: Code, executor_later: LocalExecutor
+    api: TestClient, services: PlatformServices, member: Member, code: Code, executor_later: ExecutorLoop
 ) -> None:
     source = (ROLLOUT / "main.py").read_text()
     assert LOOP in source

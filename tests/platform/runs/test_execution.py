@@ -28,7 +28,7 @@ from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.tables import DbDataset, DbLogLine, DbRun, DbSample
 from osmosis_ai.platform.local_execution import LocalWorkers, open_local_executor
-from osmosis_ai.platform.runs.execute.executor import LocalExecutor
+from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
 from osmosis_ai.platform.runs.stored_journal import stored_records
 from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import spec
@@ -40,6 +40,7 @@ from tests.platform.evaluations import (
     experiment,
     submit_body,
     wait_until,
+    worker_of,
 )
 from tests.warm_osmosis import process_of
 
@@ -145,7 +146,7 @@ def recorded(services: PlatformServices, run_id: str) -> int:
 
 
 def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
-    api: TestClient, services: PlatformServices, executor: LocalExecutor, tmp_path: Path
+    api: TestClient, services: PlatformServices, executor: ExecutorLoop, tmp_path: Path
 ) -> None:
     submitted = submit(api)
     detail = ended(api, submitted["name"])
@@ -203,7 +204,7 @@ def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
 
 
 def test_a_run_whose_worker_is_killed_again_and_again_comes_to_the_same_result(
-    api: TestClient, services: PlatformServices, executor: LocalExecutor, code: Code
+    api: TestClient, services: PlatformServices, executor: ExecutorLoop, code: Code
 ) -> None:
     # The agent also leaves a file in its own directory, which must not keep anybody from going on.
     source = (ROLLOUT / "main.py").read_text()
@@ -216,9 +217,9 @@ def test_a_run_whose_worker_is_killed_again_and_again_comes_to_the_same_result(
     disturbed = submit(api, evaluation_config={"limit": 8, "n": 3, "batch_size": 2})
     for wanted in (1, 7, 13):
         wait_until(lambda: recorded(services, disturbed["id"]) >= wanted)  # noqa: B023
-        worker = executor._workers.get(disturbed["id"])
+        worker = worker_of(executor, disturbed["id"])
         if worker is not None:
-            os.killpg(worker.process.pid, signal.SIGKILL)
+            os.killpg(worker.pid, signal.SIGKILL)
     detail = ended(api, disturbed["name"])
     assert detail["eval_run"]["status"] == "finished", log_of(services, disturbed["id"])
     assert samples_of(services, disturbed["id"]) == samples_of(services, undisturbed["id"])
@@ -233,7 +234,7 @@ def test_a_run_whose_worker_is_killed_again_and_again_comes_to_the_same_result(
 
 
 def test_a_stopped_run_keeps_what_was_finished(
-    api: TestClient, services: PlatformServices, executor: LocalExecutor
+    api: TestClient, services: PlatformServices, executor: ExecutorLoop
 ) -> None:
     run = submit(api, evaluation_config={"limit": 100, "n": 20, "batch_size": 1})
     wait_until(lambda: samples_of(services, run["id"]))
@@ -261,7 +262,8 @@ def test_a_worker_that_does_not_stop_is_ended_by_force_and_its_samples_are_kept(
     try:
         run = submit(api, evaluation_config={"limit": 100, "n": 20, "batch_size": 1})
         wait_until(lambda: samples_of(services, run["id"]))
-        worker = executor._workers[run["id"]].process
+        worker = worker_of(executor, run["id"])
+        assert worker is not None
         os.kill(process_of(worker.pid), signal.SIGSTOP)
         api.post(f"{RUNS}/{run['name']}/stop", json={})
         wait_until(lambda: worker.poll() is not None)
@@ -274,7 +276,7 @@ def test_a_worker_that_does_not_stop_is_ended_by_force_and_its_samples_are_kept(
 
 
 def test_runs_go_on_after_the_platform_was_closed(
-    api: TestClient, services: PlatformServices, executor: LocalExecutor
+    api: TestClient, services: PlatformServices, executor: ExecutorLoop
 ) -> None:
     run = submit(api, evaluation_config={"limit": 20, "n": 4, "batch_size": 2})
     wait_until(lambda: recorded(services, run["id"]))
@@ -295,11 +297,13 @@ def test_runs_go_on_after_the_platform_was_closed(
 
 
 def test_another_machine_goes_on_with_the_run_of_a_killed_worker(
-    api: TestClient, services: PlatformServices, executor: LocalExecutor, tmp_path: Path
+    api: TestClient, services: PlatformServices, executor: ExecutorLoop, tmp_path: Path
 ) -> None:
     run = submit(api, evaluation_config={"limit": 40, "n": 4, "batch_size": 2})
     wait_until(lambda: len(samples_of(services, run["id"])) > 5)
-    os.killpg(executor._workers[run["id"]].process.pid, signal.SIGKILL)
+    worker = worker_of(executor, run["id"])
+    assert worker is not None
+    os.killpg(worker.pid, signal.SIGKILL)
     executor.close()
     before = samples_of(services, run["id"])
     # Nothing of the first machine is there but what the platform has.
@@ -318,7 +322,7 @@ def test_another_machine_goes_on_with_the_run_of_a_killed_worker(
 
 
 def test_a_run_whose_journal_was_damaged_here_goes_on_from_what_the_platform_has_of_it(
-    api: TestClient, services: PlatformServices, executor: LocalExecutor
+    api: TestClient, services: PlatformServices, executor: ExecutorLoop
 ) -> None:
     run = submit(api, evaluation_config={"limit": 20, "n": 4, "batch_size": 2})
     wait_until(lambda: recorded(services, run["id"]) > 2)
@@ -358,13 +362,13 @@ def test_a_worker_that_always_dies_fails_the_run_in_one_sentence(
         workers.close()
     assert detail["eval_run"]["status"] == "failed"
     assert detail["eval_run"]["error"].startswith(
-        "the worker ended unexpectedly 3 times in a row (signal 9, as when the machine has no memory left) "
-        "without getting anything done;"
+        "the worker ended unexpectedly (signal 9, as when the machine has no memory left), 3 times in a row "
+        "without getting anything done; see "
     )
 
 
 def test_a_model_that_rejects_the_key_fails_the_run_in_the_providers_own_words(
-    api: TestClient, services: PlatformServices, executor: LocalExecutor, provider: str
+    api: TestClient, services: PlatformServices, executor: ExecutorLoop, provider: str
 ) -> None:
     run = submit(
         api,
@@ -388,7 +392,7 @@ def test_a_model_that_rejects_the_key_fails_the_run_in_the_providers_own_words(
 
 
 def test_an_environment_that_does_not_build_fails_the_run_with_uvs_reason(
-    api: TestClient, services: PlatformServices, executor: LocalExecutor, code: Code
+    api: TestClient, services: PlatformServices, executor: ExecutorLoop, code: Code
 ) -> None:
     needed = '"osmosis-ai[server]>=0.3.0rc1,<0.4"'
     project = (ROLLOUT / "pyproject.toml").read_text()
@@ -409,7 +413,7 @@ def test_an_environment_that_does_not_build_fails_the_run_with_uvs_reason(
 
 
 def test_a_commit_whose_archive_has_other_bytes_than_its_digest_is_not_executed(
-    api: TestClient, services: PlatformServices, executor_later: LocalExecutor
+    api: TestClient, services: PlatformServices, executor_later: ExecutorLoop
 ) -> None:
     run = submit(api)
     (key,) = services.blobs.keys("sources")
@@ -422,7 +426,7 @@ def test_a_commit_whose_archive_has_other_bytes_than_its_digest_is_not_executed(
 
 
 def test_a_dataset_that_was_replaced_before_the_run_began_is_not_evaluated(
-    api: TestClient, services: PlatformServices, executor_later: LocalExecutor
+    api: TestClient, services: PlatformServices, executor_later: ExecutorLoop
 ) -> None:
     run = submit(api)
     with services.db.transaction() as session:
@@ -447,7 +451,7 @@ def test_an_agent_sees_its_own_secrets_and_nothing_of_the_platforms_environment(
     services: PlatformServices,
     member: Member,
     code: Code,
-    unsandboxed: LocalExecutor,
+    unsandboxed: ExecutorLoop,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:

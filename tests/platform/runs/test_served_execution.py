@@ -6,7 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.clock import SystemClock
-from osmosis_ai.platform.runs.execute.executor import LocalExecutor
+from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
 from osmosis_ai.platform.services import PlatformServices
 from tests.driving.served_loop import LoopProcess
 from tests.platform.evaluations import experiment, submit_body, wait_until
@@ -23,7 +23,7 @@ def clock() -> SystemClock:
 
 
 def test_a_served_agent_is_evaluated_and_killed_over_a_hundred_rollouts(
-    api: TestClient, services: PlatformServices, executor: LocalExecutor
+    api: TestClient, services: PlatformServices, executor: ExecutorLoop
 ) -> None:
     served = {"rollout": "no-such-directory", "entrypoint": "server://calculater"}
     with LoopProcess(KEY) as agent:

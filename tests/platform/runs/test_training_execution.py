@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.local_execution import open_local_executor
-from osmosis_ai.platform.runs.execute.executor import LocalExecutor
+from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD
 from tests.platform.conftest import Member
@@ -27,6 +27,7 @@ from tests.platform.evaluations import (
     submit_body,
     training_body,
     wait_until,
+    worker_of,
 )
 from tests.warm_osmosis import process_of
 
@@ -102,7 +103,7 @@ def checkpoints(api: TestClient, name: str) -> list[dict[str, Any]]:
 
 
 def test_a_run_trains_and_leaves_a_curve_a_log_and_checkpoints(
-    api: TestClient, services: PlatformServices, executor: LocalExecutor, code: Code
+    api: TestClient, services: PlatformServices, executor: ExecutorLoop, code: Code
 ) -> None:
     run = submit(api)
     found = ended(api, run["name"])
@@ -138,7 +139,7 @@ def test_a_run_trains_and_leaves_a_curve_a_log_and_checkpoints(
 
 
 def test_a_deployed_checkpoint_answers_is_evaluated_and_is_trained_on(
-    api: TestClient, services: PlatformServices, executor: LocalExecutor, member: Member
+    api: TestClient, services: PlatformServices, executor: ExecutorLoop, member: Member
 ) -> None:
     run = submit(api, advanced_config={"max_steps": 2})
     assert ended(api, run["name"])["status"] == "finished"
@@ -185,7 +186,7 @@ def test_a_deployed_checkpoint_answers_is_evaluated_and_is_trained_on(
 
 
 def test_a_model_of_ones_own_is_trained_deployed_and_evaluated(
-    api: TestClient, services: PlatformServices, executor: LocalExecutor, member: Member, tmp_path: Path
+    api: TestClient, services: PlatformServices, executor: ExecutorLoop, member: Member, tmp_path: Path
 ) -> None:
     # Any folder that transformers can load; nothing of it is built in.
     folder = shutil.copytree(built_in_model("osmosis/tiny").directory, tmp_path / "mini")
@@ -209,7 +210,7 @@ def test_a_model_of_ones_own_is_trained_deployed_and_evaluated(
 
 
 def test_a_run_that_is_killed_then_stopped_and_resumed_elsewhere_comes_to_the_same_curve(
-    api: TestClient, services: PlatformServices, executor: LocalExecutor, tmp_path: Path
+    api: TestClient, services: PlatformServices, executor: ExecutorLoop, tmp_path: Path
 ) -> None:
     undisturbed = submit(api)
     assert ended(api, undisturbed["name"])["status"] == "finished"
@@ -219,9 +220,9 @@ def test_a_run_that_is_killed_then_stopped_and_resumed_elsewhere_comes_to_the_sa
         wait_until(lambda: any(step >= wanted for step, _ in _steps(api, disturbed["name"])))
 
     until_step(1)
-    worker = executor._workers.get(disturbed["id"])
+    worker = worker_of(executor, disturbed["id"])
     assert worker is not None
-    os.kill(process_of(worker.process.pid), signal.SIGKILL)
+    os.kill(process_of(worker.pid), signal.SIGKILL)
     until_step(2)
     assert api.post(f"{RUNS}/{disturbed['name']}/stop", json={}).status_code == 200
     stopped = ended(api, disturbed["name"])

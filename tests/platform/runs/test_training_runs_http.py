@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 
 from osmosis_ai.api.wire.workers import CheckpointPart, TrainingNews, TrainingStart, TrainingStep
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.local_execution import open_local_executor
 from osmosis_ai.platform.runs.desk.training import ROLLOUTS
+from osmosis_ai.platform.runs.execute.leftovers import remove_leftovers
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
@@ -562,15 +562,14 @@ def test_what_a_run_goes_on_from_outlives_restarts_of_the_platform_for_a_month(
         run["id"]: WorkingDirectory(services.config.runs_dir, run["id"])
         for run in (stopped, failed, finished)
     }
-    executor = open_local_executor(services)
-    executor._remove_leftovers()
+    remove_leftovers(services.db, services.config.runs_dir, clock.now())
     kept = {id: directory.checkpoint_step() for id, directory in directories.items()}
     assert kept == {stopped["id"]: 7, failed["id"]: 7, finished["id"]: None}
     checkpoints = directories[stopped["id"]].training.checkpoints
     assert [path.name for path in checkpoints.iterdir()] == ["step-00000007"], "the last one alone"
     assert not directories[stopped["id"]].source.exists()
     clock.advance(31 * 86_400)
-    executor._remove_leftovers()
+    remove_leftovers(services.db, services.config.runs_dir, clock.now())
     assert not any(directory.checkpoint_step() for directory in directories.values())
     assert directories[failed["id"]].log.read_text() == "words", "why it failed is still told"
 

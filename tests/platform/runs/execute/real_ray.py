@@ -23,6 +23,8 @@ HEAD = "head"
 class RealRay:
     """A head, and nodes beside it, each in a process that ends with what it started.
 
+    ``commands`` has what jobs run, by their runs.
+
     Args:
         directory: short, since sockets are in it.
         settings: further variables of the environment of every node, and so of its jobs.
@@ -35,7 +37,8 @@ class RealRay:
         self.token_file.write_text("a-token-that-is-long-enough-for-ray-to-take")
         self.port, self._dashboard, self._clients = free_port(), free_port(), free_port()
         self.cluster = RayCluster(f"http://127.0.0.1:{self._dashboard}", self.token_file)
-        self.jobs = RayJobs(self.cluster)
+        self.commands: dict[str, str] = {}
+        self.jobs = RayJobs(self.cluster, self.commands.__getitem__)
         self._settings = dict(settings or {})
         self._cpus = cpus
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}

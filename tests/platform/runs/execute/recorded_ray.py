@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from osmosis_ai.platform.ray_cluster import RayCluster
-from osmosis_ai.platform.runs.execute.ray_jobs import RayJobs
+from osmosis_ai.platform.runs.execute.ray_jobs import RayJobs, worker_entrypoint
 
 ANSWERS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("ray_answers.json").read_text("utf-8")
@@ -57,7 +58,8 @@ class RecordedRay(httpx.MockTransport):
         file = directory / "ray-token"
         file.write_text(f"{TOKEN}\n")
         described: dict[str, Any] = {"address": "http://127.0.0.1:8265", "token_file": file, **cluster}
-        return RayJobs(RayCluster(**described), transport=self, monotonic=monotonic)
+        entrypoint = partial(worker_entrypoint, platform_url="https://osmosis.example")
+        return RayJobs(RayCluster(**described), entrypoint, transport=self, monotonic=monotonic)
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)

@@ -15,7 +15,8 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.runs.desk.closing import FRUITLESS
-from osmosis_ai.platform.runs.execute.executor import SETBACKS
+from osmosis_ai.platform.runs.execute.failure_streak import SETBACKS, FailureStreak
+from osmosis_ai.platform.runs.execute.leftovers import remove_leftovers
 from osmosis_ai.platform.runs.execute.worker_process import ENDED, NOT_MINE, SET_BACK, worker_environment
 from osmosis_ai.platform.runs.journalled import sample_row
 from osmosis_ai.platform.runs.stored_journal import stored_records
@@ -88,7 +89,7 @@ def test_deaths_with_progress_in_between_are_forgiven_and_others_are_not(
     assert len(bench.started) == FRUITLESS[kind] - 1
     error = bench.run(run_id).error
     assert error is not None and error.startswith(
-        f"the worker ended unexpectedly {FRUITLESS[kind]} times in a row (exit status 1)"
+        f"the worker ended unexpectedly (exit status 1), {FRUITLESS[kind]} times in a row without getting anything done"
     )
 
 
@@ -185,6 +186,14 @@ def test_deaths_of_a_training_run_back_off_up_to_a_bound_and_its_log_says_so(
         "the worker ended unexpectedly (signal 9, as when the machine has no memory left); trying again in 0.5 s"
     )
     assert said[3].endswith("4 times in a row without getting anything done; trying again in 4 s")
+
+
+def test_a_run_that_waits_for_its_machine_for_months_is_tried_each_five_minutes() -> None:
+    streak = FailureStreak(first_pause_s=0.5)
+    for number in range(5000):
+        streak.add("nobody", float(number))
+    assert streak.not_before == 4999 + 300
+    assert not streak.is_hopeless("eval")
 
 
 def test_a_run_that_is_to_stop_does_not_wait_for_its_next_try(
@@ -345,7 +354,7 @@ def test_what_ended_runs_left_on_the_disk_is_removed_at_the_start(
         if status is not None:
             bench.add(name, member, status=status)
         WorkingDirectory(runs, f"run_{name}").create()
-    bench.executor._remove_leftovers()
+    remove_leftovers(bench.services.db, runs, bench.clock.now())
     assert sorted(path.name for path in runs.iterdir()) == ["run_b", "run_c"]
 
 

@@ -13,8 +13,9 @@ import pytest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.ray_cluster import RayCluster
-from osmosis_ai.platform.runs.execute import ray_executor
-from osmosis_ai.platform.runs.execute.ray_executor import RayExecutor
+from osmosis_ai.platform.runs.desk.closing import FRUITLESS
+from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
+from osmosis_ai.platform.runs.execute.ray_jobs import RayJobs
 from osmosis_ai.platform.runs.leases import Lease
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.runs.execute.recorded_ray import TOKEN, RecordedRay
@@ -52,18 +53,13 @@ class Cluster:
         self.notes = Notes()
         self.executor = self.started()
 
-    def started(self, slots: int = 100) -> RayExecutor:
+    def started(self, slots: int = 100) -> ExecutorLoop:
         """Return an executor as a platform that starts has it."""
         services = self.bench.services
-        config = replace(
-            services.config,
-            ray=RayCluster("http://127.0.0.1:8265"),
-            executor_slots=slots,
-            public_url="https://osmosis.example",
-        )
+        config = replace(services.config, ray=RayCluster("http://127.0.0.1:8265"), executor_slots=slots)
         jobs = self.ray.jobs_of(self.directory, self.clock.monotonic)
         parts = replace(services.executor_parts(config), clock=self.clock, tickets=self.notes)
-        return RayExecutor(parts, jobs=jobs)
+        return ExecutorLoop(parts, jobs)
 
     def rounds(self, seconds: float = 0.0) -> None:
         """Let time pass, with a round every ten seconds and one at its end."""
@@ -288,8 +284,8 @@ def test_jobs_that_end_without_getting_anything_done_fail_the_run_in_the_end(
     ended = cluster.run(run)
     assert ended.status == "failed"
     assert ended.error == (
-        "3 Ray jobs in a row ended without getting anything done, the last one, osm-run_a-3, so: the node has no "
-        "command `osmosis` on the PATH of its Ray. The cluster has their logs (`ray job logs osm-run_a-3`)."
+        "the Ray job osm-run_a-3 has ended: the node has no command `osmosis` on the PATH of its Ray, 3 times in a row "
+        "without getting anything done; see `ray job logs osm-run_a-3`, then submit again."
     )
     cluster.rounds(400)
     assert len(cluster.ray.jobs) == 3
@@ -318,6 +314,32 @@ def test_progress_between_two_deaths_forgives_the_first(cluster: Cluster, member
     cluster.rounds(100)
     assert cluster.run(run).status == "pending"
     assert len(cluster.ray.jobs) == 6
+
+
+def test_a_training_run_whose_jobs_begin_and_save_nothing_fails_in_the_end(
+    cluster: Cluster, member: Member
+) -> None:
+    run = cluster.bench.add("a", member, kind="training")
+    for number in range(1, FRUITLESS["training"] + 1):
+        cluster.rounds(310)
+        # So the desk notes that an attempt has begun, and how far it came: what is not in a checkpoint is done again.
+        cluster.change(run, training_state={"begun": number, "furthest": number})
+        cluster.ray.become("failed_7")
+    cluster.rounds()
+    assert cluster.run(run).status == "failed"
+    assert len(cluster.ray.jobs) == FRUITLESS["training"]
+
+
+def test_a_checkpoint_between_two_deaths_of_a_training_run_forgives_the_first(
+    cluster: Cluster, member: Member
+) -> None:
+    run = cluster.bench.add("a", member, kind="training")
+    for number in range(1, FRUITLESS["training"] + 2):
+        cluster.rounds(310)
+        cluster.change(run, training_state={"begun": number, "resume": {"step": number}})
+        cluster.ray.become("failed_7")
+    cluster.rounds()
+    assert cluster.run(run).status == "pending"
 
 
 def test_a_worker_that_let_its_run_go_is_followed_by_another(cluster: Cluster, member: Member) -> None:
@@ -398,7 +420,7 @@ def test_the_thread_goes_on_after_trouble_and_ends_when_it_is_told_to(
     cluster: Cluster, member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.bench.add("a", member)
-    monkeypatch.setattr(ray_executor, "ROUND_S", 0.001)
+    monkeypatch.setattr(RayJobs, "every_s", 0.001)
     troubles = [OsmosisError("the disk is full"), RuntimeError("unexpected")]
     rounds, went_on = cluster.executor.round, threading.Event()
 
@@ -414,9 +436,3 @@ def test_the_thread_goes_on_after_trouble_and_ends_when_it_is_told_to(
     cluster.executor.close()
     assert list(cluster.ray.jobs) == ["osm-run_a-1"]
     assert not [thread for thread in threading.enumerate() if thread.name == "executor"]
-
-
-def test_an_executor_needs_a_cluster(bench: Bench) -> None:
-    services = bench.services
-    with pytest.raises(OsmosisError, match="no Ray cluster"):
-        RayExecutor(services.executor_parts())

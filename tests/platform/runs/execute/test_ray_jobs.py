@@ -13,10 +13,13 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.config import RAY_SLOTS, from_environment
 from osmosis_ai.platform.ray_cluster import RayCluster, ray_cluster, require_usable_cluster
 from osmosis_ai.platform.runs.execute import ray_jobs
-from osmosis_ai.platform.runs.execute.ray_jobs import RayError, WantedJob, job_id, run_and_number
+from osmosis_ai.platform.runs.execute.executor import WantedJob, job_id, run_and_number
+from osmosis_ai.platform.runs.execute.ray_jobs import RayError
 from tests.platform.runs.execute.recorded_ray import TOKEN, RecordedRay, recorded
 
-JOB = WantedJob("osm-run_1-1", "exec osmosis platform worker", "ticket-for-one-attempt", 2, 1, 1.5)
+TICKET = "ticket-for-one-attempt"
+ENDED = "the Ray job osm-run_1-1 has ended: "
+JOB = WantedJob("osm-run_1-1", "run_1", 2, 1, 1.5)
 
 
 @pytest.fixture
@@ -28,16 +31,16 @@ def test_a_job_asks_for_what_its_run_needs_and_carries_a_ticket_and_nothing_else
     ray: RecordedRay, tmp_path: Path
 ) -> None:
     jobs = ray.jobs_of(tmp_path)
-    jobs.start(JOB)
+    jobs.start(JOB, TICKET)
     assert ray.bodies["osm-run_1-1"] == {
-        "entrypoint": "exec osmosis platform worker",
+        "entrypoint": "exec osmosis platform worker --run run_1 --url https://osmosis.example "
+        "--token-env OSMOSIS_WORKER_TICKET",
         "submission_id": "osm-run_1-1",
         "entrypoint_num_cpus": 2,
         "entrypoint_num_gpus": 1,
         "entrypoint_memory": 3 << 29,
         "runtime_env": {"env_vars": {"OSMOSIS_WORKER_TICKET": "ticket-for-one-attempt"}},
     }
-    assert "ticket" not in repr(JOB)
 
 
 def test_a_cluster_that_answers_without_a_token_is_sent_nothing_unless_that_is_allowed(
@@ -45,11 +48,11 @@ def test_a_cluster_that_answers_without_a_token_is_sent_nothing_unless_that_is_a
 ) -> None:
     ray.is_open = True
     with pytest.raises(RayError, match="answers without a token") as refused:
-        ray.jobs_of(tmp_path).start(JOB)
+        ray.jobs_of(tmp_path).start(JOB, TICKET)
     assert "RAY_AUTH_MODE=token" in (refused.value.hint or "")
     assert {request.url.path for request in ray.requests} == {"/api/version"}
     assert not any("authorization" in request.headers for request in ray.requests)
-    ray.jobs_of(tmp_path, token_file=None, allow_open=True).start(JOB)
+    ray.jobs_of(tmp_path, token_file=None, allow_open=True).start(JOB, TICKET)
     assert "osm-run_1-1" in ray.jobs
 
 
@@ -100,11 +103,11 @@ def test_a_submit_that_failed_on_the_way_counts_when_the_cluster_has_the_job(
     ray: RecordedRay, tmp_path: Path, trouble: Exception | httpx.Response
 ) -> None:
     ray.submit_trouble = trouble, True
-    ray.jobs_of(tmp_path).start(JOB)
+    ray.jobs_of(tmp_path).start(JOB, TICKET)
     ray.jobs.clear()
     ray.submit_trouble = trouble, False
     with pytest.raises(RayError):
-        ray.jobs_of(tmp_path).start(JOB)
+        ray.jobs_of(tmp_path).start(JOB, TICKET)
 
 
 def test_a_head_that_answers_and_takes_no_job_is_not_said_to_be_unreachable(
@@ -114,51 +117,51 @@ def test_a_head_that_answers_and_takes_no_job_is_not_said_to_be_unreachable(
     with pytest.raises(
         RayError, match=r"answers, but did not take a job \(timed out\).*dashboard_agent"
     ) as failed:
-        ray.jobs_of(tmp_path).start(JOB)
+        ray.jobs_of(tmp_path).start(JOB, TICKET)
     assert "--dashboard-agent-listen-port" in (failed.value.hint or "")
     ray.trouble = httpx.ConnectError("refused")
     with pytest.raises(RayError, match=r"cannot be reached: refused"):
-        ray.jobs_of(tmp_path).start(JOB)
+        ray.jobs_of(tmp_path).start(JOB, TICKET)
 
 
 def test_what_the_cluster_says_of_a_refused_job_is_its_last_line_without_the_ticket(
     ray: RecordedRay, tmp_path: Path
 ) -> None:
     ray.submit_trouble = (
-        httpx.Response(400, text=f"Traceback\n  line 1\nValueError: {JOB.ticket} {TOKEN}\n"),
+        httpx.Response(400, text=f"Traceback\n  line 1\nValueError: {TICKET} {TOKEN}\n"),
         False,
     )
     with pytest.raises(RayError) as refused:
-        ray.jobs_of(tmp_path).start(JOB)
+        ray.jobs_of(tmp_path).start(JOB, TICKET)
     assert refused.value.message.endswith("did not take a job: 400 ValueError: [REDACTED] [REDACTED].")
 
 
 @pytest.mark.parametrize(
-    ("answer", "phase", "ending", "is_blameless"),
+    ("answer", "phase", "told", "fault"),
     [
-        ("pending", "waiting", "", False),
-        ("running", "running", "", False),
-        ("succeeded", "ended", "its worker ended with 0", False),
-        ("failed_7", "ended", "its worker ended with 7", False),
-        ("failed_127", "ended", "the node has no command `osmosis` on the PATH of its Ray", False),
-        ("stopped", "ended", "it was stopped", True),
-        ("node_lost", "ended", "its node was lost", True),
-        ("start_timeout", "ended", "no node had room for it in time", True),
+        ("pending", "waiting", "", "nobody"),
+        ("running", "running", "the Ray job osm-run_1-1 is running", "nobody"),
+        ("succeeded", "ended", f"{ENDED}its worker ended with 0", "nobody"),
+        ("failed_7", "ended", f"{ENDED}its worker ended with 7", "run"),
+        ("failed_127", "ended", f"{ENDED}the node has no command `osmosis` on the PATH of its Ray", "run"),
+        ("stopped", "ended", f"{ENDED}it was stopped", "nobody"),
+        ("node_lost", "ended", f"{ENDED}its node was lost", "nobody"),
+        ("start_timeout", "ended", f"{ENDED}no node had room for it in time", "nobody"),
     ],
 )
 def test_every_state_of_a_job_is_told_from_the_others(
-    ray: RecordedRay, tmp_path: Path, answer: str, phase: str, ending: str, is_blameless: bool
+    ray: RecordedRay, tmp_path: Path, answer: str, phase: str, told: str, fault: str
 ) -> None:
     ray.jobs["osm-run_1-1"] = answer
-    state = ray.jobs_of(tmp_path).state("osm-run_1-1")
+    state = ray.jobs_of(tmp_path).state(JOB)
     assert state is not None
-    assert (state.phase, state.ending, state.is_blameless) == (phase, ending, is_blameless)
+    assert (state.phase, state.told, state.fault) == (phase, told, fault)
 
 
 def test_a_job_that_is_not_known_has_no_state_and_needs_no_stop(ray: RecordedRay, tmp_path: Path) -> None:
     jobs = ray.jobs_of(tmp_path)
-    assert jobs.state("osm-run_1-1") is None
-    jobs.stop("osm-run_1-1")
+    assert jobs.state(JOB) is None
+    jobs.stop(JOB)
 
 
 def test_only_jobs_of_platforms_are_listed(ray: RecordedRay, tmp_path: Path) -> None:
@@ -171,25 +174,28 @@ def test_only_jobs_of_platforms_are_listed(ray: RecordedRay, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("needs", "waits"),
     [
-        ({"CPU": 1.0, "GPU": 8.0}, "waits for 8 GPUs, the cluster has 1"),
-        ({"CPU": 3.0}, "waits for a node with 3 CPUs, the largest has 2"),
-        ({"CPU": 1.0, "memory": 2.0**40}, "waits for 1024 GiB of memory, the cluster has 24.9 GiB"),
+        ({"gpus": 8}, "waits for 8 GPUs, the cluster has 1"),
+        ({"cpus": 3.0}, "waits for a node with 3 CPUs, the largest has 2"),
+        ({"memory_gb": 1024.0}, "waits for 1024 GiB of memory, the cluster has 24.9 GiB"),
         (
-            {"CPU": 2.0, "GPU": 1.0},
+            {"cpus": 2.0, "gpus": 1},
             "waits for a node with 2 CPUs and 1 GPU, and none has all of it",
         ),
-        ({"CPU": 1.0, "GPU": 1.0}, "waits for a node of the Ray cluster to have room"),
+        ({"gpus": 1}, "waits for a node of the Ray cluster to have room"),
     ],
 )
 def test_what_a_job_waits_for_is_said_in_words(
-    ray: RecordedRay, tmp_path: Path, needs: dict[str, float], waits: str
+    ray: RecordedRay, tmp_path: Path, needs: dict[str, Any], waits: str
 ) -> None:
-    assert ray.jobs_of(tmp_path).shortage(needs) == waits
+    assert ray.jobs_of(tmp_path).shortage(WantedJob("osm-run_1-1", "run_1", **needs)) == waits
 
 
 def test_a_node_that_was_lost_has_nothing_to_offer(ray: RecordedRay, tmp_path: Path) -> None:
     ray.nodes = "one_node_lost"
-    assert ray.jobs_of(tmp_path).shortage({"GPU": 1.0}) == "waits for 1 GPU, the cluster has 0"
+    assert (
+        ray.jobs_of(tmp_path).shortage(WantedJob("osm-run_1-1", "run_1", gpus=1))
+        == "waits for 1 GPU, the cluster has 0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,7 +205,7 @@ def test_an_answer_that_is_none_of_rays_is_a_sentence(ray: RecordedRay, tmp_path
     jobs = ray.jobs_of(tmp_path)
     assert jobs.list() == []
     ray.trouble = httpx.Response(200, text=body)
-    for ask in (jobs.list, lambda: jobs.state("osm-run_1-1"), lambda: jobs.shortage({"CPU": 1.0})):
+    for ask in (jobs.list, lambda: jobs.state(JOB), lambda: jobs.shortage(JOB)):
         with pytest.raises(RayError, match="as Ray's Jobs API does"):
             ask()
 

@@ -8,10 +8,12 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from osmosis_ai.platform.runs.execute.ray_jobs import RayError, RayJob, RayJobs, WantedJob
+from osmosis_ai.platform.runs.execute.executor import JobState, WantedJob
+from osmosis_ai.platform.runs.execute.ray_jobs import RayError, RayJobs
 from tests.platform.evaluations import wait_until
 from tests.platform.runs.execute.real_ray import RAY, RealRay
 
@@ -32,25 +34,31 @@ def ray() -> Iterator[RealRay]:
             real.close()
 
 
-def ended(ray: RealRay, job: str) -> RayJob:
-    def state() -> RayJob | None:
+def ended(ray: RealRay, job: WantedJob) -> JobState:
+    def state() -> JobState | None:
         found = ray.jobs.state(job)
         return found if found is not None and found.phase == "ended" else None
 
     return wait_until(state)
 
 
+def wanted(ray: RealRay, number: int, command: str, **needs: Any) -> WantedJob:
+    """Return a job that runs ``command``."""
+    ray.commands[f"run-{number}"] = command
+    return WantedJob(f"osm-run-{number}-1", f"run-{number}", **needs)
+
+
 def is_taken(ray: RealRay, job: WantedJob) -> bool:
     """Submit a job as the executor does: a head that has just got a node may take its time."""
     try:
-        ray.jobs.start(job)
+        ray.jobs.start(job, "a-ticket")
     except RayError as error:
         print(error.message)  # why, where this goes on until the test gives up
         return False
     return True
 
 
-def is_running(ray: RealRay, job: str) -> bool:
+def is_running(ray: RealRay, job: WantedJob) -> bool:
     found = ray.jobs.state(job)
     return found is not None and found.phase == "running"
 
@@ -59,42 +67,48 @@ def test_a_real_cluster_answers_as_the_recorded_one(ray: RealRay) -> None:
     other = ray.directory / "other"
     other.write_text("a-token-of-another-cluster-altogether")
     with pytest.raises(RayError, match="refuses the token"):
-        RayJobs(replace(ray.cluster, token_file=other)).list()
+        RayJobs(replace(ray.cluster, token_file=other), str).list()
     with pytest.raises(RayError, match="asks for a token"):
-        RayJobs(replace(ray.cluster, token_file=None)).list()
+        RayJobs(replace(ray.cluster, token_file=None), str).list()
 
-    for number, (command, exit_code) in enumerate(
-        [("exec sh -c 'exit 7'", 7), ("exec no-such-program", 127), ("exec true", 0)], start=1
-    ):
-        ray.jobs.start(WantedJob(f"osm-run-{number}", command, "a-ticket", 0.5))
-        assert ended(ray, f"osm-run-{number}").exit_code == exit_code
-    told = WantedJob("osm-run-4", "exec sh -c 'test $OSMOSIS_WORKER_TICKET = a-ticket'", "a-ticket")
-    ray.jobs.start(told)
-    ray.jobs.start(told)  # as after an answer that got lost
-    assert ended(ray, told.id).exit_code == 0
+    commands = {
+        "exec sh -c 'exit 7'": ("its worker ended with 7", "run"),
+        "exec no-such-program": ("the node has no command `osmosis` on the PATH of its Ray", "run"),
+        "exec true": ("its worker ended with 0", "nobody"),
+    }
+    for number, (command, (ending, fault)) in enumerate(commands.items(), start=1):
+        job = wanted(ray, number, command, cpus=0.5)
+        ray.jobs.start(job, "a-ticket")
+        state = ended(ray, job)
+        assert (state.told, state.fault) == (f"the Ray job {job.id} has ended: {ending}", fault)
+    told = wanted(ray, 4, "exec sh -c 'test $OSMOSIS_WORKER_TICKET = a-ticket'")
+    ray.jobs.start(told, "a-ticket")
+    ray.jobs.start(told, "a-ticket")  # as after an answer that got lost
+    assert ended(ray, told).fault == "nobody"
 
-    large = WantedJob("osm-run-5", "exec true", "a-ticket", gpus=8)
-    ray.jobs.start(large)
-    assert ray.jobs.shortage(large.needs) == "waits for 8 GPUs, the cluster has 0"
-    ray.jobs.stop(large.id)
-    ray.jobs.start(WantedJob("osm-run-6", "exec sleep 600", "a-ticket"))
-    wait_until(lambda: is_running(ray, "osm-run-6"))
-    ray.jobs.stop("osm-run-6")
-    assert ended(ray, "osm-run-6").ending == "it was stopped"
-    assert {job.id for job in ray.jobs.list()} == {f"osm-run-{number}" for number in range(1, 7)}
-    assert ray.jobs.state("osm-run-7") is None
+    large = wanted(ray, 5, "exec true", gpus=8)
+    ray.jobs.start(large, "a-ticket")
+    assert ray.jobs.shortage(large) == "waits for 8 GPUs, the cluster has 0"
+    ray.jobs.stop(large)
+    stopped = wanted(ray, 6, "exec sleep 600")
+    ray.jobs.start(stopped, "a-ticket")
+    wait_until(lambda: is_running(ray, stopped))
+    ray.jobs.stop(stopped)
+    assert ended(ray, stopped).told.endswith("it was stopped")
+    assert {job.id for job in ray.jobs.list()} == {f"osm-run-{number}-1" for number in range(1, 7)}
+    assert ray.jobs.state(wanted(ray, 7, "exec true")) is None
 
 
 def test_a_lost_node_and_a_lost_head_are_noticed(ray: RealRay) -> None:
     ray.start(f"--address=127.0.0.1:{ray.port}", "--num-cpus=1", "--num-gpus=1")
-    job = WantedJob("osm-run-1", "exec sleep 600", "a-ticket", gpus=1)
-    wait_until(lambda: "cluster has" not in ray.jobs.shortage(job.needs))
+    job = wanted(ray, 1, "exec sleep 600", gpus=1)
+    wait_until(lambda: "cluster has" not in ray.jobs.shortage(job))
     wait_until(lambda: is_taken(ray, job))
-    wait_until(lambda: is_running(ray, job.id))
+    wait_until(lambda: is_running(ray, job))
     (raylet,) = set(ray.processes("raylet/raylet")) & set(ray.processes("GPU,1"))
     os.kill(raylet, signal.SIGKILL)
-    lost = ended(ray, job.id)
-    assert (lost.ending, lost.is_blameless) == ("its node was lost", True)
+    lost = ended(ray, job)
+    assert (lost.told, lost.fault) == (f"the Ray job {job.id} has ended: its node was lost", "nobody")
     assert ray.processes("sleep\x00600") == []
 
     ray.kill("gcs/gcs_server")

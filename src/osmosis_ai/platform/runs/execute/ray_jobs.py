@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster, by its Jobs REST API: start, state, stop, list, and what the cluster has to offer.
+"""A Ray cluster as an executor, by its Jobs REST API: start, state, stop, list, and what the cluster has to offer.
 
 Ray itself is not imported: it would bind the platform to the cluster's versions of Ray and Python. As of Ray 2.60:
 
@@ -15,16 +15,19 @@ Whoever holds the cluster's token reads the environment of every job, so a job i
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from osmosis_ai.api.connections import open_http, reason
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.ray_cluster import ALLOW_OPEN_ENV, TOKEN_FILE_ENV, RayCluster
+from osmosis_ai.platform.runs.execute.executor import ExecutorAway, Fault, JobState, WantedJob, run_and_number
+from osmosis_ai.platform.runs.execute.worker_process import ENDED, NOT_MINE
 from osmosis_ai.redaction import Redactor
 
 if TYPE_CHECKING:
@@ -35,7 +38,8 @@ TICKET_VARIABLE = "OSMOSIS_WORKER_TICKET"
 TIMEOUT_S = 10.0
 SUBMIT_TIMEOUT_S = 30.0
 """A head that has just got a node may take more than ten seconds to accept a job."""
-_PREFIX = "osm-"
+WAITS_LONG_S = 60.0
+"""After this a run's log says what its job waits for."""
 _LOOKED_AT_FOR_S = 60.0
 _LARGEST_REPLY_BYTES = 64 << 20
 _LONGEST_QUOTE = 300
@@ -43,16 +47,19 @@ _GIB = 1 << 30
 _LOST_NODE = "because its node has died"
 _NEVER_STARTED = ("JOB_SUPERVISOR_ACTOR_START_TIMEOUT", "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE")
 _NOT_FOUND = 127
+# Let go on purpose, or not to be had yet.
+_NO_FAILURES = (ENDED, NOT_MINE)
 _AGENT_HINT = (
     "of two clusters on one machine one is started with another `ray start --dashboard-agent-listen-port`"
 )
 
 AnswerT = TypeVar("AnswerT")
-Phase = Literal["waiting", "running", "ended"]
 
 
-class RayError(OsmosisError):
+class RayError(ExecutorAway):
     """The cluster could not be asked, or does not do what it was asked."""
+
+    where = "the Ray cluster"
 
 
 class RayUnreachableError(RayError):
@@ -65,105 +72,67 @@ class RayUnreachableError(RayError):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class WantedJob:
-    """A job to be started.
+@dataclass
+class _Wait:
+    """A job that waits: since when, when the cluster was last asked what for, and what it said (monotonic seconds)."""
 
-    Args:
-        id: as :func:`job_id` makes it.
-        entrypoint: what a shell runs on the node.
-        ticket: the right to claim the run.
-        cpus, gpus, memory_gb: what a node must have free for it.
-    """
-
-    id: str
-    entrypoint: str
-    ticket: str = field(repr=False)
-    cpus: float = 1.0
-    gpus: int = 0
-    memory_gb: float | None = None
-
-    @property
-    def needs(self) -> dict[str, float]:
-        """The resources by Ray's names."""
-        memory = {"memory": self.memory_gb * _GIB} if self.memory_gb else {}
-        return {"CPU": self.cpus, **({"GPU": float(self.gpus)} if self.gpus else {}), **memory}
-
-
-@dataclass(frozen=True, slots=True)
-class RayJob:
-    """What the cluster says of a job.
-
-    Attributes:
-        id: of the job.
-        phase: whether it waits for a node, runs or has ended.
-        exit_code: of its program, where that ended by itself.
-        ending: how it ended, in words.
-        is_blameless: whether the cluster ended it, or never began: that says nothing about the run.
-    """
-
-    id: str
-    phase: Phase
-    exit_code: int | None = None
-    ending: str = ""
-    is_blameless: bool = False
-
-
-def job_id(run_id: str, number: int) -> str:
-    """Return the id of the ``number``-th job of a run."""
-    return f"{_PREFIX}{run_id}-{number}"
-
-
-def run_and_number(job: str) -> tuple[str, int] | None:
-    """Return whose job that is, and which of its run; None where :func:`job_id` did not make the id."""
-    run_id, _, number = job.removeprefix(_PREFIX).rpartition("-")
-    if not job.startswith(_PREFIX) or not run_id or not (number.isascii() and number.isdigit()):
-        return None
-    return run_id, int(number)
+    since: float
+    asked_at: float | None = None
+    told: str = ""
 
 
 class RayJobs:
-    """The jobs of one cluster; for one thread.
+    """The jobs of one cluster, which outlive this process; for one thread.
 
     Args:
         cluster: where it is.
+        entrypoint: returns what a shell runs on the node for a run.
         transport: stands in for the network.
         monotonic: seconds since some moment.
     """
 
+    every_s = 2.0
+    first_pause_s = 5.0
+    works_here = False
+
     def __init__(
         self,
         cluster: RayCluster,
+        entrypoint: Callable[[str], str],
         *,
         transport: httpx.BaseTransport | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
+        self._entrypoint = entrypoint
         self._transport = transport
         self._monotonic = monotonic
         self._client: httpx.Client | None = None
         self._looked_at: float | None = None
+        self._known: set[str] = set()
+        self._waits: dict[str, _Wait] = {}
 
-    def start(self, job: WantedJob) -> None:
+    def start(self, job: WantedJob, ticket: str) -> str:
         """Hand a job to the cluster; harmless when it has it already.
 
         Raises:
             RayError: the cluster does not have it, or cannot say.
         """
         body = {
-            "entrypoint": job.entrypoint,
+            "entrypoint": self._entrypoint(job.run_id),
             "submission_id": job.id,
             "entrypoint_num_cpus": job.cpus,
             "entrypoint_num_gpus": job.gpus,
-            "runtime_env": {"env_vars": {TICKET_VARIABLE: job.ticket}},
+            "runtime_env": {"env_vars": {TICKET_VARIABLE: ticket}},
         }
         if job.memory_gb:
             body["entrypoint_memory"] = int(job.memory_gb * _GIB)
         try:
             status, text = self._ask("POST", "/api/jobs/", body)
             if status == 200:
-                return
-            failure = RayError(f"{self._name} did not take a job: {self._quoted(status, text, job.ticket)}.")
+                self._known.add(job.id)
+                return f"submitted to the Ray cluster as {job.id}"
+            failure = RayError(f"{self._name} did not take a job: {self._quoted(status, text, ticket)}.")
         except RayUnreachableError as error:
             # Where it does not say either whether it has the job, that is raised.
             failure = RayError(
@@ -173,43 +142,55 @@ class RayJobs:
             )
         except RayError as error:
             failure = error
-        if self.state(job.id) is None:
+        if self.state(job) is None:
             raise failure
+        return f"submitted to the Ray cluster as {job.id}"
 
-    def state(self, job: str) -> RayJob | None:
-        """Return how a job is; None when the cluster does not know it.
+    def state(self, job: WantedJob) -> JobState | None:
+        """Return how a job is, and what it waits for when it has waited long; None when the cluster never had it.
 
         Raises:
             RayError: the cluster cannot say.
         """
-        status, text = self._ask("GET", f"/api/jobs/{job}")
-        return None if status == 404 else self._read(status, text, _JOB).told()
+        status, text = self._ask("GET", f"/api/jobs/{job.id}")
+        if status == 404:
+            return self._forgotten(job)
+        state = self._read(status, text, _JOB).state()
+        self._known.add(job.id)
+        if state.phase == "waiting":
+            return replace(state, told=self._waits_for(job))
+        self._waits.pop(job.id, None)
+        return state
 
-    def stop(self, job: str) -> None:
+    def stop(self, job: WantedJob) -> None:
         """End a job, by force after some seconds; harmless when it has ended.
 
         Raises:
             RayError: the cluster cannot be asked.
         """
-        status, text = self._ask("POST", f"/api/jobs/{job}/stop")
+        self._waits.pop(job.id, None)
+        status, text = self._ask("POST", f"/api/jobs/{job.id}/stop")
         if status not in (200, 404):
             raise RayError(f"{self._name} did not stop a job: {self._quoted(status, text)}.")
 
-    def list(self) -> list[RayJob]:
+    def list(self) -> list[JobState]:
         """Return all jobs whose ids are of our making, of whatever platform.
 
         Raises:
             RayError: the cluster cannot say.
         """
         found = self._read(*self._ask("GET", "/api/jobs/"), _JOBS)
-        return [job.told() for job in found if run_and_number(job.submission_id or "")]
+        states = [job.state() for job in found if run_and_number(job.submission_id or "")]
+        self._known.update(state.id for state in states if state.phase != "ended")
+        return states
 
-    def shortage(self, needs: dict[str, float]) -> str:
+    def shortage(self, job: WantedJob) -> str:
         """Return what a job with these needs waits for, in a few words.
 
         Raises:
             RayError: the cluster cannot say.
         """
+        needs = _needs(job)
         answer = self._read(*self._ask("GET", "/api/v0/nodes?limit=10000&detail=true"), _NODES)
         nodes = [node.resources_total for node in answer.data.result.result if node.state == "ALIVE"]
         for name, amount in needs.items():
@@ -233,6 +214,23 @@ class RayJobs:
         """Close the connections; the jobs go on."""
         if self._client is not None:
             self._client.close()
+
+    def _forgotten(self, job: WantedJob) -> JobState | None:
+        self._waits.pop(job.id, None)
+        if job.id not in self._known:
+            return None  # it never got there
+        self._known.discard(job.id)
+        why = "is not known to the cluster any more: it was deleted, or the head was restarted"
+        return JobState(job.id, "ended", f"the Ray job {job.id} {why}")
+
+    def _waits_for(self, job: WantedJob) -> str:
+        """Return what a job waits for, asked once in a while when it has waited long; empty before."""
+        now = self._monotonic()
+        wait = self._waits.setdefault(job.id, _Wait(now))
+        if now - (wait.since if wait.asked_at is None else wait.asked_at) >= WAITS_LONG_S:
+            wait.asked_at = now
+            wait.told = f"the Ray job {job.id} {self.shortage(job)}"
+        return wait.told
 
     # -- exchanges -----------------------------------------------------------------------------
 
@@ -322,6 +320,12 @@ class RayJobs:
         return f"{status} {shown[:_LONGEST_QUOTE]}".strip().rstrip(".")
 
 
+def worker_entrypoint(run_id: str, platform_url: str) -> str:
+    """Return what has a node work on a run; by `exec`: what the cluster ends is the worker, with no shell in between."""
+    command = ["osmosis", "platform", "worker", "--run", run_id, "--url", platform_url]
+    return shlex.join(["exec", *command, "--token-env", TICKET_VARIABLE])
+
+
 class _JobAnswer(BaseModel):
     submission_id: str | None = None
     status: str
@@ -329,20 +333,20 @@ class _JobAnswer(BaseModel):
     error_type: str | None = None
     driver_exit_code: int | None = None
 
-    def told(self) -> RayJob:
-        phases: dict[str, Phase] = {"PENDING": "waiting", "RUNNING": "running"}
-        phase = phases.get(self.status, "ended")
-        if phase != "ended":
-            return RayJob(self.submission_id or "", phase)
-        message = self.message or ""
-        lost = _LOST_NODE in message
-        blameless = lost or self.status == "STOPPED" or self.error_type in _NEVER_STARTED
-        return RayJob(
-            self.submission_id or "", phase, self.driver_exit_code, self._ending(message, lost), blameless
-        )
+    def state(self) -> JobState:
+        job = self.submission_id or ""
+        if self.status == "PENDING":
+            return JobState(job, "waiting")
+        if self.status == "RUNNING":
+            return JobState(job, "running", f"the Ray job {job} is running")
+        is_lost = _LOST_NODE in (self.message or "")
+        is_blameless = is_lost or self.status == "STOPPED" or self.error_type in _NEVER_STARTED
+        fault: Fault = "nobody" if is_blameless or self.driver_exit_code in _NO_FAILURES else "run"
+        told = f"the Ray job {job} has ended: {self._ending(is_lost)}"
+        return JobState(job, "ended", told, fault, f"`ray job logs {job}`")
 
-    def _ending(self, message: str, lost: bool) -> str:
-        if lost:
+    def _ending(self, is_lost: bool) -> str:
+        if is_lost:
             return "its node was lost"
         if self.error_type in _NEVER_STARTED:
             return "no node had room for it in time"
@@ -352,7 +356,7 @@ class _JobAnswer(BaseModel):
             return "the node has no command `osmosis` on the PATH of its Ray"
         if self.driver_exit_code is not None:
             return f"its worker ended with {self.driver_exit_code}"
-        first = message.strip().splitlines()
+        first = (self.message or "").strip().splitlines()
         return first[0][:_LONGEST_QUOTE].rstrip(":. ") if first else self.status.lower()
 
 
@@ -376,6 +380,12 @@ class _NodeAnswer(BaseModel):
 _JOB = TypeAdapter(_JobAnswer)
 _JOBS = TypeAdapter(list[_JobAnswer])
 _NODES = TypeAdapter(_NodeAnswer)
+
+
+def _needs(job: WantedJob) -> dict[str, float]:
+    """Return the resources that a job asks for, by Ray's names."""
+    memory = {"memory": job.memory_gb * _GIB} if job.memory_gb else {}
+    return {"CPU": job.cpus, **({"GPU": float(job.gpus)} if job.gpus else {}), **memory}
 
 
 def _amount(name: str, amount: float, *, short: bool = False) -> str:

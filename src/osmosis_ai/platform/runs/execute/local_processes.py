@@ -1,0 +1,135 @@
+"""The platform's own machine as an executor: a job is a process, which ends with this one."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from osmosis_ai.platform.runs.execute.executor import JobState, WantedJob
+from osmosis_ai.platform.runs.execute.worker_process import (
+    ENDED,
+    LEARNER_LOST,
+    LEASE_LOST,
+    NOT_MINE,
+    SET_BACK,
+    StartWorker,
+    WorkerProcess,
+)
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.supervision import exit_words
+
+_CLOSES_WITHIN_S = 10.0
+_NO_FAILURES = (ENDED, NOT_MINE, LEASE_LOST)
+
+
+@dataclass
+class _Worker:
+    job: WantedJob
+    process: WorkerProcess
+    is_stopped: bool = False
+    ended: JobState | None = None
+
+
+class LocalProcesses:
+    """Workers that are children of this process.
+
+    Args:
+        runs_dir: where they work.
+        start_worker: starts them.
+        on_closed: called when no worker is left.
+        monotonic: seconds since some moment.
+    """
+
+    every_s = 0.1
+    first_pause_s = 0.5
+    works_here = True
+
+    def __init__(
+        self,
+        runs_dir: Path,
+        start_worker: StartWorker,
+        *,
+        on_closed: Callable[[], None] = lambda: None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runs_dir = runs_dir
+        self._start_worker = start_worker
+        self._on_closed = on_closed
+        self._monotonic = monotonic
+        self._workers: dict[str, _Worker] = {}
+
+    def start(self, job: WantedJob, ticket: str) -> str:
+        """Start a process; it has what its machine has, and nothing is to be said of it."""
+        if job.id not in self._workers:
+            # How they ended, who asks has been told.
+            self._workers = {id: worker for id, worker in self._workers.items() if worker.ended is None}
+            WorkingDirectory(self._runs_dir, job.run_id).create()
+            process = self._start_worker(job.run_id, ticket, secrets.token_hex(16))
+            self._workers[job.id] = _Worker(job, process)
+        return ""
+
+    def state(self, job: WantedJob) -> JobState | None:
+        """Return how a process is; None of one that was not started here."""
+        worker = self._workers.get(job.id)
+        return None if worker is None else self._look_at(worker)
+
+    def stop(self, job: WantedJob) -> None:
+        """Kill a process and what it started."""
+        worker = self._workers.get(job.id)
+        if worker is not None and worker.process.poll() is None:
+            worker.is_stopped = True
+            worker.process.kill()
+
+    def list(self) -> builtins.list[JobState]:
+        """Return the processes of this one; those of an earlier one end with it."""
+        return [self._look_at(worker) for worker in self._workers.values()]
+
+    def process_of(self, run_id: str) -> WorkerProcess | None:
+        """Return the process that works on a run; None where none does, as far as was noticed."""
+        living = (worker for worker in self._workers.values() if worker.ended is None)
+        return next((worker.process for worker in living if worker.job.run_id == run_id), None)
+
+    def close(self) -> None:
+        """Ask the workers to leave their runs as they are, and wait until they have, for some seconds."""
+        processes = [worker.process for worker in self._workers.values() if worker.ended is None]
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)
+        deadline, waiting = self._monotonic() + _CLOSES_WITHIN_S, threading.Event()
+        while any(process.poll() is None for process in processes) and self._monotonic() < deadline:
+            waiting.wait(self.every_s)
+        for process in processes:
+            process.kill()
+        self._workers.clear()
+        self._on_closed()
+
+    def _look_at(self, worker: _Worker) -> JobState:
+        status = worker.process.poll()
+        if status is None:
+            return JobState(worker.job.id, "running")
+        if worker.ended is None:
+            worker.process.kill()  # what it started, too
+            worker.ended = self._ended(worker, status)
+        return worker.ended
+
+    def _ended(self, worker: _Worker, status: int) -> JobState:
+        directory = WorkingDirectory(self._runs_dir, worker.job.run_id)
+        if worker.is_stopped:
+            return JobState(worker.job.id, "ended", "the worker was ended by force")
+        if status in _NO_FAILURES:
+            return JobState(worker.job.id, "ended")
+        if status == SET_BACK:
+            why = directory.take_setback().rstrip(".")
+            unsaid = "the platform could not do its part, and could not say why: its disk may be full"
+            return JobState(worker.job.id, "ended", why or unsaid, "ours")
+        how = "a process of its learner was lost" if status == LEARNER_LOST else exit_words(status)
+        log = f"{directory.log} on the platform's machine"
+        return JobState(worker.job.id, "ended", f"the worker ended unexpectedly ({how})", "run", log)

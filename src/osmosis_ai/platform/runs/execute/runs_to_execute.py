@@ -1,0 +1,88 @@
+"""The runs that are this platform's own to execute, as its executor asks for them: few columns, and never all that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy.orm import load_only
+
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.runs.lifecycle import OPEN
+
+# Built once: building a statement costs more than SQLite takes to answer it. Those that name a pool are for its workers.
+_PENDING = (DbRun.status == "pending", DbRun.pool.is_(None))
+_OPEN_RUNS = (
+    select(DbRun)
+    .where(DbRun.status.in_(OPEN), DbRun.pool.is_(None))
+    .options(
+        load_only(
+            DbRun.workspace_id,
+            DbRun.name,
+            DbRun.status,
+            DbRun.created_at,
+            DbRun.lease_token,
+            DbRun.lease_expires_at,
+            DbRun.stop_requested_at,
+            DbRun.claimable_at,
+        )
+    )
+)
+
+
+class RunsToExecute:
+    """Open runs without a pool.
+
+    Args:
+        db: where they are.
+        clock: says which may be claimed.
+    """
+
+    def __init__(self, db: Database, clock: Clock) -> None:
+        self._db = db
+        self._clock = clock
+
+    def at_work(self, known: Collection[str]) -> dict[str, DbRun]:
+        """Return the runs that were begun, and those of ``known`` that have not ended, by their ids."""
+        asked = _OPEN_RUNS.where(or_(DbRun.status == "running", DbRun.id.in_(known)))
+        with self._db.session() as session:
+            return {run.id: run for run in session.scalars(asked)}
+
+    def that_go_on(self, runs: Iterable[DbRun]) -> list[DbRun]:
+        """Return those of ``runs`` that were begun, are not to stop and may be claimed now."""
+        now = self._clock.now()
+        return [
+            run
+            for run in runs
+            if run.status == "running"
+            and run.stop_requested_at is None
+            and (run.claimable_at is None or run.claimable_at <= now)
+        ]
+
+    def oldest_waiting(self, but: Collection[str]) -> list[DbRun]:
+        """Return of each workspace the run that was submitted first, of those that wait, ``but`` for some."""
+        oldest = (
+            select(DbRun.workspace_id, func.min(DbRun.created_at).label("created_at"))
+            .where(*_PENDING, self._is_due(), DbRun.id.not_in(but))
+            .group_by(DbRun.workspace_id)
+            .subquery()
+        )
+        is_oldest = and_(DbRun.workspace_id == oldest.c.workspace_id, DbRun.created_at == oldest.c.created_at)
+        with self._db.session() as session:
+            return list(session.scalars(_OPEN_RUNS.join(oldest, is_oldest).where(*_PENDING, self._is_due())))
+
+    def oldest(self, most: int) -> list[DbRun]:
+        """Return the runs that were submitted first, at most so many."""
+        asked = _OPEN_RUNS.order_by(DbRun.created_at, DbRun.id).limit(most)
+        with self._db.session() as session:
+            return list(session.scalars(asked))
+
+    def _is_due(self) -> ColumnElement[bool]:
+        return or_(DbRun.claimable_at.is_(None), DbRun.claimable_at <= self._clock.now())
+
+
+def fairest(runs: Iterable[DbRun], at_work: Mapping[str, int]) -> DbRun | None:
+    """Return the run to start next: the oldest of the workspace with the fewest ``at_work``; None of none."""
+    return min(runs, key=lambda run: (at_work.get(run.workspace_id, 0), run.created_at, run.id), default=None)

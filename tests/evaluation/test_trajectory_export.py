@@ -22,7 +22,10 @@ from osmosis_ai.evaluation.trajectory_export import (
     trajectory_identity,
 )
 from osmosis_ai.redaction import Redactor
+from osmosis_ai.rollout import ExecutionResult, RolloutSample, RolloutStatus
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
+from osmosis_ai.rollout.trajectory.archive import RolloutArchive
+from osmosis_ai.rollout.trajectory.report import TrajectoryReport
 from tests.evaluation.builders import record
 
 
@@ -114,6 +117,40 @@ def test_a_conversation_that_a_killed_server_never_named_is_copied_at_the_end(wo
     projector.copy_missing()
     assert world.trajectory(0).read_bytes() == content
     assert (world.directory.trial("r0") / "trajectory.json").read_bytes() == content
+
+
+def test_a_conversation_that_a_killed_server_never_named_is_copied_while_the_run_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trajectory_export, "NAMED_WITHIN_S", 0.0)
+    pending = world.write_trajectory("r0").rename(world.directory.trial("r0") / PENDING_TRAJECTORY_FILE)
+    content = pending.read_bytes()
+    projector = world.projector()
+    projector.start()
+    projector.submit(0, 0, "r0", expects_trajectory=True)
+    projector.stop(patience_s=60)
+    assert projector.has_trajectory(0, 0)
+    assert world.trajectory(0).read_bytes() == content
+
+
+def test_a_server_that_was_only_slow_names_its_conversation_itself(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trajectory_export, "NAMED_WITHIN_S", 0.0)
+    messages = [{"role": "user", "content": "2 x 3?"}, {"role": "assistant", "content": "6"}]
+    sample = RolloutSample(messages=messages, reward=1.0)
+    result = ExecutionResult(status=RolloutStatus.SUCCESS, sample=sample)
+    archive = RolloutArchive("r0", label=None, metadata=None, extra_fields=None, root=world.directory.trials)
+    archive.keep(result, None)
+    projector = world.projector()
+    projector.start()
+    projector.submit(0, 0, "r0", expects_trajectory=True)
+    projector.stop(patience_s=60)
+    assert projector.has_trajectory(0, 0)
+    archive.publish(result, TrajectoryReport(model_name="policy"), None)
+    named = world.directory.trial("r0") / "trajectory.json"
+    assert json.loads(named.read_text())["agent"]["model_name"] == "policy"
+    assert not (named.parent / PENDING_TRAJECTORY_FILE).exists()
 
 
 def test_what_a_killed_session_did_not_copy_is_copied_before_the_run_goes_on(world: World) -> None:

@@ -37,6 +37,9 @@ from osmosis_ai.redaction import Redactor, clean_json
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 
 TRAJECTORY_WAIT_S = 30.0
+NAMED_WITHIN_S = 5.0
+"""How long a server that lives takes at most, once its result is durable, to give a conversation its name. It is named for one
+that was killed meanwhile; of one that was only slow, what it names later is the same but for numbers of the last calls."""
 LARGEST_TRAJECTORY_BYTES = 256 << 20
 """Of the file that a rollout leaves: it is read whole, by a process that nothing holds back."""
 _PIECE_BYTES = 1 << 20
@@ -61,6 +64,7 @@ class _Copy:
     row_index: int = field(compare=False)
     run_index: int = field(compare=False)
     rollout_id: str = field(compare=False)
+    named_by: float = field(compare=False)
     deadline: float = field(compare=False)
     pause_s: float = field(compare=False, default=_FIRST_LOOK_S)
 
@@ -106,7 +110,8 @@ class Projector:
         with self._changed:
             if len(self._heap) < _MAX_QUEUED and not self._closed:
                 due = now + (_FIRST_LOOK_S if expects_trajectory else 0.0)
-                copy = _Copy(due, next(self._sequence), row_index, run_index, rollout_id, deadline)
+                place = row_index, run_index, rollout_id
+                copy = _Copy(due, next(self._sequence), *place, now + NAMED_WITHIN_S, deadline)
                 heapq.heappush(self._heap, copy)
                 self._changed.notify()
 
@@ -157,7 +162,7 @@ class Projector:
                 record = journal.record(offset)
                 if record is not None and record.rollout_id in trials:
                     trials.discard(record.rollout_id)
-                    self._try_copy(row_index, run_index, record.rollout_id, last=True)
+                    self._try_copy(row_index, run_index, record.rollout_id, is_late=True, last=True)
 
     def _is_copied(self, item: int) -> bool:
         return bool(self._has_trajectory[item] and self._has_artifacts[item])
@@ -183,7 +188,8 @@ class Projector:
     def _work(self) -> None:
         while (copy := self._take()) is not None:
             try:
-                done = self._try_copy(copy.row_index, copy.run_index, copy.rollout_id, last=False)
+                place, is_late = (copy.row_index, copy.run_index), time.monotonic() >= copy.named_by
+                done = self._try_copy(*place, copy.rollout_id, is_late=is_late, last=False)
             finally:
                 with self._changed:
                     self._busy -= 1
@@ -206,8 +212,16 @@ class Projector:
                 self._changed.wait(wait_s)
             return None
 
-    def _try_copy(self, row_index: int, run_index: int, rollout_id: str, *, last: bool) -> bool:
-        """Copy what is there; return whether nothing is left to wait for. A failure is logged, no more."""
+    def _try_copy(
+        self, row_index: int, run_index: int, rollout_id: str, *, is_late: bool, last: bool
+    ) -> bool:
+        """Copy what is there; return whether nothing is left to wait for. A failure is logged, no more.
+
+        Args:
+            row_index, run_index, rollout_id: of the attempt.
+            is_late: whether its server had the time to give the conversation its name, and did not.
+            last: whether nobody tries again.
+        """
         item = row_index * self._ledger.n + run_index
         name = item_name(row_index, run_index)
         try:
@@ -216,7 +230,7 @@ class Projector:
                     copy_artifacts("artifacts", self._directory.artifacts, name, dir_fd=trial)
                     self._has_artifacts[item] = 1
                 if not self._has_trajectory[item]:
-                    if last:
+                    if is_late:
                         name_pending_trajectory(trial)
                     target = self._directory.trajectories / f"{name}.json"
                     self._has_trajectory[item] = copy_trajectory(trial, target, rollout_id, self._redactor)

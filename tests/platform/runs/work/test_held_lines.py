@@ -133,6 +133,33 @@ def test_a_conversation_that_its_server_has_named_is_waited_for_until_the_engine
     assert journal.due() == line, "it is none that can be copied"
 
 
+def test_a_conversation_whose_server_was_killed_over_its_name_is_waited_for_until_the_engine_has_named_it(
+    journal: Journal,
+) -> None:
+    item = journal.worker.finish(0)
+    (journal.worker.directory.trajectories / "row_0_run_0.json").unlink()
+    trial = journal.worker.directory.trial(item.rollout_id)
+    pending = (trial / "trajectory.json").rename(trial / PENDING_TRAJECTORY_FILE)
+    line = journal.record(0)
+    for moment in (1.1, 9.9, 14.9):
+        journal.worker.now = moment
+        assert journal.due() == b"", "were it counted now, its conversation would go with its machine"
+    pending.rename(journal.worker.directory.trajectories / "row_0_run_0.json")
+    assert journal.due() == b""
+    journal.tell_files(0.0)
+    assert journal.due() == line
+
+
+def test_a_conversation_that_nobody_names_keeps_its_line_for_a_while_alone(journal: Journal) -> None:
+    item = journal.worker.finish(0)
+    (journal.worker.directory.trajectories / "row_0_run_0.json").unlink()
+    trial = journal.worker.directory.trial(item.rollout_id)
+    (trial / "trajectory.json").rename(trial / PENDING_TRAJECTORY_FILE)
+    line = journal.record(0)
+    journal.worker.now = 15.0
+    assert journal.due() == line
+
+
 def test_what_a_killed_session_left_is_waited_for_until_the_run_goes_on(journal: Journal) -> None:
     item = journal.worker.finish(0)
     (journal.worker.directory.trajectories / "row_0_run_0.json").unlink()

@@ -24,7 +24,7 @@ from typing import IO, BinaryIO, NamedTuple, cast
 from osmosis_ai.api.wire.workers import RunFilePart, SentUpload
 from osmosis_ai.evaluation.attempt_files import read_diagnostics
 from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, RunDirectory
-from osmosis_ai.evaluation.trajectory_export import TRAJECTORY_WAIT_S, item_name
+from osmosis_ai.evaluation.trajectory_export import NAMED_WITHIN_S, TRAJECTORY_WAIT_S, item_name
 from osmosis_ai.files import open_regular
 from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES, MOST_BYTES, ShardPiece, ShardWriter
 from osmosis_ai.platform.runs.work.run_channel import OutgoingBlob
@@ -41,7 +41,7 @@ _MOST_BESIDE = 1_000
 """Files that are blobs of their own, of the attempts of a shard."""
 _PATIENCE_S = 2 * TRAJECTORY_WAIT_S
 _COPIED_WITHIN_S = 10.0
-"""How long the engine takes at most, on a busy machine, to copy a conversation that its server has named."""
+"""How long the engine takes at most, on a busy machine, to copy a conversation that has its name."""
 LONGEST_AGE_S = 0.5
 """How long a shard is filled at most, in seconds: whoever looks at a run, however old, sees each sample within two, of which the
 page may take one. The platform merges them."""
@@ -179,15 +179,15 @@ class SampleFiles:
     def _will_come(self, item: _Item) -> bool:
         """Tell whether a conversation lies here, if only where its rollout's server left it: the engine copies it soon.
 
-        What a killed session's server did not even name is copied when the run goes on.
+        What a server was killed over before it had its name, the engine names, after some seconds or when the run goes on.
         """
         if self._is_complete(item):
             return True
         trial, waited_s = self._directory.trial(item.rollout_id), self._clock() - item.since
-        if item.is_resumed:
-            left = trial / TRAJECTORY_FILE, trial / PENDING_TRAJECTORY_FILE
-            return waited_s < _PATIENCE_S and any(file.exists() for file in left)
-        return waited_s < _COPIED_WITHIN_S and (trial / TRAJECTORY_FILE).exists()
+        within_s = _PATIENCE_S if item.is_resumed else _COPIED_WITHIN_S
+        if (trial / TRAJECTORY_FILE).exists():
+            return waited_s < within_s
+        return waited_s < within_s + NAMED_WITHIN_S and (trial / PENDING_TRAJECTORY_FILE).exists()
 
     def ready(self) -> FileNews:
         """Return what was sent by now; the same until :meth:`written` is called."""

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import fcntl
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
+from osmosis_ai.driving import rollout_runner
+from osmosis_ai.driving.environment import RolloutEnvironment
 from osmosis_ai.errors import ConflictError, OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.spec import DatasetInput
@@ -28,7 +30,7 @@ def validation_of(step: int, rollout_ids: list[str]) -> ValidationSamples:
     return ValidationSamples.of(records, step=step, pass_threshold=1.0)
 
 
-NO_VENV = SimpleNamespace(python=Path("python"), note="none")
+NO_VENV = RolloutEnvironment(Path("python"), "running-interpreter", "none")
 
 
 def spec(tmp_path: Path, *, env: dict[str, str] | None = None, **settings: Any) -> TrainingSpec:
@@ -51,7 +53,10 @@ def test_a_directory_is_held_by_one_process_at_a_time(tmp_path):
     with directory.held(), pytest.raises(ConflictError, match="another process"), directory.held():
         pass
     with directory.held():
-        assert directory.checkpoints.is_dir()
+        assert directory.checkpoints.is_dir() and directory.is_running()
+    with (directory.path / ".lock").open("rb") as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        assert not directory.is_running()
 
 
 def test_a_run_goes_on_with_the_same_inputs(tmp_path):
@@ -127,7 +132,7 @@ async def test_a_trainer_learns_with_the_rate_that_its_run_began_with(tmp_path, 
         learned_with.append(given.settings.lr)
         raise OsmosisError("enough is known")
 
-    monkeypatch.setattr("osmosis_ai.driving.environment.prepare_environment", lambda *_args, **_more: NO_VENV)
+    monkeypatch.setattr(rollout_runner, "prepare_environment", lambda *_args, **_more: NO_VENV)
     trainer = Trainer(spec(tmp_path), directory.path, make_learner=make_learner)
     with pytest.raises(OsmosisError, match="enough is known"):
         await trainer.run()

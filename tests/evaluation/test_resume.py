@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
+from osmosis_ai.evaluation import run_lock
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.resume import OpenedRun, open_run
 from osmosis_ai.evaluation.run_lock import RunLock, RunLockedError, is_running
@@ -135,3 +137,41 @@ def test_a_second_process_is_refused_until_the_first_is_gone_even_by_a_kill(tmp_
     with RunLock(tmp_path, "mine"):
         assert is_running(tmp_path, "mine")
     assert os.stat(tmp_path / ".locks" / "mine.lock").st_mode & 0o077 == 0
+
+
+def test_who_looks_whether_a_run_is_held_is_no_run_to_another_who_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunLock(tmp_path, "mine"):
+        pass
+    lock, seen = fcntl.flock, list[bool]()
+
+    def look_in_between(file: int, operation: int) -> None:
+        lock(file, operation)
+        if not seen:
+            seen.append(True)
+            seen[0] = is_running(tmp_path, "mine")
+
+    monkeypatch.setattr(fcntl, "flock", look_in_between)
+    assert not is_running(tmp_path, "mine")
+    assert seen == [False]
+
+
+def test_a_run_begins_however_long_somebody_takes_to_look_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunLock(tmp_path, "mine"):
+        pass
+    monkeypatch.setattr(run_lock, "_PATIENCE_S", 0.01)
+    with (tmp_path / ".locks" / "mine.lock").open("rb") as slow, ExitStack() as run:
+        fcntl.flock(slow, fcntl.LOCK_SH)
+        look = run_lock.is_held
+
+        def see_it_end(path: Path) -> bool:
+            held = look(path)
+            slow.close()
+            return held
+
+        monkeypatch.setattr(run_lock, "is_held", see_it_end)
+        run.enter_context(RunLock(tmp_path, "mine"))
+        assert slow.closed and look(tmp_path / ".locks" / "mine.lock")

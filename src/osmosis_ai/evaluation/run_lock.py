@@ -1,11 +1,14 @@
 """At most one process writes a run directory at a time.
 
 The lock is a file beside the runs, not inside one, so that a run can be put aside while it is
-held. The kernel releases it however its holder ends.
+held. The kernel releases it however its holder ends. Who only asks whether it is held shares it:
+those who ask do not see each other, and nobody takes one for a run.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 from pathlib import Path
 from types import TracebackType
 
@@ -14,7 +17,7 @@ from filelock import FileLock, Timeout
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.evaluation.run_name import LOCKS_DIRECTORY
 
-# Long enough for a look at the lock by `eval watch` to pass, too short for a person to notice.
+# Between two looks at who has it: too short for a person to notice.
 _PATIENCE_S = 0.5
 
 
@@ -40,15 +43,13 @@ class RunLock:
         Raises:
             RunLockedError: when another process already holds it.
         """
-        try:
-            self._lock.acquire(timeout=_PATIENCE_S)
-        except Timeout:
+        if not acquired(self._lock):
             raise RunLockedError(
                 f"another process already holds the run `{self._name}`.",
                 details={"run_name": self._name},
                 hint=f"wait for its end (`osmosis eval watch {self._name}` shows it in a workspace directory), "
                 "or choose another `--name`",
-            ) from None
+            )
         return self
 
     def __exit__(
@@ -59,12 +60,35 @@ class RunLock:
 
 def is_running(output_root: Path, name: str) -> bool:
     """Tell whether some process holds the run's lock right now."""
-    path = output_root / LOCKS_DIRECTORY / f"{name}.lock"
-    if not path.exists():
-        return False
-    probe = FileLock(path, mode=0o600, thread_local=False, preserve_lock_file=True, fallback_to_soft=False)
+    return is_held(output_root / LOCKS_DIRECTORY / f"{name}.lock")
+
+
+def acquired(lock: FileLock) -> bool:
+    """Take a lock and tell whether that went; who only looks at it (:func:`is_held`) is waited for."""
+    while True:
+        try:
+            lock.acquire(timeout=_PATIENCE_S)
+        except Timeout:
+            if is_held(Path(lock.lock_file)):
+                return False
+        else:
+            return True
+
+
+def is_held(path: Path) -> bool:
+    """Tell whether some process has the lock of a file; False where there is no file.
+
+    Raises:
+        OSError: the file can not be read.
+    """
     try:
-        with probe.acquire(timeout=0):
-            return False
-    except Timeout:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
+    finally:
+        os.close(descriptor)
+    return False

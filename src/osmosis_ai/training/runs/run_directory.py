@@ -15,19 +15,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from pydantic import ValidationError
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.run_directory import ENVIRONMENT_FILE
+from osmosis_ai.evaluation.run_lock import acquired, is_held
 from osmosis_ai.files import open_regular, sync_directory, write_atomic
 from osmosis_ai.training.runs.validation_samples import LARGEST_BYTES, ValidationSamples
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
 
-_PATIENCE_S = 0.5
 _STEP_OF_TRIAL = re.compile(r"(?:train|valid)-(\d+)-")
 KEPT_TRIAL_STEPS = 2
 
@@ -57,10 +57,8 @@ class TrainingDirectory:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / ".lock", mode=0o600, thread_local=False, preserve_lock_file=True)
-        try:
-            lock.acquire(timeout=_PATIENCE_S)
-        except Timeout:
-            raise ConflictError(f"another process is training in `{self.path}` already.") from None
+        if not acquired(lock):
+            raise ConflictError(f"another process is training in `{self.path}` already.")
         try:
             for directory in (self.checkpoints, self.trials):
                 directory.mkdir(exist_ok=True)
@@ -71,14 +69,8 @@ class TrainingDirectory:
 
     def is_running(self) -> bool:
         """Tell whether some process trains in the directory right now."""
-        path = self.path / ".lock"
-        if not path.exists():
-            return False
         try:
-            with FileLock(path, mode=0o600, thread_local=False, preserve_lock_file=True).acquire(timeout=0):
-                return False
-        except Timeout:
-            return True
+            return is_held(self.path / ".lock")
         except OSError:
             return False  # nobody here may write into it, so nobody here trains
 

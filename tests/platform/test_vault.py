@@ -5,9 +5,11 @@ import stat
 import threading
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from osmosis_ai.platform import vault as vault_module
 from osmosis_ai.platform.vault import Vault, VaultError, key_id_of
 
 CANARY = b"canary-6f1d"
@@ -186,3 +188,28 @@ def test_processes_that_start_together_agree_on_one_key(key_file: Path) -> None:
 
     assert [Vault(key_file).open(value, context="c") for value in sealed] == [CANARY] * len(vaults)
     assert len(json.loads(key_file.read_text())["keys"]) == 1
+
+
+@pytest.mark.parametrize("rotated_meanwhile", [False, True])
+def test_threads_that_read_the_keys_at_once_seal_with_none_that_was_replaced(
+    key_file: Path, rotated_meanwhile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread is between looking at the file and knowing what is in it, while another seals."""
+    vault, other_process = Vault(key_file), Vault(key_file)
+    vault.seal(b"", context="c")
+    other_process.rotate(NOW)
+    parse, meanwhile = vault_module._from_json, list[bytes]()
+
+    def be_slow(document: dict[str, Any]) -> Any:
+        ring = parse(document)
+        if not meanwhile:
+            meanwhile.append(b"")
+            if rotated_meanwhile:
+                other_process.rotate(NOW)
+            meanwhile[0] = vault.seal(CANARY, context="c")
+        return ring
+
+    monkeypatch.setattr(vault_module, "_from_json", be_slow)
+    vault.seal(CANARY, context="c")
+    assert not other_process.is_stale(meanwhile[0])
+    assert not other_process.is_stale(vault.seal(CANARY, context="c"))

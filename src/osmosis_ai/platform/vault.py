@@ -31,6 +31,7 @@ _KEY_BYTES = 32
 _NONCE_BYTES = 12
 _HEADER_BYTES = len(_VERSION) + _KEY_ID_BYTES
 _LOCK_TIMEOUT_S = 30.0
+_Identity = tuple[int, int, int]
 
 
 class VaultError(OsmosisError):
@@ -70,9 +71,9 @@ class Vault:
 
     def __init__(self, key_file: Path) -> None:
         self.key_file = key_file
-        self._ring: _KeyRing | None = None
-        # Which file the ring was read from: another process may rotate at any time.
-        self._read_from: tuple[int, int, int] | None = None
+        # With which file it was read from: another process may rotate at any time, and other threads read here, too.
+        # So the two are only ever set together.
+        self._known: tuple[_KeyRing, _Identity | None] | None = None
 
     def __repr__(self) -> str:
         return f"Vault({str(self.key_file)!r})"
@@ -132,7 +133,7 @@ class Vault:
             VaultError: when the key file cannot be read or written.
             StorageFullError: the disk is full; the keys are as they were.
         """
-        self._ring = self._update(lambda ring: ring.with_new_key(now) if ring else _KeyRing.new())
+        self._update(lambda ring: ring.with_new_key(now) if ring else _KeyRing.new())
 
     def forget_replaced_keys(self, *, before: datetime, in_use: Collection[bytes] = ()) -> int:
         """Forget keys for good: what one of them has sealed can never be opened again.
@@ -150,21 +151,21 @@ class Vault:
         replaced = self._newest_keys().replaced
         unneeded = {id for id, at in replaced.items() if at < before and id not in in_use}
         if unneeded:
-            self._ring = self._update(lambda ring: ring.without(unneeded) if ring else _KeyRing.new())
+            self._update(lambda ring: ring.without(unneeded) if ring else _KeyRing.new())
         return len(unneeded)
 
     def _keys(self) -> _KeyRing:
-        if self._ring is None:
-            self._ring = self._read() or self._update(lambda ring: ring or _KeyRing.new())
-        return self._ring
+        if self._known is not None:
+            return self._known[0]
+        return self._read() or self._update(lambda ring: ring or _KeyRing.new())
 
     def _newest_keys(self) -> _KeyRing:
         """Return the keys as the file has them now: what is sealed must never take one that was replaced."""
-        if self._ring is not None and self._identity() != self._read_from:
-            self._ring = self._read() or self._ring
+        if self._known is not None and self._identity() != self._known[1] and (ring := self._read()):
+            return ring
         return self._keys()
 
-    def _identity(self) -> tuple[int, int, int] | None:
+    def _identity(self) -> _Identity | None:
         """Return what tells one version of the key file from the next; it is only ever replaced as a whole."""
         try:
             found = self.key_file.stat()
@@ -173,11 +174,12 @@ class Vault:
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     def _key(self, key_id: bytes, context: str) -> bytes:
-        if key_id not in self._keys().keys:
+        ring = self._keys()
+        if key_id not in ring.keys:
             # Another process may have rotated since this one read the file.
-            self._ring = self._read() or self._ring
+            ring = self._read() or ring
         try:
-            return self._keys().keys[key_id]
+            return ring.keys[key_id]
         except KeyError:
             raise VaultError(
                 f"`{context}` was sealed with the key {key_id.hex()}, which is not in {self.key_file}.",
@@ -192,6 +194,7 @@ class Vault:
             with FileLock(f"{self.key_file}.lock", timeout=_LOCK_TIMEOUT_S, mode=0o600):
                 ring = change(self._read())
                 write_json(self.key_file, _to_json(ring))
+                self._known = (ring, self._identity())
                 return ring
         except Timeout:
             raise VaultError(f"another process holds {self.key_file}.lock.") from None
@@ -211,8 +214,10 @@ class Vault:
                     hint=f"chmod 600 {self.key_file}",
                 )
             # Noted before it is read: what is replaced in between is read once more next time.
-            self._read_from = self._identity()
-            return _from_json(json.loads(self.key_file.read_bytes()))
+            identity = self._identity()
+            ring = _from_json(json.loads(self.key_file.read_bytes()))
+            self._known = (ring, identity)
+            return ring
         except FileNotFoundError:
             return None
         except OSError as error:

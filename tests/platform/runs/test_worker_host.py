@@ -250,6 +250,17 @@ def test_a_refused_credential_puts_runs_aside_and_ends_with_the_platforms_senten
     assert platform.workers[0].status == ENDED
 
 
+def test_a_credential_that_is_refused_while_a_worker_starts_ends_it_and_the_machine(play: Play) -> None:
+    refused = CredentialRefusedError("this worker token has been revoked.")
+    platform, host = play([assignment("first"), assignment("first"), *[refused] * 100], [None])
+    with pytest.raises(CredentialRefusedError, match="has been revoked"):
+        host.run()
+    assert platform.signals == [signal.SIGTERM]
+    assert len({offer.claim_id for offer in platform.offers}) == 1, (
+        "it makes no claim but the one that it keeps"
+    )
+
+
 def test_a_platform_that_is_away_is_asked_again_with_the_same_claim_and_said_once(play: Play) -> None:
     away = PlatformUnreachableError("the platform does not answer: connection refused.")
     platform, host = play([away, away, assignment("first")], [ENDED], once=True)

@@ -138,6 +138,9 @@ def test_a_claim_without_a_run_is_none_and_one_with_a_run_brings_its_secrets(
         HTMLResponse("<p>sign in</p>"),
         HTMLResponse("<p>no</p>", status_code=403),
         Response(status_code=401),
+        JSONResponse({}),
+        JSONResponse({"status": "ok"}),
+        JSONResponse(["ok"]),
     ],
 )
 def test_what_no_platform_says_to_a_claim_is_told_as_such(
@@ -149,6 +152,29 @@ def test_what_no_platform_says_to_a_claim_is_told_as_such(
     desk.replies = [JSONResponse({"error": "revoked", "code": "TOKEN_REVOKED"}, status_code=401)]
     with pytest.raises(CredentialRefusedError):
         link.claim(WorkerOffer(claim_id="a" * 32, sdk_version="0.3.18"))
+
+
+@pytest.mark.parametrize(
+    "answer", [JSONResponse({"status": "ok"}), HTMLResponse("<p>back soon</p>"), Response(status_code=401)]
+)
+def test_another_server_in_the_place_of_a_platform_that_was_there_is_waited_for(
+    link: HttpLink, desk: Desk, answer: Response
+) -> None:
+    offer = WorkerOffer(claim_id="a" * 32, sdk_version="0.3.18")
+    desk.replies = [Response(status_code=204, headers={"X-Osmosis-Worker-Protocol": "1"}), answer]
+    assert link.claim(offer) is None
+    with pytest.raises(PlatformUnreachableError, match="is no platform just now"):
+        link.claim(offer)
+
+
+@pytest.mark.parametrize("answer", [JSONResponse({"status": "ok"}), HTMLResponse("<p>back soon</p>")])
+def test_words_of_another_server_about_a_run_fail_no_run(
+    channel: RunChannel, desk: Desk, answer: Response
+) -> None:
+    for say in (channel.sync, lambda: channel.end("finished"), channel.release):
+        desk.replies = [answer]
+        with pytest.raises(PlatformUnreachableError):
+            say()
 
 
 def test_an_exchange_names_its_lease_and_a_large_one_is_packed(channel: RunChannel, desk: Desk) -> None:

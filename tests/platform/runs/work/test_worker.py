@@ -6,6 +6,7 @@ import errno
 import signal
 import socket
 from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 
@@ -16,6 +17,8 @@ from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.execute.worker_process import ENDED, SET_BACK
 from osmosis_ai.platform.runs.work.eval_work import EvalWork
 from osmosis_ai.platform.runs.work.inputs import RunInputs
+from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError
+from osmosis_ai.platform.runs.work.run_channel import RunChannel
 from osmosis_ai.platform.runs.work.training_work import TrainingWork
 from osmosis_ai.platform.runs.work.worker import Worker
 from tests.platform.conftest import Member
@@ -128,3 +131,17 @@ def test_a_run_that_is_to_stop_stops_whatever_failed(
         session.get_one(DbRun, run_id).status = "running"
     assert worked(bench, run_id, DatabaseBusyError("busy."), monkeypatch) == ENDED
     assert bench.run(run_id).status == "stopped"
+
+
+def test_a_worker_whose_credential_is_refused_from_the_start_gets_hold_of_nothing(
+    bench: Bench, member: Member, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object, **__: object) -> NoReturn:
+        raise CredentialRefusedError("this worker token has been revoked.")
+
+    monkeypatch.setattr(RunChannel, "sync", refused)
+    run_id = bench.add("a", member)
+    prepared = AssertionError("it takes long, and nothing of it could be said")
+    assert worked(bench, run_id, prepared, monkeypatch) == ENDED
+    assert "not taken any more" in capsys.readouterr().err
+    assert bench.run(run_id).status == "running", "for another worker"

@@ -19,7 +19,7 @@ from pydantic import SecretStr
 
 from osmosis_ai.api.bodies import decode
 from osmosis_ai.api.connections import connection_hint, open_http, reason
-from osmosis_ai.api.http_errors import PlatformError, Reply, RequestInfo, http_error
+from osmosis_ai.api.http_errors import PlatformError, Reply, RequestInfo, UnreadableReply, http_error
 from osmosis_ai.api.platform_url import ensure_secure
 from osmosis_ai.api.redaction import ReplyRedactor
 from osmosis_ai.api.retrying import Transient, Waits
@@ -105,6 +105,7 @@ class HttpLink:
         ensure_secure(self._base)
         self._credential = SecretStr(credential)
         self._term_s = _FIRST_TERM_S
+        self._was_here = False
         self._http = open_http(
             self._base, headers={"Accept": "application/json"}, timeout_s=_SILENCE_S, transport=transport
         )
@@ -123,17 +124,32 @@ class HttpLink:
         try:
             reply = self._ask(CLAIM, offer, wait_s=offer.wait_s)
         except _ForeignRefusal:
-            raise NoPlatformError from None
+            raise self._no_platform() from None
         is_empty = not reply.content.strip()
         # Other servers say nothing, or answer with a page, with the same status.
         shown = PROTOCOL_HEADER in reply.headers if is_empty else _is_json(reply)
         if not shown:
-            raise NoPlatformError
-        if is_empty:
-            return None
-        assignment = decode(reply.content, Assignment, "the claim")
-        self._term_s = assignment.lease.term_s
+            raise self._no_platform()
+        assignment = None
+        if not is_empty:
+            assignment = self._assignment(reply.content)
+            self._term_s = assignment.lease.term_s
+        self._was_here = True
         return assignment
+
+    def _assignment(self, content: bytes) -> Assignment:
+        try:
+            return decode(content, Assignment, "the claim")
+        except UnreadableReply:
+            if b'"lease"' in content:
+                raise
+            raise self._no_platform() from None
+
+    def _no_platform(self) -> OsmosisError:
+        """Return what to raise for the answer of another server: where the platform was before, it may be back soon."""
+        if self._was_here:
+            return PlatformUnreachableError("what answers at the platform's address is no platform just now.")
+        return NoPlatformError()
 
     def sync(self, run_id: str, request: SyncRequest) -> SyncReply:
         """Keep the lease, and hand over what is new."""
@@ -142,7 +158,7 @@ class HttpLink:
             # What is asked to keep a lease is of use while there is some of it left to ask again.
             hold_s = held_at_most_s(self._term_s)
             content = self._say(route, request, wait_s=hold_s, silence_s=min(_SILENCE_S, hold_s), waits=_ONCE)
-            reply = decode(content, SyncReply, f"POST {route}")
+            reply = _read(content, SyncReply, route)
         else:
             reply = self._exchange(route, request, SyncReply)
         self._term_s = reply.term_s
@@ -207,10 +223,10 @@ class HttpLink:
         """Say the last word about a run, for as long as a lease: unheard, all of it would be another worker's to do."""
         silence_s = min(_SILENCE_S, max(_SHORTEST_SILENCE_S, self._term_s * _SILENCE_OF_LAST_WORD))
         waits = _WAITS.lasting(self._term_s)
-        return decode(self._say(route, request, silence_s=silence_s, waits=waits), RunClosed, f"POST {route}")
+        return _read(self._say(route, request, silence_s=silence_s, waits=waits), RunClosed, route)
 
     def _exchange(self, route: str, request: WireModel, model: type[M]) -> M:
-        return decode(self._say(route, request), model, f"POST {route}")
+        return _read(self._say(route, request), model, route)
 
     def _say(self, route: str, request: WireModel, **asked: Any) -> bytes:
         return self._ask(route, request, **asked).content
@@ -282,6 +298,14 @@ class HttpLink:
 
 class _ForeignRefusal(CredentialRefusedError):
     """It is refused in words that no platform has: those of a proxy, or of another server."""
+
+
+def _read(content: bytes, model: type[M], route: str) -> M:
+    """Return the reply of an exchange about a run; other words come of what stands before the platform, for a while."""
+    try:
+        return decode(content, model, f"POST {route}")
+    except UnreadableReply as error:
+        raise PlatformUnreachableError(error.message, hint=error.hint) from None
 
 
 def _is_json(reply: Reply) -> bool:

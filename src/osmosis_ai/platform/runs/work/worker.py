@@ -82,11 +82,11 @@ class Worker:
         self._channel = channel
         self._directory = directory
         self._interrupt = Interrupt()
-        self._is_leaving = False
+        self._is_leaving = self._is_refused = False
         self._was_cut_off = False
         self._publisher = Publisher(channel, clock, inputs.redactor)
         self._keeping = LeaseKeeping(
-            channel, on_lost=_end_at_once, on_cut_off=self._cut_off, on_refused=self.leave
+            channel, on_lost=_end_at_once, on_cut_off=self._cut_off, on_refused=self._refused
         )
         does = TrainingWork if channel.run.kind == "training" else EvalWork
         self._work: RunWork[Any] = does(inputs, channel, directory)
@@ -96,6 +96,15 @@ class Worker:
         """Have the worker put the run aside; from any thread."""
         self._is_leaving = True
         self._interrupt.set()
+
+    def _refused(self) -> None:
+        self._is_refused = True
+        self.leave()
+
+    def _require_credential(self) -> None:
+        """Find out, before something that takes long, whether anything of it could still be said."""
+        if self._is_refused:
+            raise CredentialRefusedError("what this worker shows is not taken any more; the run is left.")
 
     def run(self) -> int:
         """Work on the run until it has ended or is to be left; return the exit status."""
@@ -127,8 +136,10 @@ class Worker:
     def _result(self) -> WorkResult:
         prepared: PreparedRun | None = None
         try:
+            self._require_credential()
             prepared = self._work.prepare()
             self._say_what_it_is(prepared)
+            self._require_credential()
             return self._execute(prepared)
         except (LeaseLostError, CredentialRefusedError):
             raise

@@ -35,6 +35,7 @@ from osmosis_ai.platform.runs.execute.worker_process import (
 )
 from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.runs.work.platform_link import (
+    CredentialRefusedError,
     NoPlatformError,
     PlatformLink,
     PlatformUnreachableError,
@@ -348,6 +349,8 @@ class WorkerHost:
         def ask() -> None:
             try:
                 again = self._link.claim(offer)
+            except CredentialRefusedError as error:
+                self._refused = error
             except OsmosisError as error:
                 worker.has_begun = worker.has_begun or error.code == "CONFLICT"
             else:

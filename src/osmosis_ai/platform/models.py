@@ -21,7 +21,7 @@ from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.keyed_lists import keyed_page
+from osmosis_ai.platform.db.keyed_lists import newest_page
 from osmosis_ai.platform.db.tables import DbLoraModel, DbMembership, DbRun, DbUser, DbWorkspace
 from osmosis_ai.platform.name_lookup import row_named
 from osmosis_ai.viewer.source import ItemPage
@@ -84,15 +84,7 @@ class LoraModelStore:
                 found = map(_found, session.execute(_models(DbLoraModel.id.in_(ids))))
                 return {each.model.id: each for each in found}
 
-            return keyed_page(
-                session,
-                (DbLoraModel.created_at, DbLoraModel.id),
-                lambda rows: rows.where(DbLoraModel.workspace_id == workspace_id),
-                entries,
-                descending=True,
-                limit=limit,
-                cursor=cursor,
-            )
+            return newest_page(session, DbLoraModel, workspace_id, entries, limit=limit, cursor=cursor)
 
     def offset_page(
         self, workspace_id: str, *, limit: int, offset: int

@@ -29,7 +29,7 @@ from osmosis_ai.platform.datasets.lookup import find_dataset
 from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
 from osmosis_ai.platform.datasets.upload_request import DatasetRejected, UploadRequest, normal_extension
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.keyed_lists import keyed_page
+from osmosis_ai.platform.db.keyed_lists import newest_page
 from osmosis_ai.platform.db.tables import DbDataset, DbUser, new_id
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
@@ -210,15 +210,7 @@ class DatasetStore:
                 rows = session.execute(_RECORDS.where(DbDataset.id.in_(ids)))
                 return {row.id: DatasetRecord(row, name or email) for row, name, email in rows}
 
-            return keyed_page(
-                session,
-                (DbDataset.created_at, DbDataset.id),
-                lambda rows: rows.where(DbDataset.workspace_id == workspace_id),
-                entries,
-                descending=True,
-                limit=limit,
-                cursor=cursor,
-            )
+            return newest_page(session, DbDataset, workspace_id, entries, limit=limit, cursor=cursor)
 
     def download_url(self, workspace_id: str, name_or_id: str) -> tuple[str, timedelta, str]:
         """Return a URL of the bytes, how long it works, and the name of the file.

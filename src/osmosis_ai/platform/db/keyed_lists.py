@@ -58,6 +58,27 @@ def keyed_page(
     )
 
 
+def newest_page(
+    session: Session,
+    table: Any,
+    workspace_id: str,
+    entries: Callable[[Sequence[str]], Mapping[str, ItemT]],
+    *,
+    limit: int,
+    cursor: str | None,
+) -> ItemPage[ItemT]:
+    """Return a page of what a workspace has in a table, the newest first; otherwise as :func:`keyed_page`."""
+    return keyed_page(
+        session,
+        (table.created_at, table.id),
+        lambda rows: rows.where(table.workspace_id == workspace_id),
+        entries,
+        descending=True,
+        limit=limit,
+        cursor=cursor,
+    )
+
+
 def moment_of(value: Scalar, cursor: str) -> datetime:
     """Return the moment that a part of a cursor's key names.
 

@@ -1,7 +1,7 @@
 """Kill and cut off everything that a run depends on, in a random mixture, and compare what comes of it with a calm run.
 
     python scripts/soak_workers.py [--seed N] [--faults worker=10,server=10,…] [--minutes 20] [--slack-s 0]
-    python scripts/soak_workers.py --ray
+    python scripts/soak_workers.py --ray [raylet=3,head=3] [--lease-s 3]
 
 A real platform on a real PostgreSQL and a real S3 store, two machines that take its runs, each by a relay that can be
 cut, and a model that takes its time. `kill -9` of worker, rollout server, platform, PostgreSQL, store and machine, and
@@ -19,14 +19,15 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 # What is killed and compared here is what the tests kill and compare once.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from soak.faults import KINDS, plan
-from soak.machines import World
+from soak.machines import LEASE_S, World
 from soak.ray_faults import RAY_KINDS, run_on_ray
 from soak.series import Series
 from soak.verdicts import Verdicts
@@ -34,14 +35,14 @@ from soak.verdicts import Verdicts
 EACH, EACH_OF_RAY = 10, 3
 
 
-def read_counts(words: str) -> dict[str, int]:
-    """Return how many faults of each kind are asked for: ``worker=10,s3=2``; a kind alone is meant ten times."""
+def read_counts(words: str, kinds: Sequence[str] = KINDS, each: int = EACH) -> dict[str, int]:
+    """Return how many faults of each kind are asked for: ``worker=10,s3=2``; a kind alone is meant ``each`` times."""
     counts: dict[str, int] = {}
     for word in filter(None, words.split(",")):
         kind, _, count = word.partition("=")
-        if kind not in KINDS or not (count or "1").isdecimal():
-            raise argparse.ArgumentTypeError(f"`{word}`: say KIND=COUNT, with a kind of {', '.join(KINDS)}")
-        counts[kind] = int(count or EACH)
+        if kind not in kinds or not (count or "1").isdecimal():
+            raise argparse.ArgumentTypeError(f"`{word}`: say KIND=COUNT, with a kind of {', '.join(kinds)}")
+        counts[kind] = int(count or each)
     return counts
 
 
@@ -75,7 +76,11 @@ def run_on_cluster(given: argparse.Namespace) -> Verdicts:
     sizes = {"rows": given.rows, "attempts": given.attempts, "latency_ms": given.latency_ms}
     until = time.monotonic() + given.minutes * 60
     run_on_ray(
-        dict.fromkeys(RAY_KINDS, EACH_OF_RAY), random.Random(given.seed), verdicts, until=until, sizes=sizes
+        given.ray,
+        random.Random(given.seed),
+        verdicts,
+        until=until,
+        sizes={**sizes, "lease_s": given.lease_s},
     )
     return verdicts
 
@@ -95,8 +100,14 @@ def main() -> int:
     )
     parser.add_argument(
         "--ray",
-        action="store_true",
-        help=f"instead: kill {' and '.join(RAY_KINDS)} of a Ray cluster {EACH_OF_RAY} times each",
+        type=partial(read_counts, kinds=RAY_KINDS, each=EACH_OF_RAY),
+        nargs="?",
+        const=dict.fromkeys(RAY_KINDS, EACH_OF_RAY),
+        metavar="KIND=COUNT,…",
+        help=f"instead: kill {' and '.join(RAY_KINDS)} of a Ray cluster so often (default: {EACH_OF_RAY} each)",
+    )
+    parser.add_argument(
+        "--lease-s", type=float, default=LEASE_S, help="of runs on the Ray cluster (default: 3)"
     )
     parser.add_argument("--minutes", type=float, default=20.0, help="no fault falls later (default: 20)")
     parser.add_argument("--slack-s", type=float, default=0.0, help="how much later a busy machine may be")
@@ -105,7 +116,7 @@ def main() -> int:
     parser.add_argument("--latency-ms", type=float, default=200.0, help="of the model")
     parser.add_argument("--logs", type=Path, help="where logs are copied to when something did not hold")
     given = parser.parse_args()
-    print(f"seed {given.seed}, faults {'of a Ray cluster' if given.ray else given.faults}", flush=True)
+    print(f"seed {given.seed}, faults {given.ray or given.faults}", flush=True)
     began = time.monotonic()
     verdicts = run_on_cluster(given) if given.ray else run_series(given, given.faults)
     print(verdicts.table())

@@ -100,6 +100,7 @@ class World:
         rows, attempts: of the evaluation that is run again and again.
         latency_ms: of the model.
         executor: settings of the platform that say who executes its runs; without any it is the two machines.
+        lease_s: how long leases of runs last.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class World:
         attempts: int,
         latency_ms: float,
         executor: Mapping[str, str] | None = None,
+        lease_s: float = LEASE_S,
     ) -> None:
         self.samples = rows * attempts
         self.machines: list[Machine] = []
@@ -124,7 +126,7 @@ class World:
         settings = {
             "OSMOSIS_DATABASE_URL": self.postgres.url,
             "OSMOSIS_BLOBS_URL": self.s3.bucket,
-            "OSMOSIS_LEASE_SECONDS": f"{LEASE_S:.0f}",
+            "OSMOSIS_LEASE_SECONDS": f"{lease_s:.0f}",
             **CREDENTIALS,
             **(executor or {}),
         }

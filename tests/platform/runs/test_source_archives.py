@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import shutil
 import threading
 from collections.abc import Callable
@@ -67,6 +69,27 @@ def test_a_mirror_that_is_lost_after_the_submit_is_missed_by_nobody(
     shutil.rmtree(code.path)
     given = DeskWorker.claims(services).assignment.source
     assert given is not None and (given.sha256, given.size) == (archive.sha256, archive.size)
+
+
+@pytest.mark.parametrize("when", ["before the submit", "before the claim"])
+@pytest.mark.parametrize("what", ["lost", "cut short"])
+def test_an_archive_whose_bytes_are_gone_is_made_again(
+    api: TestClient, services: PlatformServices, code: Code, when: str, what: str
+) -> None:
+    SUBMITS.taken(api)
+    (archive,) = archives(services)
+    lost = DeskWorker.claims(services)
+    services.blobs.delete(archive.blob_key)
+    if what == "cut short":
+        services.blobs.put(archive.blob_key, io.BytesIO(b"cut"))
+    if when == "before the submit":
+        SUBMITS.taken(api)
+    else:
+        lost.releases()
+    given = DeskWorker.claims(services)
+    source = given.assignment.source
+    assert source is not None and (source.sha256, source.size) == (archive.sha256, archive.size)
+    assert hashlib.sha256(given.blob(source.url)).hexdigest() == archive.sha256
 
 
 def test_submits_at_once_pack_their_commit_once(api: TestClient, exports: Exports, code: Code) -> None:

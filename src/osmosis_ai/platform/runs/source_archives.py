@@ -22,7 +22,7 @@ from sqlalchemy import ColumnElement, and_, delete, exists, or_, select, update
 
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.engine import Database
@@ -75,10 +75,11 @@ class SourceArchives:
         wanted = update(DbSourceArchive).where(*_is(known)).values(created_at=self._clock.now())
         with self._db.transaction() as session:
             is_there = session.execute(wanted).rowcount > 0  # type: ignore[attr-defined]
-        if not is_there:
+        archive = self._known(known) if is_there else None
+        if archive is None:
             return self._make(repository, sha)
         done: Future[DbSourceArchive] = Future()
-        done.set_result(self._known(known) or DbSourceArchive())
+        done.set_result(archive)
         return done
 
     def find(self, workspace_id: str, repository: DbRepository | None, sha: str) -> DbSourceArchive | None:
@@ -133,8 +134,16 @@ class SourceArchives:
                 self._blobs.delete(key)
 
     def _known(self, known: tuple[str, str]) -> DbSourceArchive | None:
+        """Return the archive of a commit, unless its bytes were lost or cut short behind us: the mirror has them still."""
         with self._db.session() as session:
-            return session.get(DbSourceArchive, known)
+            archive = session.get(DbSourceArchive, known)
+        try:
+            is_whole = archive is not None and self._blobs.size(archive.blob_key) == archive.size
+        except BlobNotFound:
+            return None
+        except BlobError:
+            return archive  # which its worker fetches when the store is back
+        return archive if is_whole else None
 
     def _make(self, repository: DbRepository, sha: str) -> Future[DbSourceArchive]:
         """Begin to make an archive; who asks while it is made gets the same one."""

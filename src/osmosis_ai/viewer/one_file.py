@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import PurePath
 from typing import IO, TYPE_CHECKING, Any
 
 from osmosis_ai.ui.assets import style_files
 from osmosis_ai.ui.pages import inline, one_file_policy
 from osmosis_ai.viewer.pages import compare_evaluations, rubric, training
-from osmosis_ai.viewer.rendering import TEMPLATES, environment_of
+from osmosis_ai.viewer.rendering import TEMPLATES, environment
 from osmosis_ai.viewer.source import ItemPage
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
-
     from osmosis_ai.evaluation.comparison.engine import RunComparison
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
     from osmosis_ai.training.runs.curves import TrainingCurves
@@ -102,10 +99,9 @@ def write_judging_report(file: IO[bytes], detail: RunDetail, *, text: bool, ever
 
 
 def _write(file: IO[bytes], template: str, values: Mapping[str, Any]) -> None:
-    page = _environment().get_template(template).render({**shell_values(), "view": _ONLY_READ, **values})
+    page = (
+        environment(TEMPLATES / "one_file")
+        .get_template(template)
+        .render({**shell_values(), "view": _ONLY_READ, **values})
+    )
     file.write(page.encode("utf-8", "replace"))
-
-
-@lru_cache
-def _environment() -> Environment:
-    return environment_of(TEMPLATES / "one_file", TEMPLATES)

@@ -191,9 +191,9 @@ def words_of_sample_query(query: SampleQuery) -> dict[str, str]:
 
 
 def query_string(words: Mapping[str, object], **more: object) -> str:
-    """Return an address's query with its ``?``, without what is None or empty; "" for nothing."""
-    given = {name: str(value) for name, value in {**words, **more}.items() if value not in (None, "")}
-    return f"?{urlencode(given)}" if given else ""
+    """Return an address's query with its ``?``, a list as many of its word; what is None or empty is left out."""
+    given = {name: value for name, value in {**words, **more}.items() if value not in (None, "", [], ())}
+    return f"?{urlencode(given, doseq=True)}" if given else ""
 
 
 def is_filtered(query: RunQuery | SampleQuery) -> bool:

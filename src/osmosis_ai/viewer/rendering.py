@@ -21,14 +21,9 @@ _NEAREST = 3
 
 
 @lru_cache
-def environment() -> Environment:
-    """Return what renders the viewer's templates."""
-    return environment_of(TEMPLATES)
-
-
-def environment_of(*folders: Path) -> Environment:
-    """Return what renders templates of ``folders``, the first that has one, and of the kit, with the viewer's filters."""
-    made = templates(*folders)
+def environment(*above: Path) -> Environment:
+    """Return what renders the viewer's templates and the kit's, those of folders ``above`` them in their place."""
+    made = templates(*above, TEMPLATES)
     made.filters["preview"] = _preview
     return made
 

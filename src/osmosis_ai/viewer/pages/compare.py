@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from urllib.parse import urlencode
 
 from starlette.responses import RedirectResponse, Response
 
@@ -11,7 +10,7 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.pages import compare_evaluations, compare_training
-from osmosis_ai.viewer.queries import Words, word
+from osmosis_ai.viewer.queries import Words, query_string, word
 from osmosis_ai.viewer.source import RunDetail, SampleEntry
 
 _MOST_RUNS = 10
@@ -73,7 +72,7 @@ def row(view: Viewing, words: Words) -> Response:
     address = view.sample_href(there[0][0], there[0][1].row, there[0][1].attempt)
     if len(there) > 1:
         name, sample = there[1]
-        address += "?" + urlencode({"with": f"{name}/{sample.row}.{sample.attempt}"})
+        address += query_string({"with": f"{name}/{sample.row}.{sample.attempt}"})
     return RedirectResponse(address, status_code=303)
 
 
@@ -97,4 +96,4 @@ def _turned(view: Viewing, names: Sequence[str]) -> str | None:
     """Return the address of the same comparison with the next run as the baseline."""
     if len(names) < 2:
         return None
-    return view.href("compare") + "?" + urlencode({"run": [*names[1:], names[0]]}, doseq=True)
+    return view.href("compare") + query_string({"run": [*names[1:], names[0]]})

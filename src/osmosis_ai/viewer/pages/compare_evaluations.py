@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.comparison import tables
@@ -21,7 +20,7 @@ from osmosis_ai.evaluation.comparison.run_samples import RunSamples
 from osmosis_ai.evaluation.comparison.words import row_counts
 from osmosis_ai.ui import numbers
 from osmosis_ai.viewer.access import Viewing
-from osmosis_ai.viewer.queries import Words, word
+from osmosis_ai.viewer.queries import Words, query_string, word
 
 if TYPE_CHECKING:
     from osmosis_ai.ui.charts import SvgChart
@@ -62,7 +61,7 @@ def found(view: Viewing, names: Sequence[str], options: CompareOptions) -> dict[
     """
 
     def row_href(key: str, runs: tuple[str, str]) -> str:
-        return view.href("compare", "row") + "?" + urlencode({"run": runs, "row": key}, doseq=True)
+        return view.href("compare", "row") + query_string({"run": runs, "row": key})
 
     baseline, *others = runs = [view.source.run_samples(name) for name in names]
     return shown(compare_runs(baseline, others, options), runs, row_href)

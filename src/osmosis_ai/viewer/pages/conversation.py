@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -65,7 +65,7 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
     written = queries.choice_of(words, "text", ("markdown",))
     kept = queries.words_of_sample_query(query)
     state = kept | {"text": written or "", "with": queries.word(words, "with") or ""}
-    near = _query(kept | {"text": state["text"]}, hidden)
+    near = queries.query_string(kept, text=state["text"], hide=hidden)
     pairs = zip_longest(one.shown.steps, other.shown.steps if other else ())
     return RenderedPage(
         "conversation.html",
@@ -91,7 +91,7 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
             ],
             "outcome_of": outcome_of,
             "of_validation": view.of_validation,
-            "address": lambda **more: one.href + _query(state | more, hidden),
+            "address": lambda **more: one.href + queries.query_string(state | more, hide=hidden),
         },
     )
 
@@ -214,10 +214,3 @@ def _copies(one: ViewedSample) -> Sequence[tuple[str, str, str]]:
     messages, row = json_text(as_messages(one.conversation)), json_text(as_dataset_row(one.conversation))
     copies = (("messages", "as messages", messages), ("row", "as a row of a dataset", row))
     return [(kind, what, text if len(text) <= _COPIED else "") for kind, what, text in copies]
-
-
-def _query(words: Mapping[str, object], hidden: Sequence[str]) -> str:
-    written = queries.query_string(words)
-    return written + "".join(
-        f"{'&' if written or place else '?'}hide={name}" for place, name in enumerate(hidden)
-    )

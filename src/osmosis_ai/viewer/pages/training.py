@@ -85,7 +85,7 @@ def shown(
         "run": detail.summary,
         "detail": detail,
         "validation": (validation := _validation(curves)),
-        "sentence": _sentence(validation, _newest(curves, "rollout/raw_reward")),
+        "sentence": _sentence(validation, _points(curves, "rollout/raw_reward")),
         "hollow": _hollow_sentence(curves),
         "charts": list(_charts(curves, smoothing)) if draws else [],
         "smoothing": smoothing,
@@ -131,10 +131,10 @@ def _smoothing(words: Words) -> float:
 
 def _validation(curves: TrainingCurves) -> ValidationHeadline | None:
     """Return what the newest validation came to, in the words of ``train info``."""
-    curve = _curve(curves, "eval/validation/reward")
-    if curve is None or not curve.points:
+    points = _points(curves, "eval/validation/reward")
+    if not points:
         return None
-    last = curve.points[-1]
+    last = points[-1]
     warning = None if last.over is None or last.of is None else few_scored(last.over, last.of)
     return ValidationHeadline(
         step=last.step,
@@ -147,17 +147,19 @@ def _validation(curves: TrainingCurves) -> ValidationHeadline | None:
     )
 
 
-def _sentence(validation: ValidationHeadline | None, newest: CurveValue | None) -> str:
+def _sentence(validation: ValidationHeadline | None, rewards: Sequence[CurveValue]) -> str:
     if validation is not None:
         return f"{validation.words[:1].upper()}{validation.words[1:]}."
-    if newest is not None:
+    if rewards:
+        newest = rewards[-1]
         return f"Training reward {number(newest.value)} after step {newest.step}; it was not validated yet."
     return "No step has ended yet."
 
 
-def _newest(curves: TrainingCurves, key: str) -> CurveValue | None:
+def _points(curves: TrainingCurves, key: str) -> Sequence[CurveValue]:
+    """Return a curve's points; none where there is no such curve."""
     curve = _curve(curves, key)
-    return curve.points[-1] if curve is not None and curve.points else None
+    return () if curve is None else curve.points
 
 
 def _curve(curves: TrainingCurves, key: str) -> ViewedCurve | None:
@@ -170,8 +172,7 @@ def is_hollow(point: CurveValue) -> bool:
 
 
 def _hollow_sentence(curves: TrainingCurves) -> str | None:
-    curve = _curve(curves, "eval/validation/reward")
-    steps = [point.step for point in curve.points if is_hollow(point)] if curve is not None else []
+    steps = [point.step for point in _points(curves, "eval/validation/reward") if is_hollow(point)]
     if not steps:
         return None
     named = ", ".join(map(str, steps[-10:]))

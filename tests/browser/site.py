@@ -116,4 +116,4 @@ def served(source: FakeSource) -> Iterator[str]:
             yield opening_address(f"http://{host}", keys.make("/"))
         finally:
             server.should_exit = True
-            serving.join(60)
+            serving.join(300)

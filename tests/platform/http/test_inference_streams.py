@@ -117,8 +117,8 @@ async def test_a_client_that_hangs_up_takes_its_generation_with_it(
         await client.received.get()
     client.hung_up.set()
 
-    await asyncio.wait_for(upstream.gone.wait(), 60)
-    await asyncio.wait_for(request, 60)
+    await asyncio.wait_for(upstream.gone.wait(), 300)
+    await asyncio.wait_for(request, 300)
     monkeypatch.setattr(served_module, "MAX_REQUESTS", 1)
     with platform.model_servers.place("its place is free again", TINY):
         pass

@@ -56,7 +56,7 @@ def session_of(platform: RunningPlatform, member: Member) -> str:
 
 def listens(platform: RunningPlatform, stack: ExitStack, session: str) -> socket.socket:
     """Ask for a run's stream, as somebody's browser, and read nothing."""
-    connection = socket.create_connection(("127.0.0.1", platform.config.port), timeout=60)
+    connection = socket.create_connection(("127.0.0.1", platform.config.port), timeout=300)
     stack.callback(connection.close)
     connection.sendall(
         b"GET /fern/evals/mine/changes HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n"

@@ -78,7 +78,7 @@ def test_a_url_of_the_bucket_is_for_its_file_its_upload_and_its_method(bucket: S
     one, two = bucket.begin_upload("runs/one/b"), bucket.begin_upload("runs/two/b")
     get = bucket.signed_get_url("runs/one/a", filename="a", ttl=HOUR)
     put = bucket.signed_part_url(one, 1, size=3, ttl=HOUR)
-    with httpx.Client(trust_env=False) as http:
+    with httpx.Client(trust_env=False, timeout=300) as http:
         assert http.get(get).content == b"one"
         refused = [
             http.get(get.replace("/runs/one/", "/runs/two/")),

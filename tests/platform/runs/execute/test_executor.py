@@ -307,7 +307,7 @@ def test_a_disk_that_is_full_for_many_rounds_is_waited_for_and_told_of_once(
     monkeypatch.setattr(bench.executor, "round", round_)
     bench.add("one", member)
     bench.executor.start()
-    assert done.wait(30)
+    assert done.wait(300)
     bench.end(bench.started[0])
     bench.executor.close()
     assert bench.order == ["one"]

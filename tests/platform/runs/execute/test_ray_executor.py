@@ -432,7 +432,7 @@ def test_the_thread_goes_on_after_trouble_and_ends_when_it_is_told_to(
 
     monkeypatch.setattr(cluster.executor, "round", round_with_trouble)
     cluster.executor.start()
-    assert went_on.wait(60)
+    assert went_on.wait(300)
     cluster.executor.close()
     assert list(cluster.ray.jobs) == ["osm-run_a-1"]
     assert not [thread for thread in threading.enumerate() if thread.name == "executor"]

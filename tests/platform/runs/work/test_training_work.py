@@ -388,7 +388,7 @@ def test_a_checkpoint_that_finds_the_disk_full_is_stored_when_there_is_room(
 
     def goes_on(pretended: PretendedTrainer) -> Ending:
         pretended.take_steps(1, 5)
-        assert refused.wait(30)
+        assert refused.wait(300)
         pretended.take_steps(6, STEPS)
         return Ending("finished", "done.")
 

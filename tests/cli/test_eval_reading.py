@@ -361,7 +361,8 @@ def test_what_a_platform_leaves_out_breaks_nothing(maze: Maze, detail: dict[str,
     maze.get("/eval-runs/er_1/samples/manifest").respond(json={"files": []})
     data = maze.osmosis("eval", "info", "x", "--json").json["data"]
     assert (data["summary"], data["model"], data["eval_run"]["id"]) == ({}, None, "er_1")
-    assert maze.osmosis("eval", "info", "x", "--plain").out.startswith("Name: (unnamed)\nStatus: []\n")
+    out = maze.osmosis("eval", "info", "x", "--plain").out
+    assert out.startswith("Name: (unnamed)\nStatus: –\n") and "under way" not in out
     assert "keeps no metrics.json" in maze.osmosis("eval", "info", "x").err
 
 
@@ -547,6 +548,23 @@ def test_a_run_of_this_machine_that_can_not_be_read_is_listed_and_says_why(maze:
     data = maze.osmosis("eval", "info", "good", "--json").json["data"]
     assert [problem for problem in data["problems"] if "damaged at line 1" in problem]
     assert data["metrics"] == {"estimates": None}
+
+
+def test_of_a_level_that_the_newest_lines_do_not_have_one_is_told_how_to_go_on(maze: Maze) -> None:
+    levels = ("INFO", None, "NOTICE", "odd")
+    quiet = {"logs": [{"level": level, "message": f"m-{level}"} for level in levels], "next_cursor": "c"}
+    maze.get("/eval-runs/b/logs").respond(json=quiet)
+    out = " ".join(maze.osmosis("eval", "logs", "b", "--level", "warning").out.split())
+    assert "Older lines: osmosis eval logs b --level warning --cursor c" in out and "Nothing here" not in out
+
+
+@pytest.mark.parametrize(
+    ("level", "least"), [("FATAL", "error"), ("err", "error"), ("warn", "warning"), ("notice", "info")]
+)
+def test_a_level_by_another_word_counts_as_what_it_means(maze: Maze, level: str, least: str) -> None:
+    maze.get("/eval-runs/b/logs").respond(json={"logs": [{"level": level, "message": "the disk is full"}]})
+    page = maze.osmosis("eval", "logs", "b", "--level", least, "--json").json
+    assert [item["level"] for item in page["items"]] == [level]
 
 
 def test_the_log_of_a_run_of_this_machine_is_shown_by_level_and_followed_to_its_end(maze: Maze) -> None:

@@ -84,6 +84,13 @@ def test_a_platform_that_knows_counts_alone_gets_the_same_words_from_them() -> N
     assert garbled == headline
 
 
+def test_a_platform_that_does_not_say_how_many_passed_gets_no_pass_rate_of_zero() -> None:
+    headline = Headline.of_results({"graded": 8, "failed": 1, "total_runs": 9}, planned=10)
+    assert headline is not None
+    assert headline.words.startswith("pass rate – (reward >= 1.0, scored samples only); scored 8 of 10")
+    assert headline.brief == "pass rate not told, 8 of 10 planned scored, failed 1"
+
+
 def test_nothing_scored_is_no_pass_rate_of_zero() -> None:
     headline = Headline.of(estimates_of("provider", planned=1))
     assert headline.words.startswith(

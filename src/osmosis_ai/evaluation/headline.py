@@ -94,11 +94,12 @@ class Headline(BaseModel):
         scored, done = results.get("graded"), results.get("total_runs")
         if scored is None:
             return None
-        passed, failed, skipped = (results.get(name) or 0 for name in ("passed", "failed", "skipped"))
+        failed, skipped = (results.get(name) or 0 for name in ("failed", "skipped"))
+        passed = results.get("passed")
         threshold = results.get("pass_threshold")
         finished = scored + failed if done is None else done - skipped
         return cls(
-            pass_rate=passed / scored if scored else None,
+            pass_rate=passed / scored if scored and passed is not None else None,
             pass_threshold=1.0 if threshold is None else threshold,
             scored=scored,
             planned=max(planned, scored),
@@ -152,7 +153,7 @@ class Headline(BaseModel):
         parts = [
             f"{percent(self.pass_rate)} pass (reward >= {float(self.pass_threshold)})"
             if self.pass_rate is not None
-            else "nothing scored",
+            else ("pass rate not told" if self.scored else "nothing scored"),
             f"{self.scored_words} scored",
             f"failed {self.failed_words}" if self.failed else "",
         ]

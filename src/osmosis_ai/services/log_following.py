@@ -18,7 +18,9 @@ _REMEMBERED = 200
 
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
-"""By rising weight; ``warn`` is another word for ``warning``."""
+"""By rising weight."""
+_OTHER_WORDS = {"trace": "debug", "notice": "info", "warn": "warning", "err": "error", "fatal": "critical"}
+"""What others call these levels."""
 _MOST_PAGES = 50
 
 
@@ -26,7 +28,7 @@ def at_level(entry: LogEntry, level: str | None) -> bool:
     """Tell whether a line is of ``level`` or above; one without a level that we know is of ``info``."""
     if level is None:
         return True
-    own = {"warn": "warning"}.get(word := (entry.level or "").lower(), word)
+    own = _OTHER_WORDS.get(word := (entry.level or "").lower(), word)
     return (LEVELS.index(own) if own in LEVELS else LEVELS.index("info")) >= LEVELS.index(level)
 
 

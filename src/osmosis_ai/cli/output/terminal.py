@@ -157,7 +157,12 @@ def print_blocks(console: Console, blocks: Sequence[Block]) -> None:
 def _print_list(console: Console, result: ListResult) -> None:
     if not result.items:
         if not result.blocks:
-            _print_text(console, "Nothing here yet.", style="dim")
+            none = (
+                f"None among those looked through. {result.more}".rstrip()
+                if result.has_more
+                else "Nothing here yet."
+            )
+            _print_text(console, none, style="dim")
         return
     columns = [column for column in result.columns if column.in_rich]
     rows = [[column.cell(item) for column in columns] for item in result.items]

@@ -189,7 +189,8 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             return stream_result(self._lines(name, limit, level))
         with platform_context() as context, current().status("Fetching logs"):
             page = run_log(context.client, self.kind, name, limit=limit, cursor=cursor, level=level)
-            return page_result(page, older=f"osmosis {self.kind} logs {name}", extra=context.resource())
+            older = f"osmosis {self.kind} logs {name}" + (f" --level {level}" if level else "")
+            return page_result(page, older=older, extra=context.resource())
 
     def stop(self, name: str, *, yes: bool) -> OperationResult:
         """Ask, and end a run; one that has ended by itself is left as it is. ``yes`` does not ask."""
@@ -311,7 +312,7 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
         yield "Name", run.name or "(unnamed)"
         if detail.is_internal_user:
             yield "ID", run.id
-        yield "Status", Status(run.status)
+        yield "Status", Status(run.status) if run.status else None
         if run.error:
             yield "Error", Styled(run.error, "bad")
         if described.waiting:

@@ -215,7 +215,7 @@ class PlatformConversations:
             seen.add(cursor)
 
     def _listed(self) -> Iterator[SampleEntry]:
-        """Yield the samples of the contract's ``summary.jsonl``; lines that are none are passed over.
+        """Yield the samples of the contract's ``summary.jsonl``; lines that are none are counted as a problem.
 
         Raises:
             OsmosisError: it could not be fetched.
@@ -237,19 +237,20 @@ class PlatformConversations:
             yield from self._unlisted(plan)
             return
         with (self._scratch / "summary.jsonl").open("rb") as lines:
+            unreadable = 0
             for line in lines:
-                try:
-                    found = json.loads(line)
-                except (ValueError, RecursionError):
+                found = _listed_sample(line)
+                if found is None:
+                    unreadable += 1
+                    self._problems = [
+                        f"{unreadable:,} lines of the platform's list of its samples can not be read: these samples are left out."
+                    ]
                     continue
-                if isinstance(found, dict) and all(
-                    _is_number(found.get(name)) for name in ("row_index", "run_index")
-                ):
-                    known = {name: found.get(name) for name in ("tokens", "duration_ms")}
-                    known["category"] = str(found.get("error_type") or "")[:100] or None
-                    status = str(found.get("status") or "unknown")
-                    place = found["row_index"], found["run_index"]
-                    yield _entry(*place, status, found.get("reward"), None, known, self._threshold)
+                known = {name: found.get(name) for name in ("tokens", "duration_ms")}
+                known["category"] = str(found.get("error_type") or "")[:100] or None
+                status = str(found.get("status") or "unknown")
+                place = found["row_index"], found["run_index"]
+                yield _entry(*place, status, found.get("reward"), None, known, self._threshold)
 
     def _unlisted(self, plan: DownloadPlan) -> Iterator[SampleEntry]:
         """Yield the samples that have a conversation, of which nothing else is known."""
@@ -259,6 +260,18 @@ class PlatformConversations:
         found = [match for file in plan.pending if (match := _CONVERSATION.fullmatch(file.path))]
         for row, attempt in sorted((int(match[1]), int(match[2])) for match in found):
             yield _entry(row, attempt, "unknown", None, None, {}, self._threshold)
+
+
+def _listed_sample(line: bytes) -> Mapping[str, Any] | None:
+    """Return what a line of ``summary.jsonl`` says; None where it is no sample."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_sample = isinstance(found, dict) and all(
+        _is_number(found.get(name)) for name in ("row_index", "run_index")
+    )
+    return found if is_sample else None
 
 
 def told_entry(sample: EvalSample, pass_threshold: float) -> SampleEntry:

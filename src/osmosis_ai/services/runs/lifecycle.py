@@ -77,8 +77,8 @@ class DescribedRun:
 
     @property
     def in_progress(self) -> bool:
-        """Whether the metrics are a snapshot."""
-        return not self.ended and not self.waiting
+        """Whether the metrics are a snapshot; nobody knows it of a run without a status."""
+        return bool(self.run.status) and not self.ended and not self.waiting
 
     @property
     def duration_ms(self) -> float | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, BinaryIO, TypeVar, get_args
@@ -75,6 +76,30 @@ _PARTLY_READ = "{share:.0%} of the results are read so far: failures and rewards
 OpenedT = TypeVar("OpenedT")
 
 
+class _OpenRuns(OrderedDict[Path, OpenedT]):
+    """What is open of the runs that were asked for last, by their directories.
+
+    Args:
+        make: opens one.
+        fits: tells whether it is still of the run that is there.
+        most: how many stay open.
+    """
+
+    def __init__(
+        self, make: Callable[[Path], OpenedT], fits: Callable[[OpenedT], bool], *, most: int
+    ) -> None:
+        super().__init__()
+        self._make, self._fits, self._most = make, fits, most
+
+    def of(self, path: Path) -> OpenedT:
+        """Return what is open of a run, or open it; what was not asked for longest is dropped."""
+        found = self.pop(path, None)
+        self[path] = found if found is not None and self._fits(found) else self._make(path)
+        while len(self) > self._most:
+            self.popitem(last=False)
+        return self[path]
+
+
 class LocalSource:
     """The runs below a directory of this machine.
 
@@ -91,8 +116,10 @@ class LocalSource:
         self._places = RunPlaces(root, results=cache_dir / "eval_result")
         self._list = RunList(root, cache_dir=cache_dir, patience_s=patience_s)
         self._lock = RLock()
-        self._indexes: OrderedDict[Path, SampleList] = OrderedDict()
-        self._followed: OrderedDict[Path, JournalNumbers] = OrderedDict()
+        self._indexes = _OpenRuns(
+            self._opened, lambda samples: samples.index.is_of_this_run(), most=_OPEN_INDEXES
+        )
+        self._followed = _OpenRuns(JournalNumbers, JournalNumbers.still_holds, most=_FOLLOWED_RUNS)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -278,18 +305,11 @@ class LocalSource:
 
     def _evaluation(self, place: RunPlace) -> KnownEvaluation:
         """Return an evaluation with its numbers, however long its journal is."""
-
-        def follow() -> JournalNumbers:
-            return _kept(
-                self._followed,
-                place.path,
-                lambda: JournalNumbers(place.path),
-                most=_FOLLOWED_RUNS,
-                fits=lambda numbers: numbers.still_holds(),
-            )
-
         with self._lock:
-            return read_evaluation(place.path, place.name, follow=follow)
+            return read_evaluation(place.path, place.name, follow=partial(self._followed.of, place.path))
+
+    def _opened(self, directory: Path) -> SampleList:
+        return SampleList(RunIndex(directory, cache_dir=self._cache_dir))
 
     def _samples(self, place: RunPlace) -> tuple[SampleList, float | None]:
         """Return a run's samples and how much of them is read, None where that is all.
@@ -298,13 +318,7 @@ class LocalSource:
             OsmosisError: the run's manifest can not be read.
         """
         with self._lock:
-            samples = _kept(
-                self._indexes,
-                place.path,
-                lambda: SampleList(RunIndex(place.path, cache_dir=self._cache_dir)),
-                most=_OPEN_INDEXES,
-                fits=lambda known: known.index.is_of_this_run(),
-            )
+            samples = self._indexes.of(place.path)
         return samples, samples.index.refresh(patience_s=self._patience_s)
 
     def _sample(self, run: str, row: int, attempt: int) -> tuple[SampleList, SampleEntry]:
@@ -323,24 +337,6 @@ class LocalSource:
         record = samples.index.record(row * samples.index.n + attempt)
         rollout_id = record.rollout_id if record is not None else "-"
         return AttemptFiles(samples.index.directory, rollout_id, row, attempt)
-
-
-def _kept(
-    kept: OrderedDict[Path, OpenedT],
-    path: Path,
-    make: Callable[[], OpenedT],
-    *,
-    most: int,
-    fits: Callable[[OpenedT], bool] = lambda _: True,
-) -> OpenedT:
-    """Return what is kept of a run, or make it; what was not asked for longest is dropped."""
-    found = kept.pop(path, None)
-    if found is None or not fits(found):
-        found = make()
-    kept[path] = found
-    while len(kept) > most:
-        kept.popitem(last=False)
-    return found
 
 
 def _modified(path: Path) -> int:

@@ -37,19 +37,14 @@ def code(text: str, language: str = "") -> Markup:
     from pygments import highlight
 
     # It ends the last line, whether it had an end or not.
-    made = highlight(shown, _lexer(name), _formatter())
+    made = highlight(shown, *_lexer_and_formatter(name))
     return Markup(made if shown.endswith("\n") else made.removesuffix("\n"))
 
 
 @lru_cache
-def _lexer(name: str) -> Lexer:
+def _lexer_and_formatter(name: str) -> tuple[Lexer, Formatter]:
+    from pygments.formatters import HtmlFormatter
     from pygments.lexers import get_lexer_by_name
 
-    return get_lexer_by_name(name, stripnl=False, ensurenl=False)
-
-
-@lru_cache
-def _formatter() -> Formatter:
-    from pygments.formatters import HtmlFormatter
-
-    return HtmlFormatter(nowrap=True, classprefix="c-")
+    lexer = get_lexer_by_name(name, stripnl=False, ensurenl=False)
+    return lexer, HtmlFormatter(nowrap=True, classprefix="c-")

@@ -62,13 +62,11 @@ def validated_sample(samples: ValidationSamples | None, run: str, row: int, atte
     assert samples is not None
     entries = [validated_entry(each, samples.pass_threshold) for each in samples.records]
     place = next(at for at, each in enumerate(samples.records) if each is record)
-    around = {
-        at: (entries[at].row, entries[at].attempt) for at in (place - 1, place + 1) if 0 <= at < len(entries)
-    }
+    around = [None, *((each.row, each.attempt) for each in entries), None]
     return SampleDetail(
         entries[place],
         known_of(record),
-        next=around.get(place + 1),
-        previous=around.get(place - 1),
+        next=around[place + 2],
+        previous=around[place],
         attempts=[each for each in entries if each.row == row],
     )

@@ -39,12 +39,8 @@ def found(view: Viewing, names: Sequence[str]) -> dict[str, Any]:
 
 def _compared(run: RunDetail, curves: TrainingCurves) -> ComparedTraining:
     summary = run.summary
-    experiment = {
-        "model": summary.model,
-        "dataset": summary.dataset,
-        "rollout": summary.rollout,
-        "commit_sha": summary.commit,
-    }
+    experiment = {name: getattr(summary, name) for name in ("model", "dataset", "rollout")}
+    experiment["commit_sha"] = summary.commit
     settings = dict(run_differences.flat_settings({"experiment": experiment, **run.config_effective}))
     return ComparedTraining(
         summary.name,

@@ -39,7 +39,9 @@ def raw(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage | R
     if wanted is None:
         return _shown(view, run, row, attempt)
     if wanted == "file":
-        return _file(view, run, row, attempt)
+        stored = _stored(view, run, row, attempt, max_bytes=_PIECE)
+        whole = _opened(stored) if stored.content is None else stored.content
+        return _download(whole, f"row_{row}_run_{attempt}.json")
     said = read_conversation(_read(view, run, row, attempt))
     if wanted == "messages":
         return _download(json_text(as_messages(said), indent=2), f"row_{row}_messages.json")
@@ -81,11 +83,7 @@ def artifact(view: Viewing, _words: Words, *, run: str, item: str, path: str) ->
         if error.code == "NOT_FOUND":  # it was deleted since, in a store of blobs, too
             raise none from None
         raise
-    return StreamingResponse(
-        _pieces(handle),
-        headers=artifact_headers(path.rpartition("/")[2]),
-        media_type="application/octet-stream",
-    )
+    return _download(handle, path.rpartition("/")[2], "application/octet-stream")
 
 
 def _pieces(handle: BinaryIO) -> Iterator[bytes]:
@@ -112,17 +110,6 @@ def _opened(stored: StoredConversation) -> BinaryIO:
     raise NotFoundError("the conversation is not there any more.")
 
 
-def _file(view: Viewing, run: str, row: int, attempt: int) -> Response:
-    """Return a trajectory as it lies there, in pieces where it is large."""
-    name = f"row_{row}_run_{attempt}.json"
-    stored = _stored(view, run, row, attempt, max_bytes=_PIECE)
-    if stored.content is not None:
-        return _download(stored.content, name)
-    return StreamingResponse(
-        _pieces(_opened(stored)), headers=artifact_headers(name), media_type="application/json"
-    )
-
-
 def _read(view: Viewing, run: str, row: int, attempt: int) -> bytes:
     stored = _stored(view, run, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES)
     if stored.content is None:
@@ -140,7 +127,10 @@ def _one_step(content: bytes, number: str, name: str) -> Response:
     return _download(step_text(steps[int(number) - 1]), name, "text/plain")
 
 
-def _download(content: str | bytes, name: str, media_type: str = "application/json") -> Response:
-    if isinstance(content, str):
-        content = content.encode("utf-8", "replace")
-    return Response(content, headers=artifact_headers(name), media_type=media_type)
+def _download(content: str | bytes | BinaryIO, name: str, media_type: str = "application/json") -> Response:
+    """Return what is taken away under a name; of an open file a piece at a time."""
+    headers = artifact_headers(name)
+    if isinstance(content, (str, bytes)):
+        whole = content.encode("utf-8", "replace") if isinstance(content, str) else content
+        return Response(whole, headers=headers, media_type=media_type)
+    return StreamingResponse(_pieces(content), headers=headers, media_type=media_type)

@@ -101,21 +101,18 @@ def shown(
 
 def _validated(view: Viewing, run: str) -> Mapping[str, Any]:
     """Return the samples of the newest validation with their addresses, or what is wrong with the record of them."""
-    found: dict[str, Any] = {"samples": None, "lines": (), "problem": None}
-    if not view.can("conversations") or not view.wants("validation"):
-        return found
-    try:
-        samples = view.read(view.source.validation, run)
-    except NotFoundError:
-        raise
-    except OsmosisError as error:
-        return {**found, "problem": error.message}
-    if samples is None:
-        return found
+    samples = problem = None
+    if view.can("conversations") and view.wants("validation"):
+        try:
+            samples = view.read(view.source.validation, run)
+        except NotFoundError:
+            raise
+        except OsmosisError as error:
+            problem = error.message
     here = replace(view, of_validation=True)
-    entries = [validated_entry(record, samples.pass_threshold) for record in samples.records]
-    lines = [(each, here.sample_href(run, each.row, each.attempt)) for each in entries]
-    return {**found, "samples": samples, "lines": lines}
+    found = [validated_entry(each, samples.pass_threshold) for each in samples.records] if samples else []
+    lines = [(each, here.sample_href(run, each.row, each.attempt)) for each in found]
+    return {"samples": samples, "lines": lines, "problem": problem}
 
 
 def _smoothing(words: Words) -> float:

@@ -103,12 +103,7 @@ def found_viewer(file: Path, place: Path) -> OpenViewer | None:
 
 def say_who_shows(file: Path, viewer: OpenViewer) -> bool:
     """Leave word of a viewer; False where the directory can not be written: then nobody finds it, which is all."""
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(file, json.dumps(asdict(viewer)), mode=0o600, durable=False)
-    except OSError:
-        return False
-    return True
+    return _left(file, json.dumps(asdict(viewer)))
 
 
 def leave_opening_page(cache_dir: Path, address: str) -> Path | None:
@@ -119,12 +114,7 @@ def leave_opening_page(cache_dir: Path, address: str) -> Path | None:
             if left.lstat().st_mtime < time.time() - _OPENING_S:
                 left.unlink()
     page = _opening_page(folder, address.rpartition("key=")[2])
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(page, _OPENING_PAGE.format(url=html.escape(address)), mode=0o600, durable=False)
-    except OSError:
-        return None
-    return page
+    return page if _left(page, _OPENING_PAGE.format(url=html.escape(address))) else None
 
 
 def remove_opening_page(folder: Path, key: str) -> None:
@@ -136,6 +126,16 @@ def remove_opening_page(folder: Path, key: str) -> None:
 def _opening_page(folder: Path, key: str) -> Path:
     digest = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()[:32]
     return folder / f"open-{digest}.html"
+
+
+def _left(file: Path, text: str) -> bool:
+    """Write a file that only this user reads; tell whether it could be."""
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(file, text, mode=0o600, durable=False)
+    except OSError:
+        return False
+    return True
 
 
 def forget(file: Path, viewer: OpenViewer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -132,13 +133,18 @@ def source_of(services: PlatformServices, member: Member) -> PlatformSource:
     return PlatformSource(services, member.workspace.id, SampleCounts())
 
 
+_CHORES = ("osmosis-maintenance", "osmosis-sample-filling")
+"""The names of the threads that do them."""
+
+
 @contextmanager
 def statements_of(db: Database) -> Iterator[list[tuple[str, Any]]]:
-    """Note every statement with its parameters."""
+    """Note every statement with its parameters, but for those of chores that the platform does beside its requests."""
     noted: list[tuple[str, Any]] = []
 
     def note(_c: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
-        noted.append((statement, parameters))
+        if threading.current_thread().name not in _CHORES:
+            noted.append((statement, parameters))
 
     event.listen(db._engine, "before_cursor_execute", note)
     try:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import Engine, NullPool, create_engine, event
+from sqlalchemy import NullPool, create_engine
 
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.clock import SystemClock
@@ -25,6 +24,7 @@ from osmosis_ai.platform.services import PlatformServices
 from tests.platform.databases import postgres_database
 from tests.platform.evaluations import Submits, submit_body
 from tests.platform.runs.desk.desk_workers import DeskWorker, records
+from tests.platform.viewer.runs_world import statements_of
 
 PROGRESS = ProgressSnapshot(10, 40, 4, 0, 0, 10, 0.4, 4000, None, 3, 2.5, 10)
 
@@ -36,32 +36,19 @@ def worker(api: TestClient, services: PlatformServices) -> DeskWorker:
     return DeskWorker.claims(services)
 
 
-@contextmanager
-def statements() -> Iterator[list[str]]:
-    """Collect what databases are asked meanwhile: each word once, however many rows it takes."""
-    said: list[str] = []
-
-    def note(*about: object) -> None:
-        said.append(str(about[2]).split(" ", 1)[0])
-
-    event.listen(Engine, "before_cursor_execute", note)
-    try:
-        yield said
-    finally:
-        event.remove(Engine, "before_cursor_execute", note)
-
-
-def test_an_exchange_of_records_is_four_statements_and_a_heartbeat_two(worker: DeskWorker) -> None:
+def test_an_exchange_of_records_is_four_statements_and_a_heartbeat_two(
+    worker: DeskWorker, services: PlatformServices
+) -> None:
     worker.write(records(10))
     worker.sync(
         journal=worker.part(end=worker.journal.index(b"\n") + 1)
     )  # which items there are is read once
-    with statements() as said:
+    with statements_of(services.db) as said:
         worker.sync(journal=worker.part(worker.journal.index(b"\n") + 1), progress=asdict(PROGRESS))
-    assert said == ["SELECT", "INSERT", "INSERT", "UPDATE"]
-    with statements() as said:
+    assert [statement.split(" ", 1)[0] for statement, _ in said] == ["SELECT", "INSERT", "INSERT", "UPDATE"]
+    with statements_of(services.db) as said:
         worker.sync()
-    assert said == ["SELECT", "UPDATE"]
+    assert [statement.split(" ", 1)[0] for statement, _ in said] == ["SELECT", "UPDATE"]
     run = worker.run
     assert (run.reward, run.pass_rate, run.progress) == (0.4, 0.4, {"completed": 10, "total": 40})
     assert (run.results or {})["total_tokens"] == 4000 and len(worker.samples()) == 10

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError
-from osmosis_ai.evaluation import run_lock
+from osmosis_ai.evaluation import run_lock, run_name
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.resume import OpenedRun, open_run
 from osmosis_ai.evaluation.run_lock import RunLock, RunLockedError, is_running
@@ -70,6 +70,36 @@ def test_a_run_that_another_process_works_on_is_not_picked_up(tmp_path: Path) ->
     with RunLock(tmp_path, "busy"):
         assert opened(tmp_path).name != "busy"
     assert opened(tmp_path).name == "busy"
+
+
+def test_two_that_begin_in_the_same_second_are_two_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_name, "stamp", lambda: "20260102T000000Z")
+    with ExitStack() as one, ExitStack() as another:
+        first = open_run(one, tmp_path, EvalRunOptions(), inputs(), "multiply")
+        second = open_run(another, tmp_path, EvalRunOptions(), inputs(), "multiply")
+        assert second.name == f"{first.name}-2" and second.manifest is None
+        assert is_running(tmp_path, first.name) and is_running(tmp_path, second.name)
+
+
+def test_a_new_run_is_not_begun_in_the_directory_of_one_that_ended_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_name, "stamp", lambda: "20260102T000000Z")
+    lock, ended = RunLock.__enter__, list[str]()
+
+    def be_second(wanted: RunLock) -> RunLock:
+        if not ended:
+            ended.append(wanted._name)
+            leave_run(tmp_path, wanted._name, "finished", "2026-01-02T00:00:00.000Z")
+        return lock(wanted)
+
+    monkeypatch.setattr(RunLock, "__enter__", be_second)
+    with ExitStack() as held:
+        run = open_run(held, tmp_path, EvalRunOptions(), inputs(), "multiply")
+        assert run.name == f"{ended[0]}-2" and not run.directory.path.exists()
+        assert is_running(tmp_path, run.name) and not is_running(tmp_path, ended[0])
 
 
 def test_a_named_run_is_continued_only_with_equal_inputs(tmp_path: Path) -> None:

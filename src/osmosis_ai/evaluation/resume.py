@@ -16,7 +16,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest, inputs_digest
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_lock import RunLock, RunLockedError
-from osmosis_ai.evaluation.run_name import LOCKS_DIRECTORY, generate_run_name, is_archive
+from osmosis_ai.evaluation.run_name import LOCKS_DIRECTORY, is_archive, new_run_names
 from osmosis_ai.evaluation.spec import EvalRunOptions
 
 
@@ -60,9 +60,21 @@ def open_run(
                 continue  # that one is being worked on
             directory = RunDirectory(output_root / name)
             return OpenedRun(name, directory, Manifest.load(directory.manifest), found=True)
-    name = generate_run_name(config_stem, inputs_digest(inputs), output_root)
-    stack.enter_context(RunLock(output_root, name))
-    return OpenedRun(name, RunDirectory(output_root / name), None)
+    return _open_new(stack, output_root, new_run_names(config_stem, inputs_digest(inputs)))
+
+
+def _open_new(stack: ExitStack, output_root: Path, names: Iterator[str]) -> OpenedRun:
+    """Open a run under the first of the names that nobody has, also not since it was looked for."""
+    while True:
+        directory = RunDirectory(output_root / next(names))
+        with ExitStack() as held:
+            try:
+                held.enter_context(RunLock(output_root, directory.path.name))
+            except RunLockedError:
+                continue  # begun by another process, in the same second
+            if not directory.path.exists():
+                stack.enter_context(held.pop_all())
+                return OpenedRun(directory.path.name, directory, None)
 
 
 def _open_named(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
 from datetime import datetime, timezone
-from pathlib import Path
 
 from osmosis_ai.errors import OsmosisError
 
@@ -49,12 +50,11 @@ def stamp(now: datetime | None = None) -> str:
     return (now or datetime.now(timezone.utc)).astimezone(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
 
 
-def generate_run_name(config_stem: str, digest: str, output_root: Path) -> str:
-    """Return ``<stem>-<UTC stamp>-<first 8 of the inputs' digest>``, unused under ``output_root``."""
+def new_run_names(config_stem: str, digest: str) -> Iterator[str]:
+    """Yield ``<stem>-<UTC stamp>-<first 8 of the inputs' digest>``, then that with ``-2``, ``-3`` and so on behind it."""
     tail = f"-{stamp()}-{digest[:8]}"
     stem = _UNSAFE.sub("-", config_stem).strip("._-") or "eval"
-    base = stem[: MAX_LENGTH - len(tail) - 4] + tail
-    name, again = base, 2
-    while (output_root / name).exists():
-        name, again = f"{base}-{again}", again + 1
-    return check_run_name(name)
+    base = check_run_name(stem[: MAX_LENGTH - len(tail) - 4] + tail)
+    yield base
+    for again in itertools.count(2):
+        yield check_run_name(f"{base}-{again}")

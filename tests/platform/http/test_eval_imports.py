@@ -165,6 +165,43 @@ def test_bytes_that_were_sent_but_not_completed_are_still_there(api: TestClient,
     assert done.status_code == 200
 
 
+@pytest.mark.parametrize("sent", [False, True])
+def test_two_who_ask_at_once_where_to_send_a_file_send_it_to_one_place(
+    api: TestClient,
+    services: PlatformServices,
+    run: LocalRun,
+    sent: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = start(api, run)["session_id"]
+    begin, others = services.blobs.begin_upload, list[dict[str, Any]]()
+
+    def ask() -> dict[str, Any]:
+        reply = api.post(f"{IMPORTS}/{session}/uploads", json={"paths": ["index.jsonl"]})
+        assert reply.status_code == 200, reply.text
+        return dict(reply.json())
+
+    def be_second(key: str) -> BlobUpload:
+        if not others:
+            others.append({})
+            others[0] = ask()
+            if sent:
+                run.send(api, session, "index.jsonl")
+        return begin(key)
+
+    monkeypatch.setattr(services.blobs, "begin_upload", be_second)
+    mine = ask()
+    if sent:
+        assert mine == {"files": []}
+    else:
+        place = mine["files"][0]["upload"]
+        assert place["upload_id"] == others[0]["files"][0]["upload"]["upload_id"]
+        api.put(place["presigned_url"], content=run.files["index.jsonl"])
+        done = api.post(f"{IMPORTS}/{session}/uploads/complete", json={"path": "index.jsonl"})
+        assert done.status_code == 200, done.text
+    assert list(services.blobs.unfinished_uploads()) == []
+
+
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_file_that_is_completed_twice_at_once_is_complete_for_both(
     api: TestClient,

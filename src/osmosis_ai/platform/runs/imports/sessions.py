@@ -114,11 +114,21 @@ class EvalImportStore:
             raise OsmosisError(f"`paths` takes 1 to {LARGEST_BATCH} files.", details={"key": "paths"})
         missing = [file for file in self._files(workspace_id, session_id, paths) if not file.is_stored]
         begun = [(file, *self._open_upload(file)) for file in missing]
+        noted, surplus = [], []
         with self._db.transaction() as session:
-            for file, upload, _ in begun:
+            for file, upload, received in begun:
                 row = _current(session, file)
-                row.upload = {"id": upload.upload.id, "part_size": upload.part_size}
-        return [(file, upload.instructions(self._blobs, received)) for file, upload, received in begun]
+                theirs = None if row.upload == file.upload else _upload_of(row)
+                if theirs is None and not row.is_stored:
+                    row.upload = {"id": upload.upload.id, "part_size": upload.part_size}
+                    noted.append((file, upload, received))
+                else:
+                    # Asked twice at once: both send to the one that is noted, or nothing where all has come.
+                    surplus.append(upload.upload)
+                    noted += [(file, theirs, None)] if theirs is not None else []
+        for unneeded in surplus:
+            self._blobs.abort_upload(unneeded)
+        return [(file, upload.instructions(self._blobs, received)) for file, upload, received in noted]
 
     def complete_file(
         self, workspace_id: str, session_id: str, path: str, parts: Sequence[CompletedPart] | None

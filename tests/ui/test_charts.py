@@ -24,6 +24,7 @@ from osmosis_ai.ui.charts import (
     sparkline,
     waterfall,
 )
+from osmosis_ai.ui.numbers import compact
 
 NAN = float("nan")
 HOSTILE = "</svg><script>alert(1)</script>\u202e{{ 7 }}"
@@ -212,6 +213,17 @@ def test_a_sparkline_says_its_numbers() -> None:
     assert 'aria-label="pass rate: 0.100, –, 0.300"' in said and "style" not in said
     assert sparkline([0.5]) == sparkline([None, 0.5, NAN]) == ""
     assert "nan" not in sparkline([0.5, 0.5])
+
+
+def test_what_is_not_finite_has_its_name_in_the_table() -> None:
+    points = [
+        ChartPoint(0, float("inf")),
+        ChartPoint(1, -float("inf")),
+        ChartPoint(2, NAN),
+        ChartPoint(3, 2.0),
+    ]
+    chart = line([ChartSeries("a", points)], label="", axis="step", number=compact)
+    assert [row[1] for row in chart.rows] == ["inf", "-inf", "nan", "2"]
 
 
 def test_a_waterfall_draws_two_hundred_and_lists_all() -> None:

@@ -40,7 +40,7 @@ def compact(value: float | None) -> str:
     """Return a number with as many digits as tell it from others; a count as one."""
     if value is None:
         return MISSING
-    if (abs(value) >= 2 and value == round(value)) or 1000 <= abs(value) < 1e9:
+    if (abs(value) >= 2 and float(value).is_integer()) or 1000 <= abs(value) < 1e9:
         return f"{value:,.0f}"
     if not value:
         return "0.000"

@@ -60,11 +60,8 @@ class ReadSample:
     def judgements(self) -> Sequence[tuple[str, str]]:
         """Who judged how, and why, of the judges that its grader asked."""
         said = self.graded("judgements")
-        return (
-            [_judgement(each) for each in said if isinstance(each, dict)]
-            if isinstance(said, list | tuple)
-            else []
-        )
+        given = said if isinstance(said, list | tuple) else ()
+        return [_judgement(each) for each in given if isinstance(each, dict)]
 
     @property
     def parts(self) -> Sequence[tuple[str, str]]:

@@ -15,7 +15,6 @@ from osmosis_ai.viewer.source import RunDetail, SampleEntry
 
 _MOST_RUNS = 10
 _MOST_PLACES = 1_000
-_TITLE = "Compare"
 _ITSELF = "That is a run compared with itself. Tick another one, too."
 _TOO_FEW = "Tick two or more runs in the list; the first is the one the others are compared with."
 
@@ -30,7 +29,9 @@ def page(view: Viewing, words: Words) -> RenderedPage:
     names = list(dict.fromkeys(given_names))
     if len(names) > _MOST_RUNS:
         raise OsmosisError(f"at most {_MOST_RUNS} runs are compared at a time.")
-    given = {"title": _TITLE, "names": names, "turned": _turned(view, names), "again": view.href("compare")}
+    here = view.href("compare")
+    turned = here + query_string({"run": [*names[1:], *names[:1]]})
+    given = {"title": "Compare", "names": names, "turned": turned, "again": here}
     if len(names) < 2:
         return RenderedPage("compare.html", {**given, "hint": _ITSELF if len(given_names) > 1 else _TOO_FEW})
     details = [_found(view, name, word(words, "kind")) for name in names]
@@ -90,10 +91,3 @@ def _found(view: Viewing, name: str, given: str | None) -> RunDetail:
         except NotFoundError as error:
             nearest += [f"{SECTIONS[kind]}/{near}" for near in error.details.get("nearest", ())]
     raise NotFoundError(f"there is no run '{name[:200]}' to compare.", details={"nearest": nearest[:3]})
-
-
-def _turned(view: Viewing, names: Sequence[str]) -> str | None:
-    """Return the address of the same comparison with the next run as the baseline."""
-    if len(names) < 2:
-        return None
-    return view.href("compare") + query_string({"run": [*names[1:], names[0]]})

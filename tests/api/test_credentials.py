@@ -186,6 +186,26 @@ def test_a_second_login_takes_the_first_ones_token_out_of_the_keyring(working: M
     assert list(working.kept.values()) == ["osm_new"]
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_a_command_beside_a_login_or_logout_finds_what_is_saved_then(
+    working: MemoryKeyring, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CredentialStore().save(_login())
+    look, looks = MemoryKeyring.get_password, list[str]()
+
+    def look_late(ring: MemoryKeyring, service: str, account: str) -> str | None:
+        looks.append(account)
+        if len(looks) == 1 and again:
+            CredentialStore().save(_login(token="osm_newer", token_id="ct_02"))
+        elif len(looks) == 1:
+            CredentialStore().delete(FERN)
+        return look(ring, service, account)
+
+    monkeypatch.setattr(MemoryKeyring, "get_password", look_late)
+    found = CredentialStore().load(FERN)
+    assert (found and found.token) == ("osm_newer" if again else None)
+
+
 def test_two_logins_at_once_are_both_kept(home: Path) -> None:
     urls = [f"https://p{number}.example" for number in range(8)]
     threads = [

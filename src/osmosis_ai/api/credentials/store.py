@@ -63,19 +63,26 @@ class CredentialStore:
                 ``CREDENTIALS_VERSION_CHANGED`` when the file cannot be used; ``TOKEN_NOT_FOUND`` or
                 ``KEYRING_UNAVAILABLE`` when it can but the token is not to be had.
         """
-        entry = self._read().get(platform_url)
-        if entry is None:
-            return None
-        login = _parse(platform_url, entry, self.path)
-        token = self._token_of(login, entry)
-        return Credentials(
-            token=token,
-            platform_url=platform_url,
-            source=login.token_store,
-            user=login.user,
-            token_id=login.token_id,
-            expires_at=login.expires_at,
-        )
+        former = None
+        while (entry := self._read().get(platform_url)) is not None:
+            login = _parse(platform_url, entry, self.path)
+            try:
+                token = self._token_of(login, entry)
+            except OsmosisError as error:
+                # A login or logout beside us changes the file, then takes the former token away.
+                if error.code != "TOKEN_NOT_FOUND" or entry == former:
+                    raise
+                former = entry
+                continue
+            return Credentials(
+                token=token,
+                platform_url=platform_url,
+                source=login.token_store,
+                user=login.user,
+                token_id=login.token_id,
+                expires_at=login.expires_at,
+            )
+        return None
 
     def all(self) -> tuple[SavedLogin, ...]:
         """Return every saved login, without its token, in the order of the platforms' URLs.

@@ -242,9 +242,11 @@ class ExecutorLoop:
             self._streaks.pop(started.job.run_id, None)
             return
         streak = self._streaks.setdefault(run.id, FailureStreak(self._executor.first_pause_s))
+        now = self._clock.monotonic()
         if self._mark(run) != started.mark:
-            streak.ends.clear()
-        streak.add(state.fault, self._clock.monotonic())
+            streak.begin_anew(now)
+        else:
+            streak.add(state.fault, now)
         if streak.is_hopeless(run.kind):
             goes_on = newest_step(run, self._config.runs_dir) is not None
             streak.verdict = streak.failure_sentence(state, goes_on=goes_on)

@@ -35,6 +35,11 @@ class FailureStreak:
         self.ends[fault] += 1
         self.not_before = now + self.pause_s()
 
+    def begin_anew(self, now: float) -> None:
+        """Take note of an end at ``now`` that came when something had been done: it is none of those that are counted."""
+        self.ends.clear()
+        self.not_before = now + self.pause_s()
+
     def pause_s(self) -> float:
         """Return for how long nothing is tried: twice as long each time, up to a bound."""
         before = min(max(0, sum(self.ends.values()) - 1), _MOST_DOUBLED)
@@ -52,7 +57,8 @@ class FailureStreak:
         """Return how the last job ended, and when another follows."""
         again = f"trying again in {self.pause_s():g} s" + ("" if is_free else ", or when its lease has ended")
         if state.fault == "ours":
-            return f"{state.told} (no fault of the run, {self.ends['ours']} of {SETBACKS} tries; {again})"
+            tries = f", {self.ends['ours']} of {SETBACKS} tries" if self.ends["ours"] else ""
+            return f"{state.told} (no fault of the run{tries}; {again})"
         return f"{state.told}{self._times(state.fault)}; {again}"
 
     def failure_sentence(self, state: JobState, *, goes_on: bool) -> str:

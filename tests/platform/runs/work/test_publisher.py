@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import delete
 
 from osmosis_ai.api.wire.workers import LARGEST_EXCHANGE_BYTES, SentUpload, SyncReply, SyncRequest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
-from osmosis_ai.platform.db.tables import DbRunFile
+from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.desk.uploads import RunUploads
 from osmosis_ai.platform.runs.lifecycle import UploadGoneError
@@ -188,7 +189,8 @@ def test_very_many_files_are_told_in_exchanges_that_take_them(working: Working) 
     assert not list(working.directory.artifacts.rglob("*.txt"))
 
 
-def test_an_upload_that_the_platform_has_lost_is_sent_again(working: Working) -> None:
+@pytest.mark.parametrize("is_the_end", [False, True])
+def test_an_upload_that_the_platform_has_lost_is_sent_again(working: Working, is_the_end: bool) -> None:
     working.now = 10.0
     working.finish(0)
     file = working.directory.artifacts / "row_0_run_0" / "a.txt"
@@ -204,13 +206,32 @@ def test_an_upload_that_the_platform_has_lost_is_sent_again(working: Working) ->
         return losing(**news)
 
     working.publisher._channel.sync = lost  # type: ignore[method-assign]
-    with pytest.raises(UploadGoneError):
-        working.round()
-    assert working.seconds_until_seen(0) < 2.0
+    if is_the_end:
+        working.publisher.finish()
+        assert working.is_seen(0)
+    else:
+        with pytest.raises(UploadGoneError):
+            working.round()
+        assert working.seconds_until_seen(0) < 2.0
     with working.services.db.session() as session:
         kept = session.get_one(DbRunFile, (working.run["id"], "artifacts/row_0_run_0/a.txt"))
     with working.services.blobs.open(kept.blob_key) as blob:
         assert blob.read() == b"an artifact"
+
+
+def test_a_journal_of_which_the_platform_has_less_at_the_end_is_sent_from_there_on(working: Working) -> None:
+    working.finish(0)
+    working.publisher.finish()
+    working.finish(1)
+    with working.services.db.transaction() as session:
+        # A database that was restored.
+        run = session.get_one(DbRun, working.run["id"])
+        run.journal_bytes = 0
+        session.execute(delete(DbJournalSegment).where(DbJournalSegment.run_id == run.id))
+        session.execute(delete(DbSample).where(DbSample.run_id == run.id))
+    working.publisher.finish()
+    page = working.api.get(f"{RUNS}/{working.run['id']}/samples").json()
+    assert [sample["row"] for sample in page["samples"]] == [0, 1]
 
 
 def test_a_run_that_has_sent_all_that_it_may_goes_on_without_files_and_says_so(

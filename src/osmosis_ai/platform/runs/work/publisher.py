@@ -51,6 +51,8 @@ _MOST_LINES_BYTES = 256 * 1024
 _PATIENCE_S = 60.0
 """How long the end of a run waits at least for a platform that does not answer."""
 _LONGEST_PAUSE_S = 5.0
+_SAID_AGAIN = (JournalOffsetError, UploadGoneError)
+"""What the platform has less of than this worker believed: the next round says it from there on."""
 _WAITS_LONG_S = 10.0
 """After this the run's log says why its samples are not counted yet."""
 
@@ -184,7 +186,8 @@ class Publisher:
             except (LeaseLostError, CredentialRefusedError):
                 raise
             except OsmosisError as error:
-                if not error.is_infrastructure or time.monotonic() >= until:
+                is_to_be_said_again = error.is_infrastructure or isinstance(error, _SAID_AGAIN)
+                if not is_to_be_said_again or time.monotonic() >= until:
                     raise
             waiting.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

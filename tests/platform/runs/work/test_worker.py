@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import signal
 import socket
 from collections.abc import Iterator
-from typing import NoReturn
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
+from osmosis_ai.driving.dispatcher import Stop
 from osmosis_ai.driving.uv import UvInterruptedError
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.journal import Journal, JournalWriteError
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.execute.worker_process import ENDED, SET_BACK
+from osmosis_ai.platform.runs.work import eval_work
 from osmosis_ai.platform.runs.work.eval_work import EvalWork
 from osmosis_ai.platform.runs.work.inputs import RunInputs
 from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError
 from osmosis_ai.platform.runs.work.run_channel import RunChannel
 from osmosis_ai.platform.runs.work.training_work import TrainingWork
 from osmosis_ai.platform.runs.work.worker import Worker
+from tests.evaluation.builders import record
+from tests.full_disk import files_of_at_most
 from tests.platform.conftest import Member
 from tests.platform.runs.pretended_workers import Bench, messages
 from tests.platform.runs.work.claimed_runs import held
@@ -95,6 +103,20 @@ def test_a_machine_without_room_for_what_a_run_needs_leaves_it_for_another(
     reason = bench.directory(run_id).take_setback()
     assert reason.startswith(f"the disk of the worker's machine ({socket.gethostname()}) is full: ")
     assert "again" not in reason, "that is for commands"
+
+
+def test_a_run_whose_journal_this_disk_does_not_take_is_left_for_another(tmp_path: Path) -> None:
+    async def recorded() -> None:
+        journal = Journal.open(tmp_path / "events.jsonl")
+        with files_of_at_most(0):
+            await journal.append(record(0, 0))
+
+    with pytest.raises(JournalWriteError) as full:
+        asyncio.run(recorded())
+    halted: Any = SimpleNamespace(complete=False, stop=Stop("fault", str(full.value), full.value))
+    result = eval_work._result(halted)
+    assert (result.outcome, result.is_infrastructure) == ("failed", True)
+    assert result.error is not None and "the disk is full" in result.error
 
 
 def test_what_the_run_itself_is_to_blame_for_ends_it(

@@ -12,6 +12,7 @@ from osmosis_ai._version import __version__
 from osmosis_ai.api.wire.workers import AssignedRun
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.hooks import RunHooks
+from osmosis_ai.evaluation.journal import JournalWriteError
 from osmosis_ai.evaluation.policy import TrainedAdapter, open_policy
 from osmosis_ai.evaluation.rollout_source import RolloutSource
 from osmosis_ai.evaluation.run_log import Level as EngineLevel
@@ -30,7 +31,6 @@ from osmosis_ai.platform.runs.work.run_work import (
     PreparedRun,
     RunWork,
     WorkResult,
-    met_full_disk,
     one_sentence,
 )
 from osmosis_ai.platform.runs.work.sample_files import SampleFiles
@@ -167,7 +167,8 @@ def _result(summary: RunSummary | None) -> WorkResult:
     if stop is not None and stop.kind == "interrupted":
         return WorkResult(None)
     if stop is not None and isinstance(stop.error, OsmosisError):
-        is_infrastructure = stop.error.is_infrastructure or met_full_disk(stop.error)
+        # A disk that takes no result is this machine's: another worker goes on from what the platform has.
+        is_infrastructure = stop.error.is_infrastructure or isinstance(stop.error, JournalWriteError)
         return WorkResult("failed", one_sentence(stop.error), is_infrastructure)
     reason = stop.reason if stop is not None else f"{summary.pending} rollouts were left undone"
     return WorkResult("failed", one_sentence(OsmosisError(reason)))

@@ -26,6 +26,7 @@ from osmosis_ai.process_environment import program_environment
 from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.runs.pretended_workers import Bench, messages
+from tests.platform.viewer.runs_world import statements_of
 
 
 def test_runs_start_in_order_and_no_more_than_there_are_slots(bench: Bench, member: Member) -> None:
@@ -37,6 +38,22 @@ def test_runs_start_in_order_and_no_more_than_there_are_slots(bench: Bench, memb
     bench.end(bench.started[0])
     bench.executor.round()
     assert bench.order == ["a", "b", "c"]
+
+
+def test_a_round_with_nothing_to_start_asks_the_database_once_and_of_runs_at_work_once_more(
+    bench: Bench, member: Member
+) -> None:
+    bench.executor.round()  # the first looks for jobs of an earlier process
+    with statements_of(bench.services.db) as asked:
+        bench.executor.round()
+        assert len(asked) == 1
+    bench.add("a", member)
+    for _ in range(3):
+        bench.executor.round()
+    bench.claim(bench.started[0])
+    with statements_of(bench.services.db) as asked:
+        bench.executor.round()
+        assert len(asked) == 2
 
 
 def test_one_workspaces_queue_does_not_hold_up_another(

@@ -166,8 +166,9 @@ class ExecutorLoop:
         """Do once what there is to do. The thread does this again and again."""
         try:
             self._look()
-            runs = self._runs.at_work(self._known())
-            for step in (self._stop, self._end, self._start):
+            known, has_more = self._known(), not self._runs.are_all(self._jobs.keys())
+            runs = self._runs.at_work(known) if known or has_more else {}
+            for step in (self._stop, self._end, self._start) if has_more else (self._stop, self._end):
                 if not self._ending.is_set():
                     step(runs)
             if self._outage is not None:

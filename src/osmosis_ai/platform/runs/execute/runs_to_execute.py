@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 
-from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy import ColumnElement, and_, bindparam, func, or_, select
 from sqlalchemy.orm import load_only
 
 from osmosis_ai.platform.clock import Clock
@@ -13,10 +13,12 @@ from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.lifecycle import OPEN
 
 # Built once: building a statement costs more than SQLite takes to answer it. Those that name a pool are for its workers.
+_OPEN = (DbRun.status.in_(OPEN), DbRun.pool.is_(None))
+_OPEN_IDS = select(DbRun.id).where(*_OPEN)
 _PENDING = (DbRun.status == "pending", DbRun.pool.is_(None))
 _OPEN_RUNS = (
     select(DbRun)
-    .where(DbRun.status.in_(OPEN), DbRun.pool.is_(None))
+    .where(*_OPEN)
     .options(
         load_only(
             DbRun.workspace_id,
@@ -30,6 +32,7 @@ _OPEN_RUNS = (
         )
     )
 )
+_AT_WORK = _OPEN_RUNS.where(or_(DbRun.status == "running", DbRun.id.in_(bindparam("known", expanding=True))))
 
 
 class RunsToExecute:
@@ -44,11 +47,15 @@ class RunsToExecute:
         self._db = db
         self._clock = clock
 
+    def are_all(self, known: Set[str]) -> bool:
+        """Tell whether there is no other open run: nearly always, ten times a second."""
+        with self._db.session() as session:
+            return known >= set(session.scalars(_OPEN_IDS))
+
     def at_work(self, known: Collection[str]) -> dict[str, DbRun]:
         """Return the runs that were begun, and those of ``known`` that have not ended, by their ids."""
-        asked = _OPEN_RUNS.where(or_(DbRun.status == "running", DbRun.id.in_(known)))
         with self._db.session() as session:
-            return {run.id: run for run in session.scalars(asked)}
+            return {run.id: run for run in session.scalars(_AT_WORK, {"known": list(known)})}
 
     def that_go_on(self, runs: Iterable[DbRun]) -> list[DbRun]:
         """Return those of ``runs`` that were begun, are not to stop and may be claimed now."""

@@ -30,6 +30,7 @@ from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.blobs.missing_files import missing_files
 from osmosis_ai.platform.blobs.move_marks import read_file_marks
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
+from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.http.connection_limits import ConnectionLimits, limited_protocol
 from osmosis_ai.platform.http.worker_waits import WaitingServer
@@ -108,6 +109,9 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
     ends: queue.SimpleQueue[str] = queue.SimpleQueue()
     with ExitStack() as stack:
         note = stack.enter_context(only_platform_of(config.home))
+        process = PlatformProcess(os.getpid(), SystemClock().now().isoformat(timespec="seconds"), __version__)
+        # What follows takes its time: who asks meanwhile is told whose the directory is.
+        note(process)
         listener = stack.enter_context(_listen(config.host, config.port))
         host, port = listener.getsockname()[:2]
         bound = replace(config, port=port)
@@ -118,10 +122,8 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         services = build_services(bound)
         stack.callback(services.db.dispose)
         _check_blobs(services)
-        process = PlatformProcess(
-            os.getpid(),
-            services.clock.now().isoformat(timespec="seconds"),
-            __version__,
+        process = replace(
+            process,
             isolation=isolation,
             debuggable=is_debuggable(os.environ),
             blobs=bound.blobs_shown,

@@ -17,9 +17,10 @@ from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun, DbRunFile, DbSample
-from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.log_lines import LogLine, bounded
 from osmosis_ai.platform.runs.desk.uploads import RunUploads
 from osmosis_ai.platform.runs.lifecycle import UploadGoneError
+from osmosis_ai.platform.runs.work import publisher
 from osmosis_ai.platform.runs.work.platform_link import PlatformUnreachableError
 from osmosis_ai.platform.runs.work.publisher import ROUND_S, Publisher
 from osmosis_ai.platform.runs.work.run_channel import OutgoingBlob
@@ -294,6 +295,29 @@ def test_a_burst_of_log_lines_in_any_script_goes_in_exchanges_that_take_them(
     assert max(sizes) < LARGEST_EXCHANGE_BYTES and sum(sizes) > 2 * LARGEST_EXCHANGE_BYTES
     page = working.services.logs.page(working.run["id"], limit=500, direction="newer")
     assert len([line for line in page.logs if "\u82b1" in (line.message or "")]) == 400
+
+
+def test_lines_that_are_logged_while_others_are_told_are_told_next(
+    working: Working, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def logged_meanwhile(text: str) -> str:
+        monkeypatch.setattr(publisher, "bounded", bounded)
+        working.publisher.log(LogLine("third"))
+        return bounded(text)
+
+    for message in ("first", "second"):
+        working.publisher.log(LogLine(message))
+    monkeypatch.setattr(publisher, "bounded", logged_meanwhile)
+    while working.round():
+        pass
+    working.now += 60
+    working.round()
+    lines = working.api.get(f"{RUNS}/{working.run['id']}/logs").json()["logs"]
+    assert [line["message"] for line in lines if line["message"] in ("first", "second", "third")] == [
+        "first",
+        "second",
+        "third",
+    ]
 
 
 def test_that_time_passes_is_no_news(working: Working) -> None:

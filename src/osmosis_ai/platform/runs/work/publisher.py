@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import orjson
@@ -359,7 +358,9 @@ class Publisher:
     def _next_lines(self) -> list[LogLine]:
         lines: list[LogLine] = []
         room = _MOST_LOG_BYTES
-        for line in islice(self._lines, _LINES_PER_ROUND):
+        # By their places: other threads add lines meanwhile, which ends whoever iterates.
+        for place in range(min(len(self._lines), _LINES_PER_ROUND)):
+            line = self._lines[place]
             # As JSON a character may be six bytes, and a body has so many bytes and no more.
             said = bounded(storable(line.message)), storable(str(line.details)) if line.details else ""
             room -= len(orjson.dumps(said))

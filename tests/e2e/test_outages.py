@@ -135,57 +135,71 @@ def busy_at(endpoint: str) -> Iterator[threading.Semaphore]:
     with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
-        yield asked
-        server.shutdown()
-        thread.join()
+        try:
+            yield asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def away(part: S3Server | PostgresCluster) -> Iterator[None]:
+    """Kill a part of the platform, and start it again behind the block, whatever became of that."""
+    part.kill()
+    try:
+        yield
+    finally:
+        part.start()
 
 
 def test_a_run_goes_on_while_its_bucket_is_away_and_busy_and_loses_nothing(world: World) -> None:
+    def log() -> str:
+        return (world.platform.home.parent / "platform.log").read_text()
+
     run = world.under_way()
-    world.store.kill()
-    recorded = len(run.journal())
-    assert recorded < ROWS * ATTEMPTS, "it fell in mid-run"
-    world.gate.open()
+    with away(world.store):
+        recorded = len(run.journal())
+        assert recorded < ROWS * ATTEMPTS, "it fell in mid-run"
+        world.gate.open()
 
-    status = world.status()
-    assert status["status"] == "not ready" and set(status["problems"]) == {"blobs"}
-    assert world.get("/health").status_code == 200
-    assert world.refused("eval", "download", world.calm.name, "--output", "elsewhere")["message"].startswith(
-        "the platform cannot get at its stored files now"
-    )
-    assert world.platform.command("eval", "list")["items"][0]["status"] == "running"
-    assert run.await_moment(Kill(ROWS * ATTEMPTS, "nobody", 0.0)), "it did not end without its files"
+        status = world.status()
+        assert status["status"] == "not ready" and set(status["problems"]) == {"blobs"}
+        assert world.get("/health").status_code == 200
+        assert world.refused("eval", "download", world.calm.name, "--output", "elsewhere")[
+            "message"
+        ].startswith("the platform cannot get at its stored files now")
+        assert world.platform.command("eval", "list")["items"][0]["status"] == "running"
+        assert run.await_moment(Kill(ROWS * ATTEMPTS, "nobody", 0.0)), "it did not end without its files"
 
-    with busy_at(world.store.url) as asked:
-        for _ in range(5):
-            assert asked.acquire(timeout=120), "nobody asks the store any more"
-    world.store.start()
+        with busy_at(world.store.url) as asked:
+            for time in range(5):
+                assert asked.acquire(timeout=120), (
+                    f"nobody asks the store any more, after {time} times: {log()}"
+                )
     world.require_equal(run)
     assert world.status()["status"] in ("running", "not ready")  # what was found is told for some seconds
-    log = (world.platform.home.parent / "platform.log").read_text()
-    assert "cannot be reached" in log and "Traceback" not in log and "X-Amz-" not in log
+    assert "cannot be reached" in log() and "Traceback" not in log() and "X-Amz-" not in log()
 
 
 def test_a_run_outlives_its_database(world: World) -> None:
     run = world.under_way()
-    world.postgres.kill()
-    assert len(run.journal()) < ROWS * ATTEMPTS, "it fell in mid-run"
-    world.gate.open()
+    with away(world.postgres):
+        assert len(run.journal()) < ROWS * ATTEMPTS, "it fell in mid-run"
+        world.gate.open()
 
-    reply = world.get("/health")
-    assert (reply.status_code, reply.json()["code"]) == (503, "DATABASE_BUSY")
-    assert reply.json()["error"].startswith("the platform's database cannot be used now")
-    page = world.get("/default/evals", Accept="text/html", Cookie="osmosis_session=planted")
-    assert page.status_code == 503 and "database cannot be used now" in page.text
-    for told in (reply.text, page.text):
-        assert str(world.postgres.data) not in told and "postgresql" not in told, (
-            "where it is, is nobody's business"
-        )
-    status = world.status()
-    assert status["status"] == "not ready" and {"database"} <= set(status["problems"])
-    assert "database" in world.refused("eval", "info", run.name)["message"]
+        reply = world.get("/health")
+        assert (reply.status_code, reply.json()["code"]) == (503, "DATABASE_BUSY")
+        assert reply.json()["error"].startswith("the platform's database cannot be used now")
+        page = world.get("/default/evals", Accept="text/html", Cookie="osmosis_session=planted")
+        assert page.status_code == 503 and "database cannot be used now" in page.text
+        for told in (reply.text, page.text):
+            assert str(world.postgres.data) not in told and "postgresql" not in told, (
+                "where it is, is nobody's business"
+            )
+        status = world.status()
+        assert status["status"] == "not ready" and {"database"} <= set(status["problems"])
+        assert "database" in world.refused("eval", "info", run.name)["message"]
 
-    world.postgres.start()
     world.require_equal(run)
     log = (world.platform.home.parent / "platform.log").read_text()
     assert "Traceback" not in log

@@ -97,7 +97,9 @@ class S3Server:
             start_new_session=True,
         )
         deadline = time.monotonic() + 120
-        while not (log.exists() and (found := re.search(r"server on \[http://([0-9.:]+)", log.read_text()))):
+        while not (
+            log.exists() and (found := re.search(r"server on \[http://([0-9.:]+)/?\]", log.read_text()))
+        ):
             assert self._server.poll() is None, "the store ended at once"
             assert time.monotonic() < deadline, "the store does not start"
             time.sleep(0.02)  # its log is all it says

@@ -179,6 +179,27 @@ def test_a_program_that_does_not_exist_leaves_no_descriptor_open(tmp_path: Path)
     assert len(os.listdir("/dev/fd")) == before
 
 
+def test_two_that_end_a_child_at_once_let_go_of_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = start("pass", tmp_path)
+    lifeline, closed, close = child._lifeline, [], os.close
+
+    def close_while_another_ends_it(descriptor: int) -> None:
+        if descriptor == lifeline:
+            closed.append(descriptor)
+            if len(closed) > 1:
+                return
+            other = threading.Thread(target=child.kill)
+            other.start()
+            other.join()
+        close(descriptor)
+
+    monkeypatch.setattr(os, "close", close_while_another_ends_it)
+    child.kill()
+    assert closed == [lifeline]
+
+
 async def test_a_log_is_appended_to_and_its_owners_alone(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "child.log"
     for word in ("one", "two"):

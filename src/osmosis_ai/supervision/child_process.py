@@ -133,6 +133,7 @@ class ChildProcess:
         contained: bool = False,
     ) -> None:
         self._lifeline = -1
+        self._letting_go = threading.Lock()
         self._contained = contained
         with contextlib.ExitStack() as ours:
             if isinstance(stdout, Path):
@@ -239,6 +240,8 @@ class ChildProcess:
             os.killpg(self._process.pid, number)
 
     def _close_lifeline(self) -> None:
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+        # Once only, whoever else ends the child now: a second time the number may be another file's.
+        with self._letting_go:
+            lifeline, self._lifeline = self._lifeline, -1
+        if lifeline >= 0:
+            os.close(lifeline)

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -67,3 +70,35 @@ def test_a_log_of_another_process_is_cleaned_without_touching_other_bytes(tmp_pa
     assert path.read_bytes() == b"key=[REDACTED]\n\xff\xfe kept\n"
     redact_file(tmp_path / "missing.log", Redactor(["hunter22"]))
     assert [entry.name for entry in tmp_path.iterdir()] == ["server.log"]
+
+
+def test_a_line_that_is_late_never_goes_into_a_file_that_was_opened_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A descriptor that was closed is the next file's: whoever is about to write to it is waited for."""
+    log = RunLog(tmp_path / "logs.txt", Redactor())
+    write, writing, go_on = os.write, threading.Event(), threading.Event()
+
+    def write_late(descriptor: int, line: bytes) -> int:
+        if b" late " in line:
+            writing.set()
+            assert go_on.wait(300)
+        return write(descriptor, line)
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(2) as threads:
+        patch.setattr(os, "write", write_late)
+        late = threads.submit(log.write, "run", "late")
+        try:
+            assert writing.wait(300)
+            closing = threads.submit(log.close)
+            # Where closing does not wait, it is over at once.
+            wait([closing], timeout=0.2)
+            other = (tmp_path / "other").open("wb")
+        finally:
+            go_on.set()
+        late.result(300)
+        closing.result(300)
+    other.close()
+    log.write("run", "too late")
+    assert (tmp_path / "other").read_bytes() == b""
+    assert [line for line in (tmp_path / "logs.txt").read_text().splitlines() if " late {}" in line]

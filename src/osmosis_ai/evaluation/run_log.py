@@ -9,7 +9,9 @@ An event is handed on as it is. Whoever shows or keeps one takes the secrets out
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -56,7 +58,7 @@ EventSink = Callable[[LogEvent, Redactor], None]
 
 
 class RunLog:
-    """Appends to a run's log; every line is flushed to the system, none to the disk.
+    """Appends to a run's log; every line is flushed to the system, none to the disk. Any thread may write, also late.
 
     Args:
         path: the log file, created with mode 0600.
@@ -67,6 +69,8 @@ class RunLog:
     def __init__(self, path: Path, redact: Redactor, *, echo: EventSink | None = None) -> None:
         self._redact = redact
         self._echo = echo
+        # A descriptor that is closed may be another file's at once: nobody writes to it, or closes it, meanwhile.
+        self._using = threading.Lock()
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def write(self, step: str, message: str, *, level: Level = "INFO", **details: Any) -> None:
@@ -75,16 +79,16 @@ class RunLog:
         event = LogEvent(datetime.now(timezone.utc), level, step, message, known)
         if self._echo is not None:
             self._echo(event, self._redact)
-        try:
-            os.write(self._descriptor, event.to_line(self._redact).encode("utf-8", "replace") + b"\n")
-        except OSError:
-            return
+        line = event.to_line(self._redact).encode("utf-8", "replace") + b"\n"
+        with self._using, suppress(OSError):
+            os.write(self._descriptor, line)
 
     def close(self) -> None:
-        """Release the file."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Release the file; what is written later is lost."""
+        with self._using:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
 
 
 def redact_server_logs(first: Path, redact: Redactor) -> None:

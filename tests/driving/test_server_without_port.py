@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -11,15 +12,16 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import aiohttp
 import pytest
 
 from osmosis_ai.driving import server_process
 from osmosis_ai.driving.server_process import RolloutServer, ServerSpec
-from osmosis_ai.supervision import PrivateSocket, open_server_session, server_url
+from osmosis_ai.supervision import PrivateSocket, open_server_session, server_address, server_url
 from osmosis_ai.supervision.server_address import socket_path
 
 pytestmark = pytest.mark.integration
@@ -246,3 +248,60 @@ def test_a_socket_is_made_where_another_process_sweeps_its_directory_at_once(
     listener = PrivateSocket()
     assert swept and Path(socket_path(listener.address) or "").is_socket()
     listener.remove()
+
+
+@pytest.fixture
+def lock(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The descriptor of the directory that is made for a socket, once it is."""
+    made = server_address._locked_directory
+    descriptors: list[int] = []
+
+    def noted() -> tuple[Path, int]:
+        directory, descriptor = made()
+        descriptors.append(descriptor)
+        return directory, descriptor
+
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
+    monkeypatch.setattr(server_address, "_locked_directory", noted)
+    return descriptors
+
+
+def test_a_socket_that_two_remove_at_once_is_closed_once(
+    lock: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closed a second time, its directory's descriptor may be another file's by then."""
+    close, closed = os.close, list[int]()
+
+    with ThreadPoolExecutor(1) as other:
+
+        def close_beside_another(descriptor: int) -> None:
+            if descriptor in lock:
+                closed.append(descriptor)
+                if len(closed) == 1:
+                    # Who does not wait for this one is through at once.
+                    wait([other.submit(listener.remove)], timeout=0.2)
+                    close(descriptor)
+            else:
+                close(descriptor)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "close", close_beside_another)
+            listener = PrivateSocket()
+            listener.remove()
+    assert len(closed) == 1
+
+
+def test_a_socket_that_can_not_be_made_leaves_nothing(
+    short_path: Path, lock: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    close, closed = os.close, list[int]()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", lambda descriptor: [closed.append(descriptor), close(descriptor)])
+        patch.setattr(socket, "socket", refuse)
+        with pytest.raises(OSError, match="Too many open files"):
+            PrivateSocket()
+    assert lock[0] in closed
+    assert list(short_path.iterdir()) == []

@@ -13,6 +13,7 @@ import os
 import shutil
 import socket
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
@@ -77,15 +78,16 @@ class PrivateSocket:
     """
 
     def __init__(self) -> None:
-        self._directory, self._lock = _locked_directory()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._directory, lock = _locked_directory()
         path = self._directory / _SOCKET_NAME
-        try:
+        with contextlib.ExitStack() as made:
+            made.callback(os.close, lock)
+            made.callback(shutil.rmtree, self._directory, ignore_errors=True)
+            self._socket = made.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             self._socket.bind(str(path))
             self._socket.listen(_BACKLOG)
-        except OSError:
-            self.remove()
-            raise
+            self._made = made.pop_all()
+        self._removing = threading.Lock()
         self.address = f"{_SCHEME}{quote(str(path), safe='')}"
 
     def fileno(self) -> int:
@@ -101,12 +103,10 @@ class PrivateSocket:
         return (self._directory / _SOCKET_NAME).is_socket()
 
     def remove(self) -> None:
-        """Be done with it."""
-        self._socket.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        """Be done with it; harmless when somebody is already."""
+        # Closed twice at once, a descriptor may be another's the second time.
+        with self._removing:
+            self._made.close()
 
 
 def _locked_directory() -> tuple[Path, int]:
@@ -119,6 +119,7 @@ def _locked_directory() -> tuple[Path, int]:
         except FileNotFoundError:
             continue
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # Who swept while that was waited for has removed it.
         if made.is_dir():
             _sweep(made.parent)
             return made, descriptor

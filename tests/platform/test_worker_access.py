@@ -215,6 +215,17 @@ def test_a_ticket_claims_for_ten_minutes_after_its_job_was_first_seen_running(
     access.authorize_run(ticket, run_id)
 
 
+@pytest.mark.parametrize("hours", [-24, -1, 1, 24])
+def test_a_ticket_is_good_for_no_day_more_because_a_clock_was_set(
+    access: WorkerAccess, run_id: str, clock: ManualClock, hours: int
+) -> None:
+    ticket = access.issue_ticket(run_id)
+    access.note_running(run_id)
+    clock.jump(hours * 3600)
+    assert refusal(access, ticket, offer()) == (401, "TICKET_VOID")
+    access.authorize_claim(access.issue_ticket(run_id), offer())
+
+
 def test_a_token_that_was_revoked_elsewhere_is_good_for_a_second_at_most(
     access: WorkerAccess, services: PlatformServices, clock: ManualClock, member: Member
 ) -> None:

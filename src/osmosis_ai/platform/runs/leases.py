@@ -11,7 +11,8 @@ transaction), on SQLite, which has none, the platform's. Clocks jump, so none is
 
 - set forward, a live lease looks expired; at worst its run is taken over early, and continues from its journal;
 - set back, an expiry lies further ahead than a lease lasts, which no clock at hand can have written: it counts as
-  expired, so a dead owner's run is not lost until the old time comes round again.
+  expired, so a dead owner's run is not lost until the old time comes round again. So does a pause of a run that nobody
+  is to claim for a while.
 
 A platform that was away gives every owner a whole new term before anybody may claim (:meth:`Leases.renew_all`).
 Neither can make two owners or a second outcome; that rests on the row alone.
@@ -24,8 +25,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, func, or_, select, update
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.db.engine import Database
@@ -37,6 +38,8 @@ LEASE = timedelta(seconds=30)
 """How long a lease lasts from each renewal on, unless the platform's config says otherwise."""
 # Between two readings of a healthy clock: the time that a row may have been written "ahead".
 CLOCK_SLACK = timedelta(seconds=1)
+LONGEST_PAUSE = timedelta(minutes=5)
+"""How far ahead ``claimable_at`` of a run is written at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +219,32 @@ def is_free(run: DbRun, now: datetime, term: timedelta = LEASE) -> bool:
     """Tell whether nobody owns the run, or its owner has been silent for too long."""
     if run.lease_token is None or run.lease_expires_at is None:
         return True
-    left = run.lease_expires_at - now
-    return left <= timedelta() or left > term + CLOCK_SLACK
+    return _is_over(run.lease_expires_at, now, term)
+
+
+def that_are_free(now: datetime, term: timedelta) -> ColumnElement[bool]:
+    """Return the condition of a query for running runs of which :func:`is_free` holds."""
+    return _are_over(DbRun.lease_expires_at, now, term)
+
+
+def is_due(run: DbRun, now: datetime) -> bool:
+    """Tell whether the run may be claimed, as far as nobody owns it: no pause keeps others from it."""
+    return run.claimable_at is None or _is_over(run.claimable_at, now, LONGEST_PAUSE)
+
+
+def that_are_due(now: datetime) -> ColumnElement[bool]:
+    """Return the condition of a query for runs of which :func:`is_due` holds."""
+    return _are_over(DbRun.claimable_at, now, LONGEST_PAUSE)
+
+
+def _is_over(until: datetime, now: datetime, longest: timedelta) -> bool:
+    return until <= now or until > now + longest + CLOCK_SLACK
+
+
+def _are_over(
+    until: InstrumentedAttribute[datetime | None], now: datetime, longest: timedelta
+) -> ColumnElement[bool]:
+    return or_(until.is_(None), until <= now, until > now + longest + CLOCK_SLACK)
 
 
 def _is_owner(run: DbRun | HeardRun, lease: Lease) -> bool:

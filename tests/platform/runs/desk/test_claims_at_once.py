@@ -6,11 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from sqlalchemy import select
 
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbWorkspace
 from osmosis_ai.platform.runs.desk.claims import Claims
+from osmosis_ai.platform.runs.execute.runs_to_execute import RunsToExecute
 from osmosis_ai.platform.runs.leases import LEASE, Leases
 from tests.platform.conftest import ManualClock
 from tests.platform.databases import postgres_database
@@ -27,7 +29,7 @@ def test_a_run_goes_to_one_worker_and_its_lease_runs_by_the_databases_clock() ->
         try:
             add_runs(db)
             # The clock of this machine is far behind; the database's decides.
-            clock = BehindClock()
+            clock = BehindClock(days=1)
             claims = Claims(db, Leases(db, clock))
             with ThreadPoolExecutor(4) as threads:
                 taken = list(threads.map(lambda _: claims.take(offer(), ANY), range(RUNS + 2)))
@@ -41,9 +43,32 @@ def test_a_run_goes_to_one_worker_and_its_lease_runs_by_the_databases_clock() ->
             db.dispose()
 
 
+def test_a_pause_that_is_over_for_the_database_is_over_for_a_platform_that_is_behind() -> None:
+    with postgres_database() as url:
+        db = Database(url)
+        db.migrate()
+        try:
+            add_runs(db)
+            now = datetime.now(timezone.utc)
+            with db.transaction() as session:
+                for number, run in enumerate(session.scalars(select(DbRun).order_by(DbRun.created_at))):
+                    # Of one workspace the oldest that is due is started, and each that was begun.
+                    run.status = "running" if number % 2 else "pending"
+                    run.claimable_at = now + timedelta(minutes=3 if number < 4 else -3)
+            runs = RunsToExecute(db, Leases(db, BehindClock(minutes=10)))
+            assert [run.id for run in runs.oldest_waiting(())] == ["run_4"]
+            begun = runs.that_go_on(runs.at_work(()).values())
+            assert {run.id for run in begun} == {f"run_{number}" for number in range(5, RUNS, 2)}
+        finally:
+            db.dispose()
+
+
 class BehindClock(SystemClock):
+    def __init__(self, **by: float) -> None:
+        self.by = timedelta(**by)
+
     def now(self) -> datetime:
-        return super().now() - timedelta(days=1)
+        return super().now() - self.by
 
 
 def add_runs(db: Database) -> None:

@@ -9,6 +9,7 @@ import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, NoReturn
 
 import orjson
@@ -36,6 +37,7 @@ from tests.platform.evaluations import ROWS, Code, Submits, submit_body
 from tests.platform.runs.desk.desk_workers import ANY, DeskWorker, offer, records
 
 RUNS = "/api/cli/eval-runs"
+HOUR = timedelta(hours=1)
 submitted = Submits(RUNS, submit_body).taken
 
 
@@ -443,6 +445,32 @@ def test_a_run_of_a_pool_fails_when_no_worker_gets_anything_done(
         "its worker died (signal 9); 3 workers in a row ended without getting anything done; see the run's log, then submit "
         "again."
     )
+
+
+@pytest.mark.parametrize("jump", [-24 * HOUR, -HOUR, HOUR, 24 * HOUR])
+def test_a_clock_that_jumps_keeps_no_run_that_was_put_off_from_its_next_worker(
+    api: TestClient, services: PlatformServices, clock: ManualClock, jump: timedelta
+) -> None:
+    submitted(api, advanced_config={"execution": {"pool": "gpu"}})
+    pool = ClaimScope(pool="gpu")
+    DeskWorker.claims(services, pool).releases(setback="its disk is full")
+    assert services.desk.claim(offer(), pool) is None, "not at once"
+    clock.jump(jump.total_seconds())
+    assert DeskWorker.claims(services, pool).assignment.lease.attempt == 2
+
+
+@pytest.mark.parametrize("jump", [-24 * HOUR, -HOUR, HOUR, 24 * HOUR])
+def test_a_stopped_run_of_a_pool_whose_worker_is_gone_ends_whatever_the_clock_says(
+    api: TestClient, services: PlatformServices, clock: ManualClock, jump: timedelta
+) -> None:
+    submitted(api, advanced_config={"execution": {"pool": "gpu"}})
+    worker = DeskWorker.claims(services, ClaimScope(pool="gpu"))
+    services.eval_runs.stop(worker.run.workspace_id, worker.run_id, by="mara")
+    services.desk.close_stopped()
+    assert worker.run.status == "running"
+    clock.jump(jump.total_seconds())
+    services.desk.close_stopped()
+    assert worker.run.status == "stopped"
 
 
 def test_workers_that_were_too_slow_for_their_lease_fail_no_run_and_those_that_are_gone_do(

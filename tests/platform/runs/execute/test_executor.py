@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,19 @@ def test_one_workspaces_queue_does_not_hold_up_another(
     bench.end(bench.started[1])
     bench.executor.round()
     assert bench.order == ["a", "z", "b"]
+
+
+@pytest.mark.parametrize("status", ["pending", "running"])
+@pytest.mark.parametrize("hours", [-24, -1, 1, 24])
+def test_a_run_that_was_put_off_starts_whatever_the_clock_says(
+    bench: Bench, member: Member, clock: ManualClock, status: str, hours: int
+) -> None:
+    bench.add("a", member, status=status, claimable_at=clock.now() + timedelta(minutes=2))
+    bench.executor.round()
+    assert bench.order == [], "not at once"
+    clock.jump(hours * 3600)
+    bench.executor.round()
+    assert bench.order == ["a"]
 
 
 def test_a_dead_worker_is_replaced_at_once_although_its_lease_has_not_expired(

@@ -10,7 +10,7 @@ import secrets
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select
@@ -22,7 +22,7 @@ from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.fitting import Machine
-from osmosis_ai.platform.runs.leases import CLOCK_SLACK, Lease, Leases
+from osmosis_ai.platform.runs.leases import Lease, Leases, that_are_due, that_are_free
 from osmosis_ai.platform.runs.lifecycle import OPEN
 
 # Of each workspace that many are looked at, of those that ask for the same so many: who waits for a machine that there is
@@ -134,12 +134,11 @@ class Claims:
     def stopped(self) -> list[str]:
         """Return the runs of pools that are to stop and that nobody works on."""
         with self._db.session() as session:
-            now = self._leases.now(session)
             asked = (
                 DbRun.status == "running",
                 DbRun.stop_requested_at.is_not(None),
                 DbRun.pool.is_not(None),
-                or_(DbRun.lease_expires_at.is_(None), DbRun.lease_expires_at <= now),
+                that_are_free(self._leases.now(session), self._leases.term),
             )
             return list(session.scalars(select(DbRun.id).where(*asked)))
 
@@ -172,7 +171,7 @@ class Claims:
     def _in_order(self, session: Session, scope: ClaimScope, run_id: str | None) -> list[WaitingRun]:
         """Return what waits, the run first whose workspace has the fewest at work; of one workspace the oldest."""
         now = self._leases.now(session)
-        rows = session.execute(_waiting(now, now + self._leases.term + CLOCK_SLACK, scope, run_id))
+        rows = session.execute(_waiting(now, self._leases.term, scope, run_id))
         waiting = [
             WaitingRun(
                 row.id, row.workspace_id, row.created_at, read_execution(row.request.get("advanced_config"))
@@ -190,24 +189,13 @@ class Claims:
         return sorted(waiting, key=lambda run: (at_work[run.workspace_id], run.created_at, run.id))
 
 
-def _waiting(now: datetime, latest: datetime, scope: ClaimScope, run_id: str | None) -> Select[Any]:
+def _waiting(now: datetime, term: timedelta, scope: ClaimScope, run_id: str | None) -> Select[Any]:
     """Return the query of runs in ``scope`` that nobody works on, of each workspace the oldest, and of those that the same
-    machines fit; ``latest`` is what a live lease's expiry can be.
+    machines fit.
     """
+    is_abandoned = and_(DbRun.status == "running", that_are_free(now, term))
     is_waiting = and_(
-        or_(
-            DbRun.status == "pending",
-            and_(
-                DbRun.status == "running",
-                or_(
-                    DbRun.lease_expires_at.is_(None),
-                    DbRun.lease_expires_at <= now,
-                    DbRun.lease_expires_at > latest,
-                ),
-            ),
-        ),
-        or_(DbRun.claimable_at.is_(None), DbRun.claimable_at <= now),
-        *_conditions(scope, run_id),
+        or_(DbRun.status == "pending", is_abandoned), that_are_due(now), *_conditions(scope, run_id)
     )
     age = (DbRun.created_at, DbRun.id)
     alike = func.row_number().over(partition_by=(DbRun.workspace_id, DbRun.needs), order_by=age)

@@ -25,7 +25,7 @@ from osmosis_ai.platform.runs.desk.journal_folding import JournalFolding
 from osmosis_ai.platform.runs.desk.uploads import RunUploads
 from osmosis_ai.platform.runs.eval_results import summarised_results
 from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER
-from osmosis_ai.platform.runs.leases import Lease, Leases
+from osmosis_ai.platform.runs.leases import LONGEST_PAUSE, Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import OPEN, LeaseLostError, Outcome
 from osmosis_ai.platform.runs.resume_state import forget_resume, newest_step
 from osmosis_ai.redaction import Redactor
@@ -35,7 +35,6 @@ FRUITLESS = {"eval": 3, "training": 12}
 training run's many hours are worth 20 minutes of waiting for memory or a GPU that somebody else holds; what an evaluation
 has journalled is there for the next one."""
 _FIRST_PAUSE = timedelta(seconds=0.5)
-_LONGEST_PAUSE = timedelta(minutes=5)
 _LATER = timedelta(seconds=10)
 _TURN_WITHIN_S = 5.0
 """How long whoever ends a run waits for another who does: each of them holds a thread."""
@@ -159,7 +158,7 @@ class RunClosing:
                 is_over = self._is_hopeless(run)
                 sentence = storable(request.setback).rstrip(".")
                 if not is_over:
-                    pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** max(0, run.fruitless - 1))
+                    pause = min(LONGEST_PAUSE, _FIRST_PAUSE * 2 ** max(0, run.fruitless - 1))
                     run.claimable_at = self._leases.now(session) + pause
                     again = f"(trying again in {pause.total_seconds():g} s)"
                     line = LogLine(f"{sentence} {again}", level="warning", step="run")

@@ -135,7 +135,7 @@ class ExecutorLoop:
         self._desk = parts.desk
         self._tickets = parts.tickets
         self._leases = Leases(parts.db, parts.clock, parts.config.lease_term)
-        self._runs = RunsToExecute(parts.db, parts.clock)
+        self._runs = RunsToExecute(parts.db, self._leases)
         self._executor = executor
         self._stop_grace_s = stop_grace_s
         self._jobs: dict[str, _Started] = {}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Set
 
-from sqlalchemy import ColumnElement, and_, bindparam, func, or_, select
+from sqlalchemy import and_, bindparam, func, or_, select
 from sqlalchemy.orm import load_only
 
-from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.runs.leases import Leases, is_due, that_are_due
 from osmosis_ai.platform.runs.lifecycle import OPEN
 
 # Built once: building a statement costs more than SQLite takes to answer it. Those that name a pool are for its workers.
@@ -40,12 +40,12 @@ class RunsToExecute:
 
     Args:
         db: where they are.
-        clock: says which may be claimed.
+        leases: of all runs; their clock says which may be claimed.
     """
 
-    def __init__(self, db: Database, clock: Clock) -> None:
+    def __init__(self, db: Database, leases: Leases) -> None:
         self._db = db
-        self._clock = clock
+        self._leases = leases
 
     def are_all(self, known: Set[str]) -> bool:
         """Tell whether there is no other open run: nearly always, ten times a second."""
@@ -59,35 +59,33 @@ class RunsToExecute:
 
     def that_go_on(self, runs: Iterable[DbRun]) -> list[DbRun]:
         """Return those of ``runs`` that were begun, are not to stop and may be claimed now."""
-        now = self._clock.now()
-        return [
-            run
-            for run in runs
-            if run.status == "running"
-            and run.stop_requested_at is None
-            and (run.claimable_at is None or run.claimable_at <= now)
-        ]
+        begun = [run for run in runs if run.status == "running" and run.stop_requested_at is None]
+        if all(run.claimable_at is None for run in begun):
+            return begun
+        with self._db.session() as session:
+            now = self._leases.now(session)
+        return [run for run in begun if is_due(run, now)]
 
     def oldest_waiting(self, but: Collection[str]) -> list[DbRun]:
         """Return of each workspace the run that was submitted first, of those that wait, ``but`` for some."""
-        oldest = (
-            select(DbRun.workspace_id, func.min(DbRun.created_at).label("created_at"))
-            .where(*_PENDING, self._is_due(), DbRun.id.not_in(but))
-            .group_by(DbRun.workspace_id)
-            .subquery()
-        )
-        is_oldest = and_(DbRun.workspace_id == oldest.c.workspace_id, DbRun.created_at == oldest.c.created_at)
         with self._db.session() as session:
-            return list(session.scalars(_OPEN_RUNS.join(oldest, is_oldest).where(*_PENDING, self._is_due())))
+            are_due = that_are_due(self._leases.now(session))
+            oldest = (
+                select(DbRun.workspace_id, func.min(DbRun.created_at).label("created_at"))
+                .where(*_PENDING, are_due, DbRun.id.not_in(but))
+                .group_by(DbRun.workspace_id)
+                .subquery()
+            )
+            is_oldest = and_(
+                DbRun.workspace_id == oldest.c.workspace_id, DbRun.created_at == oldest.c.created_at
+            )
+            return list(session.scalars(_OPEN_RUNS.join(oldest, is_oldest).where(*_PENDING, are_due)))
 
     def oldest(self, most: int) -> list[DbRun]:
         """Return the runs that were submitted first, at most so many."""
         asked = _OPEN_RUNS.order_by(DbRun.created_at, DbRun.id).limit(most)
         with self._db.session() as session:
             return list(session.scalars(asked))
-
-    def _is_due(self) -> ColumnElement[bool]:
-        return or_(DbRun.claimable_at.is_(None), DbRun.claimable_at <= self._clock.now())
 
 
 def fairest(runs: Iterable[DbRun], at_work: Mapping[str, int]) -> DbRun | None:

@@ -8,23 +8,10 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from osmosis_ai.ui.charts import (
-    ChartMark,
-    ChartPoint,
-    ChartSeries,
-    SvgChart,
-    TimeSpan,
-    bars,
-    bins,
-    counted_histogram,
-    forest,
-    histograms,
-    line,
-    scatter,
-    sparkline,
-    waterfall,
-)
-from osmosis_ai.ui.numbers import compact
+from osmosis_ai.ui.charts.bars import bars, bins, counted_histogram, histograms, waterfall
+from osmosis_ai.ui.charts.comparisons import forest, scatter
+from osmosis_ai.ui.charts.curves import line, sparkline
+from osmosis_ai.ui.charts.drawing import ChartMark, ChartPoint, ChartSeries, SvgChart, TimeSpan
 
 NAN = float("nan")
 HOSTILE = "</svg><script>alert(1)</script>\u202e{{ 7 }}"
@@ -49,9 +36,9 @@ def drawn(name: str = "judge") -> list[SvgChart]:
             marks=[ChartMark(0.5, name, name)],
             hollow=name,
         ),
-        bars([(name, 3.0), ("b", 0.0)], label=name, axis=name, number=number),
+        bars([(name, 3_000), ("b", 0)], label=name, axis=name),
         counted_histogram([0, 0.5, 1], [2, 1], name=name, label=name, axis=name),
-        waterfall([TimeSpan(name, name, 0, 5), TimeSpan(name, "b", None, None)], label=name),
+        waterfall([TimeSpan(name, name, 0, 5), TimeSpan(name, "b", NAN, NAN)], label=name),
     ]
 
 
@@ -86,7 +73,7 @@ def test_each_number_is_in_the_table_under_its_chart() -> None:
         "",
     ]
     assert list(curves.rows[-1]) == ["1", "", "", "0.500, judge"]
-    assert list(barred.rows[0]) == ["judge", "3.00"] and list(counted.rows[1]) == ["0.5 to 1", "1"]
+    assert list(barred.rows[0]) == ["judge", "3,000"] and list(counted.rows[1]) == ["0.5 to 1", "1"]
     assert list(times.rows[1]) == ["judge", "b", "not recorded", "not recorded"]
     assert all(len(row) == len(chart.head) for chart in drawn() for row in chart.rows)
 
@@ -222,7 +209,7 @@ def test_what_is_not_finite_has_its_name_in_the_table() -> None:
         ChartPoint(2, NAN),
         ChartPoint(3, 2.0),
     ]
-    chart = line([ChartSeries("a", points)], label="", axis="step", number=compact)
+    chart = line([ChartSeries("a", points)], label="", axis="step")
     assert [row[1] for row in chart.rows] == ["inf", "-inf", "nan", "2"]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from osmosis_ai.rubric.messages import RELIABLE, TENTATIVE, Wording
-from osmosis_ai.ui.charts import ChartPoint, ChartSeries, SvgChart, forest, histograms, scatter
+from osmosis_ai.ui.charts.bars import histograms
+from osmosis_ai.ui.charts.comparisons import forest, scatter
+from osmosis_ai.ui.charts.drawing import ChartPoint, ChartSeries, SvgChart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -154,7 +154,7 @@ class Histogram:
         """
         import numpy as np
 
-        from osmosis_ai.ui.charts import even_edges
+        from osmosis_ai.ui.charts.bars import even_edges
 
         if not rewards.size:
             return None

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from osmosis_ai.ui import numbers
-from osmosis_ai.ui.charts.drawing import LEFT, Drawing, PlotScale, SvgChart, TimeSpan, Written, colour, ticks
+from osmosis_ai.ui.charts.drawing import LEFT, Drawing, PlotScale, SvgChart, TimeSpan, colour, ticks
 from osmosis_ai.ui.text import visible
 
 Floats = NDArray[np.float64]
@@ -22,16 +22,18 @@ _ROW = 18
 _MOST = 200
 
 
-def bars(items: Sequence[tuple[str, float]], *, label: str, axis: str, number: Written) -> SvgChart:
-    """Return a bar for each of ``items`` (name and what is not below zero), under its name, its number at its end."""
-    drawing = Drawing.between(0.0, max([1e-9, *(value for _, value in items)]), room=84)
+def bars(items: Sequence[tuple[str, int]], *, label: str, axis: str) -> SvgChart:
+    """Return a bar for each of ``items`` (name and how many there are), under its name, its number at its end."""
+    drawing = Drawing.between(0.0, max([1, *(value for _, value in items)]), room=84)
     for row, (name, value) in enumerate(items):
         y, end = row * 34, drawing.x(value)
         drawing.title(name, y + 14)
         drawing.path("fill-1", f"M{LEFT} {y + 20}H{end}v10H{LEFT}Z")
-        drawing.text("tick", f"{drawing.x.place(value) + 6:.1f}", y + 29, number(value))
-    rows = [[name, number(value)] for name, value in items]
-    return drawing.chart(label, axis, 34 * len(items) + 4, ("Name", axis.capitalize()), rows)
+        drawing.text("tick", f"{drawing.x.place(value) + 6:.1f}", y + 29, numbers.count(value))
+    rows = [[name, numbers.count(value)] for name, value in items]
+    whole = [place for place in ticks(0.0, drawing.x.high) if place.is_integer()]
+    head = ("Name", axis.capitalize())
+    return drawing.chart(label, axis, 34 * len(items) + 4, head, rows, places=whole)
 
 
 def histograms(
@@ -101,12 +103,8 @@ def even_edges(low: float, high: float, parts: int) -> Floats:
 def bins(values: Floats, *, low: float, high: float) -> tuple[Floats, Floats]:
     """Return (centres, edges): one bin for each value that was given when they are few, else twenty."""
     given = np.unique(values)
-    steps = np.diff(given)
-    if (
-        2 <= given.size <= 2 * _BINS + 1
-        and np.isclose(steps / steps.min(), np.round(steps / steps.min())).all()
-    ):
-        step = float(steps.min())
+    if 2 <= given.size <= 2 * _BINS + 1:
+        step = float(np.diff(given).min())
         parts = round((high - low) / step)
         if parts <= 2 * _BINS and np.isclose((given - low) / step % 1, 0).all():
             centres: Floats = np.linspace(low, low + parts * step, parts + 1)
@@ -117,35 +115,26 @@ def bins(values: Floats, *, low: float, high: float) -> tuple[Floats, Floats]:
 
 def waterfall(spans: Sequence[TimeSpan], *, label: str) -> SvgChart:
     """Return a row for each of ``spans``, of the first 200; one whose times are not known stands in the table alone."""
-    timed = [
-        (each, each.start_ms, each.duration_ms)
-        for each in spans
-        if each.start_ms is not None and each.duration_ms is not None
-    ]
-    end_s = max((start + lasts for _, start, lasts in timed), default=1.0) / 1000 or 1e-3
-    drawing = Drawing.between(0.0, end_s, left=_NAMES)
-    fills = {
-        kind: f"fill-{colour(place)}" for place, kind in enumerate(dict.fromkeys(each.kind for each in spans))
-    }
+    timed = [each for each in spans if math.isfinite(each.start_ms + each.duration_ms)]
+    end_s = max((each.start_ms + each.duration_ms for each in timed), default=1.0) / 1000 or 1e-3
+    drawing, drawn = Drawing.between(0.0, end_s, left=_NAMES), timed[:_MOST]
+    kinds = dict.fromkeys(each.kind for each in spans)
+    fills = {kind: f"fill-{colour(place)}" for place, kind in enumerate(kinds)}
     for kind, fill in fills.items():
         drawing.key(kind, f'<path class="{fill}" d="M1 2h12v10h-12Z"/>')
-    for row, (each, start, lasts) in enumerate(timed[:_MOST]):
+    for row, each in enumerate(drawn):
         y = row * _ROW
-        left = drawing.x.place(start / 1000)
+        left = drawing.x.place(each.start_ms / 1000)
         # At least a pixel: what was quick happened as well.
-        width = max(drawing.x.place((start + lasts) / 1000) - left, 1.0)
+        width = max(drawing.x.place((each.start_ms + each.duration_ms) / 1000) - left, 1.0)
         drawing.text("tick end", _NAMES - 8, y + 13, visible(each.name)[:22])
         bar = f"M{left:.1f} {y + 3}h{width:.1f}v12h{-width:.1f}Z"
-        drawing.path(fills[each.kind], bar, f"{each.name}: {numbers.duration(lasts / 1000)}, {each.kind}")
-    return drawing.chart(
-        label,
-        "seconds",
-        _ROW * min(len(timed), _MOST) + 4,
-        ("What", "Kind", "Began after", "Took"),
-        [[each.name, each.kind, _written(each.start_ms), _written(each.duration_ms)] for each in spans],
-        notes=[f"The drawing has the first {_MOST} of {len(timed):,}."] if len(timed) > _MOST else [],
-    )
+        drawing.path(fills[each.kind], bar, f"{each.name}: {_written(each.duration_ms)}, {each.kind}")
+    head = ("What", "Kind", "Began after", "Took")
+    rows = [[each.name, each.kind, _written(each.start_ms), _written(each.duration_ms)] for each in spans]
+    notes = [f"The drawing has the first {_MOST} of {len(timed):,}."] if len(timed) > _MOST else []
+    return drawing.chart(label, "seconds", _ROW * len(drawn) + 4, head, rows, notes=notes)
 
 
-def _written(ms: float | None) -> str:
-    return numbers.NOT_RECORDED if ms is None else numbers.duration(ms / 1000)
+def _written(ms: float) -> str:
+    return numbers.NOT_RECORDED if math.isnan(ms) else numbers.duration(ms / 1000)

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from osmosis_ai.ui.charts.drawing import (
-    LEFT,
-    ChartSeries,
-    Drawing,
-    PlotScale,
-    SvgChart,
-    Written,
-    colour,
-    ticks,
-)
+from osmosis_ai.ui.charts.drawing import ChartSeries, Drawing, PlotScale, SvgChart, Written, colour, ticks
 
 _ENDS = ("Interval from", "to")
 
@@ -49,17 +40,15 @@ def forest(
         drawing.title(name, row * height + 18)
     for line in lines:
         drawing.path("limit", f"M{x(line)} 0V{bottom}")
+    rows: list[list[str]] = []
     for place, measure in enumerate(measures):
         for point in measure.points:
             y = point.y * height + 34 + 18 * place
             if ends := point.interval:
                 drawing.path(f"line-{colour(place)}", f"M{x(ends[0])} {y:g}H{x(ends[1])}")
             drawing.mark(place, x.place(point.x), y)
-    rows = [
-        [f"{names[int(point.y)]}, {measure.name}", *map(number, (point.x, point.low, point.high))]
-        for measure in measures
-        for point in measure.points
-    ]
+            named = f"{names[int(point.y)]}, {measure.name}"
+            rows.append([named, *map(number, (point.x, point.low, point.high))])
     head = (axis.capitalize(), "Value", *_ENDS)
     drawing.name(measures)
     return drawing.chart(label, axis, bottom, head, rows)
@@ -88,10 +77,11 @@ def scatter(
     margin = 0.03 * (high - low)
     drawing = Drawing.between(low - margin, high + margin)
     x, y = drawing.x, PlotScale(low - margin, high + margin, 390, 26)
-    drawing.text("axis", LEFT, 14, axes[1])
+    drawing.text("axis", x.first, 14, axes[1])
     drawing.grid(y, ticks(low, high), lambda value: f"{value:g}")
     drawing.path("limit", f"M{x(low)} {y(low)}L{x(high)} {y(high)}")
-    for place, (_, points) in enumerate(series):
+    rows: list[list[str]] = []
+    for place, (name, points) in enumerate(series):
         kind = f"line-{colour(place)}"
         if joined and len(points) > 1:
             drawing.path(kind, "M" + "L".join(f"{x(point.x)} {y(point.y)}" for point in points))
@@ -100,11 +90,7 @@ def scatter(
                 drawing.path(kind, f"M{x(point.x)} {y(ends[0])}V{y(ends[1])}")
         for point in points:
             drawing.mark(place, x.place(point.x), y.place(point.y))
-    rows = [
-        [name, *map(number, point[:4]), "" if point.over is None else f"{point.over:,}"]
-        for name, points in series
-        for point in points
-    ]
+            rows.append([name, *map(number, point[:4]), "" if point.over is None else f"{point.over:,}"])
     head = ("Series", axes[0].capitalize(), axes[1].capitalize(), *_ENDS, counted)
     drawing.name(series)
     return drawing.chart(label, axes[0], 390, head, rows, places=ticks(low, high))

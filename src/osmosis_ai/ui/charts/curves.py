@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import cycle
 from math import isfinite
-from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup, escape
@@ -50,7 +49,6 @@ def line(
     *,
     label: str,
     axis: str,
-    number: Written = numbers.number,
     smoothing: float = 0.0,
     marks: Sequence[ChartMark] = (),
     hollow: str = "",
@@ -59,15 +57,14 @@ def line(
 
     Args:
         axis: what ``x`` counts.
-        number: how a number is written in the table.
         smoothing: from 0 (none) to below 1, how much of what came before a point has; the raw line stays, paler.
         marks: what happened on the way.
         hollow: what a hollow point means.
     """
-    curves = [_Curve.of(each.points) for each in series]
-    first, last = _ends([*(each.x for each in curves), np.array([each.x for each in marks])])
+    curves = [_numbers(each.points) for each in series]
+    first, last = _ends([*(along for along, *_ in curves), np.array([each.x for each in marks])])
     drawing = Drawing.between(first, last if last > first else first + 1)
-    low, high = _ends([part for each in curves for part in each[1:]])
+    low, high = _ends([each[1:].ravel() for each in curves])
     if low == high == 0:
         high = 1.0  # of shares and counts that are all zero none is below it
     margin = 0.04 * (high - low) or 0.5
@@ -78,13 +75,13 @@ def line(
         drawing.path("limit", f"M{x(each.x)} {_TOP}V{_BOTTOM}")
         drawing.path("event", f"M{x(each.x)} {_TOP}{shapes[each.kind]}", each.text)
     for place, (curve, (_, points)) in enumerate(zip(curves, series, strict=True)):
-        _draw(drawing, place, curve.on(x, y), points, smoothing)
+        _draw(drawing, place, (_placed(curve[0], x), *_placed(curve[1:], y)), points, smoothing)
     drawing.name(series)
     for kind, shape in shapes.items():
         drawing.key(kind, f'<path class="event" d="M7 11{shape}"/>')
     if hollow and any(point.hollow for each in series for point in each.points):
         drawing.key(hollow, mark(0, 7, 7, hollow=True))
-    rows, notes = _table(series, axis, number, hollow)
+    rows, notes = _table(series, axis, hollow)
     notes += [f"{each.kind} at {axis} {each.x:g}: {each.text}" for each in marks]
     head = (axis.capitalize(), *(each.name for each in series))
     # What is counted has no halves, however few points there are.
@@ -111,27 +108,17 @@ def sparkline(
     )
 
 
-class _Curve(NamedTuple):
-    """A curve in numbers, or in units of the drawing; NaN for what there is not."""
+def _numbers(points: Sequence[ChartPoint]) -> Floats:
+    """Return points' places, their numbers, and both ends of their intervals, a row each; NaN for what there is not."""
+    # A float of None is NaN here; infinity has no place on a drawing either.
+    found: Floats = np.array([point[:4] for point in points], dtype=np.float64).reshape(-1, 4).T
+    found[~np.isfinite(found)] = np.nan
+    return found
 
-    x: Floats
-    y: Floats
-    low: Floats
-    high: Floats
 
-    @classmethod
-    def of(cls, points: Sequence[ChartPoint]) -> _Curve:
-        # A float of None is NaN here; infinity has no place on a drawing either.
-        found = np.array([point[:4] for point in points], dtype=np.float64).reshape(-1, 4)
-        found[~np.isfinite(found)] = np.nan
-        return cls(*found.T)
-
-    def on(self, x: PlotScale, y: PlotScale) -> _Curve:
-        """Return the same in units of the drawing."""
-        placed = zip(self, (x, y, y, y), strict=True)
-        return _Curve(
-            *(np.interp(each, (scale.low, scale.high), (scale.first, scale.last)) for each, scale in placed)
-        )
+def _placed(values: Floats, scale: PlotScale) -> Floats:
+    """Return where numbers lie on the drawing, in its units."""
+    return np.interp(values, (scale.low, scale.high), (scale.first, scale.last))
 
 
 def _ends(values: Sequence[Floats]) -> tuple[float, float]:
@@ -141,18 +128,19 @@ def _ends(values: Sequence[Floats]) -> tuple[float, float]:
 
 
 def _draw(
-    drawing: Drawing, place: int, curve: _Curve, points: Sequence[ChartPoint], smoothing: float
+    drawing: Drawing, place: int, curve: Sequence[Floats], points: Sequence[ChartPoint], smoothing: float
 ) -> None:
     """Add a curve in units of the drawing: its band, its raw line, the smooth one over it, and its marks."""
-    shown, runs = _smooth(curve.y, smoothing), _runs(curve.y)
-    bands = [_band(curve, run) for run in _runs(curve.low + curve.high)]
+    along, raw, low, high = curve
+    shown, runs = _smooth(raw, smoothing), _runs(raw)
+    bands = [_band(along[run], low[run], high[run]) for run in _runs(low + high)]
     drawing.path(f"band-{colour(place)}", "".join(bands))
-    for kind, up in ((" raw", curve.y), ("", shown)) if smoothing else (("", shown),):
-        drawing.path(f"line-{colour(place)}{kind}", "".join(_polyline(curve.x, up, run) for run in runs))
-    known = np.flatnonzero(np.isfinite(curve.y)).tolist()
+    for kind, up in ((" raw", raw), ("", shown)) if smoothing else (("", shown),):
+        drawing.path(f"line-{colour(place)}{kind}", "".join(_polyline(along[run], up[run]) for run in runs))
+    known = np.flatnonzero(np.isfinite(raw)).tolist()
     marked = known if len(known) <= _FEW else known[:: -(-len(known) // 8)]
     for each in sorted({*marked, *(each for each in known if points[each].hollow)}):
-        drawing.mark(place, curve.x[each], shown[each], hollow=points[each].hollow)
+        drawing.mark(place, along[each], shown[each], hollow=points[each].hollow)
 
 
 def _smooth(values: Floats, weight: float) -> Floats:
@@ -181,22 +169,22 @@ def _starts(along: Floats) -> Places:
     return np.flatnonzero(np.diff(along // _COLUMN, prepend=-1))
 
 
-def _polyline(along: Floats, up: Floats, run: Places) -> str:
-    starts, last = _starts(along[run]), run.size - 1
-    columns = np.searchsorted(starts, np.arange(run.size), side="right")
-    order = np.lexsort((up[run], columns))
+def _polyline(along: Floats, up: Floats) -> str:
+    starts, last = _starts(along), along.size - 1
+    columns = np.searchsorted(starts, np.arange(along.size), side="right")
+    order = np.lexsort((up, columns))
     ends = np.append(starts[1:] - 1, last)
-    run = run[np.unique(np.concatenate([order[starts], order[ends], [0, last]]))]
+    drawn = np.unique(np.concatenate([order[starts], order[ends], [0, last]]))
     # A round cap makes a dot of a point that has no neighbour.
-    return _steps(along[run], up[run]) + ("h0" if run.size == 1 else "")
+    return _steps(along[drawn], up[drawn]) + ("h0" if drawn.size == 1 else "")
 
 
-def _band(curve: _Curve, run: Places) -> str:
-    starts = _starts(curve.x[run])
-    along = curve.x[run][starts]
+def _band(along: Floats, low: Floats, high: Floats) -> str:
+    starts = _starts(along)
+    columns = along[starts]
     # Down the drawing its units grow.
-    low, high = np.maximum.reduceat(curve.low[run], starts), np.minimum.reduceat(curve.high[run], starts)
-    return _steps(np.append(along, along[::-1]), np.append(high, low[::-1])) + "Z"
+    lower, upper = np.maximum.reduceat(low, starts), np.minimum.reduceat(high, starts)
+    return _steps(np.append(columns, columns[::-1]), np.append(upper, lower[::-1])) + "Z"
 
 
 def _steps(along: Floats, up: Floats) -> str:
@@ -213,9 +201,7 @@ def _tenths(step: int) -> str:
     return ("-" if step < 0 else " ") + (f"{whole or ''}.{tenth}" if tenth else str(whole))
 
 
-def _table(
-    series: Sequence[ChartSeries], axis: str, number: Written, hollow: str
-) -> tuple[list[list[str]], list[str]]:
+def _table(series: Sequence[ChartSeries], axis: str, hollow: str) -> tuple[list[list[str]], list[str]]:
     """Return a row for each place of the axis, of many a hundred, and what is left out."""
     places = sorted({point.x for each in series for point in each.points})
     listed, notes = places, []
@@ -223,13 +209,13 @@ def _table(
         listed = [places[round(row * (len(places) - 1) / (_ROWS - 1))] for row in range(_ROWS)]
         notes = [f"The table has {_ROWS} of {len(places):,} places of {axis}."]
     found = [{point.x: point for point in each.points} for each in series]
-    rows = [[f"{x:g}", *(_written(each.get(x), number, hollow) for each in found)] for x in listed]
+    rows = [[f"{x:g}", *(_written(each.get(x), hollow) for each in found)] for x in listed]
     return rows, notes
 
 
-def _written(point: ChartPoint | None, number: Written, hollow: str) -> str:
+def _written(point: ChartPoint | None, hollow: str) -> str:
     if point is None:
         return ""
-    between = " ({} to {})".format(*map(number, point.interval)) if point.interval else ""
+    between = " ({} to {})".format(*map(numbers.compact, point.interval)) if point.interval else ""
     over = "" if point.over is None else f" over {point.over:,}"
-    return f"{number(point.y)}{between}{over}" + (f", {hollow}" if point.hollow and hollow else "")
+    return f"{numbers.compact(point.y)}{between}{over}" + (f", {hollow}" if point.hollow and hollow else "")

@@ -60,14 +60,14 @@ class TimeSpan(NamedTuple):
 
     Attributes:
         kind: equal ones have equal colours.
-        start_ms: after the first began; None where that is not known.
-        duration_ms: None where that is not known.
+        start_ms: after the first began; NaN where that is not known.
+        duration_ms: NaN where that is not known.
     """
 
     name: str
     kind: str
-    start_ms: float | None
-    duration_ms: float | None
+    start_ms: float
+    duration_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Drawing:
         if d:
             self._parts.append(f'<path class="{kind}" d="{d}"{inside}')
 
-    def text(self, kind: str, x: int | str, y: int | str, said: str) -> None:
+    def text(self, kind: str, x: float | str, y: float | str, said: str) -> None:
         """Add words of a class."""
         self._parts.append(f'<text class="{kind}" x="{x}" y="{y}">{escape(visible(said))}</text>')
 

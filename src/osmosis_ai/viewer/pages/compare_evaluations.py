@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.comparison import tables
@@ -19,11 +19,10 @@ from osmosis_ai.evaluation.comparison.run_pairs import mean_rewards
 from osmosis_ai.evaluation.comparison.run_samples import RunSamples
 from osmosis_ai.evaluation.comparison.words import row_counts
 from osmosis_ai.ui import numbers
+from osmosis_ai.ui.charts.comparisons import forest, scatter
+from osmosis_ai.ui.charts.drawing import ChartPoint, ChartSeries, SvgChart
 from osmosis_ai.viewer.access import Viewing
 from osmosis_ai.viewer.queries import Words, query_string, word
-
-if TYPE_CHECKING:
-    from osmosis_ai.ui.charts import SvgChart
 
 RowHref = Callable[[str, tuple[str, str]], str]
 
@@ -130,8 +129,6 @@ def _candidate(
 
 def _forest(comparison: RunComparison) -> SvgChart | None:
     """Return the deciding difference of every candidate, and of its slices, with the line of no difference."""
-    from osmosis_ai.ui.charts import ChartPoint, ChartSeries, forest
-
     names: list[str] = []
     points: list[ChartPoint] = []
     for candidate in comparison.candidates:
@@ -162,8 +159,6 @@ def _forest(comparison: RunComparison) -> SvgChart | None:
 
 def _scatter(candidate: ComparedCandidate, a: RunSamples, b: RunSamples) -> SvgChart | None:
     """Return each common row by its mean rewards in both runs; rows of the same means are one point."""
-    from osmosis_ai.ui.charts import ChartPoint, ChartSeries, scatter
-
     matched = candidate.comparability.matched
     if matched is None:
         return None

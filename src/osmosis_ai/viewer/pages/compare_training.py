@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from osmosis_ai.evaluation.comparison.tables import ComparedTable
 from osmosis_ai.training.runs import run_differences
 from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.training.runs.run_differences import ComparedTraining, TrainingDifferences
-from osmosis_ai.ui import numbers
+from osmosis_ai.ui.charts.drawing import ChartSeries, SvgChart
+from osmosis_ai.ui.numbers import MISSING
 from osmosis_ai.viewer.access import Viewing
 from osmosis_ai.viewer.pages.training import chart_points
 from osmosis_ai.viewer.source import RunDetail
-
-if TYPE_CHECKING:
-    from osmosis_ai.ui.charts import SvgChart
 
 _DRAWN = ("rollout/raw_reward", "eval/validation/reward", "train/kl_base", "rollout/response_lengths")
 
@@ -52,7 +50,7 @@ def _compared(run: RunDetail, curves: TrainingCurves) -> ComparedTraining:
 
 
 def _charts(names: Sequence[str], curves: Sequence[TrainingCurves]) -> Iterator[SvgChart]:
-    from osmosis_ai.ui.charts import ChartSeries, line
+    from osmosis_ai.ui.charts.curves import line
 
     for key in _DRAWN:
         drawn = [
@@ -63,7 +61,7 @@ def _charts(names: Sequence[str], curves: Sequence[TrainingCurves]) -> Iterator[
         ]
         if len(drawn) >= 2:
             series = [ChartSeries(name, chart_points(curve, hollow=False)) for name, curve in drawn]
-            yield line(series, label=drawn[0][1].title, axis="step", number=numbers.compact)
+            yield line(series, label=drawn[0][1].title, axis="step")
 
 
 def _settings(names: Sequence[str], differences: Sequence[TrainingDifferences]) -> ComparedTable:
@@ -73,8 +71,7 @@ def _settings(names: Sequence[str], differences: Sequence[TrainingDifferences]) 
             row = values.setdefault(setting.key, [setting.a] * len(names))
             row[place] = setting.b
     rows = [
-        (key, *(numbers.MISSING if value is None else str(value) for value in row))
-        for key, row in values.items()
+        (key, *(MISSING if value is None else str(value) for value in row)) for key, row in values.items()
     ] or [("all settings", *("same" for _ in names))]
     return ComparedTable("Configured differently", ("Setting", *names), rows, range(len(names) + 1))
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
@@ -18,6 +17,7 @@ from osmosis_ai.evaluation.conversation import (
     json_text,
     spans,
 )
+from osmosis_ai.ui.charts.drawing import SvgChart, TimeSpan
 from osmosis_ai.ui.shell import NavItem
 from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import RenderedPage, Viewing
@@ -25,9 +25,6 @@ from osmosis_ai.viewer.read_sample import ReadSample, conversation_in, outcome_o
 from osmosis_ai.viewer.shown_steps import ShownSteps, shown_steps
 from osmosis_ai.viewer.source import RunEntry, SampleEntry, SampleQuery
 from osmosis_ai.viewer.validation import validated_sample
-
-if TYPE_CHECKING:
-    from osmosis_ai.ui.charts import SvgChart
 
 HIDEABLE = ("system", "tools", "reasoning")
 WORDS = ("show", "from", "with", "text", "hide", "elsewhere")
@@ -196,7 +193,7 @@ def _artifacts(view: Viewing, run: str, sample: SampleEntry) -> Sequence[StoredA
 
 
 def _waterfall(conversation: Conversation) -> SvgChart | None:
-    from osmosis_ai.ui.charts import TimeSpan, waterfall
+    from osmosis_ai.ui.charts.bars import waterfall
 
     timed = [
         TimeSpan(

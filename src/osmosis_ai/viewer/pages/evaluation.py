@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.comparison.run_slices import RunSlice, run_slices
 from osmosis_ai.evaluation.headline import few_scored
 from osmosis_ai.evaluation.result_words import few_scored_bounds, number_lines, sample_counts, sentence
 from osmosis_ai.evaluation.run_places import RunKind
+from osmosis_ai.ui.charts.drawing import SvgChart
 from osmosis_ai.ui.numbers import interval
 from osmosis_ai.viewer.access import LiveChanges, RenderedPage, Viewing
 from osmosis_ai.viewer.live import is_over
 from osmosis_ai.viewer.queries import Words, query_string, word
 from osmosis_ai.viewer.source import FailureCount, RunDetail, RunEntry
-
-if TYPE_CHECKING:
-    from osmosis_ai.ui.charts import SvgChart
 
 LOG_LINES = 20
 _FAILURES = 50
@@ -98,7 +96,7 @@ def _rewards(detail: RunDetail) -> SvgChart | None:
     found = detail.rewards
     if found is None or not any(found.counts):
         return None
-    from osmosis_ai.ui.charts import counted_histogram
+    from osmosis_ai.ui.charts.bars import counted_histogram
 
     scored = f"{sum(found.counts):,} scored samples"
     return counted_histogram(

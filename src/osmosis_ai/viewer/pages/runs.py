@@ -55,7 +55,7 @@ def page(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) ->
 
 def _trend(run: RunEntry) -> Markup:
     """Return how the last runs of its config came out, this one the last."""
-    from osmosis_ai.ui.charts import sparkline
+    from osmosis_ai.ui.charts.curves import sparkline
 
     is_rate = run.kind == "eval"
     return sparkline(

@@ -7,22 +7,20 @@ from dataclasses import replace
 from functools import partial
 from math import isfinite
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.headline import LEAST_SCORED, few_scored
 from osmosis_ai.training.runs.curves import CurveMark, CurveValue, SavedAdapter, TrainingCurves, ViewedCurve
 from osmosis_ai.training.runs.validation_headline import ValidationHeadline
-from osmosis_ai.ui.numbers import compact, number, percent
+from osmosis_ai.ui.charts.drawing import ChartMark, ChartPoint, ChartSeries, SvgChart
+from osmosis_ai.ui.numbers import number, percent
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.pages.evaluation import flat_config, known_facts, live_changes, log_tail
 from osmosis_ai.viewer.queries import Words, word
 from osmosis_ai.viewer.read_sample import outcome_of
 from osmosis_ai.viewer.source import RunDetail, RunEntry
 from osmosis_ai.viewer.validation import validated_entry
-
-if TYPE_CHECKING:
-    from osmosis_ai.ui.charts import ChartPoint, SvgChart
 
 SMOOTHINGS: Mapping[str, str] = {"0": "none", "0.6": "0.6", "0.9": "0.9", "0.97": "0.97"}
 _CHARTS: Sequence[tuple[str, Sequence[str]]] = (
@@ -181,7 +179,7 @@ def _hollow_sentence(curves: TrainingCurves) -> str | None:
 
 
 def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
-    from osmosis_ai.ui.charts import ChartMark, ChartSeries, line
+    from osmosis_ai.ui.charts.curves import line
 
     marks = [ChartMark(mark.step, mark.kind, mark.text) for mark in _drawn(curves.marks)]
     for place, (title, keys) in enumerate(_CHARTS):
@@ -191,7 +189,6 @@ def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
                 [ChartSeries(curve.title, chart_points(curve)) for curve in found],
                 label=title,
                 axis="step",
-                number=compact,
                 # A validation stands on enough samples of its own to be read as it is, and is drawn with its interval.
                 smoothing=0.0 if keys[0].startswith("eval/") else smoothing,
                 marks=marks if place < 2 else (),
@@ -201,8 +198,6 @@ def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
 
 def chart_points(curve: ViewedCurve, *, hollow: bool = True) -> list[ChartPoint]:
     """Return a curve's points as charts take them; ``hollow`` is whether some are drawn as such."""
-    from osmosis_ai.ui.charts import ChartPoint
-
     return [
         ChartPoint(point.step, point.value, point.low, point.high, point.over, hollow and is_hollow(point))
         for point in curve.points

@@ -112,6 +112,24 @@ def test_the_run_page_leads_to_failures_to_flaky_rows_and_to_the_run_before(page
     assert "OPENAI_API_KEY" in text and "--retry-failed" in text and "evaluation.n" in text
 
 
+def test_failures_are_drawn_by_what_failed_and_nothing_is_drawn_of_none() -> None:
+    entry = a_run("calm-fern-1", headline=Headline(planned=20))
+    kinds = [FailureCount("agent", f"kind{place}", 20 - place, (place, 0)) for place in range(12)]
+    kinds[1] = FailureCount(None, None, 19, (1, 0))
+    pages = visitor(FakeSource([entry], {"calm-fern-1": RunDetail(entry, failures=kinds)}))
+    for text in (
+        page_text(pages.get("/evals/calm-fern-1")),
+        pages.get("/evals/calm-fern-1", headers={"X-Live-Part": "failures"}).text,
+    ):
+        figure = text.partition("<figure")[2].partition("</figure>")[0]
+        assert 'aria-label="Failures by boundary and category"' in figure
+        rows = re.findall(r'<th scope="row">([^<]*)</th><td>(\d+)</td>', figure)
+        assert rows[:3] == [("agent, kind0", "20"), ("not known", "19"), ("agent, kind2", "18")]
+        assert len(rows) == figure.count('class="fill-1"') == 10 and "kind11" in text
+    bare = visitor(FakeSource([entry], {"calm-fern-1": RunDetail(entry)}))
+    assert "<figure" not in page_text(bare.get("/evals/calm-fern-1"))
+
+
 @pytest.mark.parametrize(
     "path", ["", "/samples", "/samples?group=row", "/log", "/samples?q=w%C3%B6rd&in=conversations"]
 )

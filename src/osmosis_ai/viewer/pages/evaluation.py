@@ -19,6 +19,7 @@ from osmosis_ai.viewer.source import FailureCount, RunDetail, RunEntry
 
 LOG_LINES = 20
 _FAILURES = 50
+_BARS = 10
 _MOST_SLICED = 5_000
 
 
@@ -46,6 +47,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             if estimates
             else [],
             "failures": detail.failures[:_FAILURES],
+            "failed": _failed(detail),
             "example_href": lambda failure: view.sample_href(run, *failure.example) + _filter(failure),
             "failures_href": lambda failure: samples + _filter(failure),
             "rewards": _rewards(detail),
@@ -90,6 +92,19 @@ def live_changes(view: Viewing, kind: RunKind, run: str) -> LiveChanges | None:
 def _filter(failure: FailureCount) -> str:
     """Return the query that finds all samples that failed so."""
     return query_string({"outcome": "unscored", "boundary": failure.boundary, "category": failure.category})
+
+
+def _failed(detail: RunDetail) -> SvgChart | None:
+    """Return how many samples failed of what, where any did."""
+    if not detail.failures:
+        return None
+    from osmosis_ai.ui.charts.bars import bars
+
+    named = [
+        (", ".join(filter(None, (each.boundary or "not known", each.category))), each.count)
+        for each in detail.failures[:_BARS]
+    ]
+    return bars(named, label="Failures by boundary and category", axis="failures")
 
 
 def _rewards(detail: RunDetail) -> SvgChart | None:

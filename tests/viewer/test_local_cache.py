@@ -6,6 +6,8 @@ import os
 import shutil
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -267,6 +269,23 @@ def test_an_index_that_another_viewer_is_making_is_waited_for(tmp_path: Path) ->
     assert (file.path, file.problem) == (path, None)
     for each in (file, other):
         each.close()
+
+
+def test_who_opens_an_index_takes_no_lock_from_who_has_it_open(tmp_path: Path) -> None:
+    def opened() -> CacheFile:
+        return CacheFile(tmp_path / "cache", "run", tmp_path, "CREATE TABLE a (b)")
+
+    def seen_by_another_process(path: Path) -> str:
+        asks = "import sqlite3, sys; print(*sqlite3.connect(sys.argv[1]).execute('SELECT count(*) FROM a').fetchone())"
+        return subprocess.run([sys.executable, "-c", asks, str(path)], capture_output=True, text=True).stdout
+
+    with closing(opened()) as first:
+        first.connection.execute("INSERT INTO a VALUES (1)")
+        opened().close()
+        # Who comes last and goes takes the log away, unless somebody's lock says that it is used.
+        assert seen_by_another_process(first.path) == "1\n"
+        first.connection.execute("INSERT INTO a VALUES (2)")
+        assert seen_by_another_process(first.path) == "2\n"
 
 
 def test_numbers_of_a_part_of_the_journal_are_not_taken_for_all_of_it(local: LocalPlace) -> None:

@@ -2,7 +2,9 @@
 
 Invariant: deleting one costs time and nothing else, and no file is written but one that this module made: a regular one
 of this user, with one name, that says so in its header. One of another release has another name. Where none can be
-written (no room, no right, something else in its place) it is kept in memory, which the reader is told.
+written (no room, no right, something else in its place) it is kept in memory, which the reader is told. Nobody but
+SQLite opens one that is there: closing any descriptor of a file gives up all locks that this process has on it, those
+of another thread's connection, too (https://sqlite.org/howtocorrupt.html, section 2.2).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import sqlite3
 import stat
 import time
 from pathlib import Path
+from threading import Lock
 
 from osmosis_ai.errors import reason_of
 
@@ -23,8 +26,7 @@ _PAUSE_S = 0.01
 _KEPT_S = 30 * 24 * 3600
 _FOLDER = "viewer"
 _APPLICATION = int.from_bytes(b"OsmC", "big")
-_MAGIC = b"SQLite format 3\0"
-"""How a database begins (https://sqlite.org/fileformat2.html, section 1.3)."""
+_making = Lock()
 _BESIDE = ("-wal", "-shm", "-journal")
 
 
@@ -50,16 +52,12 @@ class CacheFile:
         try:
             self.connection = self._on_disk()
         except (OSError, sqlite3.Error) as error:
-            self.connection = self._in_memory(error)
+            self.connection = self._instead(error)
 
     def give_up(self, error: Exception) -> None:
         """Go on empty: in a new file after this one turned out to be damaged, in memory after it refused a write."""
         self.close()
-        refused = isinstance(error, sqlite3.OperationalError)
-        try:
-            self.connection = self._in_memory(error) if refused else self._made_anew()
-        except (OSError, sqlite3.Error) as another:
-            self.connection = self._in_memory(another)
+        self.connection = self._instead(error)
 
     def close(self) -> None:
         """Release the file."""
@@ -70,21 +68,17 @@ class CacheFile:
         if not self.path.exists():
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _remove_unused(self.path.parent)
-        if _is_damaged(self.path):
-            _make_anew(self.path)
+        _make(self.path)
         os.utime(self.path, follow_symlinks=False)
-        try:
-            return self._prepared(str(self.path))
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise
-            return self._made_anew()
-
-    def _made_anew(self) -> sqlite3.Connection:
-        _make_anew(self.path)
         return self._prepared(str(self.path))
 
-    def _in_memory(self, error: Exception) -> sqlite3.Connection:
+    def _instead(self, error: Exception) -> sqlite3.Connection:
+        if not isinstance(error, (OSError, sqlite3.OperationalError)):  # it was damaged
+            _forget(self.path)
+            try:
+                return self._on_disk()
+            except (OSError, sqlite3.Error) as another:
+                error = another
         self.problem = f"the index can not be kept in {self.path.parent} ({reason_of(error)}): it is made anew, in memory, each time"
         return self._prepared(":memory:")
 
@@ -147,28 +141,21 @@ def _is_made(connection: sqlite3.Connection) -> bool:
     return False
 
 
-def _is_damaged(path: Path) -> bool:
-    """Make a file that is not there, and tell whether one that is there is no database any more.
+def _make(path: Path) -> None:
+    """Make a file that is not there: what SQLite makes itself may be read by others.
 
     Raises:
-        OSError: it is not this user's own.
+        OSError: one that is there is not this user's own.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        about = os.fstat(descriptor)
-        head = file.read(len(_MAGIC)) if stat.S_ISREG(about.st_mode) else b""
+    # One at a time, so that nobody's connection to it is there before it is closed here.
+    with _making, contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    about = path.lstat()
     beside = (path.with_name(path.name + suffix) for suffix in _BESIDE)
     if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1 or any(each.is_symlink() for each in beside):
         raise OSError(errno.EINVAL, f"{path.name} is a link, or no file")
     if about.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, f"{path.name} belongs to another user")
-    return head not in (b"", _MAGIC)
-
-
-def _make_anew(path: Path) -> None:
-    _forget(path)
-    # What SQLite makes itself may be read by others.
-    _is_damaged(path)
 
 
 def _forget(path: Path) -> None:

@@ -223,5 +223,5 @@ CASES = (
     Case("preview --path rubric_configs.yaml", judged),
     Case("check --no-import", checked),
     Case("demo --keep-dir ../scratch", shown),
-    Case("train estimate configs/training/multiply.toml --gpu H100", sized),
+    Case("train estimate configs/training/multiply.toml --gpu H100", sized, needs="torch"),
 )

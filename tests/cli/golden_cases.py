@@ -121,10 +121,14 @@ required = []
 
 
 class Case(NamedTuple):
-    """A command line; ``prepare`` writes down what the platform answers, and what is on this machine."""
+    """A command line; ``prepare`` writes down what the platform answers, and what is on this machine.
+
+    It is left out where the package that it ``needs`` is not installed.
+    """
 
     line: str
     prepare: Callable[[Maze], Any] = lambda _: None
+    needs: str = ""
 
 
 def answers(method: str, path: str, body: Mapping[str, Any]) -> Callable[[Maze], Any]:

@@ -56,9 +56,9 @@ if __name__ == "__main__":
         ("import os\nos._exit(5)\n", "main.py", "it ended with exit status 5"),
         ("agent_loop = 3\n", "main.py", "is of type int, no RolloutAgentLoop"),
         (
-            AGENT_LOOP.replace("[correct]", "[print]"),
+            AGENT_LOOP.replace("def correct(solution_str,", "def correct(text,"),
             "main.py",
-            "the first parameter of eval function 'print'",
+            "the first parameter of eval function 'correct'",
         ),
     ],
 )

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_every_command_prints_what_it_printed(
     for name in CANARIES:
         monkeypatch.setenv(name, "sk-golden-canary")
     changed = []
-    for case in GROUPS[group]:
+    for case in filter(_can_run, GROUPS[group]):
         shown = "".join(_run(maze, case, mode) for mode in ("", "--plain", "--json"))
         assert "sk-golden-canary" not in shown
         path = GOLDEN / _file_name(case)
@@ -85,13 +86,22 @@ def test_every_command_prints_what_it_printed(
             path.write_text(shown)
         expected = path.read_text() if path.exists() else ""
         changed += difflib.unified_diff(
-            expected.splitlines(), shown.splitlines(), path.name, case.line, lineterm=""
+            _rounded(expected).splitlines(), _rounded(shown).splitlines(), path.name, case.line, lineterm=""
         )
     assert not changed, "\n".join(["UPDATE_GOLDEN=1 writes the files anew, if this is meant:", *changed])
 
 
 def test_every_case_has_a_golden_file_of_its_own() -> None:
     assert sorted(path.name for path in GOLDEN.iterdir()) == sorted(map(_file_name, CASES))
+
+
+def _can_run(case: Case) -> bool:
+    return not case.needs or find_spec(case.needs) is not None
+
+
+def _rounded(text: str) -> str:
+    """Keep the digits that say the same with every SciPy: its distributions differ from the ninth one on."""
+    return re.sub(r"\b\d+\.\d{8,}(e-?\d+)?\b", lambda number: f"{float(number[0]):.7g}", text)
 
 
 def _file_name(case: Case) -> str:
@@ -151,3 +161,10 @@ def test_every_command_is_held_against_golden_output() -> None:
     shown = [case for case in CASES if case not in golden_refusals.CASES]
     golden = {path for path in tree for case in shown if f"{case.line} ".startswith(f"{path} ")}
     assert sorted(tree - golden) == [], "add a case to golden_cases.py"
+
+
+def test_numbers_are_held_to_seven_digits() -> None:
+    found, elsewhere = '"within": 0.24209562850650507,', '"within": 0.24209562729775885,'
+    assert _rounded(found) == _rounded(elsewhere) == '"within": 0.2420956,'
+    assert _rounded('"within": 0.24209662850650507,') != _rounded(found)
+    assert _rounded("1.6044920862300638e-05 of 0.3.20, 12.5 s") == "1.604492e-05 of 0.3.20, 12.5 s"

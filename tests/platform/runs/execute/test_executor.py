@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from sqlalchemy import select
@@ -346,6 +348,34 @@ def test_a_disk_that_is_full_for_many_rounds_is_waited_for_and_told_of_once(
         "the executor waits: the disk is full",
         "the executor waits: the disk is full again",
     ]
+
+
+def test_a_machine_that_starts_no_process_is_waited_for_and_told_of_once(
+    bench: Bench,
+    member: Member,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    full: list[str] = []
+
+    def refuse(directory: WorkingDirectory) -> NoReturn:
+        full.append(directory.path.name)
+        raise OSError(errno.ENOSPC, "No space left on device", str(directory.path))
+
+    run_id = bench.add("a", member)
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkingDirectory, "create", refuse)
+        for _ in range(20):
+            bench.executor.round()
+            clock.advance(10)
+    assert len(full) == 20
+    assert caplog.messages == ["the executor waits: it can not start a worker (No space left on device)."]
+    assert messages(bench, run_id) == [
+        "waits for the platform's own machine: it can not start a worker (No space left on device)."
+    ]
+    bench.executor.round()
+    assert bench.order == ["a"] and bench.run(run_id).status == "pending", "its worker has only begun"
 
 
 def test_a_worker_that_ignores_a_stop_is_killed_after_its_grace(

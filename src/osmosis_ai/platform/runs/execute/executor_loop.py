@@ -55,6 +55,8 @@ STOP_GRACE_S = 30.0
 TOLD_AFTER_S = 60.0
 """Of an executor that is away: after that long, runs are told."""
 _ENDS_WITHIN_S = 15.0
+_AWAY_EVERY_S = 1.0
+"""How often an executor that is away is asked at most."""
 # Of an executor that is away, that many runs are told.
 _MOST_TOLD = 1000
 
@@ -180,7 +182,7 @@ class ExecutorLoop:
 
     def _work(self) -> None:
         waits_for: str | None = None
-        while not self._ending.wait(self._executor.every_s):
+        while not self._ending.wait(self._pause_s()):
             try:
                 self.round()
                 waits_for = None
@@ -192,6 +194,9 @@ class ExecutorLoop:
                 waits_for = error.message
             except Exception:  # the edge of this thread, without which no run would ever start or end
                 logger.exception("the executor met an unexpected error and goes on")
+
+    def _pause_s(self) -> float:
+        return self._executor.every_s if self._outage is None else max(self._executor.every_s, _AWAY_EVERY_S)
 
     # -- what was started ----------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from osmosis_ai.platform.runs.execute.executor import JobState, WantedJob
+from osmosis_ai.errors import reason_of
+from osmosis_ai.platform.runs.execute.executor import ExecutorAway, JobState, WantedJob
 from osmosis_ai.platform.runs.execute.worker_process import (
     ENDED,
     LEARNER_LOST,
@@ -28,6 +29,12 @@ from osmosis_ai.supervision import exit_words
 
 _CLOSES_WITHIN_S = 10.0
 _NO_FAILURES = (ENDED, NOT_MINE, LEASE_LOST)
+
+
+class NoWorkerError(ExecutorAway):
+    """This machine starts no process now: its disk is full, say, or its user has too many."""
+
+    where = "the platform's own machine"
 
 
 @dataclass
@@ -67,12 +74,19 @@ class LocalProcesses:
         self._workers: dict[str, _Worker] = {}
 
     def start(self, job: WantedJob, ticket: str) -> str:
-        """Start a process; it has what its machine has, and nothing is to be said of it."""
+        """Start a process; it has what its machine has, and nothing is to be said of it.
+
+        Raises:
+            NoWorkerError: none can be started now.
+        """
         if job.id not in self._workers:
             # How they ended, who asks has been told.
             self._workers = {id: worker for id, worker in self._workers.items() if worker.ended is None}
-            WorkingDirectory(self._runs_dir, job.run_id).create()
-            process = self._start_worker(job.run_id, ticket, secrets.token_hex(16))
+            try:
+                WorkingDirectory(self._runs_dir, job.run_id).create()
+                process = self._start_worker(job.run_id, ticket, secrets.token_hex(16))
+            except OSError as error:
+                raise NoWorkerError(f"it can not start a worker ({reason_of(error)}).") from error
             self._workers[job.id] = _Worker(job, process)
         return ""
 

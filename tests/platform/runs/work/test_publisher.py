@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -318,6 +322,60 @@ def test_lines_that_are_logged_while_others_are_told_are_told_next(
         "second",
         "third",
     ]
+
+
+@pytest.mark.parametrize("place", range(12))
+def test_what_is_handed_over_while_others_words_are_told_is_told_next(working: Working, place: int) -> None:
+    """Another thread may come in between any two lines."""
+    known = ProgressSnapshot(1, 3, 1, 0, 0, 1, 1.0, 7, None, 2, 0.5, 1)
+    lines = itertools.count()
+
+    def come_in_between(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code is not Publisher._note_told.__code__:
+            return None
+        if event == "line" and next(lines) == place:
+            working.publisher.know(environment="the next one")
+            working.publisher.progress(replace(known, completed=2))
+        return come_in_between
+
+    working.publisher.know(environment="the first one")
+    working.publisher.progress(known)
+    before = sys.gettrace()
+    sys.settrace(come_in_between)
+    try:
+        working.round()
+    finally:
+        sys.settrace(before)
+    working.publisher.know(isolation="none")
+    working.now += 60
+    working.round()
+    with working.services.db.session() as session:
+        run = session.get_one(DbRun, working.run["id"])
+    happened = next(lines) > place
+    assert (run.environment, run.isolation) == ("the next one" if happened else "the first one", "none")
+    assert run.progress == {"completed": 2 if happened else 1, "total": 3}
+
+
+def test_a_round_that_fails_for_no_known_reason_is_followed_by_the_next(
+    working: Working, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds, troubles, went_on = working.publisher._round, [RuntimeError("odd")] * 2, threading.Event()
+
+    def round_() -> bool:
+        if troubles:
+            raise troubles.pop()
+        went_on.set()
+        return rounds()
+
+    monkeypatch.setattr(working.publisher, "_round", round_)
+    working.publisher.start()
+    try:
+        thread = working.publisher._thread
+        while not went_on.wait(0.05):
+            assert thread is not None and thread.is_alive(), "nothing of the run is seen until its end"
+    finally:
+        working.publisher.finish()
+    assert capsys.readouterr().err.count("RuntimeError: odd") == 1
 
 
 def test_that_time_passes_is_no_news(working: Working) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -101,7 +102,9 @@ class Publisher:
         self.redactor = redactor
         self._lines: deque[LogLine] = deque()
         self._lines_told = 0
+        # Facts and progress stay where other threads put them: who took them away once they are told could take what was put there since.
         self._facts: dict[str, str] = {}
+        self._facts_told: dict[str, str] = {}
         self._writes: deque[Callable[[], None]] = deque()
         self._progress: ProgressSnapshot | None = None
         self._progress_told: ProgressSnapshot | None = None
@@ -203,6 +206,12 @@ class Publisher:
                 # A full disk or a platform that is away: everything is tried again, and nothing was lost.
                 self.failure, busy = error, False
                 self._say_why_samples_wait(error)
+            except (
+                Exception
+            ) as error:  # the edge of this thread, without which nothing of the run is seen until its end
+                if type(error) is not type(self.failure):
+                    traceback.print_exception(error)
+                self.failure, busy = error, False
             if not busy:
                 self._wake.wait(ROUND_S)
 
@@ -318,7 +327,8 @@ class Publisher:
         if news.lines:
             lines = [self._line(line) for line in news.lines]
             said["log"] = LogPart(first=self._lines_told, lines=lines)
-        if facts := dict(self._facts):
+        known = dict(self._facts).items()
+        if facts := {name: words for name, words in known if self._facts_told.get(name) != words}:
             said["facts"] = news.facts = facts
         news.progress = self._progress
         if news.progress is not None and _counted(news.progress) != self._progress_told:
@@ -342,13 +352,9 @@ class Publisher:
         for _ in news.lines:
             self._lines.popleft()
         self._lines_told += len(news.lines)
-        for name, words in news.facts.items():
-            if self._facts.get(name) == words:
-                del self._facts[name]
+        self._facts_told |= news.facts
         if news.progress is not None and "progress" in news.fields:
             self._progress_told = _counted(news.progress)
-        if self._progress is news.progress:
-            self._progress = None
         self._numbers_of = news.numbers_of or self._numbers_of
         if news.tail is not None:
             self._held.told(news.tail)

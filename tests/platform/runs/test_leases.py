@@ -6,15 +6,16 @@ import random
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import Base, DbRun, DbWorkspace, new_id
 from osmosis_ai.platform.runs.leases import CLOCK_SLACK, LEASE, Lease, Leases
@@ -268,3 +269,49 @@ def test_names_can_be_said_and_there_are_enough_of_them() -> None:
     assert len(ADJECTIVES) * len(NOUNS) > 10_000
     assert "imports" not in {*ADJECTIVES, *NOUNS}
     assert int(draw_name(draws, tries=24).rpartition("-")[2]) > 99
+
+
+class FarDatabase:
+    """A database whose clock is ten minutes ahead, and which counts how often it is asked."""
+
+    is_sqlite = False
+    ahead = timedelta(minutes=10)
+    asked = 0
+
+    @contextmanager
+    def session(self) -> Iterator[FarDatabase]:
+        self.asked += 1
+        yield self
+
+    def scalars(self, _: object) -> FarDatabase:
+        return self
+
+    def one(self) -> datetime:
+        return self.now()
+
+    def now(self) -> datetime:
+        return SystemClock().now() + self.ahead
+
+
+class StoppedWatch(SystemClock):
+    """The machine's clock; the seconds beside it pass as the test says."""
+
+    seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+def test_how_long_workers_are_silent_is_told_by_the_databases_clock_which_is_asked_once_for_all() -> None:
+    db, clock = FarDatabase(), StoppedWatch()
+    leases = Leases(cast(Database, db), clock, timedelta(hours=1))
+    for minutes, is_silent in ((10, False), (50, True), (600, True)):
+        for _ in range(50):
+            moment = leases.silent_at(db.now() - timedelta(minutes=minutes))
+            assert (moment is not None) == is_silent
+            assert moment is None or abs(moment - db.now()) < timedelta(minutes=5)
+    assert leases.silent_at(None) is None
+    assert db.asked == 1
+    clock.seconds, db.ahead = 60.0, timedelta()
+    assert leases.silent_at(db.now() - timedelta(minutes=50)) is not None
+    assert db.asked == 2, "a clock that was set is believed after a while"

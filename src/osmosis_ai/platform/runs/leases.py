@@ -40,6 +40,8 @@ LEASE = timedelta(seconds=30)
 CLOCK_SLACK = timedelta(seconds=1)
 LONGEST_PAUSE = timedelta(minutes=5)
 """How far ahead ``claimable_at`` of a run is written at most."""
+_CLOCKS_COMPARED_S = 10.0
+"""How often the database's clock is compared with the platform's, where a page tells how long a worker has been silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class Leases:
         self._db = db
         self._clock = clock
         self.term = term
+        self._ahead: tuple[float, timedelta] | None = None
 
     def now(self, session: Session) -> datetime:
         """Return the moment by which leases are written and judged."""
@@ -77,16 +80,21 @@ class Leases:
         return moment
 
     def silent_at(self, heartbeat_at: datetime | None) -> datetime | None:
-        """Return the moment, where an owner that was heard at ``heartbeat_at`` is silent by now; None where it is not.
-
-        The database's clock is asked only where the platform's own says so.
-        """
-        if heartbeat_at is None or (moment := self._clock.now()) - heartbeat_at < self.term / 2:
+        """Return the moment, where an owner that was heard at ``heartbeat_at`` is silent by now; None where it is not."""
+        if heartbeat_at is None:
             return None
-        if not self._db.is_sqlite:
-            with self._db.session() as session:
-                moment = self.now(session)
+        moment = self._clock.now() + self._database_is_ahead()
         return moment if moment - heartbeat_at >= self.term / 2 else None
+
+    def _database_is_ahead(self) -> timedelta:
+        """Return by how much the database's clock is; it is asked once in a while, for a list of runs as for one."""
+        if self._db.is_sqlite or not isinstance(self._clock, SystemClock):
+            return timedelta()
+        asked_at, known = self._clock.monotonic(), self._ahead
+        if known is None or asked_at - known[0] >= _CLOCKS_COMPARED_S:
+            with self._db.session() as session:
+                known = self._ahead = (asked_at, self.now(session) - self._clock.now())
+        return known[1]
 
     def claim(self, run_id: str, token: str) -> Lease | None:
         """Become the owner of a run; None when it has an owner, has ended or does not exist.

@@ -16,7 +16,7 @@ from osmosis_ai.platform.ray_cluster import RayCluster
 from osmosis_ai.platform.runs.desk.closing import FRUITLESS
 from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
 from osmosis_ai.platform.runs.execute.ray_jobs import RayJobs
-from osmosis_ai.platform.runs.leases import Lease
+from osmosis_ai.platform.runs.leases import LONGEST_PAUSE, Lease
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.runs.execute.recorded_ray import TOKEN, RecordedRay
 from tests.platform.runs.pretended_workers import Bench
@@ -145,9 +145,11 @@ def test_a_run_that_is_not_to_be_claimed_yet_gets_no_job_yet(
     cluster: Cluster, member: Member, clock: ManualClock
 ) -> None:
     run = cluster.bench.add("a", member)
-    cluster.change(run, claimable_at=clock.now().replace(year=2027))
+    cluster.change(run, claimable_at=clock.now() + LONGEST_PAUSE)
     cluster.rounds()
     assert cluster.ray.jobs == {}
+    cluster.rounds(LONGEST_PAUSE.total_seconds())
+    assert list(cluster.ray.jobs) == ["osm-run_a-1"]
 
 
 def test_workspaces_take_turns_and_no_more_jobs_are_submitted_than_there_are_slots(

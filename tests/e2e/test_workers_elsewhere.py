@@ -352,6 +352,8 @@ def test_a_machine_that_was_cut_off_leaves_a_run_that_another_one_took(
     status, told, err = machine.end()
     assert told["resource"]["runs"][0]["ending"] == "lease_lost", err
     assert there.journal() == recorded
+    kept = {path.name for path in (machine.home / "runs" / run.id).rglob("*") if path.is_file()}
+    assert kept == {"events.jsonl.diverged", "taken", "lost", "worker.lock"}
     assert run.finish()["status"] == "finished"
     require_same_results(run, calm)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +26,11 @@ from osmosis_ai.api.wire.workers import (
 )
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.runs.execute.worker_process import ENDED, LEASE_LOST, NOT_MINE, SET_BACK
+from osmosis_ai.platform.runs.work.host_terms import HostTerms
 from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, PlatformUnreachableError
-from osmosis_ai.platform.runs.work.worker_host import HostTerms, WorkedRun, WorkerHost
+from osmosis_ai.platform.runs.work.taken_runs import TakenRuns
+from osmosis_ai.platform.runs.work.worker_host import WorkedRun, WorkerHost
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 
 ROWS = InputDownload(url="/blobs/rows", size=1, sha256="0" * 64)
 
@@ -124,7 +129,7 @@ Play = Callable[..., tuple[Platform, WorkerHost]]
 
 
 @pytest.fixture
-def play(monkeypatch: pytest.MonkeyPatch) -> Play:
+def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
     monkeypatch.setattr("osmosis_ai.platform.runs.work.worker_host.ROUND_S", 0.001)
 
     def playing(
@@ -136,8 +141,9 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
         link: Any = platform
         platform.host = WorkerHost(
             link,
-            platform.start,
+            lambda run_id, claim_id: platform.start(run_id, claim_id),
             HostTerms(**{"pool": "gpu", **terms}),
+            TakenRuns(tmp_path),
             say=platform.said.append,
             monotonic=platform.monotonic,
         )
@@ -348,3 +354,39 @@ def test_what_comes_too_late_to_be_worked_on_is_let_go_of(
     platform.claim = late  # type: ignore[method-assign]
     assert host.run() == []
     assert platform.released == [("run_late", "lease of late", None)]
+
+
+def test_of_a_run_that_another_machine_has_only_the_journal_stays(play: Play, tmp_path: Path) -> None:
+    platform, host = play([assignment("first"), assignment("second")], [LEASE_LOST, ENDED], slots=1)
+    start = platform.start
+
+    def started(run_id: str, claim_id: str) -> Worker:
+        directory = WorkingDirectory(tmp_path, run_id)
+        directory.source_archive.write_bytes(b"archive")
+        directory.evaluation("a").path.mkdir(parents=True)
+        directory.evaluation("a").events.write_bytes(b"{}\n")
+        return start(run_id, claim_id)
+
+    platform.start = started  # type: ignore[method-assign]
+    assert endings(host.run()) == ["lease_lost", "ended"]
+    assert not (tmp_path / "run_first/source.tar.gz").exists()
+    assert (tmp_path / "run_first/evaluation/a/events.jsonl.diverged").read_bytes() == b"{}\n"
+    assert (tmp_path / "run_second/source.tar.gz").exists(), "what its worker leaves is its own"
+
+
+def test_a_machine_that_can_not_start_a_worker_lets_the_run_go_and_goes_on(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform, host = play([assignment("first"), assignment("second")], [ENDED])
+    take, full = TakenRuns.take, OSError(errno.ENOSPC, "No space left on device")
+
+    def taken(runs: TakenRuns, run_id: str, claim_id: str) -> None:
+        if run_id == "run_first":
+            raise full
+        take(runs, run_id, claim_id)
+
+    monkeypatch.setattr(TakenRuns, "take", taken)
+    assert endings(host.run()) == ["set_back", "ended"]
+    ((run_id, lease, why),) = platform.released
+    assert (run_id, lease) == ("run_first", "lease of first")
+    assert why is not None and why.endswith("could not start its worker: No space left on device")

@@ -108,7 +108,8 @@ def worker(
         import alembic  # noqa: F401 - the extra is missed here, before there is a run
 
         from osmosis_ai.driving.server_count import granted_cores
-        from osmosis_ai.platform.runs.work.worker_host import HostTerms, host_runs
+        from osmosis_ai.platform.runs.work.host_terms import HostTerms
+        from osmosis_ai.platform.runs.work.worker_host import host_runs
     terms = HostTerms(
         pool=pool,
         run_id=run,

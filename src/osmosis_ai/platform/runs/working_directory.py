@@ -5,6 +5,8 @@
         worker.log      what the worker's process printed; nothing, if all is well
         setback.txt     why the last worker gave up, when that was no fault of the run
         lease           the digest of the lease that the last worker of this machine had
+        taken           under which claim a worker host took it; none of what the platform's own machine works on
+        lost            marks what another owner has by now, and only a journal of is left
         source.tar.gz   the commit's files, as the platform has packed them
         source/         the same, unpacked
         dataset.<ext>   the rows
@@ -143,6 +145,18 @@ class WorkingDirectory:
             _delete(path)
         for checkpoint in checkpoints[:-1]:
             _delete(checkpoint.directory)
+
+    def keep_set_aside(self, *names: str) -> bool:
+        """Delete everything but journals that were set aside, and ``names`` beside them; False where there are none."""
+        kept = set(self.output_root.glob("*/*.diverged*"))
+        if not kept:
+            self.remove()
+            return False
+        kept.update((self.output_root, Path(self._lock.lock_file), *(self.path / name for name in names)))
+        for path in (*self.path.iterdir(), *self.output_root.glob("*/*")):
+            if path not in kept:
+                _delete(path)
+        return True
 
     def remove_checkpoints(self) -> None:
         """Delete what a training run would go on from; what its worker printed stays."""

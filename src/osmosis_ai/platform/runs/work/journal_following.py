@@ -82,11 +82,17 @@ def follow_journal(events: Path, stored: StoredJournal, fetch: Fetch) -> Followe
     if events.is_file() and not events.is_symlink():
         again = _lines(events) - _common_lines(events, rebuilt)
         if again:
-            aside = _free_name(events)
-            events.rename(aside)
+            aside = set_aside(events)
     rebuilt.replace(events)
     sync_directory(events.parent)
     return Followed(results, True, aside, again)
+
+
+def set_aside(events: Path) -> Path:
+    """Keep a journal that is gone on with no more, under a name that says so; return that."""
+    aside = _free_name(events)
+    events.rename(aside)
+    return aside
 
 
 def _begins_with(events: Path, stored: StoredJournal) -> bool:

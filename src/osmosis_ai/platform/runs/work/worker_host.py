@@ -20,9 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from osmosis_ai._version import __version__
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.wire.workers import LONGEST_WAIT_S, AssignedLease, Assignment, ReleaseRequest, WorkerOffer
+from osmosis_ai.api.wire.workers import LONGEST_WAIT_S, AssignedLease, Assignment, ReleaseRequest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.config import from_environment
 from osmosis_ai.platform.runs.execute.worker_process import (
@@ -33,6 +32,7 @@ from osmosis_ai.platform.runs.execute.worker_process import (
     WorkerProcess,
     WorkerStarter,
 )
+from osmosis_ai.platform.runs.work.host_terms import HostTerms
 from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.runs.work.platform_link import (
     CredentialRefusedError,
@@ -40,7 +40,8 @@ from osmosis_ai.platform.runs.work.platform_link import (
     PlatformLink,
     PlatformUnreachableError,
 )
-from osmosis_ai.sandbox import SandboxCapability, check_sandbox, choose_isolation
+from osmosis_ai.platform.runs.work.taken_runs import TakenRuns
+from osmosis_ai.sandbox import check_sandbox, choose_isolation
 from osmosis_ai.supervision import exit_words, keep_to_itself
 from osmosis_ai.supervision.listening import told_of_signals
 
@@ -53,64 +54,13 @@ RUN_PATIENCE_S = 600.0
 """For how long one run alone is asked for, where nobody said otherwise: as long as a ticket can be used to claim."""
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
-_LONGEST_PROBLEM = 500
+_SWEPT_EVERY_S = 3600.0
 _ENDINGS: dict[int, Ending] = {
     ENDED: "ended",
     NOT_MINE: "not_mine",
     LEASE_LOST: "lease_lost",
     SET_BACK: "set_back",
 }
-
-
-@dataclass(frozen=True)
-class HostTerms:
-    """What a machine takes, and for how long.
-
-    Attributes:
-        pool, run_id: whose runs, or this one alone.
-        slots: how many at a time.
-        once: whether it ends after the first.
-        idle_exit_s: after how long without a run it ends, in seconds; None: never.
-        labels, cpus, gpus, memory_gb: what it has for each run.
-        machine: what people call it.
-        sandbox: what it can do about holding rollouts back; None: nobody has looked.
-    """
-
-    pool: str | None = None
-    run_id: str | None = None
-    slots: int = 1
-    once: bool = False
-    idle_exit_s: float | None = None
-    labels: tuple[str, ...] = ()
-    cpus: float | None = None
-    gpus: int = 0
-    memory_gb: float | None = None
-    machine: str | None = None
-    sandbox: SandboxCapability | None = None
-
-    def offer(self, claim_id: str, wait_s: float) -> WorkerOffer:
-        """Return a claim."""
-        return WorkerOffer(
-            claim_id=claim_id,
-            sdk_version=__version__,
-            run_id=self.run_id,
-            pool=self.pool,
-            machine=self.machine,
-            sandbox=self.sandbox.works if self.sandbox is not None else None,
-            sandbox_problem=_problem(self.sandbox),
-            labels=list(self.labels),
-            cpus=self.cpus,
-            gpus=self.gpus,
-            memory_gb=self.memory_gb,
-            wait_s=wait_s,
-        )
-
-
-def _problem(sandbox: SandboxCapability | None) -> str | None:
-    if sandbox is None or sandbox.works:
-        return None
-    said = "; ".join(filter(None, (sandbox.problem, sandbox.remedy)))
-    return " ".join(said.split())[:_LONGEST_PROBLEM]
 
 
 @dataclass
@@ -149,6 +99,7 @@ class WorkerHost:
         link: the way to the platform.
         start_worker: how a worker is started.
         terms: what is taken.
+        taken: what the runs leave on this machine.
         say: takes a sentence for whoever watches.
         monotonic: a clock, in seconds.
     """
@@ -158,6 +109,7 @@ class WorkerHost:
         link: PlatformLink,
         start_worker: StartClaimed,
         terms: HostTerms,
+        taken: TakenRuns,
         *,
         say: Callable[[str], None],
         monotonic: Callable[[], float] = time.monotonic,
@@ -165,18 +117,19 @@ class WorkerHost:
         self._link = link
         self._start_worker = start_worker
         self._terms = terms
+        self._taken = taken
         self._say = say
         self._monotonic = monotonic
         self._workers: list[_Worker] = []
         self._worked: list[WorkedRun] = []
-        self._releases: list[threading.Thread] = []
+        self._chores: list[threading.Thread] = []
         self._answers: queue.SimpleQueue[Assignment | Exception | None] = queue.SimpleQueue()
         self._claim_id = secrets.token_hex(16)
         self._is_asking = False
         self._refused: Exception | None = None
         self._told = ""
         self._failures = self._unanswered = 0
-        self._not_before = 0.0
+        self._not_before = self._sweep_at = 0.0
         self._busy_at = monotonic()
         self._asked_to_end = 0
         self._parent = os.getppid()
@@ -204,8 +157,8 @@ class WorkerHost:
         finally:
             for worker in self._workers:
                 worker.process.kill()
-        for release in self._releases:
-            release.join()
+        for chore in self._chores:
+            chore.join()
         if self._refused is not None:
             raise self._refused
         return self._worked
@@ -221,8 +174,8 @@ class WorkerHost:
             self._asked_to_end = max(1, self._asked_to_end)  # the job that began us is gone
         if self._asked_to_end > 1:
             raise KeyboardInterrupt
-        self._releases = [each for each in self._releases if each.is_alive()]
-        if self._workers or self._releases:
+        self._chores = [each for each in self._chores if each.is_alive()]
+        if self._workers or self._chores:
             return False
         return self._is_leaving or (self._is_single and bool(self._worked)) or self._was_idle_for_long()
 
@@ -273,8 +226,17 @@ class WorkerHost:
                 answer = error
             self._answers.put(answer)
 
+        if self._is_to_sweep():
+            self._do("sweep", self._taken.sweep)
         self._is_asking = True
         threading.Thread(target=ask, name="claim", daemon=True).start()
+
+    def _is_to_sweep(self) -> bool:
+        """Tell whether what is old is to be cleared away: before the first claim, and before another one now and then."""
+        if (now := self._monotonic()) < self._sweep_at:
+            return False
+        self._sweep_at = now + _SWEPT_EVERY_S
+        return True
 
     def _take(self, answer: Assignment | Exception | None) -> None:
         self._is_asking = False
@@ -307,7 +269,16 @@ class WorkerHost:
         run = WorkedRun(assignment.run.id, assignment.run.name, assignment.lease.attempt)
         claim_id, self._claim_id = self._claim_id, secrets.token_hex(16)
         self._told = ""
-        process = self._start_worker(run.id, claim_id)
+        try:
+            self._taken.take(run.id, claim_id)
+            process = self._start_worker(run.id, claim_id)
+        except OSError as error:
+            run.ending = "set_back"
+            self._worked.append(run)
+            why = f"the machine {socket.gethostname()} could not start its worker: {error.strerror or error}"
+            self._release(run.id, assignment.lease, why)
+            self._count_failure(run, why)
+            return
         now = self._monotonic()
         self._workers.append(_Worker(run, assignment.lease, process, claim_id, now, now))
         self._worked.append(run)
@@ -370,12 +341,17 @@ class WorkerHost:
             run.ending = "left" if worker.is_told else "ended"
             self._say(f"{'put aside' if worker.is_told else 'is done with'} the run {run.name}")
             return
+        if run.ending == "lease_lost":
+            self._do("lost run", lambda: self._taken.lose(run.id, worker.claim_id))
         reason = f"its worker died ({exit_words(status)})" if run.ending == "died" else None
         if run.ending in ("died", "not_mine"):
             self._release(run.id, worker.lease, reason)
         if run.ending == "lease_lost" or self._monotonic() - worker.began_at >= _LONGEST_PAUSE_S:
             self._failures = 0  # a machine that was cut off, or that could work for so long, is a good one
-        self._pause(f"the run {run.name}: {reason or run.ending.replace('_', ' ')}", self._failures)
+        self._count_failure(run, reason or run.ending.replace("_", " "))
+
+    def _count_failure(self, run: WorkedRun, reason: str) -> None:
+        self._pause(f"the run {run.name}: {reason}", self._failures)
         self._failures += 1
 
     def _release(self, run_id: str, lease: AssignedLease, setback: str | None) -> None:
@@ -387,9 +363,13 @@ class WorkerHost:
             with contextlib.suppress(OsmosisError):
                 self._link.release(run_id, request)
 
-        telling = threading.Thread(target=tell, name="release", daemon=True)
-        telling.start()
-        self._releases.append(telling)
+        self._do("release", tell)
+
+    def _do(self, name: str, chore: Callable[[], None]) -> None:
+        """Do something in a thread of its own that is to be done before this machine ends by itself."""
+        thread = threading.Thread(target=chore, name=name, daemon=True)
+        thread.start()
+        self._chores.append(thread)
 
 
 def _explained(error: Exception) -> Exception:
@@ -423,7 +403,10 @@ def host_runs(
     if config.isolation == "required" or config.network == "none":
         choose_isolation("required", sandbox, config.network or "host")
     terms = replace(terms, machine=socket.gethostname()[:128] or None, sandbox=sandbox)
-    host = WorkerHost(link, lambda run_id, claim_id: start(run_id, credential, claim_id), terms, say=say)
+    taken = TakenRuns(config.runs_dir)
+    host = WorkerHost(
+        link, lambda run_id, claim_id: start(run_id, credential, claim_id), terms, taken, say=say
+    )
     with contextlib.closing(link), told_of_signals(host.ask_to_end):
         say(f"takes runs of {address}")
         return host.run()

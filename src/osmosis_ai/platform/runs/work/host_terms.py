@@ -1,0 +1,62 @@
+"""What a machine that takes runs has, and says of itself in each claim."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from osmosis_ai._version import __version__
+from osmosis_ai.api.wire.workers import WorkerOffer
+from osmosis_ai.sandbox import SandboxCapability
+
+_LONGEST_PROBLEM = 500
+
+
+@dataclass(frozen=True)
+class HostTerms:
+    """What a machine takes, and for how long.
+
+    Attributes:
+        pool, run_id: whose runs, or this one alone.
+        slots: how many at a time.
+        once: whether it ends after the first.
+        idle_exit_s: after how long without a run it ends, in seconds; None: never.
+        labels, cpus, gpus, memory_gb: what it has for each run.
+        machine: what people call it.
+        sandbox: what it can do about holding rollouts back; None: nobody has looked.
+    """
+
+    pool: str | None = None
+    run_id: str | None = None
+    slots: int = 1
+    once: bool = False
+    idle_exit_s: float | None = None
+    labels: tuple[str, ...] = ()
+    cpus: float | None = None
+    gpus: int = 0
+    memory_gb: float | None = None
+    machine: str | None = None
+    sandbox: SandboxCapability | None = None
+
+    def offer(self, claim_id: str, wait_s: float) -> WorkerOffer:
+        """Return a claim."""
+        return WorkerOffer(
+            claim_id=claim_id,
+            sdk_version=__version__,
+            run_id=self.run_id,
+            pool=self.pool,
+            machine=self.machine,
+            sandbox=self.sandbox.works if self.sandbox is not None else None,
+            sandbox_problem=_problem(self.sandbox),
+            labels=list(self.labels),
+            cpus=self.cpus,
+            gpus=self.gpus,
+            memory_gb=self.memory_gb,
+            wait_s=wait_s,
+        )
+
+
+def _problem(sandbox: SandboxCapability | None) -> str | None:
+    if sandbox is None or sandbox.works:
+        return None
+    said = "; ".join(filter(None, (sandbox.problem, sandbox.remedy)))
+    return " ".join(said.split())[:_LONGEST_PROBLEM]

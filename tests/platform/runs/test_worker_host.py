@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import signal
+import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ from osmosis_ai.api.wire.workers import (
     WorkerOffer,
 )
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.runs.execute.worker_process import ENDED, LEASE_LOST, NOT_MINE, SET_BACK
+from osmosis_ai.platform.runs.execute.worker_process import ENDED, LEASE_LOST, NOT_MINE, REFUSED, SET_BACK
 from osmosis_ai.platform.runs.work.host_terms import HostTerms
 from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, PlatformUnreachableError
 from osmosis_ai.platform.runs.work.taken_runs import TakenRuns
@@ -226,12 +227,51 @@ def test_asked_to_end_it_asks_its_workers_once_and_takes_no_more(play: Play) -> 
     assert platform.released == []
 
 
-def test_asked_to_end_twice_it_ends_its_workers_by_force(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def asked_twice(play: Play, monkeypatch: pytest.MonkeyPatch) -> tuple[Platform, WorkerHost]:
+    """Return a machine that is asked to end while its worker is slow to put a run aside, and asked again."""
     platform, host = play([assignment("first")], [None], slots=2)
     monkeypatch.setattr(os, "kill", lambda pid, number: host.ask_to_end())  # by whom it waits for
+    return platform, host
+
+
+def test_asked_to_end_twice_it_ends_its_workers_by_force_and_lets_go_of_their_runs(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("osmosis_ai.platform.runs.work.worker_host.LAST_WORD_S", math.inf)
+    platform, host = asked_twice(play, monkeypatch)
+    release, alive = platform.release, []
+
+    def released(run_id: str, request: ReleaseRequest) -> RunClosed:
+        alive.extend(worker for worker in platform.workers if worker.status is None)
+        return release(run_id, request)
+
+    platform.release = released  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         host.run()
     assert [worker.status for worker in platform.workers] == [-signal.SIGKILL]
+    assert platform.released == [("run_first", "lease of first", None)]
+    assert alive == [], "another machine may have it at once"
+
+
+@pytest.mark.parametrize("is_asked_again", [False, True])
+def test_a_platform_that_does_not_hear_of_it_holds_nobody_up(
+    play: Play, monkeypatch: pytest.MonkeyPatch, is_asked_again: bool
+) -> None:
+    bound = math.inf if is_asked_again else 2.0
+    monkeypatch.setattr("osmosis_ai.platform.runs.work.worker_host.LAST_WORD_S", bound)
+    platform, host = asked_twice(play, monkeypatch)
+    is_over = threading.Event()
+
+    def silent(run_id: str, request: ReleaseRequest) -> RunClosed:
+        if is_asked_again:
+            host.ask_to_end()
+        is_over.wait()
+        return RunClosed(status="running")
+
+    platform.release = silent  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        host.run()
+    is_over.set()
 
 
 def test_a_worker_that_was_asked_to_end_before_it_could_listen_is_no_death(
@@ -254,6 +294,18 @@ def test_a_refused_credential_puts_runs_aside_and_ends_with_the_platforms_senten
         host.run()
     assert platform.signals == [signal.SIGTERM]
     assert platform.workers[0].status == ENDED
+
+
+def test_what_became_of_a_run_is_said_as_it_was(play: Play) -> None:
+    runs = [assignment(name) for name in ("done", "revoked", "lost")]
+    platform, host = play([*runs], [ENDED, REFUSED, LEASE_LOST])
+    assert endings(host.run()) == ["ended", "refused", "lease_lost"]
+    assert [line for line in platform.said if not line.startswith("took ")] == [
+        "is done with the run done",
+        "left the run revoked: what this worker shows is not taken any more",
+        "lost the run lost: another worker has it, or it has ended",
+    ]
+    assert platform.released == []
 
 
 def test_a_credential_that_is_refused_while_a_worker_starts_ends_it_and_the_machine(play: Play) -> None:

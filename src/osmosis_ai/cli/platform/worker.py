@@ -21,8 +21,9 @@ _LONGEST_CREDENTIAL = 256
 _WORDS = {
     "ended": "done",
     "left": "put aside",
+    "refused": "left, because its token is not taken any more",
     "not_mine": "taken by another worker",
-    "lease_lost": "taken over by another worker",
+    "lease_lost": "taken over by another worker, or ended",
     "set_back": "set back by this machine or the platform",
     "died": "its worker died",
 }

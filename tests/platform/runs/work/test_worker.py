@@ -19,7 +19,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import Journal, JournalWriteError
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.runs.execute.worker_process import ENDED, SET_BACK
+from osmosis_ai.platform.runs.execute.worker_process import ENDED, REFUSED, SET_BACK
 from osmosis_ai.platform.runs.work import eval_work
 from osmosis_ai.platform.runs.work.eval_work import EvalWork
 from osmosis_ai.platform.runs.work.inputs import RunInputs
@@ -164,6 +164,6 @@ def test_a_worker_whose_credential_is_refused_from_the_start_gets_hold_of_nothin
     monkeypatch.setattr(RunChannel, "sync", refused)
     run_id = bench.add("a", member)
     prepared = AssertionError("it takes long, and nothing of it could be said")
-    assert worked(bench, run_id, prepared, monkeypatch) == ENDED
+    assert worked(bench, run_id, prepared, monkeypatch) == REFUSED
     assert "not taken any more" in capsys.readouterr().err
     assert bench.run(run_id).status == "running", "for another worker"

@@ -20,6 +20,7 @@ from osmosis_ai.platform.runs.execute.worker_process import (
     LEARNER_LOST,
     LEASE_LOST,
     NOT_MINE,
+    REFUSED,
     SET_BACK,
     StartWorker,
     WorkerProcess,
@@ -28,7 +29,7 @@ from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.supervision import exit_words
 
 _CLOSES_WITHIN_S = 10.0
-_NO_FAILURES = (ENDED, NOT_MINE, LEASE_LOST)
+_NO_FAILURES = (ENDED, NOT_MINE, LEASE_LOST, REFUSED)
 
 
 class NoWorkerError(ExecutorAway):

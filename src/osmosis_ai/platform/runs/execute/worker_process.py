@@ -38,6 +38,8 @@ LEASE_LOST = 76
 """Another worker took the run over while this one was at it."""
 SET_BACK = 78
 """Our own infrastructure failed, and the run is as it was: to be tried again. The working directory says why."""
+REFUSED = 79
+"""What the worker shows is not taken any more: the run is as it was, for another worker."""
 LEARNER_LOST = 77
 """A process that learned together with this one is gone: a death, after which another worker goes on."""
 

@@ -33,6 +33,7 @@ from osmosis_ai.platform.runs.execute.worker_process import (
     LEASE_LOST,
     NOT_MINE,
     PLATFORM_URL,
+    REFUSED,
     SET_BACK,
 )
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError
@@ -123,7 +124,7 @@ class Worker:
             return self._conclude(result)
         except CredentialRefusedError as error:
             sys.stderr.write(f"{error.message}\n")
-            return ENDED
+            return REFUSED
         except PlatformUnreachableError as error:
             # All is in the journal: the next worker says it.
             self._directory.note_setback(error.message)

@@ -28,6 +28,7 @@ from osmosis_ai.platform.runs.execute.worker_process import (
     ENDED,
     LEASE_LOST,
     NOT_MINE,
+    REFUSED,
     SET_BACK,
     WorkerProcess,
     WorkerStarter,
@@ -47,9 +48,12 @@ from osmosis_ai.supervision.listening import told_of_signals
 
 StartClaimed = Callable[[str, str], WorkerProcess]
 """Starts the worker of a run (its id), which is to repeat the claim of this id."""
-Ending = Literal["ended", "left", "not_mine", "lease_lost", "set_back", "died"]
+Ending = Literal["ended", "left", "refused", "not_mine", "lease_lost", "set_back", "died"]
 
 ROUND_S = 0.2
+LAST_WORD_S = 2.0
+"""For how long a machine that is to end at once tries to let go of its runs."""
+_LOOK_S = 0.05
 RUN_PATIENCE_S = 600.0
 """For how long one run alone is asked for, where nobody said otherwise: as long as a ticket can be used to claim."""
 _FIRST_PAUSE_S = 1.0
@@ -60,6 +64,13 @@ _ENDINGS: dict[int, Ending] = {
     NOT_MINE: "not_mine",
     LEASE_LOST: "lease_lost",
     SET_BACK: "set_back",
+    REFUSED: "refused",
+}
+_SENTENCES: dict[Ending, str] = {
+    "ended": "is done with the run {}",
+    "left": "put aside the run {}",
+    "refused": "left the run {}: what this worker shows is not taken any more",
+    "lease_lost": "lost the run {}: another worker has it, or it has ended",
 }
 
 
@@ -135,7 +146,10 @@ class WorkerHost:
         self._parent = os.getppid()
 
     def ask_to_end(self) -> None:
-        """Put the runs aside and end; asked again, end at once. For a signal's handler, too."""
+        """Put the runs aside and end; asked again, let go of them as they are; a third time, end at once.
+
+        For a signal's handler, too.
+        """
         self._asked_to_end += 1
 
     def run(self) -> list[WorkedRun]:
@@ -154,6 +168,9 @@ class WorkerHost:
                     self._take(self._answers.get(timeout=ROUND_S))
             with contextlib.suppress(queue.Empty):
                 self._take(self._answers.get(block=False))  # what came too late to be worked on
+        except KeyboardInterrupt:
+            self._leave_at_once()
+            raise
         finally:
             for worker in self._workers:
                 worker.process.kill()
@@ -284,10 +301,11 @@ class WorkerHost:
         self._worked.append(run)
         self._say(f"took the run {run.name} (attempt {run.attempt})")
 
-    def _pause(self, reason: str, times: int) -> None:
-        """Try again later, twice as much later each of the ``times``; a reason is said once."""
+    def _pause(self, reason: str | None, times: int) -> None:
+        """Try again later, twice as much later each of the ``times``; a reason that is to be said is said once."""
         self._not_before = self._monotonic() + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(times, 16))
-        self._say_once(f"trying again: {reason}")
+        if reason is not None:
+            self._say_once(f"trying again: {reason}")
 
     def _say_once(self, sentence: str) -> None:
         if sentence != self._told:
@@ -339,7 +357,9 @@ class WorkerHost:
         if run.ending == "ended":
             self._failures = 0
             run.ending = "left" if worker.is_told else "ended"
-            self._say(f"{'put aside' if worker.is_told else 'is done with'} the run {run.name}")
+        if run.ending in _SENTENCES:
+            self._say(_SENTENCES[run.ending].format(run.name))
+        if run.ending in ("ended", "left", "refused"):
             return
         if run.ending == "lease_lost":
             self._do("lost run", lambda: self._taken.lose(run.id, worker.claim_id))
@@ -348,28 +368,41 @@ class WorkerHost:
             self._release(run.id, worker.lease, reason)
         if run.ending == "lease_lost" or self._monotonic() - worker.began_at >= _LONGEST_PAUSE_S:
             self._failures = 0  # a machine that was cut off, or that could work for so long, is a good one
-        self._count_failure(run, reason or run.ending.replace("_", " "))
+        unsaid = run.ending not in _SENTENCES
+        self._count_failure(run, (reason or run.ending.replace("_", " ")) if unsaid else None)
 
-    def _count_failure(self, run: WorkedRun, reason: str) -> None:
-        self._pause(f"the run {run.name}: {reason}", self._failures)
+    def _count_failure(self, run: WorkedRun, reason: str | None) -> None:
+        self._pause(f"the run {run.name}: {reason}" if reason else None, self._failures)
         self._failures += 1
 
-    def _release(self, run_id: str, lease: AssignedLease, setback: str | None) -> None:
+    def _leave_at_once(self) -> None:
+        """End the workers, and let go of their runs, for a moment or until asked to end once more."""
+        for worker in self._workers:
+            worker.process.kill()
+        telling = [self._release(worker.run.id, worker.lease, None) for worker in self._workers]
+        deadline = self._monotonic() + LAST_WORD_S
+        while still := [each for each in telling if each.is_alive()]:
+            if self._asked_to_end > 2 or self._monotonic() >= deadline:
+                return
+            still[0].join(_LOOK_S)
+
+    def _release(self, run_id: str, lease: AssignedLease, setback: str | None) -> threading.Thread:
         """Let a run go, in a thread of its own: a platform that is away is told for as long as the lease lasts."""
         request = ReleaseRequest(lease=lease.token, setback=setback)
 
         def tell() -> None:
-            # What cannot be let go of by then is free.
-            with contextlib.suppress(OsmosisError):
+            # What cannot be let go of by then is free. Who leaves at once closes the link over it.
+            with contextlib.suppress(OsmosisError, RuntimeError):
                 self._link.release(run_id, request)
 
-        self._do("release", tell)
+        return self._do("release", tell)
 
-    def _do(self, name: str, chore: Callable[[], None]) -> None:
+    def _do(self, name: str, chore: Callable[[], None]) -> threading.Thread:
         """Do something in a thread of its own that is to be done before this machine ends by itself."""
         thread = threading.Thread(target=chore, name=name, daemon=True)
         thread.start()
         self._chores.append(thread)
+        return thread
 
 
 def _explained(error: Exception) -> Exception:

@@ -5,14 +5,15 @@ import os
 import stat
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.gitsync.git import GitError
+from osmosis_ai.platform.gitsync.git import Git, GitError, GitResult
 from osmosis_ai.platform.gitsync.mirror import MirrorStore, RevisionError
 from osmosis_ai.platform.gitsync.mirror_lock import exclusive_fetch
 from osmosis_ai.platform.gitsync.remote import SyncError
@@ -42,6 +43,32 @@ def test_a_later_sync_sees_new_commits_branches_tags_and_a_changed_default(
     assert mirrors.sync(repository.source).branch == "next"
     assert mirrors.resolve(repository.source) == sha
     assert set(mirrors.branches(repository.source)) == {"main", "next"}
+
+
+@pytest.mark.parametrize("renamed", ["trunk", "main/next"])
+def test_a_renamed_default_branch_is_followed_and_whoever_reads_meanwhile_finds_one(
+    mirrors: MirrorStore, repository: Repository, monkeypatch: pytest.MonkeyPatch, renamed: str
+) -> None:
+    sha = repository.commit("a")
+    mirrors.sync(repository.source)
+    repository.git("branch", "--move", renamed)
+    found: list[str | None] = []
+    run = Git.run
+
+    def read_after(git: Git, arguments: Sequence[str], **options: Any) -> GitResult:
+        done = run(git, arguments, **options)
+        if "fetch" in arguments or "symbolic-ref" in arguments:
+            with monkeypatch.context() as patch:
+                patch.setattr(Git, "run", run)
+                found.append(mirrors.head(repository.source).sha)
+        return done
+
+    monkeypatch.setattr(Git, "run", read_after)
+    head = mirrors.sync(repository.source)
+    assert (head.branch, head.sha) == (renamed, sha)
+    assert set(mirrors.branches(repository.source)) == {renamed}
+    if renamed == "trunk":  # the other can not be there beside the former
+        assert found == [sha] * 5
 
 
 def test_a_rewritten_branch_is_followed_and_the_commit_a_run_named_stays(

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -350,10 +351,24 @@ class MirrorStore:
             raise
 
     def _fetch(self, remote: Remote, mirror: Path, refs: RemoteRefs, lock: int) -> None:
-        if refs.commits != self._known_refs(mirror):
+        known = self._known_refs(mirror)
+        if refs.commits != known:
+            if refs.default and (gone := known.keys() - refs.commits.keys()):
+                self._leave_default(remote, mirror, refs.default, gone, lock)
             remote.fetch(mirror, timeout_s=self._fetch_timeout_s, lock=lock)
         if refs.default:
             self._read(mirror, "symbolic-ref", "HEAD", refs.default)
+
+    def _leave_default(
+        self, remote: Remote, mirror: Path, default: str, gone: AbstractSet[str], lock: int
+    ) -> None:
+        """Go over to another default branch before the one so far is pruned: whoever reads meanwhile finds one of them."""
+        if self._read(mirror, "symbolic-ref", "HEAD").strip() not in gone:
+            return
+        # Beside `main` there can be no `main/next`: what is renamed so comes when the former is gone.
+        with contextlib.suppress(SyncError):
+            remote.fetch(mirror, timeout_s=self._fetch_timeout_s, lock=lock, only=default)
+            self._read(mirror, "symbolic-ref", "HEAD", default)
 
     def _known_refs(self, mirror: Path) -> dict[str, str]:
         listed = self._read(

@@ -97,23 +97,24 @@ class Remote:
                 commits[name] = value
         return RemoteRefs(commits, head if head in commits else _likely_default(commits, head_commit))
 
-    def fetch(self, mirror: Path, *, timeout_s: float, lock: int) -> None:
+    def fetch(self, mirror: Path, *, timeout_s: float, lock: int, only: str | None = None) -> None:
         """Make the branches and tags of ``mirror`` those of the repository.
 
         Args:
             mirror: the bare repository.
             timeout_s: how long it may take.
             lock: the descriptor that holds the mirror's lock; Git holds it, too, as long as it lives.
+            only: the full name of one branch to bring up to date; nothing else changes, and nothing goes.
 
         Raises:
             SyncError: when it cannot be fetched.
         """
-        options = ["--quiet", "--prune", "--force", "--no-tags", "--no-write-fetch-head"]
+        options = ["--quiet", "--force", "--no-tags", "--no-write-fetch-head"]
         # A checkout that was itself cloned without its history can be connected as well.
         options += ["--no-recurse-submodules", "--update-shallow"]
-        self._run(
-            [f"--git-dir={mirror}", "fetch", *options, "--", self.url.address, *_REFSPECS], timeout_s, lock
-        )
+        options += ["--prune"] if only is None else []
+        names = _REFSPECS if only is None else (f"+{only}:{only}",)
+        self._run([f"--git-dir={mirror}", "fetch", *options, "--", self.url.address, *names], timeout_s, lock)
 
     def _run(self, arguments: list[str], timeout_s: float, *keep_open: int) -> GitResult:
         shown = f"{self._identity} cannot be fetched from {self.url.address}"

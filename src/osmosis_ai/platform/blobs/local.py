@@ -60,7 +60,9 @@ class LocalBlobStore:
         self._uploads = root / "uploads"
         self._incoming = root / "incoming"
         self._clock = clock
-        # Two requests may send the same part: the one that comes last replaces the other, not both each other.
+        # Two requests may send the same part: the one that comes last replaces the other, not both each other. No other
+        # process takes parts: they come through the platform's HTTP alone, and its data directory has one platform,
+        # which holds its lock; a move and a restore want it stopped, and a backup only reads.
         self._replacing = threading.Lock()
 
     def check(self) -> None:

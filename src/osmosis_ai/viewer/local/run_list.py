@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
-from operator import itemgetter
+from operator import ge, gt, itemgetter, le, lt
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from osmosis_ai.evaluation.run_lock import is_running
 from osmosis_ai.evaluation.run_places import RunKind, RunPlace
@@ -59,10 +60,8 @@ class RunList:
         self._known: dict[Path, KeptLine] = {}
         self._places: Sequence[RunPlace] | None = None
         self._looked = float("-inf")
-        self._at: dict[_Name, RunPlace] = {}
-        self._going_on: dict[_Name, RunPlace] = {}
-        self._entries: dict[_Name, RunEntry] = {}
-        self._archived: dict[_Name, RunEntry] = {}
+        self._listed: dict[_Name, tuple[RunPlace, RunEntry]] = {}
+        self._going_on: list[RunPlace] = []
         self._series: dict[_Series, list[RunEntry]] = {}
         self._sorted: dict[RunQuery, list[RunEntry]] = {}
 
@@ -83,7 +82,8 @@ class RunList:
             self._refresh(places)
             page = self._page(query, limit, cursor)
             # Of those that nobody looked at in this moment, what is shown has to be as it is.
-            if not self._unread and any(self._has_changed(entry) for entry in page.items):
+            shown = [self._listed[entry.kind, entry.name][0] for entry in page.items]
+            if not self._unread and any(map(self._has_changed, shown)):
                 self._look_at_all(places)
                 page = self._page(query, limit, cursor)
             return page if not self._unread else replace(page, progress=1 - self._unread / len(places))
@@ -92,28 +92,21 @@ class RunList:
         found = self._found(query)
         first, last = _slice(found, query, limit, cursor)
         items = [self._with_trend(entry) for entry in found[first:last]]
+        aside = [place.archived for place, _ in self._listed.values() if query.kind in (None, place.kind)]
         return ItemPage(
             items,
             next=_cursor(query, items[-1]) if items and last < len(found) else None,
             previous=_cursor(query, items[0], backward=True) if items and first > 0 else None,
-            counts={
-                "total": len(found),
-                "unfiltered": sum(query.kind in (None, kind) for kind, _ in self._entries),
-                "archived": sum(query.kind in (None, kind) for kind, _ in self._archived),
-            },
+            counts={"total": len(found), "unfiltered": aside.count(False), "archived": aside.count(True)},
         )
 
     def _found(self, query: RunQuery) -> list[RunEntry]:
         """Return all that a query asks for, in its order; sorted once while nothing changes."""
         found = self._sorted.get(query)
         if found is None:
-            key = _SORTED_BY[query.sort]
-            entries = {**self._entries, **self._archived} if query.archived else self._entries
-            keyed = [(key(entry), entry.id, entry) for entry in entries.values() if _fits(entry, query)]
-            valued = [each for each in keyed if each[0] is not None]
-            valued.sort(key=itemgetter(0, 1), reverse=query.descending)
-            found = [entry for _, _, entry in valued]
-            found += sorted((entry for value, _, entry in keyed if value is None), key=lambda entry: entry.id)
+            listed = (entry for place, entry in self._listed.values() if query.archived or not place.archived)
+            found = [entry for entry in listed if _fits(entry, query)]
+            found.sort(key=lambda entry: _place_of(query, entry), reverse=query.descending)
             if len(self._sorted) >= _MOST_SORTED:
                 self._sorted.clear()
             self._sorted[query] = found
@@ -121,10 +114,9 @@ class RunList:
 
     def entry(self, place: RunPlace) -> RunEntry:
         """Return a run's line."""
-        line = self._known.get(place.path)
-        if line is None or line.stamp != _stamp(place.path, going_on=_goes_on(line.entry)):
-            return _as_it_stands(place, _READ[place.kind](place.path, place.name))
-        return _as_it_stands(place, line.entry)
+        line = self._still_known(place)
+        entry = line.entry if line is not None else _READ[place.kind](place.path, place.name)
+        return _as_it_stands(place, entry)
 
     def newest(self, places: Sequence[RunPlace], kind: RunKind) -> list[RunEntry]:
         """Return the runs of a kind, the newest first."""
@@ -142,7 +134,9 @@ class RunList:
 
     def _with_trend(self, entry: RunEntry) -> RunEntry:
         series = [*self._before(entry), entry]
-        return replace(entry, trend=tuple(map(_of_trend, series)))
+        return replace(
+            entry, trend=tuple(each.pass_rate if each.kind == "eval" else each.reward for each in series)
+        )
 
     def _before(self, entry: RunEntry) -> list[RunEntry]:
         """Return the runs of the same config before one, the oldest first, as many as a trend has."""
@@ -152,48 +146,36 @@ class RunList:
 
     def _refresh(self, places: Sequence[RunPlace], *, patience_s: float | None = None) -> None:
         """Bring the lines up to date: at once of runs that go on, of all when runs came or went, and now and then."""
-        if places is not self._places or time.monotonic() - self._looked > _LOOK_AT_ALL_S:
+        lately = places is self._places and time.monotonic() - self._looked <= _LOOK_AT_ALL_S
+        if not lately or any(
+            self._has_changed(place) or self._listed_now(place) != self._listed[place.kind, place.name]
+            for place in self._going_on
+        ):
             self._look_at_all(places, patience_s)
-            return
-        going_on = list(self._going_on.values())
-        stale = [place for place in going_on if self._stamp_of(place) != self._known[place.path].stamp]
-        if stale:
-            self._look_at_all(places)
-            return
-        now = {(place.kind, place.name): self._as_it_stands(place) for place in going_on}
-        if any(self._entries[key] != entry for key, entry in now.items()):
-            self._entries.update(now)
-            self._sorted.clear()
 
     def _look_at_all(self, places: Sequence[RunPlace], patience_s: float | None = None) -> None:
         if self._kept is None:
             self._kept = KeptLines(self._root, cache_dir=self._cache_dir)
             self._known = self._kept.read()
         self._read(places, self._kept, self._patience_s if patience_s is None else patience_s)
-        listed = [place for place in places if place.path in self._known]
-        entries, archived = (
-            {(each.kind, each.name): self._as_it_stands(each) for each in listed if each.archived == aside}
-            for aside in (False, True)
-        )
-        if (entries, archived) != (self._entries, self._archived):
-            self._entries, self._archived = entries, archived
-            self._series = _in_series(entries.values())
+        listed = {
+            (place.kind, place.name): self._listed_now(place) for place in places if place.path in self._known
+        }
+        if listed != self._listed:
+            self._listed = listed
+            current = [each for each in listed.values() if not each[0].archived]
+            self._series = _in_series(entry for _, entry in current)
+            self._going_on = [place for place, entry in current if _goes_on(entry)][-_MOST_WATCHED:]
             self._sorted.clear()
-        going_on = [each for each in listed if not each.archived and _goes_on(self._known[each.path].entry)]
-        self._going_on = {(place.kind, place.name): place for place in going_on[-_MOST_WATCHED:]}
-        self._at = {(place.kind, place.name): place for place in listed}
         self._places = places if not self._unread else None
         self._looked = time.monotonic()
 
     def _read(self, places: Sequence[RunPlace], kept: KeptLines, patience_s: float | None) -> None:
         """Read the runs that have changed, the newest first, as far as one waits."""
         until = time.monotonic() + (patience_s if patience_s is not None else math.inf)
-        changed, read = [], dict[Path, KeptLine]()
-        for place in places:
-            line, stamp = self._known.get(place.path), self._stamp_of(place)
-            if line is None or line.stamp[: len(stamp)] != stamp or line.entry.name != place.name:
-                changed.append((stamp, place))
-        changed.sort(key=lambda each: each[0], reverse=True)
+        changed = [(self._stamp_of(place), place) for place in places if self._has_changed(place)]
+        changed.sort(key=itemgetter(0), reverse=True)
+        read: dict[Path, KeptLine] = {}
         for stamp, place in changed:
             if read and time.monotonic() > until:
                 break
@@ -204,17 +186,21 @@ class RunList:
         self._known = {path: line for path, line in self._known.items() if path not in gone} | read
         self._unread = len(changed) - len(read)
 
-    def _has_changed(self, entry: RunEntry) -> bool:
-        place = self._at[entry.kind, entry.name]
-        stamp = self._stamp_of(place)
-        return self._known[place.path].stamp[: len(stamp)] != stamp
+    def _still_known(self, place: RunPlace) -> KeptLine | None:
+        """Return a run's line; None where its files have changed since it was read."""
+        line, stamp = self._known.get(place.path), self._stamp_of(place)
+        is_of_now = line is not None and line.stamp[: len(stamp)] == stamp and line.entry.name == place.name
+        return line if is_of_now else None
+
+    def _has_changed(self, place: RunPlace) -> bool:
+        return self._still_known(place) is None
 
     def _stamp_of(self, place: RunPlace) -> Stamp:
         line = self._known.get(place.path)
         return _stamp(place.path, going_on=line is None or _goes_on(line.entry))
 
-    def _as_it_stands(self, place: RunPlace) -> RunEntry:
-        return _as_it_stands(place, self._known[place.path].entry)
+    def _listed_now(self, place: RunPlace) -> tuple[RunPlace, RunEntry]:
+        return place, _as_it_stands(place, self._known[place.path].entry)
 
 
 def _goes_on(entry: RunEntry) -> bool:
@@ -237,9 +223,8 @@ def _as_it_stands(place: RunPlace, entry: RunEntry) -> RunEntry:
         running = TrainingDirectory(place.path).is_running()
     else:
         running = is_running(place.path.parent, place.path.name)
-    if not running and entry.status == "incomplete":
-        return entry
-    return replace(entry, status="running" if running else "incomplete")
+    status = "running" if running else "incomplete"
+    return replace(entry, status=status) if status != entry.status else entry
 
 
 def _stamp(path: Path, *, going_on: bool) -> Stamp:
@@ -259,8 +244,7 @@ def _stamp(path: Path, *, going_on: bool) -> Stamp:
 
 
 def _fits(entry: RunEntry, query: RunQuery) -> bool:
-    wanted = {name: value for name in _EQUAL if (value := getattr(query, name)) is not None}
-    if any(getattr(entry, name) != value for name, value in wanted.items()):
+    if any(getattr(query, name) not in (None, getattr(entry, name)) for name in _EQUAL):
         return False
     if query.commit is not None and not (entry.commit or "").startswith(query.commit):
         return False
@@ -282,10 +266,6 @@ def _started(entry: RunEntry) -> tuple[datetime, str]:
     return entry.started_at or _LONG_AGO, entry.id
 
 
-def _of_trend(entry: RunEntry) -> float | None:
-    return entry.pass_rate if entry.kind == "eval" else entry.reward
-
-
 _SORTED_BY: dict[RunSort, Callable[[RunEntry], Scalar]] = {
     "started": lambda entry: entry.started_at.timestamp() if entry.started_at is not None else None,
     "name": lambda entry: entry.name[:_NAME_CHARACTERS],
@@ -297,6 +277,15 @@ _SORTED_BY: dict[RunSort, Callable[[RunEntry], Scalar]] = {
 }
 
 
+def _place_of(query: RunQuery, entry: RunEntry) -> Any:
+    """Return by what a run is sorted, in either direction: one without a value comes last."""
+    return _place(query, _SORTED_BY[query.sort](entry), entry.id)
+
+
+def _place(query: RunQuery, value: Scalar, run_id: str) -> Any:
+    return (value is None) != query.descending, value is not None and value, run_id
+
+
 def _slice(found: Sequence[RunEntry], query: RunQuery, limit: int, cursor: str | None) -> tuple[int, int]:
     """Return where in a sorted list a page begins and ends."""
     if cursor is None:
@@ -304,21 +293,11 @@ def _slice(found: Sequence[RunEntry], query: RunQuery, limit: int, cursor: str |
     (value, run_id), backward = decode(cursor, run_order(query), parts=2)
     if not isinstance(run_id, str):
         raise refused(cursor)
-    key, descending = _SORTED_BY[query.sort], query.descending
-
-    def behind(entry: RunEntry) -> bool:
-        """Tell whether a run stands behind the cursor's place, or at it when one goes back."""
-        own = key(entry)
-        if (own is None) != (value is None):
-            return own is None
-        if own is not None and own != value:
-            return (own > value) != descending  # type: ignore[operator]
-        if entry.id == run_id:
-            return backward
-        return (entry.id > run_id) != (descending and value is not None)
-
+    here = _place(query, value, run_id)
+    # The run of the cursor itself is the last one before the page behind it.
+    is_before = (gt if backward else ge) if query.descending else (lt if backward else le)
     try:
-        place = next((place for place, entry in enumerate(found) if behind(entry)), len(found))
+        place = sum(is_before(_place_of(query, entry), here) for entry in found)
     except TypeError:
         raise refused(cursor) from None
     return (max(0, place - limit), place) if backward else (place, place + limit)

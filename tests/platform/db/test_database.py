@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.clock import SystemClock
+from osmosis_ai.platform.db import engine
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.migrations import alembic_config
 from osmosis_ai.platform.db.tables import Base, DbLogLine, DbRun, DbSample, DbToken, DbWorkspace, new_id
@@ -371,3 +372,21 @@ def test_samples_in_each_order_are_read_from_an_index(db: Database, column: str,
 def _literal(statement: Any, db: Database) -> str:
     with db.session() as session:
         return str(statement.compile(session.get_bind(), compile_kwargs={"literal_binds": True}))
+
+
+def test_who_gets_no_connection_because_all_are_in_use_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("_POOL_SIZE", 1), ("_POOL_OVERFLOW", 0), ("BUSY_TIMEOUT_S", 0.01)):
+        monkeypatch.setattr(engine, name, value)
+    db = Database(f"sqlite:///{tmp_path / 'platform.db'}")
+    with db.session() as held:
+        held.execute(text("SELECT 1"))
+        with (
+            pytest.raises(DatabaseBusyError, match="1 connections to its database are all in use"),
+            db.session() as more,
+        ):
+            more.execute(text("SELECT 1"))
+    with db.session() as session:
+        assert session.scalar(text("SELECT 1")) == 1
+    db.dispose()

@@ -28,6 +28,7 @@ from sqlalchemy.exc import (
     NoSuchModuleError,
     SQLAlchemyError,
 )
+from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -219,9 +220,14 @@ class Database:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn the two failures an operator can mend into sentences."""
+        """Turn the failures an operator can mend into sentences."""
         try:
             yield
+        except NoConnectionFree:
+            raise DatabaseBusyError(
+                f"the platform's {_POOL_SIZE + _POOL_OVERFLOW} connections to its database are all in use.",
+                hint="try again; a database that answers slowly makes all wait",
+            ) from None
         except (DBAPIError, sqlite3.OperationalError) as error:
             if not self.is_sqlite and isinstance(error, DBAPIError) and (does := connection_failure(error)):
                 raise DatabaseUnreachableError(

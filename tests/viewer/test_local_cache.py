@@ -8,17 +8,18 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.viewer.local import run_index
+from osmosis_ai.viewer.local import cache_file, run_index
 from osmosis_ai.viewer.local.cache_file import CacheFile
 from osmosis_ai.viewer.local.run_index import RunIndex
 from osmosis_ai.viewer.local.source import LocalSource
@@ -256,19 +257,22 @@ def test_a_viewer_that_is_overtaken_goes_on_behind_the_other(
         index.close()
 
 
-def test_an_index_that_another_viewer_is_making_is_waited_for(tmp_path: Path) -> None:
+def test_an_index_that_another_viewer_is_making_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with closing(CacheFile(tmp_path / "made", "run", tmp_path, "CREATE TABLE a (b)")) as made:
         path = tmp_path / "cache" / made.path.relative_to(tmp_path / "made")
     path.parent.mkdir(parents=True)
-    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    other.execute("BEGIN IMMEDIATE")
-    ends = threading.Timer(0.3, lambda: other.execute("COMMIT"))
-    ends.start()
-    file = CacheFile(tmp_path / "cache", "run", tmp_path, "CREATE TABLE a (b)")
-    ends.join()
-    assert (file.path, file.problem) == (path, None)
-    for each in (file, other):
-        each.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        # The other is ready while it is waited for, and no time passes.
+        waited = SimpleNamespace(
+            sleep=lambda _: other.execute("COMMIT"), monotonic=lambda: 0.0, time=time.time
+        )
+        monkeypatch.setattr(cache_file, "time", waited)
+        with closing(CacheFile(tmp_path / "cache", "run", tmp_path, "CREATE TABLE a (b)")) as file:
+            assert (file.path, file.problem) == (path, None)
+        assert not other.in_transaction
 
 
 def test_who_opens_an_index_takes_no_lock_from_who_has_it_open(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
@@ -161,9 +162,10 @@ def test_the_next_job_of_a_run_is_another(place: Place) -> None:
 
 def test_a_job_that_is_stopped_ends_and_counts_against_nobody(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
-    machine.executor.start(JOB, TICKET)
-    machine.executor.stop(JOB)
-    state = ended(machine, JOB)
+    with closing(machine.executor):
+        machine.executor.start(JOB, TICKET)
+        machine.executor.stop(JOB)
+        state = ended(machine, JOB)
     assert (state.told, state.fault) == ("the worker was ended by force", "nobody")
 
 

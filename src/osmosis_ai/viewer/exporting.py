@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, fields
+from itertools import chain
 from typing import Any
 
 from osmosis_ai.viewer.conversation_search import search_conversations
-from osmosis_ai.viewer.source import ItemPage, RunSource, SampleEntry, SampleQuery
+from osmosis_ai.viewer.source import ItemPage, RunSource, SampleEntry, SampleQuery, pieces
 
 _AT_ONCE = 500
 _COLUMNS = tuple(each.name for each in fields(SampleEntry))
@@ -37,24 +38,16 @@ def exported_samples(
             return search_conversations(source, run, query, cursor=cursor).page
         return source.samples(run, query, limit=_AT_ONCE, cursor=cursor)
 
-    pieces = _pieces(piece, piece(None))
-    return _csv(pieces) if kind == "csv" else _jsonl(pieces)
+    rest = pieces(piece)
+    found = chain([next(rest)], rest)
+    return _csv(found) if kind == "csv" else _jsonl(found)
 
 
-def _pieces(
-    piece_at: Callable[[str | None], ItemPage[SampleEntry]], piece: ItemPage[SampleEntry]
-) -> Iterator[ItemPage[SampleEntry]]:
-    yield piece
-    while piece.next is not None:
-        piece = piece_at(piece.next)
-        yield piece
-
-
-def _csv(pieces: Iterator[ItemPage[SampleEntry]]) -> Iterator[bytes]:
+def _csv(found: Iterator[ItemPage[SampleEntry]]) -> Iterator[bytes]:
     written = io.StringIO()
     lines = csv.writer(written)
     lines.writerow(_COLUMNS)
-    for piece in pieces:
+    for piece in found:
         lines.writerows([_cell(getattr(sample, name)) for name in _COLUMNS] for sample in piece.items)
         yield written.getvalue().encode("utf-8", "replace")
         written.seek(0)
@@ -65,6 +58,6 @@ def _cell(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
-def _jsonl(pieces: Iterator[ItemPage[SampleEntry]]) -> Iterator[bytes]:
-    for piece in pieces:
+def _jsonl(found: Iterator[ItemPage[SampleEntry]]) -> Iterator[bytes]:
+    for piece in found:
         yield "".join(f"{json.dumps(asdict(sample))}\n" for sample in piece.items).encode()

@@ -31,12 +31,6 @@ _PATHS = ("Data", "Rubric from")
 _ONLY_READ = {"actions": None}
 
 
-def shell_values() -> dict[str, Any]:
-    """Return the style of a page that is one file, and the policy that lets it in and nothing else."""
-    style = inline(*style_files())
-    return {"style": style, "policy": one_file_policy(style=style, script="")}
-
-
 def facts_to_send(facts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return facts of a run without what is of this machine alone."""
     return [
@@ -69,7 +63,7 @@ def write_comparison_report(
     names = [run.name for run in runs]
     title = f"{' and '.join(names[1:])} against {names[0]}"
     shown = compare_evaluations.shown(comparison, runs)
-    _write(file, "compare_evaluations.html", {**shown, "title": title, "names": names, "turned": None})
+    write_page(file, "compare_evaluations.html", {**shown, "title": title, "names": names, "turned": None})
 
 
 def write_training_report(file: IO[bytes], detail: RunDetail, curves: TrainingCurves, *, text: bool) -> None:
@@ -81,7 +75,7 @@ def write_training_report(file: IO[bytes], detail: RunDetail, curves: TrainingCu
     if not text:
         curves = replace(curves, marks=[mark for mark in curves.marks if mark.kind != "warning"])
     shown = training.shown(detail_to_send(detail, text=text), curves)
-    _write(file, "training.html", {**shown, "here": None, "log": None, "log_href": None})
+    write_page(file, "training.html", {**shown, "here": None, "log": None, "log_href": None})
 
 
 def write_judging_report(file: IO[bytes], detail: RunDetail, *, text: bool, everything: bool) -> int:
@@ -94,14 +88,15 @@ def write_judging_report(file: IO[bytes], detail: RunDetail, *, text: bool, ever
         detail_to_send(detail, text=text), 0, None if everything else MOST_RECORDS, text=text
     )
     left_out: int = shown["total"] - len(shown["records"])
-    _write(file, "rubric.html", {**shown, "found": ItemPage(shown["records"]), "left_out": left_out})
+    write_page(file, "rubric.html", {**shown, "found": ItemPage(shown["records"]), "left_out": left_out})
     return left_out
 
 
-def _write(file: IO[bytes], template: str, values: Mapping[str, Any]) -> None:
-    page = (
-        environment(TEMPLATES / "one_file")
-        .get_template(template)
-        .render({**shell_values(), "view": _ONLY_READ, **values})
+def write_page(file: IO[bytes], template: str, values: Mapping[str, Any]) -> None:
+    """Write a page, in pieces while it is made, with its style and the policy that lets that in and nothing else."""
+    style = inline(*style_files())
+    policy = one_file_policy(style=style, script="")
+    page = environment(TEMPLATES / "one_file").get_template(template)
+    page.stream({"style": style, "policy": policy, "view": _ONLY_READ, **values}).dump(
+        file, "utf-8", "replace"
     )
-    file.write(page.encode("utf-8", "replace"))

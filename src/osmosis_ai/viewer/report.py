@@ -6,17 +6,19 @@ that no run is held whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import IO, Any
+
+from markupsafe import Markup
 
 from osmosis_ai.ui.shell import ShellView
 from osmosis_ai.viewer.access import Viewing
-from osmosis_ai.viewer.one_file import detail_to_send, facts_to_send, shell_values
+from osmosis_ai.viewer.one_file import detail_to_send, facts_to_send, write_page
 from osmosis_ai.viewer.pages import evaluation
 from osmosis_ai.viewer.pages.conversation import viewed
 from osmosis_ai.viewer.rendering import environment
-from osmosis_ai.viewer.source import RunSource, SampleEntry, SampleQuery
+from osmosis_ai.viewer.source import RunSource, SampleEntry, SampleQuery, pieces
 
 _AT_ONCE = 200
 MOST_LISTED = 20_000
@@ -55,12 +57,14 @@ class ReportContent:
     Attributes:
         conversations, conversations_left_out: how many of the run's samples have theirs in it, and how many were left out though they may have one.
         samples, samples_left_out: the same of lines of the table.
+        places: (row, attempt) of samples that stand among the conversations.
     """
 
     conversations: int = 0
     conversations_left_out: int = 0
     samples: int = 0
     samples_left_out: int = 0
+    places: set[tuple[int, int]] = field(default_factory=set)
 
 
 def write_run_report(
@@ -73,30 +77,17 @@ def write_run_report(
         OSError: the file can not be written.
     """
     view, content = Viewing(source, ShellView(), parts=_PARTS), ReportContent()
+    tells = options.text and view.can("conversations")
     values = {
-        **shell_values(),
         **_in_file(evaluation.page(view, {}, run=run).values, options),
         "view": view,
-        "shell": view.shell,
         "text": options.text,
+        "content": content,
+        "conversations": _conversations(view, run, options, content) if tells else (),
+        "samples": _listed(source, run, options, content),
     }
-    _write(file, "report_head.html", values)
-    tells = options.text and view.can("conversations")
-    written = set(_write_conversations(file, view, run, options, content) if tells else ())
-    _write(file, "report_samples.html", {"content": content, "text": options.text})
-    for sample in _samples(source, run, SampleQuery()):
-        if content.samples >= MOST_LISTED and not options.everything:
-            content.samples_left_out += 1
-            continue
-        content.samples += 1
-        has_conversation = (sample.row, sample.attempt) in written
-        _write(file, "report_line.html", {"sample": sample, "linked": has_conversation, "text": options.text})
-    _write(file, "report_end.html", {"content": content})
+    write_page(file, "report.html", values)
     return content
-
-
-def _write(file: IO[bytes], template: str, values: Any) -> None:
-    file.write(environment().get_template(template).render(values).encode("utf-8", "replace"))
 
 
 def _in_file(values: Any, options: RunReportOptions) -> dict[str, Any]:
@@ -121,19 +112,26 @@ def _in_file(values: Any, options: RunReportOptions) -> dict[str, Any]:
 
 
 def _samples(source: RunSource, run: str, query: SampleQuery) -> Iterator[SampleEntry]:
-    cursor: str | None = None
-    while True:
-        piece = source.samples(run, query, limit=_AT_ONCE, cursor=cursor)
+    for piece in pieces(lambda cursor: source.samples(run, query, limit=_AT_ONCE, cursor=cursor)):
         yield from piece.items
-        cursor = piece.next
-        if cursor is None:
-            return
 
 
-def _write_conversations(
-    file: IO[bytes], view: Viewing, run: str, options: RunReportOptions, content: ReportContent
-) -> Iterable[tuple[int, int]]:
-    """Write conversations, those that failed first and the worst of them, and yield of which samples they are."""
+def _listed(
+    source: RunSource, run: str, options: RunReportOptions, content: ReportContent
+) -> Iterator[SampleEntry]:
+    """Yield the samples that have a line in the table, and count the others."""
+    for sample in _samples(source, run, SampleQuery()):
+        if content.samples >= MOST_LISTED and not options.everything:
+            content.samples_left_out += 1
+        else:
+            content.samples += 1
+            yield sample
+
+
+def _conversations(
+    view: Viewing, run: str, options: RunReportOptions, content: ReportContent
+) -> Iterator[Markup]:
+    """Yield conversations, those that failed first and the worst of them, and count those that find no room."""
     written, seen = 0, set[tuple[int, int]]()
     template = environment().get_template("report_conversation.html")
     # A run may still be written: what comes meanwhile has a line in the table.
@@ -147,10 +145,12 @@ def _write_conversations(
                 content.conversations_left_out += 1
                 continue
             one = viewed(view, run, *place, anchor=f"{sample.row}.{sample.attempt}")
-            page = template.render(one=one, as_markdown=False).encode("utf-8", "replace")
-            if written + len(page) > options.most_bytes and not options.everything:
+            page = template.render(one=one, as_markdown=False)
+            size = len(page.encode("utf-8", "replace"))
+            if written + size > options.most_bytes and not options.everything:
                 content.conversations_left_out += 1
                 continue
-            written += file.write(page)
+            written += size
             content.conversations += not one.stored.missing
-            yield place
+            content.places.add(place)
+            yield Markup(page)

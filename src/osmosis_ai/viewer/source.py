@@ -7,7 +7,7 @@ browser ever holds a whole run. Rows and attempts are numbered from 0, as journa
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, Protocol, TypeVar
@@ -58,6 +58,17 @@ class ItemPage(Generic[ItemT]):
     counts: Mapping[str, int] = field(default_factory=dict)
     progress: float | None = None
     filling: float | None = None
+
+
+def pieces(piece_at: Callable[[str | None], ItemPage[ItemT]]) -> Iterator[ItemPage[ItemT]]:
+    """Yield all pieces of a list, of which ``piece_at`` gives the one behind a cursor."""
+    cursor: str | None = None
+    while True:
+        piece = piece_at(cursor)
+        yield piece
+        if piece.next is None:
+            return
+        cursor = piece.next
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_files import StoredConversation
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
-from osmosis_ai.viewer.source import Outcome, SampleDetail, SampleEntry, SampleQuery
+from osmosis_ai.viewer.source import Outcome, SampleDetail, SampleEntry, SampleQuery, pieces
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
@@ -79,13 +79,10 @@ class LocalConversations(AbstractContextManager["LocalConversations"]):
 
     def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]:
         """Yield samples by row and attempt."""
-        query, cursor = SampleQuery(row=row, outcome=outcome), None
-        while True:
-            page = self._source.samples(self.name, query, limit=_PAGE, cursor=cursor)
-            yield from page.items
-            cursor = page.next
-            if cursor is None:
-                return
+        query = SampleQuery(row=row, outcome=outcome)
+        source, name = self._source, self.name
+        for piece in pieces(lambda cursor: source.samples(name, query, limit=_PAGE, cursor=cursor)):
+            yield from piece.items
 
     def detail(self, sample: SampleEntry) -> SampleDetail:
         """Return all that is known of a sample."""

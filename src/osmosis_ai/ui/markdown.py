@@ -59,10 +59,6 @@ def _parser() -> MarkdownIt:
     return parser
 
 
-def _link_open(*_: Any) -> str:
-    return '<span class="link">'
-
-
 def _link_close(_: Any, tokens: Sequence[Token], place: int, *__: Any) -> str:
     depth = 0
     for token in reversed(tokens[: place + 1]):
@@ -102,7 +98,7 @@ def _list(_: Any, tokens: Sequence[Token], place: int, *__: Any) -> str:
 
 
 _RULES = {
-    "link_open": _link_open,
+    "link_open": lambda *_: '<span class="link">',
     "link_close": _link_close,
     "image": _image,
     "fence": _block,

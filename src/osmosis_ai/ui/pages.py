@@ -38,7 +38,7 @@ def templates(*folders: Path) -> Environment:
         finalize=_shown,
     )
     environment.globals["asset"] = asset_name
-    environment.filters.update(_FILTERS)
+    environment.filters.update({each.__name__: each for each in _FILTERS})
     return environment
 
 
@@ -69,15 +69,15 @@ def moment(when: datetime | str | None) -> Markup | str:
     return Markup('<time datetime="{}">{}</time>').format(iso, shown)
 
 
-_CALLED_AS_THEY_ARE: Sequence[Callable[..., Any]] = (
-    *(ansi, breakable, code, markdown, moment),
-    *(numbers.compact, numbers.count, numbers.duration, numbers.money),
-    *(numbers.number, numbers.percent, numbers.size),
+def duration_ms(milliseconds: float | None) -> str:
+    """Return a number of milliseconds as :func:`osmosis_ai.ui.numbers.duration` does seconds."""
+    return numbers.duration(None if milliseconds is None else milliseconds / 1000)
+
+
+_FILTERS: Sequence[Callable[..., Any]] = (
+    *(ansi, breakable, code, markdown, moment, duration_ms, numbers.compact, numbers.count),
+    *(numbers.duration, numbers.money, numbers.number, numbers.percent, numbers.size),
 )
-_FILTERS: dict[str, Callable[..., Any]] = {
-    **{each.__name__: each for each in _CALLED_AS_THEY_ARE},
-    "duration_ms": lambda ms: numbers.duration(None if ms is None else ms / 1000),
-}
 
 
 def inline(*files: Path) -> Markup:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from urllib.parse import quote
 
 PAGE_POLICY = (
@@ -36,19 +35,17 @@ def page_headers(*, form_leads_to: str = "", keep: bool = True) -> dict[str, str
     }
 
 
-ARTIFACT_HEADERS: Mapping[str, str] = {
-    "Content-Security-Policy": "default-src 'none'; sandbox",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "private, no-cache",
-}
-"""Of a file that an agent or a user left: no browser runs it as a page of ours."""
-
-
 def artifact_headers(name: str) -> dict[str, str]:
-    """Return the headers of a download called ``name`` (RFC 6266; the name as RFC 8187 encodes it)."""
+    """Return the headers of a download called ``name`` (RFC 6266; the name as RFC 8187 encodes it).
+
+    It is a file that an agent or a user left: no browser runs it as a page of ours.
+    """
     encoded = quote(name.encode("utf-8", "replace"), safe="")
-    return {**ARTIFACT_HEADERS, "Content-Disposition": f"attachment; filename*=UTF-8''{encoded}"}
+    return {
+        **page_headers(),
+        "Content-Security-Policy": "default-src 'none'; sandbox",
+        "Content-Disposition": f"attachment; filename*=UTF-8''{encoded}",
+    }
 
 
 def theme_of(cookie: str | None) -> str:

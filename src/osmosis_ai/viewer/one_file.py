@@ -14,13 +14,12 @@ from osmosis_ai.ui.assets import style_files
 from osmosis_ai.ui.pages import inline, one_file_policy
 from osmosis_ai.viewer.pages import compare_evaluations, rubric, training
 from osmosis_ai.viewer.rendering import TEMPLATES, environment
-from osmosis_ai.viewer.source import ItemPage
+from osmosis_ai.viewer.source import ItemPage, RunDetail
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.engine import RunComparison
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
     from osmosis_ai.training.runs.curves import TrainingCurves
-    from osmosis_ai.viewer.source import RunDetail
 
 MOST_RECORDS = 2_000
 """Records of a judging session, without ``everything``."""

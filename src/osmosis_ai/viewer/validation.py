@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from osmosis_ai.errors import NotFoundError
+from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.training.runs.validation_samples import ValidationSamples, reward_of
 from osmosis_ai.viewer.source import SampleDetail, SampleEntry
-
-if TYPE_CHECKING:
-    from osmosis_ai.evaluation.record import TerminalRecord
-
 
 _SAME = (
     *("status", "row_digest", "tokens", "duration_ms", "model_latency_ms", "cost_usd"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
@@ -54,7 +54,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "flaky": estimates.flaky if estimates is not None else None,
             "row_href": lambda row: samples + query_string({"row": row.row_index}),
             "facts": known_facts(detail),
-            "config": flat_config(detail.config_effective),
+            "config": list(flat_config(detail.config_effective)),
             "before": detail.previous,
             "slices": _slices(view, detail, named, decided),
             "decided_slices": decided,
@@ -131,28 +131,24 @@ def _warnings(detail: RunDetail) -> Sequence[str]:
 def known_facts(detail: RunDetail) -> Sequence[tuple[str, str]]:
     """Return what a run was made of, each once: what the source says of it, and what its line in a list does."""
     run, said = detail.summary, dict(detail.facts)
-    known = (
-        ("Model", run.model),
-        ("Dataset", run.dataset),
-        ("Rollout", run.rollout),
-        ("Config", run.config),
-        ("Commit", run.commit),
+    known = [
+        *(
+            (name.capitalize(), getattr(run, name))
+            for name in ("model", "dataset", "rollout", "config", "commit")
+        ),
         ("Changes", "there were some that are not in the commit" if run.dirty else None),
         ("By", run.person),
-    )
+    ]
     return [*((label, value) for label, value in known if value and label not in said), *detail.facts]
 
 
-def flat_config(config: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
-    """Return settings by their full names, as ``evaluation.n``."""
-    found: list[tuple[str, str]] = []
+def flat_config(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield settings by their full names, as ``evaluation.n``."""
     for key, value in config.items():
-        name = f"{above}{key}"
         if isinstance(value, Mapping) and value:
-            found += flat_config(value, f"{name}.")
+            yield from flat_config(value, f"{above}{key}.")
         else:
-            found.append((name, value if isinstance(value, str) else repr(value)))
-    return found
+            yield f"{above}{key}", value if isinstance(value, str) else repr(value)
 
 
 def _slices(

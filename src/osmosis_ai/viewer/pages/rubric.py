@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from markupsafe import Markup
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rubric.written_results import ReadResult
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.queries import Words, cursor_of, query_string
 from osmosis_ai.viewer.source import ItemPage, RunDetail
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
 
 RECORDS_A_PAGE = 50
 _UNREADABLE = "What was measured of the judges is not in the file, or not as this release writes it: the records are below."

@@ -10,9 +10,10 @@ from shlex import quote
 from typing import Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.headline import LEAST_SCORED, few_scored
+from osmosis_ai.evaluation.headline import LEAST_SCORED
 from osmosis_ai.training.runs.curves import CurveMark, CurveValue, SavedAdapter, TrainingCurves, ViewedCurve
-from osmosis_ai.training.runs.validation_headline import ValidationHeadline
+from osmosis_ai.training.runs.metrics import TITLES, VALIDATION_REWARD
+from osmosis_ai.training.runs.validation_headline import CURVES, ValidationHeadline
 from osmosis_ai.ui.charts.drawing import ChartMark, ChartPoint, ChartSeries, SvgChart
 from osmosis_ai.ui.numbers import number, percent
 from osmosis_ai.viewer.access import RenderedPage, Viewing
@@ -32,13 +33,7 @@ _CHARTS: Sequence[tuple[str, Sequence[str]]] = (
     ("Length (tokens)", ("rollout/response_lengths", "rollout/total_lengths")),
     ("Cut off (share of rollouts)", ("rollout/truncated_ratio", "rollout/timed_out_ratio")),
     ("Learner and server, log-probability gap", ("train/logprob_gap_mean", "train/logprob_gap_max")),
-    (
-        "Time of a step (s)",
-        [
-            f"time/{phase}_s"
-            for phase in ("step", "sampling", "learning", "publishing", "validation", "checkpoint")
-        ],
-    ),
+    ("Time of a step (s)", [key for key in TITLES if key.startswith("time/")]),
 )
 """What is drawn, under which heading; the first two with what happened on the way."""
 _MOST_MARKS = 40
@@ -84,7 +79,8 @@ def shown(
         "detail": detail,
         "validation": (validation := _validation(curves)),
         "sentence": _sentence(validation, _points(curves, "rollout/raw_reward")),
-        "hollow": _hollow_sentence(curves),
+        "hollow": [each.step for each in _points(curves, VALIDATION_REWARD) if is_hollow(each)],
+        "least": _LEAST,
         "charts": list(_charts(curves, smoothing)) if draws else [],
         "smoothing": smoothing,
         "smoothings": SMOOTHINGS,
@@ -93,7 +89,7 @@ def shown(
         "adapters": curves.checkpoints,
         "commands_of": None,
         "facts": known_facts(detail),
-        "config": flat_config(detail.config_effective),
+        "config": list(flat_config(detail.config_effective)),
     }
 
 
@@ -126,20 +122,11 @@ def _smoothing(words: Words) -> float:
 
 def _validation(curves: TrainingCurves) -> ValidationHeadline | None:
     """Return what the newest validation came to, in the words of ``train info``."""
-    points = _points(curves, "eval/validation/reward")
-    if not points:
-        return None
-    last = points[-1]
-    warning = None if last.over is None or last.of is None else few_scored(last.over, last.of)
-    return ValidationHeadline(
-        step=last.step,
-        reward=last.value,
-        low=last.low,
-        high=last.high,
-        scored=last.over,
-        planned=last.of,
-        warnings=[warning] if warning else [],
-    )
+    told: dict[str, list[tuple[int, float]]] = {}
+    for last in _points(curves, VALIDATION_REWARD)[-1:]:
+        values = zip(CURVES, (last.value, last.low, last.high, last.over, last.of), strict=True)
+        told = {key: [(last.step, value)] for key, value in values if value is not None}
+    return ValidationHeadline.of(told)
 
 
 def _sentence(validation: ValidationHeadline | None, rewards: Sequence[CurveValue]) -> str:
@@ -164,18 +151,6 @@ def _curve(curves: TrainingCurves, key: str) -> ViewedCurve | None:
 def is_hollow(point: CurveValue) -> bool:
     """Tell whether a point stands on too little of what it was to stand on."""
     return point.over is not None and point.of is not None and point.over < LEAST_SCORED * point.of
-
-
-def _hollow_sentence(curves: TrainingCurves) -> str | None:
-    steps = [point.step for point in _points(curves, "eval/validation/reward") if is_hollow(point)]
-    if not steps:
-        return None
-    named = ", ".join(map(str, steps[-10:]))
-    which = f"step {named}" if len(steps) == 1 else f"{len(steps)} steps, of them {named}"
-    return (
-        f"Of the validation after {which}, under {_LEAST} of the samples have a score: those points are "
-        "hollow, and say nothing of the rest."
-    )
 
 
 def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:

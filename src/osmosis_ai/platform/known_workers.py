@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import orjson
-from sqlalchemy import ColumnElement, and_, delete, func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import WorkerOffer
@@ -21,6 +21,7 @@ from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.tables import DbKnownWorker, DbRun, DbWorkerToken
 from osmosis_ai.platform.runs.fitting import Machine
+from osmosis_ai.platform.runs.leases import that_known_workers_have
 
 KEPT = timedelta(days=7)
 """How long a machine is known after it last asked for a run, or worked on one."""
@@ -99,7 +100,9 @@ class KnownWorkers:
             session.execute(
                 delete(DbKnownWorker).where(
                     DbKnownWorker.seen_at < self._clock.now() - KEPT,
-                    DbKnownWorker.id.not_in(select(DbRun.worker_id).where(_is_at_work(self._clock.now()))),
+                    DbKnownWorker.id.not_in(
+                        select(DbRun.worker_id).where(that_known_workers_have(self._clock.now()))
+                    ),
                 )
             )
             newest = select(DbKnownWorker.id).order_by(DbKnownWorker.seen_at.desc()).limit(_MOST_KEPT)
@@ -136,14 +139,8 @@ class KnownWorkers:
         return _why_none_fits(run.pool, read_execution(run.request.get("advanced_config")), workers)
 
 
-def machine_of(worker: DbKnownWorker) -> Machine:
-    """Return what a machine has."""
-    labels = frozenset(worker.labels)
-    return Machine(labels, worker.cpus, worker.gpus, worker.memory_gb, worker.sandbox)
-
-
 def _why_none_fits(pool: str, asks: ExecutionSection, workers: Sequence[DbKnownWorker]) -> str | None:
-    lacking = {worker.id: list(machine_of(worker).lacks(asks)) for worker in workers}
+    lacking = {worker.id: list(Machine.known(worker).lacks(asks)) for worker in workers}
     if not all(lacking.values()):
         return None
     had = frozenset[str]().union(*(worker.labels for worker in workers))
@@ -163,12 +160,8 @@ def _because(worker: DbKnownWorker, lacking: Sequence[str]) -> str:
     return f" ({worker.sandbox_problem})" if "a sandbox" in lacking and worker.sandbox_problem else ""
 
 
-def _is_at_work(now: datetime) -> ColumnElement[bool]:
-    return and_(DbRun.status == "running", DbRun.worker_id.is_not(None), DbRun.lease_expires_at > now)
-
-
 def _at_work(session: Session, now: datetime) -> dict[str, int]:
     counted = session.execute(
-        select(DbRun.worker_id, func.count()).where(_is_at_work(now)).group_by(DbRun.worker_id)
+        select(DbRun.worker_id, func.count()).where(that_known_workers_have(now)).group_by(DbRun.worker_id)
     )
     return {worker: runs for worker, runs in counted if worker is not None}

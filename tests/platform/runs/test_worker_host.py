@@ -87,6 +87,7 @@ class Platform:
         self.statuses = statuses
         self.offers: list[WorkerOffer] = []
         self.released: list[tuple[str, str, str | None]] = []
+        self.of_machine: list[bool] = []
         self.started: list[tuple[str, str]] = []
         self.workers: list[Worker] = []
         self.signals: list[int] = []
@@ -109,6 +110,7 @@ class Platform:
         self.host.ask_to_end()
 
     def release(self, run_id: str, request: ReleaseRequest) -> RunClosed:
+        self.of_machine.append(request.of_machine)
         self.released.append((run_id, request.lease.get_secret_value(), request.setback))
         return RunClosed(status="running")
 
@@ -212,6 +214,7 @@ def test_a_run_whose_worker_died_is_let_go_of_at_once_with_the_reason(play: Play
         ),
         ("run_second", "lease of second", None),
     ]
+    assert platform.of_machine == [False, False], "that may be the run, and nobody's fault"
 
 
 def test_a_worker_that_lost_its_lease_or_was_set_back_has_said_so_itself(play: Play) -> None:
@@ -442,3 +445,4 @@ def test_a_machine_that_can_not_start_a_worker_lets_the_run_go_and_goes_on(
     ((run_id, lease, why),) = platform.released
     assert (run_id, lease) == ("run_first", "lease of first")
     assert why is not None and why.endswith("could not start its worker: No space left on device")
+    assert platform.of_machine == [True]

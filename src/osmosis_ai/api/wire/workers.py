@@ -365,11 +365,12 @@ class EndRequest(WireModel):
 
 class ReleaseRequest(WireModel):
     """The run is let go as it is. ``setback``: why our own infrastructure failed it; None when the worker was told to
-    leave.
+    leave. ``of_machine``: that is a matter of this machine alone, such as a full disk, so that another may have more luck.
     """
 
     lease: Token
     setback: str | None = None
+    of_machine: bool = False
     ending: str | None = None
 
 

@@ -9,6 +9,7 @@ import orjson
 
 from osmosis_ai.api.wire.workers import WorkerOffer
 from osmosis_ai.config.execution import ExecutionSection
+from osmosis_ai.platform.db.tables import DbKnownWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,11 @@ class Machine:
     def of(cls, offer: WorkerOffer) -> Machine:
         """Return the machine that asks for a run."""
         return cls(frozenset(offer.labels), offer.cpus, offer.gpus, offer.memory_gb, offer.sandbox)
+
+    @classmethod
+    def known(cls, worker: DbKnownWorker) -> Machine:
+        """Return a machine that has asked for runs."""
+        return cls(frozenset(worker.labels), worker.cpus, worker.gpus, worker.memory_gb, worker.sandbox)
 
     def lacks(self, asks: ExecutionSection) -> Iterator[str]:
         """Yield what a run asks for that is not here; nothing: it fits."""

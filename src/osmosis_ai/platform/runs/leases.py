@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from osmosis_ai.platform.clock import Clock, SystemClock
@@ -228,6 +228,11 @@ def is_free(run: DbRun, now: datetime, term: timedelta = LEASE) -> bool:
     if run.lease_token is None or run.lease_expires_at is None:
         return True
     return _is_over(run.lease_expires_at, now, term)
+
+
+def that_known_workers_have(now: datetime) -> ColumnElement[bool]:
+    """Return the condition of a query for runs that machines with a name work on."""
+    return and_(DbRun.status == "running", DbRun.worker_id.is_not(None), DbRun.lease_expires_at > now)
 
 
 def that_are_free(now: datetime, term: timedelta) -> ColumnElement[bool]:

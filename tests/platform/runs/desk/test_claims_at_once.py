@@ -12,6 +12,7 @@ from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbWorkspace
 from osmosis_ai.platform.runs.desk.claims import Claims
+from osmosis_ai.platform.runs.desk.unfit_machines import UnfitMachines
 from osmosis_ai.platform.runs.execute.runs_to_execute import RunsToExecute
 from osmosis_ai.platform.runs.leases import LEASE, Leases
 from tests.platform.conftest import ManualClock
@@ -30,7 +31,7 @@ def test_a_run_goes_to_one_worker_and_its_lease_runs_by_the_databases_clock() ->
             add_runs(db)
             # The clock of this machine is far behind; the database's decides.
             clock = BehindClock(days=1)
-            claims = Claims(db, Leases(db, clock))
+            claims = Claims(db, Leases(db, clock), UnfitMachines(db, clock))
             with ThreadPoolExecutor(4) as threads:
                 taken = list(threads.map(lambda _: claims.take(offer(), ANY), range(RUNS + 2)))
             leases = [each[0] for each in taken if each is not None]

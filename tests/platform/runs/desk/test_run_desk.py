@@ -26,6 +26,7 @@ from osmosis_ai.platform.runs.desk import closing, journal_folding
 from osmosis_ai.platform.runs.desk.claims import Claims, ClaimScope
 from osmosis_ai.platform.runs.desk.journal_intake import JournalDivergedError
 from osmosis_ai.platform.runs.desk.run_desk import RunDesk
+from osmosis_ai.platform.runs.desk.unfit_machines import UnfitMachines
 from osmosis_ai.platform.runs.desk.watching import Idler
 from osmosis_ai.platform.runs.journal_segments import run_records
 from osmosis_ai.platform.runs.leases import LEASE, Leases
@@ -148,7 +149,7 @@ def test_the_workspace_with_the_fewest_at_work_goes_first(
         assert last is not None
         last.workspace_id = ivo.workspace.id
     leases = Leases(services.db, clock)
-    claims = Claims(services.db, leases)
+    claims = Claims(services.db, leases, UnfitMachines(services.db, clock))
     order = []
     for _ in range(3):
         taken = claims.take(offer(), ANY)

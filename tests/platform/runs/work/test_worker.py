@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from osmosis_ai.api.wire.workers import RunClosed
 from osmosis_ai.driving.dispatcher import Stop
 from osmosis_ai.driving.uv import UvInterruptedError
 from osmosis_ai.errors import OsmosisError
@@ -97,7 +98,15 @@ def test_a_machine_without_room_for_what_a_run_needs_leaves_it_for_another(
     bench: Bench, member: Member, monkeypatch: pytest.MonkeyPatch, kind: str, failure: Exception
 ) -> None:
     run_id = bench.add("a", member, kind=kind)
+    release, of_machine = RunChannel.release, []
+
+    def released(channel: RunChannel, **said: Any) -> RunClosed:
+        of_machine.append(said["of_machine"])
+        return release(channel, **said)
+
+    monkeypatch.setattr(RunChannel, "release", released)
     assert worked(bench, run_id, failure, monkeypatch) == SET_BACK
+    assert of_machine == [True], "others go first"
     run = bench.run(run_id)
     assert (run.status, run.lease_expires_at, run.error) == ("running", None, None)
     reason = bench.directory(run_id).take_setback()
@@ -115,7 +124,7 @@ def test_a_run_whose_journal_this_disk_does_not_take_is_left_for_another(tmp_pat
         asyncio.run(recorded())
     halted: Any = SimpleNamespace(complete=False, stop=Stop("fault", str(full.value), full.value))
     result = eval_work._result(halted)
-    assert (result.outcome, result.is_infrastructure) == ("failed", True)
+    assert (result.outcome, result.is_infrastructure, result.is_of_machine) == ("failed", True, True)
     assert result.error is not None and "the disk is full" in result.error
 
 

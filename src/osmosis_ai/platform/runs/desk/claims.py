@@ -21,6 +21,7 @@ from osmosis_ai.config.execution import ExecutionSection, read_execution
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.runs.desk.unfit_machines import UnfitMachines
 from osmosis_ai.platform.runs.fitting import Machine
 from osmosis_ai.platform.runs.leases import Lease, Leases, that_are_due, that_are_free
 from osmosis_ai.platform.runs.lifecycle import OPEN
@@ -69,11 +70,13 @@ class Claims:
 
     Args:
         db, leases: the platform's.
+        unfit: the machines that are not to have a run again while others may.
     """
 
-    def __init__(self, db: Database, leases: Leases) -> None:
+    def __init__(self, db: Database, leases: Leases, unfit: UnfitMachines) -> None:
         self._db = db
         self._leases = leases
+        self._unfit = unfit
         self._silent: dict[str, str] = {}
         self._lock = threading.Lock()
 
@@ -81,6 +84,12 @@ class Claims:
         """Return, by reading alone, the runs that claims (of ``run_id`` alone) may find now, the first choice first."""
         with self._db.session() as session:
             return self._in_order(session, scope, run_id)
+
+    def suits(self, run: WaitingRun, offer: WorkerOffer, scope: ClaimScope) -> bool:
+        """Tell whether a worker's machine can carry a run, and nobody else is to try first."""
+        if not run.fits(offer, scope):
+            return False
+        return not self._unfit.gives_way(scope.worker_id, run.id, run.workspace_id, run.asks)
 
     def take(self, offer: WorkerOffer, scope: ClaimScope) -> tuple[Lease, bool] | None:
         """Become the owner of a run; None where there is none.
@@ -166,7 +175,9 @@ class Claims:
 
     def _candidates(self, session: Session, offer: WorkerOffer, scope: ClaimScope) -> list[str]:
         """Return the runs to try, the first choice first."""
-        return [run.id for run in self._in_order(session, scope, offer.run_id) if run.fits(offer, scope)]
+        return [
+            run.id for run in self._in_order(session, scope, offer.run_id) if self.suits(run, offer, scope)
+        ]
 
     def _in_order(self, session: Session, scope: ClaimScope, run_id: str | None) -> list[WaitingRun]:
         """Return what waits, the run first whose workspace has the fewest at work; of one workspace the oldest."""

@@ -31,6 +31,7 @@ from osmosis_ai.platform.runs.desk.journal_folding import JournalFolding
 from osmosis_ai.platform.runs.desk.news import WorkerNews
 from osmosis_ai.platform.runs.desk.pace import SyncPace
 from osmosis_ai.platform.runs.desk.silence import DatabaseSilence
+from osmosis_ai.platform.runs.desk.unfit_machines import UnfitMachines
 from osmosis_ai.platform.runs.desk.uploads import RunUploads
 from osmosis_ai.platform.runs.desk.watching import RunWatch
 from osmosis_ai.platform.runs.leases import Lease, Leases
@@ -66,7 +67,8 @@ class RunDesk:
         self._logs = logs
         self.leases = Leases(db, clock, config.lease_term)
         self.silence = DatabaseSilence(clock, self.leases)
-        self._claims = Claims(db, self.leases)
+        self._unfit = UnfitMachines(db, clock)
+        self._claims = Claims(db, self.leases, self._unfit)
         self.watch = RunWatch(db, self.leases, self._claims)
         self._folding = JournalFolding(db, blobs)
         self._uploads = RunUploads(db, blobs, config.run_upload_bytes)
@@ -177,6 +179,8 @@ class RunDesk:
             LeaseLostError: the run has another owner, or has ended.
         """
         lease = self._lease(run_id, request.lease.get_secret_value())
+        if request.of_machine:
+            self._unfit.note(run_id, lease.token)  # before the run is free
         try:
             return self._closing.release(lease, request)
         except LeaseLostError:

@@ -74,7 +74,10 @@ class RunWatch:
         for idler in idlers:
             offer, scope = idler.offer, idler.scope
             runs = waiting.get((scope, offer.run_id), ())
-            free = next((run for run in runs if run.id not in promised and run.fits(offer, scope)), None)
+            free = next(
+                (run for run in runs if run.id not in promised and self._claims.suits(run, offer, scope)),
+                None,
+            )
             if free is not None:
                 promised.add(free.id)
                 found.append(idler)

@@ -168,8 +168,9 @@ def _result(summary: RunSummary | None) -> WorkResult:
         return WorkResult(None)
     if stop is not None and isinstance(stop.error, OsmosisError):
         # A disk that takes no result is this machine's: another worker goes on from what the platform has.
-        is_infrastructure = stop.error.is_infrastructure or isinstance(stop.error, JournalWriteError)
-        return WorkResult("failed", one_sentence(stop.error), is_infrastructure)
+        is_of_machine = isinstance(stop.error, JournalWriteError)
+        is_infrastructure = stop.error.is_infrastructure or is_of_machine
+        return WorkResult("failed", one_sentence(stop.error), is_infrastructure, is_of_machine)
     reason = stop.reason if stop is not None else f"{summary.pending} rollouts were left undone"
     return WorkResult("failed", one_sentence(OsmosisError(reason)))
 

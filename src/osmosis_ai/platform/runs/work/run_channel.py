@@ -197,9 +197,13 @@ class RunChannel:
         said: dict[str, Any] = {"outcome": outcome, "error": error, "ending": ending}
         return self._link.end(self.run.id, EndRequest(lease=self.assignment.lease.token, **said))
 
-    def release(self, *, setback: str | None = None, ending: str | None = None) -> RunClosed:
-        """Let the run go as it is; ``setback`` says why our own infrastructure failed it."""
-        said = {"setback": setback, "ending": ending}
+    def release(
+        self, *, setback: str | None = None, of_machine: bool = False, ending: str | None = None
+    ) -> RunClosed:
+        """Let the run go as it is; ``setback`` says why our own infrastructure failed it, ``of_machine`` that this
+        machine alone did.
+        """
+        said: dict[str, Any] = {"setback": setback, "of_machine": of_machine, "ending": ending}
         return self._link.release(self.run.id, ReleaseRequest(lease=self.assignment.lease.token, **said))
 
     def _pace(self, wanted_s: float) -> float:

@@ -31,12 +31,14 @@ class WorkResult:
     Attributes:
         error: why it failed, in a sentence.
         is_infrastructure: whether that is nothing of the run's own, so that it is tried again.
+        is_of_machine: whether it is of this machine alone, so that another one tries it first.
         keeps_files: whether its working directory stays as it is, for whoever runs the platform to look at.
     """
 
     outcome: Literal["finished", "failed"] | None
     error: str | None = None
     is_infrastructure: bool = False
+    is_of_machine: bool = False
     keeps_files: bool = False
 
 

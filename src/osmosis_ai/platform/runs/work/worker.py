@@ -203,7 +203,7 @@ class Worker:
         ):
             sentence = self._publisher.redactor.text(result.error)
             directory.note_setback(sentence)
-            channel.release(setback=sentence, ending=self._work.ending)
+            channel.release(setback=sentence, of_machine=result.is_of_machine, ending=self._work.ending)
             return SET_BACK
         if result.outcome is None and not stopped:
             line = "the worker was asked to end; the run goes on when the platform does"
@@ -251,7 +251,7 @@ def _set_back(error: Exception) -> WorkResult:
     """Return that this machine had no room: another one may, or this one later."""
     words = error.message if isinstance(error, OsmosisError) else str(error)
     told = OsmosisError(f"the disk of the worker's machine ({socket.gethostname()}) is full: {words}")
-    return WorkResult("failed", one_sentence(told), is_infrastructure=True)
+    return WorkResult("failed", one_sentence(told), is_infrastructure=True, is_of_machine=True)
 
 
 def _log_details(error: Exception) -> str | None:

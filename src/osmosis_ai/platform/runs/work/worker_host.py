@@ -293,7 +293,7 @@ class WorkerHost:
             run.ending = "set_back"
             self._worked.append(run)
             why = f"the machine {socket.gethostname()} could not start its worker: {error.strerror or error}"
-            self._release(run.id, assignment.lease, why)
+            self._release(run.id, assignment.lease, why, of_machine=True)
             self._count_failure(run, why)
             return
         now = self._monotonic()
@@ -386,9 +386,11 @@ class WorkerHost:
                 return
             still[0].join(_LOOK_S)
 
-    def _release(self, run_id: str, lease: AssignedLease, setback: str | None) -> threading.Thread:
+    def _release(
+        self, run_id: str, lease: AssignedLease, setback: str | None, *, of_machine: bool = False
+    ) -> threading.Thread:
         """Let a run go, in a thread of its own: a platform that is away is told for as long as the lease lasts."""
-        request = ReleaseRequest(lease=lease.token, setback=setback)
+        request = ReleaseRequest(lease=lease.token, setback=setback, of_machine=of_machine)
 
         def tell() -> None:
             # What cannot be let go of by then is free. Who leaves at once closes the link over it.

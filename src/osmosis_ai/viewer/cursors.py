@@ -16,10 +16,10 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.viewer.source import ItemPage, ItemT, RunQuery, SampleSort
+from osmosis_ai.viewer.source import ItemPage, ItemT, RunQuery, SampleQuery
 
 RowT = TypeVar("RowT")
 _LONGEST = 2048
@@ -43,17 +43,9 @@ class SamplePosition:
     backward: bool = False
 
 
-class ListPlace(Protocol):
-    """Where a page of a list begins, and whether it is the one before that."""
-
-    @property
-    def backward(self) -> bool:
-        """Whether the page before is meant."""
-
-
 def item_page(
     found: Sequence[RowT],
-    place: ListPlace | None,
+    backward: bool | None,
     *,
     limit: int,
     entry: Callable[[RowT], ItemT],
@@ -62,19 +54,18 @@ def item_page(
     """Return a page of ``found``, which has one row more than the page where there are more.
 
     Args:
-        found: the rows behind the place, or before it, the nearest first.
-        place: where it began; None for the list's beginning.
+        found: the rows behind the place where the page begins, or before it, the nearest first.
+        backward: whether they are before it; None where it is the list's beginning.
         limit: of the page.
         entry: makes an item of a row.
         cursor: makes the cursor of a row, and of the direction (whether backward).
     """
-    backward = place is not None and place.backward
     rows, more = list(found[:limit]), len(found) > limit
     if backward:
         rows.reverse()
     if not rows:
         return ItemPage(())
-    follows, precedes = (True, more) if backward else (more, place is not None)
+    follows, precedes = (True, more) if backward else (more, backward is not None)
     return ItemPage(
         [entry(row) for row in rows],
         next=cursor(rows[-1], False) if follows else None,
@@ -119,24 +110,25 @@ def decode(cursor: str, order: str, *, parts: int) -> tuple[list[Scalar], bool]:
     return key, bool(backward)
 
 
-def run_order(query: RunQuery) -> str:
-    """Return the name of a query's order of runs, for :func:`encode`."""
-    return f"runs:{query.sort}:{'desc' if query.descending else 'asc'}"
+def order_of(query: RunQuery | SampleQuery) -> str:
+    """Return the name of a query's order, for :func:`encode`."""
+    listed = "runs" if isinstance(query, RunQuery) else "samples"
+    return f"{listed}:{query.sort}:{'desc' if query.descending else 'asc'}"
 
 
-def sample_cursor(sort: SampleSort, descending: bool, position: SamplePosition) -> str:
+def sample_cursor(query: SampleQuery, position: SamplePosition) -> str:
     """Return the cursor of a place in a list of samples."""
     key = (position.value, position.row, position.attempt)
-    return encode(_order(sort, descending), key, backward=position.backward)
+    return encode(order_of(query), key, backward=position.backward)
 
 
-def sample_position(cursor: str, sort: SampleSort, descending: bool) -> SamplePosition:
+def sample_position(cursor: str, query: SampleQuery) -> SamplePosition:
     """Return the place that a cursor names.
 
     Raises:
         OsmosisError: it is no cursor of this order.
     """
-    (value, row, attempt), backward = decode(cursor, _order(sort, descending), parts=3)
+    (value, row, attempt), backward = decode(cursor, order_of(query), parts=3)
     numbers = all(type(part) is int and 0 <= part <= _LARGEST for part in (row, attempt))
     if not numbers or not (value is None or _is_amount(value)):
         raise refused(cursor)
@@ -157,7 +149,3 @@ def refused(cursor: str) -> OsmosisError:
         details={"cursor": cursor[:80]},
         hint="begin at the list's first page",
     )
-
-
-def _order(sort: SampleSort, descending: bool) -> str:
-    return f"samples:{sort}:{'desc' if descending else 'asc'}"

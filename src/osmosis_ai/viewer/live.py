@@ -82,7 +82,7 @@ class LiveHub:
             OsmosisError: what the source raises.
         """
         reader = await self._reader(watched, source)
-        return reader.since(since) or replace(reader.latest, samples=(), more=False)
+        return reader.since(since) or replace(reader.remembered[-1], samples=(), more=False)
 
     async def stream(
         self,
@@ -128,9 +128,7 @@ class LiveHub:
                         return
         finally:
             reader.watchers -= 1
-            self._streams[visitor] -= 1
-            if not self._streams[visitor]:
-                del self._streams[visitor]
+            self._streams -= Counter([visitor])  # which keeps those above 0
 
     def reads(self, watched: Watched) -> SharedReads | None:
         """Return what was read of a run since its last change; None where nobody looks. For any thread."""
@@ -150,7 +148,7 @@ class LiveHub:
             # All who look fetch what a run has come to when it ends.
             forget = partial(asyncio.get_running_loop().call_later, _LINGER_S, self._forget, watched, reader)
             reader.task.add_done_callback(lambda _: forget())
-        while not reader.has_read and not self._closed:
+        while not reader.remembered and not self._closed:
             await reader.told.wait()
             if reader.failure is not None:
                 raise reader.failure
@@ -167,6 +165,7 @@ class _RunReader:
     """Reads one run for all who look.
 
     Attributes:
+        remembered: how the run stood at each look that found it changed, the newest last; nothing before the first.
         watchers: streams that wait for news.
         told: set at the next news; another one stands here by then.
         end: why there will be no more news.
@@ -176,7 +175,7 @@ class _RunReader:
     def __init__(self, watched: Watched, source: RunSource, read_every_s: float) -> None:
         self._watched, self._source = watched, source
         self._read_every_s = read_every_s
-        self._remembered: deque[Changes] = deque(maxlen=_REMEMBERED)
+        self.remembered: deque[Changes] = deque(maxlen=_REMEMBERED)
         self.watchers = 0
         self._looked = asyncio.get_running_loop().time()
         self.told = asyncio.Event()
@@ -185,28 +184,18 @@ class _RunReader:
         self.failure: Exception | None = None
         self.task = asyncio.create_task(self._read())
 
-    @property
-    def has_read(self) -> bool:
-        """Whether it is known how the run stands."""
-        return bool(self._remembered)
-
-    @property
-    def latest(self) -> Changes:
-        """How the run stands."""
-        return self._remembered[-1]
-
     def since(self, cursor: str | None) -> Changes | None:
         """Return what came after a cursor; None when nothing did."""
         self._looked = asyncio.get_running_loop().time()
-        known = [changes.cursor for changes in self._remembered]
+        known = [changes.cursor for changes in self.remembered]
         if cursor is None or cursor not in known:
-            return replace(self.latest, samples=(), more=cursor is not None)
-        later = list(self._remembered)[known.index(cursor) + 1 :]
+            return replace(self.remembered[-1], samples=(), more=cursor is not None)
+        later = list(self.remembered)[known.index(cursor) + 1 :]
         if not later:
             return None
         samples = tuple(dict.fromkeys(sample for changes in later for sample in changes.samples))
         more = any(changes.more for changes in later) or len(samples) > _MOST_SAMPLES
-        return replace(self.latest, samples=samples[:_MOST_SAMPLES], more=more)
+        return replace(self.remembered[-1], samples=samples[:_MOST_SAMPLES], more=more)
 
     def stop(self) -> None:
         """Read no more, and wake all who wait."""
@@ -218,10 +207,10 @@ class _RunReader:
         loop = asyncio.get_running_loop()
         try:
             while self.watchers or loop.time() - self._looked < _LINGER_S:
-                since = self.latest.cursor if self.has_read else None
+                since = self.remembered[-1].cursor if self.remembered else None
                 found = await asyncio.to_thread(self._source.changes, kind, run, since=since)
                 if found.cursor != since:
-                    self._remembered.append(found)
+                    self.remembered.append(found)
                     self.reads = SharedReads()
                     self.end = "ended" if is_over(found) else None
                     self._tell()
@@ -231,7 +220,7 @@ class _RunReader:
         except Exception as error:  # told to all who look, each of whom asks again
             self.end = "gone" if isinstance(error, NotFoundError) else "failed"
             self.failure = error
-            if self.has_read and self.end == "failed":
+            if self.remembered and self.end == "failed":
                 logger.warning("the %s run %s can not be read", kind, run, exc_info=True)
             self._tell()
 

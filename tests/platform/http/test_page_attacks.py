@@ -15,6 +15,7 @@ from osmosis_ai.platform.http import access_pages, run_actions, workspace_pages
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.viewer.cursors import SamplePosition, encode, sample_cursor
 from osmosis_ai.viewer.routes import viewer_router
+from osmosis_ai.viewer.source import SampleQuery
 from tests.platform.conftest import Member, World
 from tests.platform.evaluations import add_dataset
 from tests.platform.http.test_workspace_pages import PASSWORD, csrf_of, sign_in
@@ -102,7 +103,7 @@ def test_what_makes_no_sense_is_refused_on_a_page(browser: TestClient, below: st
 def test_a_row_beyond_the_end_and_a_cursor_behind_it_lead_back(browser: TestClient) -> None:
     assert browser.get("/fern/evals/mine/samples/999999999.0").status_code == 404
     assert browser.get(f"/fern/evals/mine/samples/{'9' * 40}.0").status_code == 404
-    behind = sample_cursor("row", False, SamplePosition(None, 2**31 - 1, 0))
+    behind = sample_cursor(SampleQuery(), SamplePosition(None, 2**31 - 1, 0))
     page = browser.get(f"/fern/evals/mine/samples?cursor={behind}")
     assert page.status_code == 200 and "/fern/evals/mine/samples" in page.text
 

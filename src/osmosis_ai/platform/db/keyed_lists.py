@@ -51,7 +51,7 @@ def keyed_page(
     # What was deleted between the two statements is not on the page.
     return item_page(
         [row for row in found if row.id in known],
-        place,
+        place.backward if place is not None else None,
         limit=limit,
         entry=lambda row: known[row.id],
         cursor=lambda row, back: encode(name, _key(row, columns), backward=back),

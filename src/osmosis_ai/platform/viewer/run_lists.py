@@ -24,7 +24,7 @@ from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
 from osmosis_ai.platform.runs.waiting import waits_for
-from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, refused, run_order
+from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, order_of, refused
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery
 
 KINDS: tuple[RunKind, ...] = get_args(RunKind)
@@ -79,7 +79,7 @@ class WorkspaceRuns:
         entries = self.entries([row.id for row in found[:limit]])
         page = item_page(
             found,
-            place,
+            place.backward if place is not None else None,
             limit=limit,
             entry=lambda row: entries[row.id],
             cursor=lambda row, back: _cursor(query, row, back),
@@ -251,17 +251,17 @@ def _conditions(query: RunQuery) -> list[ColumnElement[bool]]:
 
 def _cursor(query: RunQuery, row: Any, backward: bool) -> str:
     if query.sort == "name":
-        return encode(run_order(query), [row.name], backward=backward)
+        return encode(order_of(query), [row.name], backward=backward)
     value = getattr(row, _ORDERS[query.sort].key)
     key = value.isoformat() if isinstance(value, datetime) else value
-    return encode(run_order(query), [key, row.id], backward=backward)
+    return encode(order_of(query), [key, row.id], backward=backward)
 
 
 def _place(query: RunQuery, cursor: str) -> KeysetPlace:
     if query.sort == "name":
-        (name,), backward = decode(cursor, run_order(query), parts=1)
+        (name,), backward = decode(cursor, order_of(query), parts=1)
         return KeysetPlace(None, (text_of(name, cursor),), backward)
-    (value, id), backward = decode(cursor, run_order(query), parts=2)
+    (value, id), backward = decode(cursor, order_of(query), parts=2)
     return KeysetPlace(_value(query, value, cursor), (text_of(id, cursor),), backward)
 
 

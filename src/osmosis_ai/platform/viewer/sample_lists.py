@@ -114,7 +114,7 @@ class FamilySamples:
         Raises:
             OsmosisError: the cursor is none of this order.
         """
-        position = sample_position(cursor, query.sort, query.descending) if cursor else None
+        position = sample_position(cursor, query) if cursor else None
         place = None
         if position is not None:
             place = KeysetPlace(position.value, (position.row, position.attempt), position.backward)
@@ -122,12 +122,10 @@ class FamilySamples:
         flaky = self._flaky_among(found[:limit])
         page = item_page(
             found,
-            place,
+            place.backward if place is not None else None,
             limit=limit,
             entry=lambda row: self._entry(row, flaky),
-            cursor=lambda row, backward: sample_cursor(
-                query.sort, query.descending, _position(query, row, backward)
-            ),
+            cursor=lambda row, backward: sample_cursor(query, _position(query, row, backward)),
         )
         return replace(page, counts=self.count(query))
 

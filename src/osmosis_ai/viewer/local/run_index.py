@@ -109,6 +109,7 @@ class RunIndex:
     Attributes:
         rows, n: how many rows the run has, and attempts on each.
         threshold: a sample passes at this reward or above.
+        read: how many bytes of the journal the table has.
         damage: why the journal could not be read to its end, in a sentence.
         lock: to be held while :attr:`connection` is used.
 
@@ -122,7 +123,7 @@ class RunIndex:
         self.damage: str | None = None
         self.rows, self.n, self.threshold, self._identity = self._read_identity()
         self._file = CacheFile(cache_dir, "run", directory, SCHEMA)
-        self._read, self._is_indexed = 0, False
+        self.read, self._is_indexed = 0, False
         self._seen: dict[str, Any] = {}
         self._unreadable: tuple[int, int] | None = None
 
@@ -135,11 +136,6 @@ class RunIndex:
     def problems(self) -> list[str]:
         """What a reader should know, a sentence each."""
         return [sentence for sentence in (self.damage, self._file.problem) if sentence is not None]
-
-    @property
-    def read(self) -> int:
-        """How many bytes of the journal the table has."""
-        return self._read
 
     def close(self) -> None:
         """Release the file."""
@@ -217,24 +213,24 @@ class RunIndex:
 
     def _read_on(self, deadline: float) -> float | None:
         """Raises: _OvertakenError: another viewer went on with the table meanwhile."""
-        if _state(self.directory.events) == self._unreadable:
+        if file_state(self.directory.events) == self._unreadable:
             return None  # what could not be read is read again only when it may be another
         self._unreadable = None
         last, size, changed = self._begin()
         self.damage = None
-        if self._read == size and self._is_indexed:
+        if self.read == size and self._is_indexed:
             return None
         try:
             # A run that has not begun, or whose journal is gone, has no samples.
             if size and not self._take_lines(last, size, deadline):
-                return self._read / size
+                return self.read / size
         finally:
             # Once for all that was read: copies of one row may be very many.
             self.connection.execute(_MARK_FLAKY)
         for name, columns in INDEXES.items():
             self.connection.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {columns}")
         self._is_indexed = True
-        self._unreadable = (size, changed) if self._read < size else None
+        self._unreadable = (size, changed) if self.read < size else None
         return None
 
     def _take_lines(self, last: bytes, size: int, deadline: float) -> bool:
@@ -245,7 +241,7 @@ class RunIndex:
             size: of the journal.
             deadline: when to stop.
         """
-        chain, lines, end = Chain(last), list[_Line](), self._read
+        chain, lines, end = Chain(last), list[_Line](), self.read
         try:
             for offset, line, taken in parsed_lines(self.directory.events, self._taken, end, chain=chain):
                 lines.append((offset, *taken))
@@ -306,7 +302,7 @@ class RunIndex:
         """Find where to read on, having dropped what is of another journal.
 
         Returns:
-            The digest of the line before, and the journal's :func:`_state`.
+            The digest of the line before, and the journal's :func:`file_state`.
         """
         if (begun := self._known()) is not None:
             return begun
@@ -320,18 +316,18 @@ class RunIndex:
             for name in INDEXES:
                 self.connection.execute(f"DROP INDEX IF EXISTS {name}")
         self._is_indexed = False
-        self._read, self._seen = 0, {}
-        return BEFORE_THE_FIRST, *_state(self.directory.events)
+        self.read, self._seen = 0, {}
+        return BEFORE_THE_FIRST, *file_state(self.directory.events)
 
     def _known(self) -> tuple[bytes, int, int] | None:
         """Take over what the table has, as :meth:`_begin` returns it; None when it is not of this journal."""
         seen = self._told()
         # In this order: the journal grows, and another viewer may be ahead.
-        size, changed = _state(self.directory.events)
+        size, changed = file_state(self.directory.events)
         read = seen.get("read", 0)
         if seen.get("identity") != self._identity or read > size or self._tail(read) != seen.get("tail"):
             return None
-        self._read, self._seen = read, seen
+        self.read, self._seen = read, seen
         return seen["last"], size, changed
 
     def _told(self) -> dict[str, Any]:
@@ -356,7 +352,7 @@ class RunIndex:
             if self.n > 1:
                 self._count_rows({line[1] // self.n for line in lines})
             connection.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", state.items())
-        self._read, self._seen = end, state
+        self.read, self._seen = end, state
 
     def _count_rows(self, places: set[int]) -> None:
         """Count the attempts of rows that have new ones; as ``evaluation/row_behaviour.py``, copies are one row."""
@@ -374,7 +370,7 @@ class _OvertakenError(Exception):
         self.share = share
 
 
-def _state(path: Path) -> tuple[int, int]:
+def file_state(path: Path) -> tuple[int, int]:
     """Return a file's bytes, and when it was written, in nanoseconds since 1970; zeros where there is none."""
     try:
         known = path.stat()

@@ -23,7 +23,7 @@ from typing import Any
 from osmosis_ai.evaluation.run_lock import is_running
 from osmosis_ai.evaluation.run_places import RunKind, RunPlace
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.viewer.cursors import Scalar, decode, encode, refused, run_order
+from osmosis_ai.viewer.cursors import Scalar, decode, encode, order_of, refused
 from osmosis_ai.viewer.local.evaluations import read_evaluation
 from osmosis_ai.viewer.local.judging_sessions import read_session
 from osmosis_ai.viewer.local.kept_lines import KeptLine, KeptLines, Stamp
@@ -290,7 +290,7 @@ def _slice(found: Sequence[RunEntry], query: RunQuery, limit: int, cursor: str |
     """Return where in a sorted list a page begins and ends."""
     if cursor is None:
         return 0, limit
-    (value, run_id), backward = decode(cursor, run_order(query), parts=2)
+    (value, run_id), backward = decode(cursor, order_of(query), parts=2)
     if not isinstance(run_id, str):
         raise refused(cursor)
     here = _place(query, value, run_id)
@@ -304,4 +304,4 @@ def _slice(found: Sequence[RunEntry], query: RunQuery, limit: int, cursor: str |
 
 
 def _cursor(query: RunQuery, entry: RunEntry, *, backward: bool = False) -> str:
-    return encode(run_order(query), [_SORTED_BY[query.sort](entry), entry.id], backward=backward)
+    return encode(order_of(query), [_SORTED_BY[query.sort](entry), entry.id], backward=backward)

@@ -55,16 +55,16 @@ class SampleList:
         Raises:
             OsmosisError: the cursor is none of this order.
         """
-        position = sample_position(cursor, query.sort, query.descending) if cursor else None
-        backward = position is not None and position.backward
+        position = sample_position(cursor, query) if cursor else None
+        backward = position.backward if position is not None else None
         with self.index.lock:
-            found = self.around(query, position, limit=limit + 1, backward=backward)
+            found = self.around(query, position, limit=limit + 1, backward=backward or False)
             counts = self.counts(query)
 
         def cursor_at(entry: SampleEntry, backward: bool) -> str:
-            return sample_cursor(query.sort, query.descending, position_of(query, entry, backward=backward))
+            return sample_cursor(query, position_of(query, entry, backward=backward))
 
-        page = item_page(found, position, limit=limit, entry=lambda entry: entry, cursor=cursor_at)
+        page = item_page(found, backward, limit=limit, entry=lambda entry: entry, cursor=cursor_at)
         return replace(page, counts=counts)
 
     def around(

@@ -43,7 +43,7 @@ from osmosis_ai.viewer.local.evaluations import (
 )
 from osmosis_ai.viewer.local.judging_sessions import session_detail
 from osmosis_ai.viewer.local.recorded import secret_names
-from osmosis_ai.viewer.local.run_index import RunIndex
+from osmosis_ai.viewer.local.run_index import RunIndex, file_state
 from osmosis_ai.viewer.local.run_list import RunList
 from osmosis_ai.viewer.local.sample_list import SampleList
 from osmosis_ai.viewer.local.training_runs import read_training, training_detail
@@ -342,10 +342,7 @@ class LocalSource:
 def _modified(path: Path) -> int:
     """Return when a training run or a judging session has written last, in nanoseconds since 1970."""
     written = path / "metrics.jsonl" if path.is_dir() else path
-    try:
-        return written.stat().st_mtime_ns
-    except OSError:
-        return 0
+    return file_state(written)[1]
 
 
 def _dataset(run: RunSamples, directory: Path) -> Path:

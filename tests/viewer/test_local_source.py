@@ -100,7 +100,7 @@ def lookups(source: LocalSource, run: str, query: SampleQuery) -> list[str]:
     samples, _ = source._samples(source._place("eval", run))
     position = SamplePosition(None if query.sort == "row" else 1.0, 3, 0)
     plans = []
-    for statement, values in _parts(query, position, backward=False, n=samples.index.n):
+    for statement, values in _parts(query, position, n=samples.index.n):
         bound = {**values, **samples._values(query), "limit": 10}
         plans += [
             line[-1] for line in samples.index.connection.execute(f"EXPLAIN QUERY PLAN {statement}", bound)

@@ -56,23 +56,21 @@ class SampleList:
             OsmosisError: the cursor is none of this order.
         """
         position = sample_position(cursor, query) if cursor else None
-        backward = position.backward if position is not None else None
         with self.index.lock:
-            found = self.around(query, position, limit=limit + 1, backward=backward or False)
+            found = self.around(query, position, limit=limit + 1)
             counts = self.counts(query)
 
         def cursor_at(entry: SampleEntry, backward: bool) -> str:
             return sample_cursor(query, position_of(query, entry, backward=backward))
 
+        backward = position.backward if position is not None else None
         page = item_page(found, backward, limit=limit, entry=lambda entry: entry, cursor=cursor_at)
         return replace(page, counts=counts)
 
-    def around(
-        self, query: SampleQuery, position: SamplePosition | None, *, limit: int, backward: bool = False
-    ) -> list[SampleEntry]:
+    def around(self, query: SampleQuery, position: SamplePosition | None, *, limit: int) -> list[SampleEntry]:
         """Return the samples behind (or before) a place, the nearest first."""
         found: list[SampleEntry] = []
-        for statement, values in _parts(query, position, backward=backward, n=self.index.n):
+        for statement, values in _parts(query, position, n=self.index.n):
             if len(found) < limit:
                 values |= {**self._values(query), "limit": limit - len(found)}
                 found += map(self._entry, self.index.find(statement, values))
@@ -82,8 +80,8 @@ class SampleList:
         self, query: SampleQuery, entry: SampleEntry
     ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
         """Return (row, attempt) of the next and the previous sample of a query."""
-        at = position_of(query, entry)
-        found = (self.around(query, at, limit=1, backward=backward) for backward in (False, True))
+        places = (position_of(query, entry, backward=backward) for backward in (False, True))
+        found = (self.around(query, place, limit=1) for place in places)
         following, preceding = ((page[0].row, page[0].attempt) if page else None for page in found)
         return following, preceding
 
@@ -188,25 +186,21 @@ def position_of(query: SampleQuery, entry: SampleEntry, *, backward: bool = Fals
 
 
 def _parts(
-    query: SampleQuery, position: SamplePosition | None, *, backward: bool, n: int
+    query: SampleQuery, position: SamplePosition | None, *, n: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the statements whose results, one after the other, are the list from a place on."""
-    column = SORTED_BY[query.sort]
-    conditions = _conditions(query)
-    values: dict[str, Any] = {}
-    if position is not None:
-        values = {"after": position.row * n + position.attempt, "value": position.value}
-    if column is None:
-        yield _statement(conditions, (), position is not None, query.descending != backward), values
-        return
-    valued = [*conditions, f"{column} IS NOT NULL"], (column,), query.descending != backward
-    unvalued = [*conditions, f"{column} IS NULL"], (), backward
-    parts = [unvalued, valued] if backward else [valued, unvalued]
-    if position is not None:
-        parts = parts[parts.index(unvalued if position.value is None else valued) :]
-    for number, part in enumerate(parts):
+    column, backward = SORTED_BY[query.sort], position is not None and position.backward
+    parts: list[tuple[list[str], tuple[str, ...], bool]] = [([], (), query.descending != backward)]
+    if column is not None:
+        valued = [f"{column} IS NOT NULL"], (column,), query.descending != backward
+        unvalued = [f"{column} IS NULL"], (), backward
+        parts = [unvalued, valued] if backward else [valued, unvalued]
+        if position is not None:
+            parts = parts[parts.index(unvalued if position.value is None else valued) :]
+    values = {"after": position.row * n + position.attempt, "value": position.value} if position else {}
+    for number, (condition, columns, descending) in enumerate(parts):
         begins_behind = position is not None and number == 0
-        yield _statement(part[0], part[1], begins_behind, part[2]), dict(values)
+        yield _statement([*_conditions(query), *condition], columns, begins_behind, descending), dict(values)
 
 
 def _statement(conditions: list[str], columns: tuple[str, ...], from_position: bool, descending: bool) -> str:

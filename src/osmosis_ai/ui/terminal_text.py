@@ -114,8 +114,7 @@ def _extended(form: str, parameters: list[str]) -> int | None:
         return index
     if index >= 232:
         return _nearest(*[8 + 10 * (index - 232)] * 3)
-    red, rest = divmod(index - 16, 36)
-    return _nearest(*(51 * each for each in (red, *divmod(rest, 6))))
+    return _nearest(*(51 * ((index - 16) // place % 6) for place in (36, 6, 1)))
 
 
 def _nearest(red: int, green: int, blue: int) -> int:

@@ -15,8 +15,6 @@ from osmosis_ai.viewer.source import RunDetail, SampleEntry
 
 _MOST_RUNS = 10
 _MOST_PLACES = 1_000
-_ITSELF = "That is a run compared with itself. Tick another one, too."
-_TOO_FEW = "Tick two or more runs in the list; the first is the one the others are compared with."
 
 
 def page(view: Viewing, words: Words) -> RenderedPage:
@@ -33,7 +31,7 @@ def page(view: Viewing, words: Words) -> RenderedPage:
     turned = here + query_string({"run": [*names[1:], *names[:1]]})
     given = {"title": "Compare", "names": names, "turned": turned, "again": here}
     if len(names) < 2:
-        return RenderedPage("compare.html", {**given, "hint": _ITSELF if len(given_names) > 1 else _TOO_FEW})
+        return RenderedPage("compare.html", {**given, "itself": len(given_names) > 1})
     details = [_found(view, name, word(words, "kind")) for name in names]
     kinds = {detail.summary.kind for detail in details}
     if kinds == {"training"}:

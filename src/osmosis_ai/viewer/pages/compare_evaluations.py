@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from osmosis_ai.errors import OsmosisError
@@ -28,13 +28,8 @@ RowHref = Callable[[str, tuple[str, str]], str]
 
 _ROWS_SHOWN = 25
 _MOST_POINTS = 2_000
-ALLOWANCES: Mapping[str, str] = {
-    "unpaired": "runs on different rows",
-    "partial": "runs that are not finished",
-    "different_grader": "runs that were graded differently",
-    "same": "runs of the same seed, model and code",
-}
-"""What is refused otherwise, by the word of an address that allows it."""
+ALLOWANCES = ("unpaired", "partial", "different_grader", "same")
+"""Words of an address that allow what is refused otherwise."""
 
 
 def choices(words: Words) -> dict[str, Any]:
@@ -42,7 +37,7 @@ def choices(words: Words) -> dict[str, Any]:
     return {
         "metric": word(words, "metric") or "",
         "slices": ", ".join(words.get("slice", ())),
-        "allowances": [(name, text, name in words.get("allow", ())) for name, text in ALLOWANCES.items()],
+        "allowed": words.get("allow", ()),
     }
 
 
@@ -100,7 +95,7 @@ def options_of(words: Words, reward_range: tuple[float, float] | None) -> Compar
         OsmosisError: VALIDATION, a word makes no sense.
     """
     allowed = set(words.get("allow", ()))
-    if strange := allowed - ALLOWANCES.keys():
+    if strange := allowed - set(ALLOWANCES):
         raise OsmosisError(f"{sorted(strange)[0]!r} is nothing that a comparison can allow.")
     slices = [name.strip() for given in words.get("slice", ()) for name in given.split(",")]
     return CompareOptions(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
+from osmosis_ai.evaluation.attempt_files import StoredConversation
 from osmosis_ai.evaluation.conversation import (
     LARGEST_CONVERSATION_BYTES,
     Conversation,
@@ -63,6 +63,7 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
     kept = queries.words_of_sample_query(query)
     state = kept | {"text": written or "", "with": queries.word(words, "with") or ""}
     near = queries.query_string(kept, text=state["text"], hide=hidden)
+    leaves_files = view.can("artifacts") and not view.of_validation
     pairs = zip_longest(one.shown.steps, other.shown.steps if other else ())
     return RenderedPage(
         "conversation.html",
@@ -81,8 +82,9 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
             "elsewhere": _elsewhere(
                 view, run, one.sample, asked=queries.word(words, "elsewhere") is not None
             ),
-            "artifacts": _artifacts(view, run, one.sample),
-            "copies": _copies(one),
+            "artifacts": view.source.artifacts(run, row, attempt) if leaves_files else (),
+            "copies": _copies(one.conversation),
+            "most_copied": _COPIED,
             "waterfalls": [
                 (each, chart) for each in (one, other) if each and (chart := _waterfall(each.conversation))
             ],
@@ -185,13 +187,6 @@ def _elsewhere(
     return [(entry, each) for entry, each in found if entry.name != run]
 
 
-def _artifacts(view: Viewing, run: str, sample: SampleEntry) -> Sequence[StoredArtifact]:
-    """Return the files that the attempt left."""
-    if view.of_validation or not view.can("artifacts"):
-        return ()
-    return view.source.artifacts(run, sample.row, sample.attempt)
-
-
 def _waterfall(conversation: Conversation) -> SvgChart | None:
     from osmosis_ai.ui.charts.bars import waterfall
 
@@ -204,10 +199,8 @@ def _waterfall(conversation: Conversation) -> SvgChart | None:
     return waterfall(timed, label="When the model was called") if timed else None
 
 
-def _copies(one: ViewedSample) -> Sequence[tuple[str, str, str]]:
-    """Return (kind, what, text) of what can be taken away; without a text it is a download alone."""
-    if not one.conversation.steps:
-        return ()
-    messages, row = json_text(as_messages(one.conversation)), json_text(as_dataset_row(one.conversation))
-    copies = (("messages", "as messages", messages), ("row", "as a row of a dataset", row))
-    return [(kind, what, text if len(text) <= _COPIED else "") for kind, what, text in copies]
+def _copies(said: Conversation) -> Mapping[str, str]:
+    """Return what can be taken away, by its word in an address."""
+    if not said.steps:
+        return {}
+    return {"messages": json_text(as_messages(said)), "row": json_text(as_dataset_row(said))}

@@ -69,13 +69,10 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
 
 def log_tail(view: Viewing, run: RunEntry) -> Mapping[str, Any]:
     """Return the end of a run's log as templates show it; nothing where the source keeps none."""
-    if not view.can("logs"):
-        return {"log": None, "log_href": None}
-    href = view.run_href(run.kind, run.name, "log")
-    if not view.wants("log"):
-        return {"log": None, "log_href": href}
-    log = view.read(view.source.log, run.kind, run.name, limit=LOG_LINES)
-    return {"log": log.logs, "log_href": href}
+    log = None
+    if view.can("logs") and view.wants("log"):
+        log = view.read(view.source.log, run.kind, run.name, limit=LOG_LINES).logs
+    return {"log": log, "log_href": view.run_href(run.kind, run.name, "log") if view.can("logs") else None}
 
 
 def live_changes(view: Viewing, kind: RunKind, run: str) -> LiveChanges | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from typing import Any
 
 from markupsafe import Markup
@@ -19,11 +21,13 @@ _UNREADABLE = "What was measured of the judges is not in the file, or not as thi
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     """Return a judging session, with some of its records."""
     detail, here = view.source.run("rubric", run), view.run_href("rubric", run)
-    start = _start(cursor_of(words))
+    given = cursor_of(words) or "0"
+    # What is no number lies behind every list.
+    start = int(given) if re.fullmatch("[0-9]{1,9}", given) else sys.maxsize
     end = start + RECORDS_A_PAGE
     values = shown(detail, start, end)
     if start and start >= values["total"]:
-        raise _refused()
+        raise OsmosisError("this cursor is not of this list.")
     found = ItemPage(
         values["records"],
         next=str(end) if end < values["total"] else None,
@@ -64,18 +68,6 @@ def shown(detail: RunDetail, start: int, end: int | None, *, text: bool = True) 
         "records": result.records[start:end],
         "total": len(result.records),
     }
-
-
-def _start(cursor: str | None) -> int:
-    if cursor is None:
-        return 0
-    if not (cursor.isascii() and cursor.isdigit() and len(cursor) <= 9):
-        raise _refused()
-    return int(cursor)
-
-
-def _refused() -> OsmosisError:
-    return OsmosisError("this cursor is not of this list.")
 
 
 def _measured(result: ReadResult) -> Markup | None:

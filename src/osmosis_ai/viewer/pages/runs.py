@@ -11,7 +11,7 @@ from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.ui.numbers import number, percent
 from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Viewing
-from osmosis_ai.viewer.source import RunEntry, RunSort
+from osmosis_ai.viewer.source import RunEntry
 
 RUNS_A_PAGE = 50
 FIRST_COMMANDS: dict[RunKind | None, Sequence[str]] = {
@@ -42,7 +42,6 @@ def page(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) ->
             "statuses": queries.STATUSES,
             "here": here,
             "address": lambda **more: here + queries.query_string(filters, **more),
-            "sorts": _sorted_by(kind),
             "filtered": queries.is_filtered(query),
             "narrowed": queries.is_filtered(replace(query, text="", status=None)) or query.archived,
             "commands": FIRST_COMMANDS[kind],
@@ -61,8 +60,3 @@ def _trend(run: RunEntry) -> Markup:
     return sparkline(
         run.trend, label="pass rates" if is_rate else "rewards", number=percent if is_rate else number
     )
-
-
-def _sorted_by(kind: RunKind | None) -> Sequence[RunSort]:
-    shown: Sequence[RunSort] = ("name", "status", "pass_rate", "reward", "cost", "duration", "started")
-    return [name for name in shown if name != "pass_rate" or kind != "training"]

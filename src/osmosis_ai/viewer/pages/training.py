@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from math import isfinite
 from shlex import quote
 from typing import Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.headline import LEAST_SCORED
-from osmosis_ai.training.runs.curves import CurveMark, CurveValue, SavedAdapter, TrainingCurves, ViewedCurve
+from osmosis_ai.training.runs.curves import CurveValue, TrainingCurves, ViewedCurve
 from osmosis_ai.training.runs.metrics import TITLES, VALIDATION_REWARD
 from osmosis_ai.training.runs.validation_headline import CURVES, ValidationHeadline
 from osmosis_ai.ui.charts.drawing import ChartMark, ChartPoint, ChartSeries, SvgChart
-from osmosis_ai.ui.numbers import number, percent
+from osmosis_ai.ui.numbers import percent
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.pages.evaluation import flat_config, known_facts, live_changes, log_tail
 from osmosis_ai.viewer.queries import Words, word
 from osmosis_ai.viewer.read_sample import outcome_of
-from osmosis_ai.viewer.source import RunDetail, RunEntry
+from osmosis_ai.viewer.source import RunDetail
 from osmosis_ai.viewer.validation import validated_entry
 
-SMOOTHINGS: Mapping[str, str] = {"0": "none", "0.6": "0.6", "0.9": "0.9", "0.97": "0.97"}
 _CHARTS: Sequence[tuple[str, Sequence[str]]] = (
     ("Training reward", ("rollout/raw_reward",)),
     ("Validation reward", ("eval/validation/reward",)),
@@ -56,7 +54,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "here": view.run_href("training", run),
             "validated": _validated(view, run),
             "outcome_of": outcome_of,
-            "commands_of": None if view.is_local else partial(_commands, summary),
+            "quote": None if view.is_local else quote,
             **log_tail(view, summary),
         },
         parts={name: f"training_{name}.html" for name in ("standing", "curves", "validation", "adapters")}
@@ -77,17 +75,16 @@ def shown(
         "title": detail.summary.name,
         "run": detail.summary,
         "detail": detail,
-        "validation": (validation := _validation(curves)),
-        "sentence": _sentence(validation, _points(curves, "rollout/raw_reward")),
+        "validation": _validation(curves),
+        "rewards": _points(curves, "rollout/raw_reward"),
         "hollow": [each.step for each in _points(curves, VALIDATION_REWARD) if is_hollow(each)],
         "least": _LEAST,
         "charts": list(_charts(curves, smoothing)) if draws else [],
         "smoothing": smoothing,
-        "smoothings": SMOOTHINGS,
         "metrics": [_line(curve) for curve in curves.curves if curve.points],
         "warnings": [mark for mark in curves.marks if mark.kind == "warning"],
         "adapters": curves.checkpoints,
-        "commands_of": None,
+        "quote": None,
         "facts": known_facts(detail),
         "config": list(flat_config(detail.config_effective)),
     }
@@ -129,23 +126,9 @@ def _validation(curves: TrainingCurves) -> ValidationHeadline | None:
     return ValidationHeadline.of(told)
 
 
-def _sentence(validation: ValidationHeadline | None, rewards: Sequence[CurveValue]) -> str:
-    if validation is not None:
-        return f"{validation.words[:1].upper()}{validation.words[1:]}."
-    if rewards:
-        newest = rewards[-1]
-        return f"Training reward {number(newest.value)} after step {newest.step}; it was not validated yet."
-    return "No step has ended yet."
-
-
 def _points(curves: TrainingCurves, key: str) -> Sequence[CurveValue]:
     """Return a curve's points; none where there is no such curve."""
-    curve = _curve(curves, key)
-    return () if curve is None else curve.points
-
-
-def _curve(curves: TrainingCurves, key: str) -> ViewedCurve | None:
-    return next((curve for curve in curves.curves if curve.key == key), None)
+    return next((curve.points for curve in curves.curves if curve.key == key), ())
 
 
 def is_hollow(point: CurveValue) -> bool:
@@ -156,9 +139,12 @@ def is_hollow(point: CurveValue) -> bool:
 def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
     from osmosis_ai.ui.charts.curves import line
 
-    marks = [ChartMark(mark.step, mark.kind, mark.text) for mark in _drawn(curves.marks)]
+    # There may be many warnings: where there is no room for all marks, they are left out.
+    room = sorted(curves.marks, key=lambda mark: mark.kind == "warning")[:_MOST_MARKS]
+    ordered = sorted(room, key=lambda mark: mark.step)
+    marks = [ChartMark(mark.step, mark.kind, mark.text) for mark in ordered]
     for place, (title, keys) in enumerate(_CHARTS):
-        found = [curve for key in keys if (curve := _curve(curves, key)) is not None and curve.points]
+        found = [curve for key in keys for curve in curves.curves if curve.key == key and curve.points]
         if found:
             yield line(
                 [ChartSeries(curve.title, chart_points(curve)) for curve in found],
@@ -179,24 +165,7 @@ def chart_points(curve: ViewedCurve, *, hollow: bool = True) -> list[ChartPoint]
     ]
 
 
-def _drawn(marks: Sequence[CurveMark]) -> Sequence[CurveMark]:
-    """Return the marks that a drawing has room for: warnings, which may be many, come last."""
-    ordered = sorted(marks, key=lambda mark: mark.kind == "warning")
-    return sorted(ordered[:_MOST_MARKS], key=lambda mark: mark.step)
-
-
 def _line(curve: ViewedCurve) -> tuple[Any, ...]:
     """Return a metric's title, its first, last, least and greatest value, and how many steps have one."""
     values = [point.value for point in curve.points if isfinite(point.value)] or [float("nan")]
     return (curve.title, values[0], values[-1], min(values), max(values), len(curve.points))
-
-
-def _commands(run: RunEntry, adapter: SavedAdapter) -> Sequence[tuple[str, str]]:
-    """Return the commands of an adapter that a platform keeps; on this machine it lies in its directory."""
-    name, base = quote(adapter.name), run.model or "BASE"
-    verb = "undeploy" if adapter.deployment == "active" else "deploy"
-    return [
-        (verb.capitalize(), f"osmosis model {verb} {name}"),
-        ("Download", f"osmosis model download {name}"),
-        ("Evaluate", f'model_path = "{base}:{adapter.name}"  # in a config for osmosis eval submit'),
-    ]

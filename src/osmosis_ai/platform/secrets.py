@@ -94,8 +94,8 @@ class SecretStore:
 
             return keyed_page(
                 session,
-                (DbSecret.name, DbSecret.scope, DbSecret.id),
-                lambda rows: rows.where(_visible(workspace_id, user_id, SECRET_SCOPES)),
+                (DbSecret.name, DbSecret.scope),
+                [[_visible(workspace_id, user_id, [scope])] for scope in SECRET_SCOPES],
                 entries,
                 limit=limit,
                 cursor=cursor,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import event, insert
+from sqlalchemy import Connection, event, insert
 
 from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.evaluation.record import TerminalRecord
@@ -20,6 +20,7 @@ from osmosis_ai.platform.runs.stored_journal import pack_journal
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.redaction import Redactor
+from osmosis_ai.viewer.source import SampleEntry, SampleQuery
 from tests.platform.conftest import Member
 
 REQUEST = {
@@ -149,5 +150,51 @@ def statements_of(db: Database) -> Iterator[list[tuple[str, Any]]]:
     event.listen(db._engine, "before_cursor_execute", note)
     try:
         yield noted
+    finally:
+        event.remove(db._engine, "before_cursor_execute", note)
+
+
+def places(samples: Sequence[SampleEntry]) -> list[tuple[int, int]]:
+    """Return (row, attempt) of each sample."""
+    return [(each.row, each.attempt) for each in samples]
+
+
+def every_page(
+    source: PlatformSource, run: str, query: SampleQuery, *, limit: int
+) -> list[list[tuple[int, int]]]:
+    """Return the places of each page, followed to the end and back again."""
+    found, cursor = [], None
+    while True:
+        page = source.samples(run, query, limit=limit, cursor=cursor)
+        found.append(places(page.items))
+        if page.next is None:
+            break
+        cursor = page.next
+    back, cursor = [found[-1]], page.previous
+    while cursor is not None:
+        page = source.samples(run, query, limit=limit, cursor=cursor)
+        back.insert(0, places(page.items))
+        cursor = page.previous
+    assert back == found
+    return found
+
+
+SORTING = ("TEMP B-TREE", "Sort Key", "Materialize")
+"""What stands in a plan that looks at more than a page."""
+
+
+@contextmanager
+def plans_of_pages(db: Database) -> Iterator[list[str]]:
+    """Note how the database goes about each statement that reads a page, with what was said to it before."""
+    plans: list[str] = []
+    explain = "EXPLAIN QUERY PLAN " if db.is_sqlite else "EXPLAIN "
+
+    def note(connection: Connection, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
+        if "AS part" in statement and not statement.startswith("EXPLAIN"):
+            plans.append(str(connection.exec_driver_sql(explain + statement, parameters).all()))
+
+    event.listen(db._engine, "before_cursor_execute", note)
+    try:
+        yield plans
     finally:
         event.remove(db._engine, "before_cursor_execute", note)

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from sqlalchemy import insert, text
 
 from osmosis_ai.api.wire.workers import JournalPart
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
-from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.tables import DbRun, DbSample
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.desk.journal_intake import as_next, take_lines
-from osmosis_ai.platform.services import PlatformServices, build_services
-from osmosis_ai.platform.viewer import sample_lists
+from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
-from osmosis_ai.viewer.source import RunQuery, RunSort, SampleQuery, SampleSort
+from osmosis_ai.viewer.source import RunQuery, SampleQuery, SampleSort
 from tests.evaluation.builders import record
-from tests.platform.conftest import ManualClock, Member, World
-from tests.platform.databases import postgres_database, put_migrated_database
+from tests.platform.conftest import ManualClock, Member
 from tests.platform.viewer.runs_world import (
     add_file,
     add_run,
     add_samples,
+    every_page,
     keep_journal,
-    run_row,
-    sample_row,
+    places,
     source_of,
     statements_of,
 )
@@ -68,30 +62,6 @@ def run(services: PlatformServices, member: Member) -> DbRun:
     known = [{"error_type": None, **each} for each in SAMPLES]
     add_samples(services, made, known)
     return made
-
-
-def places(samples: Any) -> list[tuple[int, int]]:
-    return [(each.row, each.attempt) for each in samples]
-
-
-def every_page(
-    source: PlatformSource, run: str, query: SampleQuery, *, limit: int
-) -> list[list[tuple[int, int]]]:
-    """Return the places of each page, followed to the end and back again."""
-    found, cursor = [], None
-    while True:
-        page = source.samples(run, query, limit=limit, cursor=cursor)
-        found.append(places(page.items))
-        if page.next is None:
-            break
-        cursor = page.next
-    back, cursor = [found[-1]], page.previous
-    while cursor is not None:
-        page = source.samples(run, query, limit=limit, cursor=cursor)
-        back.insert(0, places(page.items))
-        cursor = page.previous
-    assert back == found
-    return found
 
 
 # Samples
@@ -396,64 +366,6 @@ def test_a_cursor_that_is_none_is_refused(source: PlatformSource, run: DbRun, cu
             source.samples(run.name, SampleQuery(), limit=1, cursor=cursor)
 
 
-# Whatever the number
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.e2e)])
-def many(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[PlatformSource]:
-    """A workspace of 2,000 runs, the last of 4,000 samples."""
-    home = tmp_path / "many"
-    if request.param == "sqlite":
-        put_migrated_database(home)
-        yield from _crowded(PlatformConfig(home=home, database_url="", port=8734), clock)
-        return
-    with postgres_database() as url:
-        yield from _crowded(PlatformConfig(home=home, database_url=url, port=8734), clock)
-
-
-def _reward(row: int, attempt: int) -> int | None:
-    """Return a row's reward: every third is flaky, every fifth has none."""
-    return (row + (attempt if row % 3 == 0 else 0)) % 2 if row % 5 else None
-
-
-def _crowded(config: PlatformConfig, clock: ManualClock) -> Iterator[PlatformSource]:
-    services = build_services(config, clock=clock)
-    member = World(services).member()
-    runs = []
-    for number in range(2_000):
-        clock.advance(1)
-        reward = number % 7 / 7 if number % 5 else None
-        numbers = {"reward": reward, "pass_rate": reward, "cost_usd": reward, "duration_ms": reward}
-        kind = "training" if number % 4 == 0 else "eval"
-        runs.append(run_row(services, member, f"run-{number}", kind=kind, **numbers))
-    samples = [
-        sample_row(runs[-1]["id"], row, attempt, reward=_reward(row, attempt), tokens=row % 3)
-        for row, attempt in product(range(2_000), range(2))
-    ]
-    with services.db.transaction() as session:
-        session.execute(insert(DbRun), runs)
-        session.execute(insert(DbSample), samples)
-        session.execute(text("ANALYZE"))
-    yield source_of(services, member)
-    services.db.dispose()
-
-
-@pytest.mark.parametrize("few", [0, 10**6], ids=["many", "few"])
-def test_flaky_rows_are_worked_out_once_and_paged_by_an_index(
-    many: PlatformSource, monkeypatch: pytest.MonkeyPatch, few: int
-) -> None:
-    monkeypatch.setattr(sample_lists, "_FEW_ROWS", few)
-    flaky = [row for row in range(2_000) if row % 3 == 0 and row % 5]
-    for sort, descending in product(get_args(SampleSort), (False, True)):
-        query = SampleQuery(outcome="flaky", sort=sort, descending=descending)
-        with statements_of(many.services.db) as noted:
-            found = [place for page in every_page(many, "run-1999", query, limit=300) for place in page]
-            many.sample("run-1999", 3, 1, query)
-        assert sorted(found) == sorted(product(flaky, range(2)))
-        pages = [statement for statement, _ in noted if "AS part" in statement]
-        assert len(pages) >= 2 * len(flaky) // 300 and not any("GROUP BY" in each for each in pages)
-
-
 def test_what_is_flaky_follows_each_line_that_is_accepted(
     source: PlatformSource, services: PlatformServices, run: DbRun
 ) -> None:
@@ -471,33 +383,3 @@ def test_what_is_flaky_follows_each_line_that_is_accepted(
         lines += line.decode()
         page = source.samples(run.name, flaky, limit=9)
         assert places(page.items) == found and page.counts["flaky"] == len(found)
-
-
-def test_every_list_is_read_by_an_index_and_in_few_statements(many: PlatformSource) -> None:
-    db = many.services.db
-    with statements_of(db) as noted:
-        for sort, descending in product(get_args(RunSort), (False, True)):
-            for kind in (None, "eval"):
-                query = RunQuery(kind=kind, sort=sort, descending=descending)
-                page = many.runs(query, limit=50)
-                assert len(page.items) == 50
-                many.runs(query, limit=50, cursor=page.next)
-        runs = len(noted)
-        for sort, descending in product(get_args(SampleSort), (False, True)):
-            query = SampleQuery(sort=sort, descending=descending)
-            page = many.samples("run-1999", query, limit=50)
-            many.samples("run-1999", query, limit=50, cursor=page.next)
-            detail = many.sample("run-1999", 7, 1, query)
-            assert detail.next and detail.previous
-    selects = [each for each in noted if each[0].startswith("SELECT")]
-    assert runs / (2 * 2 * 2 * len(get_args(RunSort))) <= 6 and len(selects) <= len(noted)
-    unsorted = ("TEMP B-TREE", "Sort Key")
-    for statement, parameters in selects:
-        if "LIMIT" not in statement or "AS part" not in statement:
-            continue
-        explain = "EXPLAIN QUERY PLAN " if db.is_sqlite else "EXPLAIN "
-        with db.session() as session:
-            for choice in () if db.is_sqlite else ("sort", "incremental_sort"):
-                session.execute(text(f"SET LOCAL enable_{choice} = off"))  # few rows are sorted sooner
-            plan = str(session.connection().exec_driver_sql(explain + statement, parameters).all())
-        assert not any(word in plan for word in unsorted), (statement, plan)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import DateTime, Select, select
+from sqlalchemy import ColumnElement, DateTime, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, read_page
@@ -22,7 +22,7 @@ from osmosis_ai.viewer.source import ItemPage, ItemT
 def keyed_page(
     session: Session,
     columns: Sequence[Any],
-    which: Callable[[Select[Any]], Select[Any]],
+    ranges: Sequence[Sequence[ColumnElement[bool]]],
     entries: Callable[[Sequence[str]], Mapping[str, ItemT]],
     *,
     descending: bool = False,
@@ -33,8 +33,9 @@ def keyed_page(
 
     Args:
         session: of the database.
-        columns: of the table, none of them ever NULL, by which it is sorted; the last is its ``id``.
-        which: narrows a statement to the rows of the list.
+        columns: of the table, none of them ever NULL, by which it is sorted; together they tell every row of the list
+            from the others.
+        ranges: the rows of the list, as the conditions of each range of an index.
         entries: makes items of rows, by their ids.
         descending: the direction.
         limit: items on the page.
@@ -44,9 +45,11 @@ def keyed_page(
         OsmosisError: the cursor is none of this list.
     """
     order = KeysetOrder(None, tuple(columns), descending)
-    name = ":".join((columns[0].class_.__tablename__, *(column.key for column in columns)))
+    table = columns[0].class_
+    name = ":".join((table.__tablename__, *(column.key for column in columns)))
     place = _place(name, columns, cursor) if cursor else None
-    found = read_page(session, [which(select(*columns))], order, place, limit=limit + 1)
+    rows = select(*dict.fromkeys((*columns, table.id)))
+    found = read_page(session, [rows.where(*each) for each in ranges], order, place, limit=limit + 1)
     known = entries([row.id for row in found])
     # What was deleted between the two statements is not on the page.
     return item_page(
@@ -71,7 +74,7 @@ def newest_page(
     return keyed_page(
         session,
         (table.created_at, table.id),
-        lambda rows: rows.where(table.workspace_id == workspace_id),
+        [[table.workspace_id == workspace_id]],
         entries,
         descending=True,
         limit=limit,

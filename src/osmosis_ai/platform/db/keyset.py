@@ -7,12 +7,16 @@ kinds of runs, a run and its retries) is asked in one statement.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import ARRAY, ColumnElement, Select, String, and_, func, literal, select, tuple_, union_all
 from sqlalchemy.orm import Session
+
+# A merge joins sorted rows from their beginning on; what is materialized is a join's inner side, gone through for each row.
+_WAYS_TO_SORT = ("enable_sort", "enable_incremental_sort", "enable_mergejoin", "enable_material")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +28,14 @@ class KeysetOrder:
         ties: columns that together tell every row from the others.
         descending: the direction of values and ties; rows without a value are by ascending ties.
         nullable: whether there are rows without a value.
+        few: whether the rows are so few, and found by another index, that they are sooner sorted than this one is walked.
     """
 
     value: Any | None
     ties: tuple[Any, ...]
     descending: bool = False
     nullable: bool = True
+    few: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +49,24 @@ class KeysetPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One range of an index: the rows with a value, or those without, from a place on."""
+    """One range of an index: the rows with a value, or those without, from a place on.
+
+    Attributes:
+        conditions: which rows.
+        columns: what they are ordered by.
+        descending: the direction.
+        missing: the column that is NULL in all of them; PostgreSQL follows its index only where it stands in the order.
+    """
 
     conditions: tuple[ColumnElement[bool], ...]
     columns: tuple[Any, ...]
     descending: bool
+    missing: tuple[Any, ...] = ()
 
     def of(self, rows: Select[Any], tag: int, limit: int) -> Select[Any]:
         """Return its first rows, each with ``tag`` before its columns."""
-        order = [column.desc() if self.descending else column for column in self.columns]
+        columns = (*self.missing, *self.columns)
+        order = [column.desc() if self.descending else column for column in columns]
         piece = (
             rows.where(*self.conditions).add_columns(literal(tag).label("part")).order_by(*order).limit(limit)
         )
@@ -90,8 +105,10 @@ def read_pages(
     parts = [(number, part) for number, place in enumerate(places) for part in _parts(order, place)]
     pieces = [part.of(rows, tag, limit) for tag, (_, part) in enumerate(parts) for rows in ranges]
     found: list[list[Any]] = [[] for _ in parts]
-    for row in session.execute(union_all(*pieces) if len(pieces) > 1 else pieces[0]):
-        found[row.part].append(row)
+    if pieces:
+        with nullcontext() if order.few else _walking(session):
+            for row in session.execute(union_all(*pieces) if len(pieces) > 1 else pieces[0]):
+                found[row.part].append(row)
     pages: list[list[Any]] = [[] for _ in places]
     for (number, part), rows in zip(parts, found, strict=True):
         if len(ranges) > 1:
@@ -103,6 +120,27 @@ def read_pages(
             )
         pages[number] += rows
     return [page[:limit] for page in pages]
+
+
+@contextmanager
+def _walking(session: Session) -> Iterator[None]:
+    """Have PostgreSQL walk the index of an order and look each row's newer result up, whatever it takes for likely.
+
+    Before it has counted a table (``ANALYZE``), and of a run that came since, it expects some hundred rows where there are
+    a hundred thousand: it would read, join and sort all of them for a page. SQLite walks by itself.
+    """
+    if session.get_bind().dialect.name == "sqlite":
+        yield
+        return
+    before = [func.current_setting(name) for name in _WAYS_TO_SORT]
+    found = session.execute(select(*before, *_set(["off"] * len(before)))).one()
+    yield
+    session.execute(select(*_set(found[: len(before)])))
+
+
+def _set(values: Sequence[str]) -> list[ColumnElement[str]]:
+    """Return what sets the planner's ways, for as long as the transaction lasts."""
+    return [func.set_config(name, value, True) for name, value in zip(_WAYS_TO_SORT, values, strict=True)]
 
 
 def _ranks(session: Session, values: Collection[Any]) -> Mapping[Any, Any]:
@@ -127,11 +165,12 @@ def _parts(order: KeysetOrder, place: KeysetPlace | None) -> list[_Part]:
     has_value = (order.value.is_not(None),) if order.nullable else ()
     begins_at = None if place is None or place.value is None else (place.value, *place.ties)
     valued = _part(has_value, key, order.descending != backward, begins_at)
-    if not order.nullable:
-        return [valued]
     at_missing = place is not None and place.value is None
-    missing = _part(
-        (order.value.is_(None),), order.ties, backward, place.ties if place and at_missing else None
+    if not order.nullable:
+        return [] if at_missing and not backward else [valued]
+    missing = replace(
+        _part((order.value.is_(None),), order.ties, backward, place.ties if place and at_missing else None),
+        missing=(order.value,),
     )
     if place is None:
         return [valued, missing]

@@ -24,6 +24,7 @@ from sqlalchemy import (
     literal,
     or_,
     select,
+    union_all,
 )
 from sqlalchemy.orm import Session
 
@@ -67,6 +68,8 @@ _SHOWN = (
     *(getattr(DbSample, name) for name in (*_FIELDS, "input", "output", "run_id", "error_type")),
 )
 _COLUMNS = (*_SHOWN, DbSample.category, DbSample.source_row_index)
+_BY_REWARD = ("passed", "failed")
+_RANGES = ("reward", "tokens", "duration_ms", "cost_usd")
 _category = func.coalesce(DbSample.category, DbSample.error_type)
 _SCORED = and_(DbSample.status == "success", DbSample.reward.is_not(None))
 _TEXTS = (DbSample.input, DbSample.output, DbSample.error)
@@ -99,6 +102,10 @@ class _FlakyRows:
         few = tuple(rows) if len(rows) <= _FEW_ROWS else None
         return cls(sum(samples for _, samples in found), bytes(marks), few)
 
+    def has(self, row: int) -> bool:
+        """Return whether a row is one of them."""
+        return row < len(self.marks) and bool(self.marks[row])
+
 
 @dataclass(frozen=True)
 class FamilySamples:
@@ -118,24 +125,23 @@ class FamilySamples:
         place = None
         if position is not None:
             place = KeysetPlace(position.value, (position.row, position.attempt), position.backward)
-        found = read_page(self.session, self._ranges(query), _order(query), place, limit=limit + 1)
-        flaky = self._flaky_among(found[:limit])
+        found = read_page(self.session, self._ranges(query), self._order(query), place, limit=limit + 1)
+        flaky = self._flaky()
         page = item_page(
             found,
             place.backward if place is not None else None,
             limit=limit,
-            entry=lambda row: self._entry(row, flaky),
+            entry=lambda row: self._entry(row, flaky.has(row.row_index)),
             cursor=lambda row, backward: sample_cursor(query, _position(query, row, backward)),
         )
         return replace(page, counts=self.count(query))
 
     def attempts(self, row: int) -> list[SampleEntry]:
         """Return the samples of a row, by attempt."""
-        found = read_page(
-            self.session, self._ranges(SampleQuery(row=row)), _order(SampleQuery()), None, limit=self.family.n
-        )
-        flaky = self._flaky_among(found)
-        return [self._entry(each, flaky) for each in found]
+        asked = SampleQuery(row=row)
+        found = read_page(self.session, self._ranges(asked), self._order(asked), None, limit=self.family.n)
+        is_flaky = self._are_mixed(found)
+        return [self._entry(each, is_flaky) for each in found]
 
     def neighbours(
         self, query: SampleQuery, entry: SampleEntry
@@ -144,9 +150,11 @@ class FamilySamples:
         column = _VALUES[query.sort]
         value = getattr(entry, column.key) if column is not None else None
         place = KeysetPlace(value, (entry.row, entry.attempt))
-        found = read_pages(
-            self.session, self._ranges(query), _order(query), [place, reversed_place(place)], limit=1
-        )
+        order = self._order(query)
+        if query == SampleQuery(sort=query.sort, descending=query.descending):
+            # The next one of all samples is found by the index whatever a database expects.
+            order = replace(order, few=True)
+        found = read_pages(self.session, self._ranges(query), order, [place, reversed_place(place)], limit=1)
         following, preceding = [(page[0].row_index, page[0].run_index) if page else None for page in found]
         return following, preceding
 
@@ -169,9 +177,17 @@ class FamilySamples:
     def _once(self, what: Hashable, count: Callable[[], CountedT]) -> CountedT:
         return self.counts.once((self.family.version, what), count)
 
+    def _order(self, query: SampleQuery) -> KeysetOrder:
+        value = _VALUES[query.sort]
+        few = query.row is not None or (query.outcome == "flaky" and self._flaky().few is not None)
+        have_value = query.sort == "duration" or (query.sort == "reward" and query.outcome in _BY_REWARD)
+        if value is not None and getattr(query, value.key) != (None, None):
+            have_value = True
+        return KeysetOrder(value, _PLACE, query.descending, nullable=not have_value, few=few)
+
     def _ranges(self, query: SampleQuery) -> list[Select[Any]]:
         """Return the samples of a query run by run: each is a range of every index."""
-        conditions = self._conditions(query)
+        conditions = self._conditions(query, walked=_VALUES[query.sort])
         ids = [run.id for run in self.family.runs]
         return [
             select(*_COLUMNS).where(DbSample.run_id == id, *not_made_again(ids[age + 1 :]), *conditions)
@@ -182,8 +198,15 @@ class FamilySamples:
         """Return a statement over all samples that count."""
         return statement.where(newest_results(self.family))
 
-    def _conditions(self, query: SampleQuery) -> list[ColumnElement[bool]]:
-        passes = DbSample.reward >= self.family.pass_threshold
+    def _conditions(self, query: SampleQuery, walked: Any = None) -> list[ColumnElement[bool]]:
+        """Return which samples a query means.
+
+        Args:
+            query: what is asked.
+            walked: the value by whose index they are listed.
+        """
+        values = {name: _value(getattr(DbSample, name), walked) for name in _RANGES}
+        passes = values["reward"] >= self.family.pass_threshold
         by_outcome: dict[str | None, list[ColumnElement[bool]]] = {
             None: [],
             "passed": [_SCORED, passes],
@@ -197,22 +220,18 @@ class FamilySamples:
             found += [DbSample.status == "failed", _category == query.category]
         if query.boundary is not None:
             found += [DbSample.status == "failed", DbSample.boundary == query.boundary]
-        for name in ("reward", "tokens", "duration_ms", "cost_usd"):
+        for name, value in values.items():
             low, high = getattr(query, name)
-            column = getattr(DbSample, name)
-            found += [column >= literal(low, Float())] if low is not None else []
-            found += [column <= literal(high, Float())] if high is not None else []
+            found += [value >= literal(low, Float())] if low is not None else []
+            found += [value <= literal(high, Float())] if high is not None else []
         if query.text:
             text = storable(query.text)
             found.append(or_(*(column.icontains(text, autoescape=True) for column in _TEXTS)))
         return found
 
-    def _flaky_rows(self, *among: ColumnElement[bool]) -> Select[Any]:
+    def _flaky_rows(self) -> Select[Any]:
         """Return the rows that pass now and then, and how many samples each has; as ``evaluation/row_behaviour.py``,
         copies of a row are one.
-
-        Args:
-            among: conditions that keep a row with all its copies, or leave all of them out.
         """
         passed = case((_SCORED, case((DbSample.reward >= self.family.pass_threshold, 1), else_=0)))
         of_row: tuple[Any, ...] = (
@@ -222,7 +241,7 @@ class FamilySamples:
             func.max(passed).label("most"),
             func.count().label("samples"),
         )
-        rows = self._all(select(*of_row)).where(*among).group_by(DbSample.row_index).cte()
+        rows = self._all(select(*of_row)).group_by(DbSample.row_index).cte()
         mixed = (
             select(rows.c.cluster)
             .group_by(rows.c.cluster)
@@ -245,17 +264,27 @@ class FamilySamples:
             return _FlakyRows.of(())
         return self._once("flaky", lambda: _FlakyRows.of(self.session.execute(self._flaky_rows()).all()))
 
-    def _flaky_among(self, found: Sequence[Any]) -> set[int]:
-        """Return which rows of some samples pass now and then, looking at them and their copies alone."""
-        if self.family.n < 2 or not found:
-            return set()
-        digests = {sample.row_digest for sample in found if sample.row_digest is not None}
-        without = {sample.row_index for sample in found if sample.row_digest is None}
-        ids = [run.id for run in self.family.runs]
-        copies = select(DbSample.row_index).where(DbSample.run_id.in_(ids), DbSample.row_digest.in_(digests))
-        asked = [DbSample.row_index.in_(copies)] if digests else []
-        asked += [DbSample.row_index.in_(without)] if without else []
-        return {row for each in asked for row in self.session.scalars(self._flaky_rows(each))}
+    def _are_mixed(self, attempts: Sequence[Any]) -> bool:
+        """Return whether a row passes now and then, looking at its attempts and those of its copies alone."""
+        if self.family.n < 2 or not attempts:
+            return False
+        digest = max((each.row_digest for each in attempts if each.row_digest is not None), default=None)
+        seen = {each.passed for each in (sample_entry(row, self.family.pass_threshold) for row in attempts)}
+        if digest is not None:
+            passed = DbSample.reward >= self.family.pass_threshold
+            seen |= set(
+                self.session.scalars(
+                    union_all(
+                        *(
+                            rows.with_only_columns(passed.label("passed"))
+                            .where(DbSample.row_digest == digest, _SCORED)
+                            .distinct()
+                            for rows in self._ranges(SampleQuery())
+                        )
+                    )
+                )
+            )
+        return {True, False} <= seen
 
     def _count_outcomes(self) -> dict[str, int]:
         passed = and_(_SCORED, DbSample.reward >= self.family.pass_threshold)
@@ -314,8 +343,8 @@ class FamilySamples:
         table = np.array([tuple(row) for row in found], dtype=np.float64).reshape(-1, 2)
         return Histogram.of(table[:, 0], table[:, 1])
 
-    def _entry(self, row: Any, flaky: set[int]) -> SampleEntry:
-        return replace(sample_entry(row, self.family.pass_threshold), flaky=row.row_index in flaky)
+    def _entry(self, row: Any, is_flaky: bool) -> SampleEntry:
+        return replace(sample_entry(row, self.family.pass_threshold), flaky=is_flaky)
 
 
 def sample_entry(row: Any, pass_threshold: float) -> SampleEntry:
@@ -337,8 +366,9 @@ SAMPLE_COLUMNS = _COLUMNS
 """What :func:`sample_entry` reads."""
 
 
-def _order(query: SampleQuery) -> KeysetOrder:
-    return KeysetOrder(_VALUES[query.sort], _PLACE, query.descending, nullable=query.sort != "duration")
+def _value(column: Any, walked: Any) -> Any:
+    """Return a value to be compared: SQLite would read a range of its index and sort, where another is walked."""
+    return column if column is walked else column + 0
 
 
 def _position(query: SampleQuery, row: Any, backward: bool) -> SamplePosition:

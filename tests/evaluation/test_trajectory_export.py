@@ -151,6 +151,28 @@ def test_a_server_that_was_only_slow_names_its_conversation_itself(
     named = world.directory.trial("r0") / "trajectory.json"
     assert json.loads(named.read_text())["agent"]["model_name"] == "policy"
     assert not (named.parent / PENDING_TRAJECTORY_FILE).exists()
+    assert "model_name" not in json.loads(world.trajectory(0).read_text())["agent"]
+    projector.copy_missing()
+    assert world.trajectory(0).read_bytes() == named.read_bytes(), "the fuller one is what stays"
+
+
+@pytest.mark.parametrize("content", ["no JSON", '{"session_id": "another"}', None])
+def test_what_takes_the_place_of_a_conversation_and_is_none_costs_no_copy(
+    world: World, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    monkeypatch.setattr(trajectory_export, "NAMED_WITHIN_S", 0.0)
+    world.write_trajectory("r0").rename(world.directory.trial("r0") / PENDING_TRAJECTORY_FILE)
+    projector = world.projector()
+    projector.start()
+    projector.submit(0, 0, "r0", expects_trajectory=True)
+    projector.stop(patience_s=60)
+    before = world.trajectory(0).read_bytes()
+    named = world.directory.trial("r0") / "trajectory.json"
+    named.unlink()
+    if content is not None:
+        named.write_text(content)
+    projector.copy_missing()
+    assert world.trajectory(0).read_bytes() == before
 
 
 def test_what_a_killed_session_did_not_copy_is_copied_before_the_run_goes_on(world: World) -> None:

@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -39,7 +39,8 @@ from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 TRAJECTORY_WAIT_S = 30.0
 NAMED_WITHIN_S = 5.0
 """How long a server that lives takes at most, once its result is durable, to give a conversation its name. It is named for one
-that was killed meanwhile; of one that was only slow, what it names later is the same but for numbers of the last calls."""
+that was killed meanwhile; of one that was only slow, what it names later, which knows what was told of the last calls, takes
+the copy's place at the run's end."""
 LARGEST_TRAJECTORY_BYTES = 256 << 20
 """Of the file that a rollout leaves: it is read whole, by a process that nothing holds back."""
 _PIECE_BYTES = 1 << 20
@@ -69,6 +70,13 @@ class _Copy:
     pause_s: float = field(compare=False, default=_FIRST_LOOK_S)
 
 
+class _Named(NamedTuple):
+    """A conversation that its server had not named in time: whose it is, and which version of it was copied."""
+
+    rollout_id: str
+    version: tuple[int, int]
+
+
 class Projector:
     """Makes the copies: in a few threads while the run goes on, the rest at its end."""
 
@@ -79,6 +87,7 @@ class Projector:
         self._log = log
         self._has_trajectory = bytearray(ledger.rows * ledger.n)
         self._has_artifacts = bytearray(ledger.rows * ledger.n)
+        self._named: dict[int, _Named] = {}
         self._heap: list[_Copy] = []
         self._sequence = itertools.count()
         self._busy = 0
@@ -122,6 +131,7 @@ class Projector:
         shutil.rmtree(self._directory.artifacts / name, ignore_errors=True)
         item = row_index * self._ledger.n + run_index
         self._has_trajectory[item] = self._has_artifacts[item] = 0
+        self._named.pop(item, None)
 
     def stop(self, *, patience_s: float) -> None:
         """End the threads once nothing is queued, or after ``patience_s`` seconds; blocking."""
@@ -142,8 +152,25 @@ class Projector:
         self._copy_missing(most=_MOST_LEFT)
 
     def copy_missing(self) -> None:
-        """Make every copy that can be made and is not there; blocking. Call it after :meth:`stop`."""
+        """Make every copy that can be made and is not there, and those anew of which there is a fuller original; blocking.
+
+        Call it after :meth:`stop`.
+        """
+        self._copy_named()
         self._copy_missing()
+
+    def _copy_named(self) -> None:
+        """Copy what servers that were only slow have named themselves, after it was named for them."""
+        for item, named in self._named.items():
+            target = self._directory.trajectories / f"{item_name(*divmod(item, self._ledger.n))}.json"
+            # What can not be copied is no reason to lose the copy that there is.
+            with (
+                contextlib.suppress(OSError, ValueError),
+                _open_trial(self._directory.trial(named.rollout_id)) as trial,
+            ):
+                if _version(trial) != named.version:
+                    copy_trajectory(trial, target, named.rollout_id, self._redactor)
+        self._named.clear()
 
     def _copy_missing(self, most: int | None = None) -> None:
         lacking = [
@@ -230,8 +257,8 @@ class Projector:
                     copy_artifacts("artifacts", self._directory.artifacts, name, dir_fd=trial)
                     self._has_artifacts[item] = 1
                 if not self._has_trajectory[item]:
-                    if is_late:
-                        name_pending_trajectory(trial)
+                    if is_late and name_pending_trajectory(trial):
+                        self._named[item] = _Named(rollout_id, _version(trial))
                     target = self._directory.trajectories / f"{name}.json"
                     self._has_trajectory[item] = copy_trajectory(trial, target, rollout_id, self._redactor)
         except FileNotFoundError:
@@ -259,8 +286,8 @@ def _open_trial(trial: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def name_pending_trajectory(trial: int) -> None:
-    """Give the conversation of a rollout whose server was killed over it the name it was to have.
+def name_pending_trajectory(trial: int) -> bool:
+    """Give the conversation of a rollout whose server was killed over it the name it was to have; False where none waits.
 
     Raises:
         OSError: when the directory cannot be written to.
@@ -270,6 +297,14 @@ def name_pending_trajectory(trial: int) -> None:
     except FileNotFoundError:
         with contextlib.suppress(FileNotFoundError):
             os.rename(PENDING_TRAJECTORY_FILE, TRAJECTORY_FILE, src_dir_fd=trial, dst_dir_fd=trial)
+            return True
+    return False
+
+
+def _version(trial: int) -> tuple[int, int]:
+    """Return what tells a trajectory from one that was put in its place: a number may be used again, at another time."""
+    found = os.lstat(TRAJECTORY_FILE, dir_fd=trial)
+    return found.st_ino, found.st_mtime_ns
 
 
 def copy_trajectory(trial: int, target: Path, rollout_id: str, redactor: Redactor) -> bool:

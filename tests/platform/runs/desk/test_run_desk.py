@@ -31,6 +31,7 @@ from osmosis_ai.platform.runs.desk.watching import Idler
 from osmosis_ai.platform.runs.journal_segments import run_records
 from osmosis_ai.platform.runs.leases import LEASE, Leases
 from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
+from osmosis_ai.platform.runs.run_files import open_run_file
 from osmosis_ai.platform.runs.stored_journal import stored_records
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, World
@@ -238,6 +239,17 @@ def test_a_file_is_there_before_the_row_that_names_it(worker: DeskWorker) -> Non
     with worker.services.blobs.open(row.blob_key) as blob:
         assert blob.read() == b"hello"
     assert worker.wants("files/abc", b"hello").url == "", "the platform has it"
+
+
+def test_of_two_files_of_one_name_the_later_one_counts(worker: DeskWorker) -> None:
+    file = {"path": "trajectories/row_0_run_0.json", "kind": "trajectories"}
+    for name, content in (("files/a", b"first"), ("files/b", b"and a fuller one")):
+        sent = worker.sends(name, content)
+        worker.sync(sent=[sent], files=[{**file, "size": len(content), "blob": name}])
+    with worker.services.db.session() as session:
+        row = session.get_one(DbRunFile, (worker.run_id, file["path"]))
+    with open_run_file(worker.services.blobs, row) as content_now:
+        assert content_now.read() == b"and a fuller one"
 
 
 def test_whoever_downloads_a_file_is_told_what_its_bytes_must_be(api: TestClient, worker: DeskWorker) -> None:

@@ -15,6 +15,7 @@ from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES
 from osmosis_ai.platform.runs.run_files import open_run_file
+from osmosis_ai.platform.runs.work import sample_files
 from osmosis_ai.platform.runs.work.run_channel import OutgoingBlob
 from osmosis_ai.platform.runs.work.sample_files import FileNews, RecordedItem, SampleFiles
 from osmosis_ai.platform.services import PlatformServices
@@ -217,6 +218,37 @@ def test_at_the_end_attempts_without_files_hide_none_that_have_some(worker: Work
     worker.files.expect([worker.finish(1100)])
     worker.tell_rest()
     assert list(worker.rows) == ["trajectories/row_1100_run_0.json"]
+
+
+def test_a_conversation_that_is_copied_anew_at_the_end_takes_the_place_of_the_one_that_was_told(
+    worker: Worker,
+) -> None:
+    slow = worker.finish(0)
+    worker.files.expect([slow, worker.finish(1)])
+    worker.now = 1.0
+    worker.tell(worker.files.ready())
+    assert worker.read("trajectories/row_0_run_0.json") == b'{"n": 1}' and worker.left() == []
+    before = dict(worker.rows)
+    worker.finish(0, b'{"n": 2}')
+    worker.tell_rest()
+    assert worker.read("trajectories/row_0_run_0.json") == b'{"n": 2}'
+    assert worker.rows.pop("trajectories/row_0_run_0.json") != before.pop("trajectories/row_0_run_0.json")
+    assert worker.rows == before and worker.left() == []
+    assert not worker.files.rest()
+
+
+def test_of_no_more_than_the_newest_a_fuller_conversation_is_looked_for(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_files, "_MOST_TOLD", 1)
+    worker.files.expect([worker.finish(0), worker.finish(1)])
+    worker.now = 1.0
+    worker.tell(worker.files.ready())
+    worker.finish(0, b'{"n": 2}')
+    worker.finish(1, b'{"n": 2}')
+    worker.tell_rest()
+    assert worker.read("trajectories/row_0_run_0.json") == b'{"n": 1}'
+    assert worker.read("trajectories/row_1_run_0.json") == b'{"n": 2}'
 
 
 def test_a_large_conversation_is_a_blob_of_its_own(worker: Worker) -> None:

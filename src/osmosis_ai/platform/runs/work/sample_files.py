@@ -39,6 +39,8 @@ _MOST_SAMPLES = 1_000
 """In a shard."""
 _MOST_BESIDE = 1_000
 """Files that are blobs of their own, of the attempts of a shard."""
+_MOST_TOLD = 8_192
+"""Attempts of which a fuller conversation may still come, the newest."""
 _PATIENCE_S = 2 * TRAJECTORY_WAIT_S
 _COPIED_WITHIN_S = 10.0
 """How long the engine takes at most, on a busy machine, to copy a conversation that has its name."""
@@ -138,12 +140,15 @@ class SampleFiles:
         # Attempts whose files are not stored yet; looked at in turn.
         self._expected: dict[tuple[int, int], _Item] = {}
         self._shard: _OpenShard | None = None
+        # The newest of which the platform has the files, until the engine has ended.
+        self._told: dict[str, _Item] = {}
 
     def expect(self, items: Iterable[RecordedItem], *, resumed: bool = False) -> None:
         """Watch out for the files of these attempts; of ``resumed`` ones, as far as earlier workers have left any here."""
         now = self._clock()
         for row, attempt, rollout_id, source_row in items:
             item = _Item(row, attempt, rollout_id, source_row, now, resumed)
+            self._told.pop(item.name, None)
             if not resumed or self._has_left(item):
                 self._expected[row, attempt] = item
 
@@ -197,11 +202,19 @@ class SampleFiles:
 
     def rest(self) -> FileNews:
         """As :meth:`ready` when the engine has ended, with what the other attempts have; empty when all is told."""
+        self._expect_anew()
         news = self._news(at_end=True) if self._is_full() else FileNews()
         while self._expected and not news:
             self._collect(list(islice(self._expected, _LOOKS_PER_ROUND)), at_end=True)
             news = self._news(at_end=True) if self._is_full() else FileNews()
         return news or self._news(at_end=True)
+
+    def _expect_anew(self) -> None:
+        """Send again the conversations that the engine has copied anew at its end, from a fuller original: the later one counts."""
+        told, self._told = self._told, {}
+        for file in self._directory.trajectories.glob("row_*.json") if told else ():
+            if (item := told.get(file.stem)) is not None:
+                self._expected.setdefault((item.row_index, item.run_index), item)
 
     def written(self) -> None:
         """Take note that the platform knows of them: the files on this disk have done their duty."""
@@ -215,6 +228,10 @@ class SampleFiles:
             trajectory.unlink(missing_ok=True)
             shutil.rmtree(artifacts, ignore_errors=True)
             shutil.rmtree(trial, ignore_errors=True)
+            self._told.pop(item.name, None)
+            self._told[item.name] = item
+        for name in list(islice(self._told, max(0, len(self._told) - _MOST_TOLD))):
+            del self._told[name]
 
     def send_again(self) -> None:
         """Begin anew with the files that were sent and not told: the platform has not what it needs of them."""

@@ -96,6 +96,7 @@ class Platform:
         self.workers_end_at = math.inf
         self.asked_at: list[float] = []
         self.host: WorkerHost | None = None
+        self.threads_before = set(threading.enumerate())
 
     def claim(self, offer: WorkerOffer) -> Assignment | None:
         self.offers.append(offer)
@@ -120,7 +121,10 @@ class Platform:
         return self.workers[-1]
 
     def monotonic(self) -> float:
-        """Time passes by being looked at, so that pauses are over soon."""
+        """Time passes by being looked at, so that pauses are over soon; not while a question is under way, however long."""
+        for thread in threading.enumerate():
+            if thread.name.startswith("claim") and thread not in self.threads_before:
+                thread.join()
         self.now += 0.5
         if self.now > self.workers_end_at:
             for worker in self.workers:

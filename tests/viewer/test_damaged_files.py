@@ -155,7 +155,7 @@ def test_a_journal_that_goes_while_it_is_read_is_said_to_be_gone(
 
     look(place, "/evals/run/samples")
     size = (place.evals / "run" / "events.jsonl").stat().st_size
-    monkeypatch.setattr(run_index, "_state", lambda _: (size, 0))
+    monkeypatch.setattr(run_index, "file_state", lambda _: (size, 0))
     (place.evals / "run" / "events.jsonl").unlink()
     page, _ = look(place, "/evals/run", "/evals/run/samples/0.0")
     assert "events.jsonl` can not be read (No such file or directory)" in page

@@ -21,7 +21,7 @@ from osmosis_ai.cli.output.results import Column, OperationResult, StreamResult
 if TYPE_CHECKING:
     from osmosis_ai.services.report_files import ReportFile
     from osmosis_ai.services.viewing import ViewerAddress
-    from osmosis_ai.viewer.report import RunReportOptions
+    from osmosis_ai.viewer.report import ReportContent, RunReportOptions
 
 MOST_MB = 10.0
 _NUMBERS = "the run's numbers, names, and names of secrets"
@@ -105,9 +105,16 @@ def _written(run: str | None, file: ReportFile, options: RunReportOptions) -> Op
             "run": name,
             "path": str(file.path),
             "bytes": file.path.stat().st_size,
-            **(asdict(content) if content is not None else {}),
+            **_counts(content),
         },
     )
+
+
+def _counts(content: ReportContent | None) -> dict[str, int]:
+    """Return how much of an evaluation a report holds; nothing of what is none."""
+    if content is None:
+        return {}
+    return {name: count for name, count in asdict(content).items() if name != "places"}
 
 
 def _shown(found: ViewerAddress, *, opens: bool) -> Iterator[dict[str, Any]]:

@@ -71,6 +71,42 @@ def test_a_run_of_a_platform_is_written_into_one_file(stored: DownloadableRun, t
     assert is_clean(stored, tmp_path)
 
 
+def test_what_can_not_be_read_of_a_platform_s_list_is_counted_on_the_page(
+    stored: DownloadableRun, tmp_path: Path
+) -> None:
+    whole = stored.store.blobs["summary.jsonl"]
+    bare = {
+        "row_index": 2,
+        "run_index": 0,
+        "status": "success",
+        "rollout_id": None,
+        "tokens": "many",
+        "reward": None,
+    }
+    odd = [
+        b"null",
+        b"[]",
+        b"7",
+        b'{"row_index": null, "run_index": 0, "status": "success"}',
+        b'{"row_index": 3, "run',
+    ]
+    lines = [json.dumps(bare).encode(), *odd]
+    listing = whole + b"\n".join(lines)
+    stored.holds({**stored.store.blobs, "summary.jsonl": listing})
+    report = tmp_path / "run.html"
+    outcome = stored.maze.osmosis("view", NAMED, "--report", str(report), "--json")
+    assert outcome.status == 0, outcome.err
+    assert outcome.json["resource"]["samples"] == 3
+    said = "5 lines of the platform&#39;s list of its samples can not be read: these samples are left out."
+    assert said in report.read_text("utf-8") and is_clean(stored, tmp_path)
+    stored.holds({**stored.store.blobs, "summary.jsonl": b"\n".join(odd)})
+    report.unlink()
+    outcome = stored.maze.osmosis("view", NAMED, "--report", str(report))
+    told = " ".join(outcome.err.split())
+    assert outcome.status == 1 and "has no sample: 5 lines of its list of samples can not be read" in told
+    assert not report.exists() and is_clean(stored, tmp_path)
+
+
 def test_without_text_no_conversation_is_fetched(stored: DownloadableRun, tmp_path: Path) -> None:
     report = tmp_path / "run.html"
     outcome = stored.maze.osmosis("view", NAMED, "--report", str(report), "--no-text")

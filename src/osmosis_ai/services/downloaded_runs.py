@@ -57,10 +57,11 @@ def as_local_run(directory: Path) -> Iterator[Path]:
     with TemporaryDirectory(prefix="osmosis-downloaded-") as scratch:
         local = RunDirectory(Path(scratch, directory.resolve().name))
         local.path.mkdir()
-        rows, attempts = _write_journal(run, local.events)
+        rows, attempts, left_out = _write_journal(run, local.events)
         if not rows:
-            raise OsmosisError(f"the run that was downloaded to {directory} has no sample.")
-        _manifest(run, rows, attempts).write(local.manifest)
+            unread = f": {left_out:,} lines of its list of samples can not be read" if left_out else ""
+            raise OsmosisError(f"the run that was downloaded to {directory} has no sample{unread}.")
+        _manifest(run, rows, attempts, left_out).write(local.manifest)
         downloaded = RunDirectory(directory)
         for file, to in ((downloaded.metrics, local.metrics), (downloaded.log, local.log)):
             if file.is_file() and not file.is_symlink():
@@ -116,20 +117,25 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
         yield plan.directory
 
 
-def _write_journal(run: ExportedRun, target: Path) -> tuple[int, int]:
-    """Write what is known of each sample as a journal; return how many rows and attempts there are."""
-    rows = attempts = 0
+def _write_journal(run: ExportedRun, target: Path) -> tuple[int, int, int]:
+    """Write what is known of each sample as a journal; return how many rows, attempts and unreadable lines there are."""
+    rows = attempts = left_out = 0
     previous = BEFORE_THE_FIRST
+
+    def count() -> None:
+        nonlocal left_out
+        left_out += 1
+
     with target.open("wb") as lines:
-        for known in run.listed():
+        for known in run.listed(left_out=count):
             record = TerminalRecord(**{"duration_ms": 0, **known})
             line, previous = sealed(record.to_line(), previous)
             lines.write(line)
             rows, attempts = max(rows, record.row_index + 1), max(attempts, record.run_index + 1)
-    return rows, attempts
+    return rows, attempts, left_out
 
 
-def _manifest(run: ExportedRun, rows: int, attempts: int) -> Manifest:
+def _manifest(run: ExportedRun, rows: int, attempts: int, left_out: int) -> Manifest:
     facts = run.facts
     inputs: dict[str, Any] = {
         "model_path": facts.get("model_name"),
@@ -137,7 +143,11 @@ def _manifest(run: ExportedRun, rows: int, attempts: int) -> Manifest:
         "dataset": {"selected_source_rows": f"0-{rows - 1}"},
         "n": attempts,
     }
-    provenance = {"dataset_name": facts.get("dataset_name"), "run_id": run.run_id}
+    provenance = {
+        "dataset_name": facts.get("dataset_name"),
+        "run_id": run.run_id,
+        "samples_left_out": left_out,
+    }
     run_id = hashlib.sha256(run.run_id.encode("utf-8", "replace")).hexdigest()[:32]
     return Manifest(
         run_id, run.directory.resolve().name, str(facts.get("started_at") or ""), inputs, provenance

@@ -6,7 +6,7 @@ A run of this machine is read from its journal, which lacks nothing. A downloade
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -102,8 +102,12 @@ class ExportedRun:
             found = (_sample(known, known["run_index"]) for known in self.listed())
         return (_with_conversation(self.directory, sample) for sample in found)
 
-    def listed(self) -> Iterator[dict[str, Any]]:
+    def listed(self, *, left_out: Callable[[], None] | None = None) -> Iterator[dict[str, Any]]:
         """Yield what is known of the samples of a downloaded run, by the names of ``TerminalRecord``.
+
+        Args:
+            left_out: is told of each line that is no sample; of the others, what can be no value of its field is left
+                out, too. Without it every line has to be a sample.
 
         Raises:
             OsmosisError: a file of the run is damaged.
@@ -113,9 +117,12 @@ class ExportedRun:
         with open_regular(listing) as lines, _DownloadedJournal(self.directory) as journal:
             for number, line in enumerate(lines, 1):
                 try:
-                    entry = _listed(line)
+                    entry = _listed(line, as_far_as_it_is_one=left_out is not None)
                     item = (entry["row_index"], entry["run_index"])
                 except (ValueError, KeyError, AttributeError):
+                    if left_out is not None:
+                        left_out()
+                        continue
                     raise OsmosisError(
                         f"{listing}: line {number} is no sample; download the run again."
                     ) from None
@@ -219,7 +226,7 @@ def _local_run(found: RunDirectory) -> ExportedRun:
     )
 
 
-def _listed(line: bytes) -> dict[str, Any]:
+def _listed(line: bytes, *, as_far_as_it_is_one: bool) -> dict[str, Any]:
     """Return what a line of ``summary.jsonl`` knows of a sample.
 
     Raises:
@@ -228,9 +235,20 @@ def _listed(line: bytes) -> dict[str, Any]:
     known = {
         name: value for name, value in orjson.loads(line).items() if name in _FIELDS and value is not None
     }
+    if as_far_as_it_is_one:
+        known = {name: value for name, value in known.items() if _fits(name, value)}
+        known.setdefault("rollout_id", item_name(known["row_index"], known["run_index"]))
     for name, value in known.items():
         check_field(name, value)
     return {**known, **{name: known[name] for name in ("row_index", "run_index", "rollout_id", "status")}}
+
+
+def _fits(name: str, value: Any) -> bool:
+    try:
+        check_field(name, value)
+    except ValueError:
+        return False
+    return True
 
 
 def _sample(entry: Mapping[str, Any], run_index: int) -> ExportedSample:

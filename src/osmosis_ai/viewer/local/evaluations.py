@@ -81,7 +81,16 @@ def read_evaluation(
         duration_s=_seconds(facts.get("duration_ms")),
         error=problems[0] if problems else None,
     )
-    return KnownEvaluation(entry, manifest, estimates, numbers, problems)
+    return KnownEvaluation(entry, manifest, estimates, numbers, (*problems, *_left_out(manifest)))
+
+
+def _left_out(manifest: Manifest) -> list[str]:
+    """Say how many samples of a platform's list could not be read when a download was laid out (``downloaded_runs``)."""
+    lines = manifest.provenance.get("samples_left_out")
+    if not isinstance(lines, int) or not lines:
+        return []
+    said = "1 line" if lines == 1 else f"{lines:,} lines"
+    return [f"{said} of the platform's list of its samples can not be read: these samples are left out."]
 
 
 def decided_about(known: KnownEvaluation, directory: Path) -> tuple[Decisions | None, Sequence[str]]:

@@ -57,14 +57,12 @@ def duration(seconds: float | None) -> str:
         return f"{max(0.0, seconds) * 1000:.0f} ms"
     if seconds < 59.95:
         return f"{seconds:.1f}s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60}s"
-    minutes = whole // 60
-    if minutes < 24 * 60:
-        return f"{minutes // 60}h {minutes % 60}m"
-    hours = minutes // 60
-    return f"{hours // 24}d {hours % 24}h"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d {hour}h"
+    return f"{hours}h {minute}m" if hours else f"{minutes}m {second}s"
 
 
 def size(byte_count: int | None) -> str:
@@ -116,10 +114,9 @@ def date(moment: datetime | str | None, *, seconds: bool = False, zone: tzinfo |
 
     An ISO 8601 string is read first; one that is not a date comes back as it is.
     """
-    moment = _as_date(moment)
-    if isinstance(moment, str):
-        return moment
     local = _in_zone(moment, zone)
+    if isinstance(local, str):
+        return local
     clock = f"{local.hour % 12 or 12}:{local:%M:%S}" if seconds else f"{local.hour % 12 or 12}:{local:%M}"
     return f"{local:%Y-%m-%d} {clock} {'AM' if local.hour < 12 else 'PM'} {local.tzname() or ''}".rstrip()
 
@@ -129,26 +126,24 @@ def iso(moment: datetime | str | None) -> str:
 
     An ISO 8601 string is read first; one that is not a date comes back as it is.
     """
-    moment = _as_date(moment)
-    if isinstance(moment, str):
-        return moment
-    precision = "milliseconds" if moment.microsecond else "seconds"
-    return _in_zone(moment, timezone.utc).isoformat(timespec=precision).replace("+00:00", "Z")
+    utc = _in_zone(moment, timezone.utc)
+    if isinstance(utc, str):
+        return utc
+    return utc.isoformat(timespec="milliseconds" if utc.microsecond else "seconds").replace("+00:00", "Z")
 
 
-def _in_zone(moment: datetime, zone: tzinfo | None) -> datetime:
-    """Return a moment in a zone; in its own where the other one has no year for it (before 1, after 9999)."""
+def _in_zone(moment: datetime | str | None, zone: tzinfo | None) -> datetime | str:
+    """Return a moment in a zone, or what stands in the place of one that there is not.
+
+    It is in its own zone where the other one has no year for it (before 1, after 9999).
+    """
+    known = parse_date(moment) if isinstance(moment, str) else moment
+    if known is None:
+        return moment if isinstance(moment, str) else MISSING
     try:
-        return moment.astimezone(zone)
+        return known.astimezone(zone)
     except (OverflowError, ValueError):
-        return moment
-
-
-def _as_date(moment: datetime | str | None) -> datetime | str:
-    """Return the date, or what stands in the place of one that there is not."""
-    if moment is None:
-        return MISSING
-    return (parse_date(moment) or moment) if isinstance(moment, str) else moment
+        return known
 
 
 def parse_date(text: str) -> datetime | None:

@@ -44,14 +44,12 @@ def exported_samples(
 
 
 def _csv(found: Iterator[ItemPage[SampleEntry]]) -> Iterator[bytes]:
-    written = io.StringIO()
-    lines = csv.writer(written)
-    lines.writerow(_COLUMNS)
+    yield f"{','.join(_COLUMNS)}\r\n".encode()
     for piece in found:
-        lines.writerows([_cell(getattr(sample, name)) for name in _COLUMNS] for sample in piece.items)
-        yield written.getvalue().encode("utf-8", "replace")
-        written.seek(0)
-        written.truncate()
+        lines = io.StringIO()
+        cells = ([_cell(getattr(sample, name)) for name in _COLUMNS] for sample in piece.items)
+        csv.writer(lines).writerows(cells)
+        yield lines.getvalue().encode("utf-8", "replace")
 
 
 def _cell(value: Any) -> Any:

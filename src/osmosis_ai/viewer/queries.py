@@ -156,15 +156,6 @@ def sample_query(words: Words) -> SampleQuery:
     )
 
 
-def groups_by_row(words: Words) -> bool:
-    """Tell whether an address wants samples grouped by row.
-
-    Raises:
-        OsmosisError: it wants them grouped by something else.
-    """
-    return choice_of(words, "group", ("row",)) is not None
-
-
 def searches_conversations(words: Words, query: SampleQuery) -> bool:
     """Tell whether an address looks for the query's text in conversations, and not in previews and errors."""
     return choice_of(words, "in", ("conversations",)) is not None and bool(query.text)

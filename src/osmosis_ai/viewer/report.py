@@ -92,7 +92,6 @@ def write_run_report(
 
 def _in_file(values: Any, options: RunReportOptions) -> dict[str, Any]:
     """Return what the run's page shows, its links leading to places of the file."""
-    failures = [each if options.text else replace(each, error=None) for each in values["failures"]]
     detail = detail_to_send(values["detail"], text=options.text)
     return {
         **values,
@@ -100,7 +99,7 @@ def _in_file(values: Any, options: RunReportOptions) -> dict[str, Any]:
         "run": detail.summary,
         "config": values["config"] if options.text else [],
         "facts": facts_to_send(values["facts"]),
-        "failures": failures,
+        "failures": [each if options.text else replace(each, error=None) for each in values["failures"]],
         "example_href": lambda failure: "#{}.{}".format(*failure.example),
         "failures_href": lambda _: "#samples",
         "row_href": lambda row: f"#row-{row.row_index}",

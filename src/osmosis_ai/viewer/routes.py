@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.ui.policy import artifact_headers, page_headers
+from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.exporting import MEDIA_TYPES, exported_samples
 from osmosis_ai.viewer.live import Watched
@@ -32,15 +33,6 @@ from osmosis_ai.viewer.pages import (
     runs,
     samples,
     training,
-)
-from osmosis_ai.viewer.queries import (
-    RUN_WORDS,
-    SAMPLE_WORDS,
-    Words,
-    require_known,
-    sample_query,
-    searches_conversations,
-    words_of,
 )
 from osmosis_ai.viewer.rendering import refused, render
 from osmosis_ai.viewer.source import Capability
@@ -61,19 +53,19 @@ def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRou
     """
     router = APIRouter(redirect_slashes=False, route_class=route_class)
     add = partial(add_page, router, viewing)
-    add(home, runs.page, (*RUN_WORDS, "cursor"))
-    add("/evals", partial(runs.page, kind="eval"), (*RUN_WORDS, "cursor"))
-    add("/training", partial(runs.page, kind="training"), (*RUN_WORDS, "cursor"))
-    add("/rubrics", partial(runs.page, kind="rubric"), (*RUN_WORDS, "cursor"), needs="rubrics")
+    add(home, runs.page, (*queries.RUN_WORDS, "cursor"))
+    add("/evals", partial(runs.page, kind="eval"), (*queries.RUN_WORDS, "cursor"))
+    add("/training", partial(runs.page, kind="training"), (*queries.RUN_WORDS, "cursor"))
+    add("/rubrics", partial(runs.page, kind="rubric"), (*queries.RUN_WORDS, "cursor"), needs="rubrics")
     add("/evals/{run}", evaluation.page, ("slice",))
-    add("/evals/{run}/samples", samples.page, (*SAMPLE_WORDS, "in", "group", "cursor"))
-    add("/evals/{run}/samples.csv", partial(_export, kind="csv"), (*SAMPLE_WORDS, "in"))
-    add("/evals/{run}/samples.jsonl", partial(_export, kind="jsonl"), (*SAMPLE_WORDS, "in"))
+    add("/evals/{run}/samples", samples.page, (*queries.SAMPLE_WORDS, "in", "group", "cursor"))
+    add("/evals/{run}/samples.csv", partial(_export, kind="csv"), (*queries.SAMPLE_WORDS, "in"))
+    add("/evals/{run}/samples.jsonl", partial(_export, kind="jsonl"), (*queries.SAMPLE_WORDS, "in"))
     add("/evals/{run}/samples/{item}/artifacts/{path:path}", conversation_files.artifact)
     add("/evals/{run}/log", log.page, ("cursor",))
     add("/training/{run}", training.page, ("smooth",))
     add("/training/{run}/log", partial(log.page, kind="training"), ("cursor",))
-    said, as_file = (*SAMPLE_WORDS, *conversation.WORDS), ("as", "step")
+    said, as_file = (*queries.SAMPLE_WORDS, *conversation.WORDS), ("as", "step")
     add("/evals/{run}/samples/{item}", conversation.page, said)
     add("/evals/{run}/samples/{item}/raw", conversation_files.raw, as_file)
     add("/training/{run}/validation/{item}", _of_validation(conversation.page), said)
@@ -113,14 +105,14 @@ def add_page(
         if not view.can(needs):
             return nothing_here(view, request.url.path)
         try:
-            require_known(request.query_params, knows)
+            queries.require_known(request.query_params, knows)
             # Below a prefix there are parameters that are not the page's.
             parameters = {name: request.path_params[name] for name in names}
             if part is not None and kind is not None and "run" in parameters:
                 watched = Watched(view.root, kind, parameters["run"])
                 reads = live_hub(request.app).reads(watched)
                 view = replace(view, parts=frozenset(part.split(",")), reads=reads)
-            return answer(view, page(view, words_of(request.url.query), **parameters), part=part)
+            return answer(view, page(view, queries.words_of(request.url.query), **parameters), part=part)
         except OsmosisError as error:
             # A comparison stands below no list: it names places in all of them.
             return refusal(view, error, section="" if section == "compare" else section)
@@ -159,10 +151,10 @@ def _of_validation(page: PageFunction) -> PageFunction:
     return lambda view, words, **path: page(replace(view, of_validation=True), words, **path)
 
 
-def _export(view: Viewing, words: Words, *, run: str, kind: str) -> Response:
+def _export(view: Viewing, words: queries.Words, *, run: str, kind: str) -> Response:
     """Return the samples of a filter as a file, which is written while it is sent."""
-    query = sample_query(words)
-    in_conversations = searches_conversations(words, query)
+    query = queries.sample_query(words)
+    in_conversations = queries.searches_conversations(words, query)
     samples.require_category(view, run, query)
     pieces = exported_samples(view.source, run, query, kind=kind, in_conversations=in_conversations)
     headers = artifact_headers(f"{run[:100]}-samples.{kind}")

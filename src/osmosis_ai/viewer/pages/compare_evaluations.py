@@ -7,14 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.comparison import tables
+from osmosis_ai.evaluation.comparison import engine, tables
 from osmosis_ai.evaluation.comparison.comparability import Allowances
-from osmosis_ai.evaluation.comparison.engine import (
-    ComparedCandidate,
-    CompareOptions,
-    RunComparison,
-    compare_runs,
-)
 from osmosis_ai.evaluation.comparison.run_pairs import mean_rewards
 from osmosis_ai.evaluation.comparison.run_samples import RunSamples
 from osmosis_ai.evaluation.comparison.words import row_counts
@@ -47,7 +41,7 @@ def allowance_for(refusal: OsmosisError) -> str | None:
     return next((name for name in ALLOWANCES if name.replace("_", "-") in options), None)
 
 
-def found(view: Viewing, names: Sequence[str], options: CompareOptions) -> dict[str, Any]:
+def found(view: Viewing, names: Sequence[str], options: engine.CompareOptions) -> dict[str, Any]:
     """Return the values of the page.
 
     Raises:
@@ -58,11 +52,11 @@ def found(view: Viewing, names: Sequence[str], options: CompareOptions) -> dict[
         return view.href("compare", "row") + query_string({"run": runs, "row": key})
 
     baseline, *others = runs = [view.source.run_samples(name) for name in names]
-    return shown(compare_runs(baseline, others, options), runs, row_href)
+    return shown(engine.compare_runs(baseline, others, options), runs, row_href)
 
 
 def shown(
-    comparison: RunComparison, runs: Sequence[RunSamples], row_href: RowHref | None = None
+    comparison: engine.RunComparison, runs: Sequence[RunSamples], row_href: RowHref | None = None
 ) -> dict[str, Any]:
     """Return the values of a comparison that was made.
 
@@ -75,9 +69,7 @@ def shown(
     return {
         "row_href": row_href,
         "sentence": comparison.sentence,
-        "notes": list(
-            dict.fromkeys(note for each in comparison.candidates for note in each.comparability.notes)
-        ),
+        "notes": [note for each in comparison.candidates for note in each.comparability.notes],
         "differs": tables.differing_inputs(comparison),
         "candidates": [
             _candidate(comparison, each, baseline, other)
@@ -88,7 +80,7 @@ def shown(
     }
 
 
-def options_of(words: Words, reward_range: tuple[float, float] | None) -> CompareOptions:
+def options_of(words: Words, reward_range: tuple[float, float] | None) -> engine.CompareOptions:
     """Return how an address asks to compare runs whose rewards lie in a range, where that is known.
 
     Raises:
@@ -98,7 +90,7 @@ def options_of(words: Words, reward_range: tuple[float, float] | None) -> Compar
     if strange := allowed - set(ALLOWANCES):
         raise OsmosisError(f"{sorted(strange)[0]!r} is nothing that a comparison can allow.")
     slices = [name.strip() for given in words.get("slice", ()) for name in given.split(",")]
-    return CompareOptions(
+    return engine.CompareOptions(
         metric=word(words, "metric"),
         slices=tuple(dict.fromkeys(filter(None, slices))),
         rows_shown=_ROWS_SHOWN,
@@ -108,7 +100,7 @@ def options_of(words: Words, reward_range: tuple[float, float] | None) -> Compar
 
 
 def _candidate(
-    comparison: RunComparison, candidate: ComparedCandidate, a: RunSamples, b: RunSamples
+    comparison: engine.RunComparison, candidate: engine.ComparedCandidate, a: RunSamples, b: RunSamples
 ) -> dict[str, Any]:
     rows, names = candidate.rows, (a.name, b.name)
     return {
@@ -122,7 +114,7 @@ def _candidate(
     }
 
 
-def _forest(comparison: RunComparison) -> SvgChart | None:
+def _forest(comparison: engine.RunComparison) -> SvgChart | None:
     """Return the deciding difference of every candidate, and of its slices, with the line of no difference."""
     names: list[str] = []
     points: list[ChartPoint] = []
@@ -152,7 +144,7 @@ def _forest(comparison: RunComparison) -> SvgChart | None:
     )
 
 
-def _scatter(candidate: ComparedCandidate, a: RunSamples, b: RunSamples) -> SvgChart | None:
+def _scatter(candidate: engine.ComparedCandidate, a: RunSamples, b: RunSamples) -> SvgChart | None:
     """Return each common row by its mean rewards in both runs; rows of the same means are one point."""
     matched = candidate.comparability.matched
     if matched is None:

@@ -64,7 +64,7 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
     state = kept | {"text": written or "", "with": queries.word(words, "with") or ""}
     near = queries.query_string(kept, text=state["text"], hide=hidden)
     leaves_files = view.can("artifacts") and not view.of_validation
-    pairs = zip_longest(one.shown.steps, other.shown.steps if other else ())
+    asked = queries.word(words, "elsewhere")
     return RenderedPage(
         "conversation.html",
         {
@@ -74,14 +74,12 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
             "here": one.href,
             "one": one,
             "other": other,
-            "pairs": list(pairs),
+            "pairs": list(zip_longest(one.shown.steps, other.shown.steps if other else ())),
             "kept": state,
             "hidden": hidden,
             "as_markdown": written is not None,
             "to": lambda row, attempt: view.sample_href(run, row, attempt) + near,
-            "elsewhere": _elsewhere(
-                view, run, one.sample, asked=queries.word(words, "elsewhere") is not None
-            ),
+            "elsewhere": _elsewhere(view, run, one.sample, asked=asked is not None),
             "artifacts": view.source.artifacts(run, row, attempt) if leaves_files else (),
             "copies": _copies(one.conversation),
             "most_copied": _COPIED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import BinaryIO
 
 from starlette.responses import Response, StreamingResponse
@@ -102,11 +103,9 @@ def _stored(view: Viewing, run: str, row: int, attempt: int, *, max_bytes: int) 
 
 
 def _opened(stored: StoredConversation) -> BinaryIO:
-    try:
+    with suppress(OSError):  # it was deleted since
         if stored.open is not None:
             return stored.open()
-    except OSError:  # it was deleted since
-        pass
     raise NotFoundError("the conversation is not there any more.")
 
 

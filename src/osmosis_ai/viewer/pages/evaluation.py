@@ -29,6 +29,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     detail = view.read(view.source.run, "eval", run)
     headline, estimates = detail.summary.headline, detail.estimates
     passed, samples = detail.summary_numbers.get("passed"), view.run_href("eval", run, "samples")
+    rows = headline.rows if headline is not None else None
     named, decided = word(words, "slice"), detail.decided.slices if detail.decided is not None else ()
     return RenderedPage(
         "run.html",
@@ -43,9 +44,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "few_scored": few_scored_bounds(headline, passed if isinstance(passed, int) else None),
             "warnings": _warnings(detail),
             "numbers": list(number_lines(estimates)) if estimates is not None else [],
-            "counts": list(sample_counts(estimates, headline.rows if headline else None))
-            if estimates
-            else [],
+            "counts": list(sample_counts(estimates, rows)) if estimates is not None else [],
             "failures": detail.failures[:_FAILURES],
             "failed": _failed(detail),
             "example_href": lambda failure: view.sample_href(run, *failure.example) + _filter(failure),

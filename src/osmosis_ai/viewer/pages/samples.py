@@ -18,7 +18,7 @@ SAMPLES_A_PAGE = 100
 
 def page(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
     """Return samples of an evaluation."""
-    query, grouped = queries.sample_query(words), queries.groups_by_row(words)
+    query, grouped = queries.sample_query(words), queries.choice_of(words, "group", ("row",))
     in_conversations = queries.searches_conversations(words, query)
     if in_conversations:
         search = search_conversations(view.source, run, query, cursor=queries.cursor_of(words))
@@ -31,7 +31,7 @@ def page(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
     filters = queries.words_of_sample_query(query)
     here = view.run_href("eval", run, "samples")
     shown = filters | {
-        "group": "row" if grouped else "",
+        "group": grouped or "",
         "in": "conversations" if in_conversations else "",
     }
     # A sample's neighbours come from the table, which does not know what conversations hold.

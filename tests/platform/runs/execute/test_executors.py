@@ -25,7 +25,10 @@ OTHER = WantedJob("osm-run_2-1", "run_2", cpus=2, gpus=1)
 TICKET = "a-ticket"
 _WORKER = """
 import os, sys, time
+parent = os.getppid()
 while not os.path.exists("ending"):
+    if os.getppid() != parent:
+        sys.exit("the test that it was for is gone")
     time.sleep(0.01)
 sys.exit(int(open("ending").read()))
 """
@@ -180,6 +183,24 @@ def test_processes_end_with_their_executor_and_jobs_of_a_cluster_go_on(tmp_path:
     cluster.close()
     assert process.poll() is not None
     assert ray.jobs == {JOB.id: "pending"} and ray.stopped == []
+
+
+def test_a_process_that_is_started_while_its_executor_is_closed_is_ended_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, started = Machine(tmp_path), list[ChildProcess]()
+    start = machine._start
+
+    def start_slowly(run_id: str, credential: str, claim_id: str) -> ChildProcess:
+        machine.executor.close()
+        started.append(start(run_id, credential, claim_id))
+        return started[0]
+
+    monkeypatch.setattr(machine.executor, "_start_worker", start_slowly)
+    with pytest.raises(ExecutorAway, match="the platform ends"):
+        machine.executor.start(JOB, TICKET)
+    assert started[0].poll() is not None
+    assert machine.executor.list() == []
 
 
 def test_a_place_that_cannot_be_asked_says_so_for_each_of_the_four(tmp_path: Path) -> None:

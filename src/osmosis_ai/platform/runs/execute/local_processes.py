@@ -73,6 +73,7 @@ class LocalProcesses:
         self._on_closed = on_closed
         self._monotonic = monotonic
         self._workers: dict[str, _Worker] = {}
+        self._is_closed = False
 
     def start(self, job: WantedJob, ticket: str) -> str:
         """Start a process; it has what its machine has, and nothing is to be said of it.
@@ -88,6 +89,9 @@ class LocalProcesses:
                 process = self._start_worker(job.run_id, ticket, secrets.token_hex(16))
             except OSError as error:
                 raise NoWorkerError(f"it can not start a worker ({reason_of(error)}).") from error
+            if self._is_closed:  # by another thread, which did not wait for ever
+                process.kill()
+                raise NoWorkerError("the platform ends.")
             self._workers[job.id] = _Worker(job, process)
         return ""
 
@@ -114,6 +118,7 @@ class LocalProcesses:
 
     def close(self) -> None:
         """Ask the workers to leave their runs as they are, and wait until they have, for some seconds."""
+        self._is_closed = True
         processes = [worker.process for worker in self._workers.values() if worker.ended is None]
         for process in processes:
             with contextlib.suppress(ProcessLookupError):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import lru_cache
 from operator import ge, gt, itemgetter, le, lt
 from pathlib import Path
 from threading import Lock
@@ -63,7 +64,7 @@ class RunList:
         self._listed: dict[_Name, tuple[RunPlace, RunEntry]] = {}
         self._going_on: list[RunPlace] = []
         self._series: dict[_Series, list[RunEntry]] = {}
-        self._sorted: dict[RunQuery, list[RunEntry]] = {}
+        self._found = lru_cache(_MOST_SORTED)(self._sorted)  # while nothing changes
 
     def close(self) -> None:
         """Release the cache's file."""
@@ -100,17 +101,11 @@ class RunList:
             counts={"total": len(found), "unfiltered": aside.count(False), "archived": aside.count(True)},
         )
 
-    def _found(self, query: RunQuery) -> list[RunEntry]:
-        """Return all that a query asks for, in its order; sorted once while nothing changes."""
-        found = self._sorted.get(query)
-        if found is None:
-            listed = (entry for place, entry in self._listed.values() if query.archived or not place.archived)
-            found = [entry for entry in listed if _fits(entry, query)]
-            found.sort(key=lambda entry: _place_of(query, entry), reverse=query.descending)
-            if len(self._sorted) >= _MOST_SORTED:
-                self._sorted.clear()
-            self._sorted[query] = found
-        return found
+    def _sorted(self, query: RunQuery) -> list[RunEntry]:
+        """Return all that a query asks for, in its order."""
+        listed = (entry for place, entry in self._listed.values() if query.archived or not place.archived)
+        fitting = (entry for entry in listed if _fits(entry, query))
+        return sorted(fitting, key=lambda entry: _place_of(query, entry), reverse=query.descending)
 
     def entry(self, place: RunPlace) -> RunEntry:
         """Return a run's line."""
@@ -166,7 +161,7 @@ class RunList:
             current = [each for each in listed.values() if not each[0].archived]
             self._series = _in_series(entry for _, entry in current)
             self._going_on = [place for place, entry in current if _goes_on(entry)][-_MOST_WATCHED:]
-            self._sorted.clear()
+            self._found.cache_clear()
         self._places = places if not self._unread else None
         self._looked = time.monotonic()
 

@@ -38,11 +38,6 @@ class ReadSample:
         return self.detail.summary
 
     @property
-    def outcome(self) -> str:
-        """How it ended, in a word."""
-        return outcome_of(self.sample)
-
-    @property
     def ground_truth(self) -> str | None:
         """The expected answer: of its row, else as the rollout was told it."""
         truth = self.detail.ground_truth
@@ -94,11 +89,6 @@ class ReadSample:
 def conversation_in(stored: StoredConversation) -> Conversation:
     """Return the conversation that lies there; one without steps where there is none."""
     return read_conversation(stored.content) if stored.content is not None else Conversation()
-
-
-def outcome_of(sample: SampleEntry) -> str:
-    """Return how a sample ended in a word: ``passed``, ``failed`` (scored below the threshold), ``unscored``."""
-    return "unscored" if sample.passed is None else "passed" if sample.passed else "failed"
 
 
 def _judgement(said: Mapping[str, Any]) -> tuple[str, str]:

@@ -254,6 +254,11 @@ class SampleEntry:
     output: str | None = None
     flaky: bool = False
 
+    @property
+    def outcome(self) -> str:
+        """How it ended, in a word: ``passed``, ``failed`` (scored below the threshold), ``unscored``."""
+        return "unscored" if self.passed is None else "passed" if self.passed else "failed"
+
 
 @dataclass(frozen=True, slots=True)
 class SampleDetail:

@@ -21,7 +21,7 @@ from osmosis_ai.ui.charts.drawing import SvgChart, TimeSpan
 from osmosis_ai.ui.shell import NavItem
 from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import RenderedPage, Viewing
-from osmosis_ai.viewer.read_sample import ReadSample, conversation_in, outcome_of
+from osmosis_ai.viewer.read_sample import ReadSample, conversation_in
 from osmosis_ai.viewer.shown_steps import ShownSteps, shown_steps
 from osmosis_ai.viewer.source import RunEntry, SampleEntry, SampleQuery
 from osmosis_ai.viewer.validation import validated_sample
@@ -86,7 +86,6 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
             "waterfalls": [
                 (each, chart) for each in (one, other) if each and (chart := _waterfall(each.conversation))
             ],
-            "outcome_of": outcome_of,
             "of_validation": view.of_validation,
             "address": lambda **more: one.href + queries.query_string(state | more, hide=hidden),
         },

@@ -18,7 +18,6 @@ from osmosis_ai.ui.numbers import percent
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.pages.evaluation import flat_config, known_facts, live_changes, log_tail
 from osmosis_ai.viewer.queries import Words, word
-from osmosis_ai.viewer.read_sample import outcome_of
 from osmosis_ai.viewer.source import RunDetail
 from osmosis_ai.viewer.validation import validated_entry
 
@@ -53,7 +52,6 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "crumbs": view.crumbs("training"),
             "here": view.run_href("training", run),
             "validated": _validated(view, run),
-            "outcome_of": outcome_of,
             "quote": None if view.is_local else quote,
             **log_tail(view, summary),
         },

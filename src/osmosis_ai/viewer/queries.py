@@ -110,11 +110,6 @@ def choices_of(words: Words, name: str, choices: Sequence[ChoiceT]) -> list[Choi
     return [choice for choice in choices if choice in given]
 
 
-def cursor_of(words: Words) -> str | None:
-    """Return where in a list the page begins; None for its beginning."""
-    return word(words, "cursor")
-
-
 def run_query(words: Words, *, kind: RunKind | None = None) -> RunQuery:
     """Return which runs an address asks for.
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rubric.written_results import ReadResult
 from osmosis_ai.viewer.access import RenderedPage, Viewing
-from osmosis_ai.viewer.queries import Words, cursor_of, query_string
+from osmosis_ai.viewer.queries import Words, query_string, word
 from osmosis_ai.viewer.source import ItemPage, RunDetail
 
 RECORDS_A_PAGE = 50
@@ -21,7 +21,7 @@ _UNREADABLE = "What was measured of the judges is not in the file, or not as thi
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     """Return a judging session, with some of its records."""
     detail, here = view.source.run("rubric", run), view.run_href("rubric", run)
-    given = cursor_of(words) or "0"
+    given = word(words, "cursor") or "0"
     # What is no number lies behind every list.
     start = int(given) if re.fullmatch("[0-9]{1,9}", given) else sys.maxsize
     end = start + RECORDS_A_PAGE

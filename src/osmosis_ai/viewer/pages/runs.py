@@ -26,7 +26,7 @@ FIRST_COMMANDS: dict[RunKind | None, Sequence[str]] = {
 def page(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) -> RenderedPage:
     """Return runs of a kind, or of all."""
     query = queries.run_query(words, kind=kind)
-    found = view.source.runs(query, limit=RUNS_A_PAGE, cursor=queries.cursor_of(words))
+    found = view.source.runs(query, limit=RUNS_A_PAGE, cursor=queries.word(words, "cursor"))
     here = view.href(SECTIONS[kind]) if kind is not None else view.href()
     filters = queries.words_of_run_query(query)
     return RenderedPage(

@@ -21,11 +21,11 @@ def page(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
     query, grouped = queries.sample_query(words), queries.choice_of(words, "group", ("row",))
     in_conversations = queries.searches_conversations(words, query)
     if in_conversations:
-        search = search_conversations(view.source, run, query, cursor=queries.cursor_of(words))
+        search = search_conversations(view.source, run, query, cursor=queries.word(words, "cursor"))
         found = search.page
     else:
         search = None
-        found = view.source.samples(run, query, limit=SAMPLES_A_PAGE, cursor=queries.cursor_of(words))
+        found = view.source.samples(run, query, limit=SAMPLES_A_PAGE, cursor=queries.word(words, "cursor"))
     if not found.items and found.progress is None:
         require_category(view, run, query)
     filters = queries.words_of_sample_query(query)

@@ -13,7 +13,6 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
@@ -146,8 +145,8 @@ class LiveHub:
         if reader is None or reader.task.done():
             reader = self._readers[watched] = _RunReader(watched, source, self._read_every_s)
             # All who look fetch what a run has come to when it ends.
-            forget = partial(asyncio.get_running_loop().call_later, _LINGER_S, self._forget, watched, reader)
-            reader.task.add_done_callback(lambda _: forget())
+            loop = asyncio.get_running_loop()
+            reader.task.add_done_callback(lambda _: loop.call_later(_LINGER_S, self._forget, watched, reader))
         while not reader.remembered and not self._closed:
             await reader.told.wait()
             if reader.failure is not None:

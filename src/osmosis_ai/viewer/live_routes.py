@@ -66,10 +66,8 @@ async def live_reply(request: Request, view: Viewing, kind: RunKind, run: str) -
     since = request.headers.get("last-event-id") or request.query_params.get("since")
     try:
         now = await hub.changes(watched, view.source, since=since)
-    except NotFoundError as error:
-        return JSONResponse({"message": error.message}, 404, headers=_NOT_KEPT)
     except OsmosisError as error:
-        status = 400 if error.code == "VALIDATION" else 503
+        status = 404 if isinstance(error, NotFoundError) else 400 if error.code == "VALIDATION" else 503
         return JSONResponse({"message": error.message}, status, headers=_NOT_KEPT)
     if EVENTS not in request.headers.get("accept", ""):
         return _document(now, request.headers.get("if-none-match"))

@@ -234,9 +234,8 @@ class LocalSource:
         log = size_of(RunDirectory(place.path).log) if kind != "rubric" else 0
         if kind != "eval":
             entry = self._list.entry(place)
-            return Changes(
-                f"{log}-{_modified(place.path)}-{entry.status}", entry.status, log_cursor=cursor_at(log)
-            )
+            _, changed = file_state(place.path / "metrics.jsonl" if kind == "training" else place.path)
+            return Changes(f"{log}-{changed}-{entry.status}", entry.status, log_cursor=cursor_at(log))
         known, finished, read = self._evaluation(place), list[tuple[int, int]](), 0
         if known.manifest is not None:
             samples, _ = self._samples(place)
@@ -337,12 +336,6 @@ class LocalSource:
         record = samples.index.record(row * samples.index.n + attempt)
         rollout_id = record.rollout_id if record is not None else "-"
         return AttemptFiles(samples.index.directory, rollout_id, row, attempt)
-
-
-def _modified(path: Path) -> int:
-    """Return when a training run or a judging session has written last, in nanoseconds since 1970."""
-    written = path / "metrics.jsonl" if path.is_dir() else path
-    return file_state(written)[1]
 
 
 def _dataset(run: RunSamples, directory: Path) -> Path:

@@ -53,22 +53,27 @@ def viewer_app(
     installed = installed_state()
 
     def viewing(request: Request) -> Viewing:
-        return _viewing(request, source)
+        path = request.url.path
+        places = [("Runs", "/"), *((LISTS[kind], f"/{section}") for kind, section in SECTIONS.items())]
+        nav = [
+            NavItem(text, href, path == href or (path.startswith(f"{href}/") and href != "/"))
+            for text, href in places
+        ]
+        theme = theme_of(request.cookies.get(THEME_COOKIE))
+        return Viewing(source, ShellView(nav=nav, assets=_ASSETS, theme=theme), is_local=True)
 
     app.include_router(viewer_router(viewing))
 
     @app.exception_handler(404)
     def not_found(request: Request, _error: HTTPException) -> Response:
-        return nothing_here(_viewing(request, source), request.url.path)
+        return nothing_here(viewing(request), request.url.path)
 
     @app.exception_handler(Exception)
     def failed(_request: Request, error: Exception) -> Response:
         # What a function imports may be of a newer release by now.
-        why = (
-            _CHANGED
-            if installed_state() != installed
-            else f"This page could not be made ({type(error).__name__})."
-        )
+        why = f"This page could not be made ({type(error).__name__})."
+        if installed_state() != installed:
+            why = _CHANGED
         return _said(f"{why}\nEnd this viewer, and run `osmosis view` again.\n", 500)
 
     @app.get(_ASSETS + "/{name}")
@@ -82,7 +87,17 @@ def viewer_app(
     @app.get(OPEN_PATH)
     def open_with_key(request: Request, key: str = "") -> Response:
         on_opened(key)
-        return _opened(request, _viewing(request, source), keys, key)
+        changed = keys.change(key)
+        name = cookie_name(request.url.port)
+        if changed is None and not keys.is_in(request.cookies.get(name, "")):
+            return turned_away("This address has been used, or is of a viewer that has ended.")
+        session, path = changed or ("", "/")
+        # No redirect: a strict cookie does not come along where another site, as a terminal in a browser, led here.
+        page = RenderedPage("opened.html", {"title": "Opening", "path": path})
+        reply = HTMLResponse(render(viewing(request), page), headers=page_headers(keep=False))
+        if session:
+            reply.set_cookie(name, session, httponly=True, samesite="strict")
+        return reply
 
     @app.post(FRESH_KEY_PATH)
     def fresh_key(request: Request, nonce: str = "", to: str = "/") -> Response:
@@ -102,34 +117,6 @@ def viewer_app(
 def cookie_name(port: int | None) -> str:
     """Return the name of the session's cookie: those of 127.0.0.1 reach every port of it."""
     return f"osmosis_view_{port}"
-
-
-def _viewing(request: Request, source: RunSource) -> Viewing:
-    path = request.url.path
-    places = [("Runs", "/"), *((LISTS[kind], f"/{section}") for kind, section in SECTIONS.items())]
-    nav = [
-        NavItem(text, href, path == href or (path.startswith(f"{href}/") and href != "/"))
-        for text, href in places
-    ]
-    theme = theme_of(request.cookies.get(THEME_COOKIE))
-    return Viewing(source, ShellView(nav=nav, assets=_ASSETS, theme=theme), is_local=True)
-
-
-def _opened(request: Request, view: Viewing, keys: ViewerKeys, key: str) -> Response:
-    """Return the page that goes on to the runs, with the cookie that opens them.
-
-    It is no redirect: a strict cookie does not come along where another site, as a terminal in a browser, led here.
-    """
-    changed = keys.change(key)
-    name = cookie_name(request.url.port)
-    if changed is None and not keys.is_in(request.cookies.get(name, "")):
-        return turned_away("This address has been used, or is of a viewer that has ended.")
-    session, path = changed or ("", "/")
-    page = RenderedPage("opened.html", {"title": "Opening", "path": path})
-    reply = HTMLResponse(render(view, page), headers=page_headers(keep=False))
-    if session:
-        reply.set_cookie(name, session, httponly=True, samesite="strict")
-    return reply
 
 
 def turned_away(why: str) -> Response:

@@ -84,7 +84,7 @@ class RunList:
             page = self._page(query, limit, cursor)
             # Of those that nobody looked at in this moment, what is shown has to be as it is.
             shown = [self._listed[entry.kind, entry.name][0] for entry in page.items]
-            if not self._unread and any(map(self._has_changed, shown)):
+            if not self._unread and any(self._still_known(place) is None for place in shown):
                 self._look_at_all(places)
                 page = self._page(query, limit, cursor)
             return page if not self._unread else replace(page, progress=1 - self._unread / len(places))
@@ -143,7 +143,8 @@ class RunList:
         """Bring the lines up to date: at once of runs that go on, of all when runs came or went, and now and then."""
         lately = places is self._places and time.monotonic() - self._looked <= _LOOK_AT_ALL_S
         if not lately or any(
-            self._has_changed(place) or self._listed_now(place) != self._listed[place.kind, place.name]
+            self._still_known(place) is None
+            or self._listed_now(place) != self._listed[place.kind, place.name]
             for place in self._going_on
         ):
             self._look_at_all(places, patience_s)
@@ -168,7 +169,7 @@ class RunList:
     def _read(self, places: Sequence[RunPlace], kept: KeptLines, patience_s: float | None) -> None:
         """Read the runs that have changed, the newest first, as far as one waits."""
         until = time.monotonic() + (patience_s if patience_s is not None else math.inf)
-        changed = [(self._stamp_of(place), place) for place in places if self._has_changed(place)]
+        changed = [(self._stamp_of(place), place) for place in places if not self._still_known(place)]
         changed.sort(key=itemgetter(0), reverse=True)
         read: dict[Path, KeptLine] = {}
         for stamp, place in changed:
@@ -186,9 +187,6 @@ class RunList:
         line, stamp = self._known.get(place.path), self._stamp_of(place)
         is_of_now = line is not None and line.stamp[: len(stamp)] == stamp and line.entry.name == place.name
         return line if is_of_now else None
-
-    def _has_changed(self, place: RunPlace) -> bool:
-        return self._still_known(place) is None
 
     def _stamp_of(self, place: RunPlace) -> Stamp:
         line = self._known.get(place.path)

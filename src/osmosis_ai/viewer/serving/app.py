@@ -87,17 +87,7 @@ def viewer_app(
     @app.get(OPEN_PATH)
     def open_with_key(request: Request, key: str = "") -> Response:
         on_opened(key)
-        changed = keys.change(key)
-        name = cookie_name(request.url.port)
-        if changed is None and not keys.is_in(request.cookies.get(name, "")):
-            return turned_away("This address has been used, or is of a viewer that has ended.")
-        session, path = changed or ("", "/")
-        # No redirect: a strict cookie does not come along where another site, as a terminal in a browser, led here.
-        page = RenderedPage("opened.html", {"title": "Opening", "path": path})
-        reply = HTMLResponse(render(viewing(request), page), headers=page_headers(keep=False))
-        if session:
-            reply.set_cookie(name, session, httponly=True, samesite="strict")
-        return reply
+        return _opened(request, viewing(request), keys, key)
 
     @app.post(FRESH_KEY_PATH)
     def fresh_key(request: Request, nonce: str = "", to: str = "/") -> Response:
@@ -117,6 +107,23 @@ def viewer_app(
 def cookie_name(port: int | None) -> str:
     """Return the name of the session's cookie: those of 127.0.0.1 reach every port of it."""
     return f"osmosis_view_{port}"
+
+
+def _opened(request: Request, view: Viewing, keys: ViewerKeys, key: str) -> Response:
+    """Return the page that goes on to the runs, with the cookie that opens them.
+
+    It is no redirect: a strict cookie does not come along where another site, as a terminal in a browser, led here.
+    """
+    changed = keys.change(key)
+    name = cookie_name(request.url.port)
+    if changed is None and not keys.is_in(request.cookies.get(name, "")):
+        return turned_away("This address has been used, or is of a viewer that has ended.")
+    session, path = changed or ("", "/")
+    page = RenderedPage("opened.html", {"title": "Opening", "path": path})
+    reply = HTMLResponse(render(view, page), headers=page_headers(keep=False))
+    if session:
+        reply.set_cookie(name, session, httponly=True, samesite="strict")
+    return reply
 
 
 def turned_away(why: str) -> Response:

@@ -30,7 +30,7 @@ class Platform:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.failure: OsmosisError | None = None
+        self.failure: Exception | None = None
         self.stop = False
         self.on_its_way_s = 0.0
         self.asked: list[bool] = []
@@ -157,6 +157,18 @@ def test_half_a_lease_of_silence_is_asked_for_an_answer_at_once_and_nothing_else
     asking.question(may_wait=False)
     asking.question(may_wait=True, later_s=2.0)
     assert not channel.has_run_out()
+    assert told.words == []
+
+
+def test_a_question_that_fails_for_no_known_reason_is_followed_by_the_next(
+    asking: Asking, looks: Looks, told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asking.platform.failure = RuntimeError("odd")
+    asking.platform.now = 2.0
+    for _ in range(2):
+        looks.look()
+    asking.question(may_wait=True)
+    assert capsys.readouterr().err.count("RuntimeError: odd") == 1
     assert told.words == []
 
 

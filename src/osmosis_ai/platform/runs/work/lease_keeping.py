@@ -7,6 +7,7 @@ platform that does not answer must not keep it from seeing that the lease has ru
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 
 from osmosis_ai.errors import OsmosisError
@@ -43,6 +44,7 @@ class LeaseKeeping:
         self._on_cut_off = on_cut_off
         self._on_refused = on_refused
         self._ended = threading.Event()
+        self._failure: Exception | None = None
 
     def start(self) -> None:
         """Keep it from now on; whether the run is to stop is known at once, where the platform answers."""
@@ -58,8 +60,15 @@ class LeaseKeeping:
         while not self._ended.wait(_LOOK_S):
             long_s = max(min(_SILENCE_S, self._channel.term_s / 4), _SILENCE_IN_PACES * self._channel.pace_s)
             if self._channel.silence_s() >= long_s:
-                # One that has said nothing for long is asked for an answer now.
-                self._ask(may_wait=self._channel.silence_s() < self._channel.term_s / 2)
+                try:
+                    # One that has said nothing for long is asked for an answer now.
+                    self._ask(may_wait=self._channel.silence_s() < self._channel.term_s / 2)
+                except (
+                    Exception
+                ) as error:  # the edge of this thread, without which the run would be another's soon
+                    if type(error) is not type(self._failure):
+                        traceback.print_exception(error)
+                    self._failure = error
 
     def _ask(self, *, may_wait: bool) -> None:
         try:

@@ -16,6 +16,7 @@ import orjson
 import pytest
 from fastapi.testclient import TestClient
 
+from osmosis_ai.api.wire.workers import LogPart, WorkerLogLine
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.db.engine import DatabaseBusyError
@@ -213,13 +214,28 @@ def test_a_journal_that_begins_anew_takes_the_place_of_the_one_before(worker: De
 def test_a_line_of_the_log_is_kept_once(worker: DeskWorker) -> None:
     worker.say("one", "two", first=0)
     worker.say("one", "two", "three", first=0)
-    with pytest.raises(ConflictError):
-        worker.say("five", first=4)
-    assert [message for message in worker.messages() if message in ("one", "two", "three", "five")] == [
+    worker.say("two", first=1)
+    assert [message for message in worker.messages() if message in ("one", "two", "three")] == [
         "one",
         "two",
         "three",
     ]
+
+
+def test_a_worker_goes_on_where_an_older_state_of_the_database_has_less_of_its_log(
+    worker: DeskWorker,
+) -> None:
+    worker.say("one", "two", first=0)
+    with worker.services.db.transaction() as session:
+        session.get_one(DbRun, worker.run_id).log_lines = 1  # what was restored was taken before the second
+    lines = worker.write(records(2))
+    said = LogPart(first=2, lines=[WorkerLogLine(timestamp=worker.services.clock.now(), message="three")])
+    for _ in range(2):
+        reply = worker.sync(journal=worker.part(), log=said)
+        assert (reply.journal_bytes, reply.log_lines) == (len(lines), 3)
+    assert worker.messages().count("three") == 1
+    with pytest.raises(OsmosisError, match="no line of this number"):
+        worker.say("four", first=(1 << 53) - 1)
 
 
 def test_a_file_is_there_before_the_row_that_names_it(worker: DeskWorker) -> None:

@@ -43,6 +43,8 @@ from osmosis_ai.platform.runs.lifecycle import FRUITFUL, UploadLimitError
 _FACTS = {"environment": 4096, "isolation": 255}
 """Columns of a run's row that a worker fills, and how many characters they take."""
 _TRIES = 3
+_LAST_LOG_LINE = 1 << 30
+"""No worker comes there, and a column takes it."""
 
 
 @dataclass
@@ -174,12 +176,10 @@ class WorkerNews:
             self._take_training(session, run, request.training, taken)
 
     def _take_log(self, session: Session, run: DbRun | HeardRun, part: LogPart) -> None:
-        known = run.log_lines - part.first
-        if known < 0:
-            raise ConflictError(
-                f"the log's next line is number {run.log_lines}.", details={"log_lines": run.log_lines}
-            )
-        new = part.lines[known:]
+        if part.first > _LAST_LOG_LINE:
+            raise OsmosisError("a worker's log has no line of this number.", details={"first": part.first})
+        # Fewer are known where an older state of the database was restored: what it has lost is lost, and no worker's fault.
+        new = part.lines[max(0, run.log_lines - part.first) :]
         self._logs.add(
             session,
             run.id,
@@ -188,7 +188,7 @@ class WorkerNews:
                 for line in new
             ],
         )
-        run.log_lines += len(new)
+        run.log_lines = max(run.log_lines, part.first + len(part.lines))
 
     def _take_training(self, session: Session, run: DbRun, news: TrainingNews, taken: TakenNews) -> None:
         files = [each.blob for each in news.validation.files] if news.validation is not None else []

@@ -102,8 +102,9 @@ class Readiness:
 
     def _database(self) -> str:
         with self._db.session() as session:
+            is_standby = not self._db.is_sqlite and session.scalar(text("SELECT pg_is_in_recovery()"))
             session.execute(text("SELECT 1"))
-        return ""
+        return "it takes no writes" if is_standby else ""
 
     def _migrations(self) -> str:
         with self._db.session() as session:

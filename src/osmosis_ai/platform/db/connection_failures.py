@@ -1,4 +1,4 @@
-"""What it means when a PostgreSQL server gives no connection, or ends one, in words that hold nothing secret."""
+"""What it means when a PostgreSQL server gives no connection, ends one or takes nothing, in words that hold nothing secret."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ PATIENCE: dict[str, Any] = {
 # PostgreSQL's codes of a server that has no connection left, is ending, has crashed, or is not there yet.
 _TURNED_AWAY = frozenset({"53300", "57P01", "57P02", "57P03"})
 _BROKEN_CLASS = "08"
+# A server that is a standby, or was made read-only, refuses a transaction that writes in one of these two ways.
+_READ_ONLY = "25006"
+_IN_RECOVERY = ("0A000", "during recovery")
+# It gave up what it was asked, by a rule of its operator's or to let somebody else go on: asked again, it may do it.
+_GIVEN_UP = frozenset({"57014", "55P03", "40001", "40P01"})
 # The driver gives a connection that was not made no code, so its text is all there is.
 _MEANINGS = {
     "too many clients": "has no connection left",
@@ -37,9 +42,19 @@ _MEANINGS = {
 }
 
 
-def connection_failure(error: DBAPIError) -> str | None:
-    """Return what a database does not do (``has no connection left``); None where it is no matter of connections."""
+def connection_failure(error: DBAPIError, *, writes: bool) -> str | None:
+    """Return what a database does not do (``has no connection left``); None where another try would not do it, either.
+
+    Args:
+        error: of the driver.
+        writes: whether it was asked to let something be written.
+    """
     state = getattr(error.orig, "sqlstate", None)
+    in_recovery = state == _IN_RECOVERY[0] and _IN_RECOVERY[1] in str(error.orig)
+    if writes and (state == _READ_ONLY or in_recovery):
+        return "takes no writes: it is a standby, or was made read-only"
+    if state in _GIVEN_UP:
+        return "gave up what it was asked: others hold what it needs, or it takes too long"
     not_made = isinstance(error, OperationalError) and state is None
     broken = error.connection_invalidated or str(state)[:2] == _BROKEN_CLASS
     if not (not_made or broken or state in _TURNED_AWAY):

@@ -122,7 +122,10 @@ class Database:
         Raises:
             DatabaseBusyError, StorageFullError: as :meth:`transaction`.
         """
-        with self._translated(), Session(self._engine, expire_on_commit=False, autoflush=False) as session:
+        with (
+            self._translated(writes=False),
+            Session(self._engine, expire_on_commit=False, autoflush=False) as session,
+        ):
             if not self.is_sqlite:
                 session.connection(execution_options=_POSTGRESQL_SNAPSHOT)
             yield session
@@ -219,8 +222,8 @@ class Database:
             self._writing.release()
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Turn the failures an operator can mend into sentences."""
+    def _translated(self, *, writes: bool = True) -> Iterator[None]:
+        """Turn the failures an operator can mend, and those that pass, into sentences."""
         try:
             yield
         except NoConnectionFree:
@@ -229,7 +232,10 @@ class Database:
                 hint="try again; a database that answers slowly makes all wait",
             ) from None
         except (DBAPIError, sqlite3.OperationalError) as error:
-            if not self.is_sqlite and isinstance(error, DBAPIError) and (does := connection_failure(error)):
+            does = None
+            if not self.is_sqlite and isinstance(error, DBAPIError):
+                does = connection_failure(error, writes=writes)
+            if does is not None:
                 raise DatabaseUnreachableError(
                     f"the database {self.shown} {does}.",
                     hint="see to it that its server runs and takes this connection, then try again",

@@ -1,0 +1,118 @@
+"""Whatever answers in a store's place: byte by byte, broken off, or with a page, it holds nobody and is said in a sentence."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.platform.blobs import s3_bodies
+from osmosis_ai.platform.blobs.copies import BlobCopies
+from osmosis_ai.platform.blobs.s3 import S3BlobStore
+from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobStoreSilent
+from osmosis_ai.platform.clock import SystemClock
+from osmosis_ai.platform.s3_address import parse_s3_address
+
+OBJECT = b'HTTP/1.1 206 Partial Content\r\nETag: "1"\r\nContent-Length: 1000\r\nContent-Range: bytes 0-999/1000\r\n\r\n'
+PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 12\r\n\r\nPlease pay! "
+Answer = Callable[[Callable[[bytes], None]], None]
+
+
+class Pretended:
+    """A store that answers every request in one way.
+
+    Attributes:
+        asked: how often it was.
+        ended: set when the answer to one was cut off by whoever asked.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self.asked = 0
+        self.ended = threading.Event()
+        outer = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                while self.rfile.readline().strip():
+                    pass
+                outer.asked += 1
+                with suppress(OSError):
+                    answer(lambda words: (self.wfile.write(words), self.wfile.flush())[1])
+                    return
+                outer.ended.set()
+
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def answering(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Answer], tuple[Pretended, S3BlobStore]]]:
+    """Gives a store that answers so, and the platform's side of it."""
+    pytest.importorskip("boto3")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "osmosis-test-key-0001")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "osmosis-test-secret-0001")
+    pretended: list[Pretended] = []
+
+    def make(answer: Answer) -> tuple[Pretended, S3BlobStore]:
+        pretended.append(Pretended(answer))
+        address = parse_s3_address(f"s3://bucket?endpoint={pretended[-1].url}")
+        return pretended[-1], S3BlobStore(address, SystemClock(), BlobCopies(tmp_path), attempts=1)
+
+    yield make
+    for each in pretended:
+        each.close()
+
+
+def test_a_store_that_sends_a_byte_now_and_then_is_given_up_and_kept_from_others(
+    answering: Callable[[Answer], tuple[Pretended, S3BlobStore]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_bodies, "AT_LEAST_S", 0.2)
+    given_up = threading.Event()
+
+    def trickle(send: Callable[[bytes], None]) -> None:
+        send(OBJECT)
+        while not given_up.wait(0.02):
+            send(b"x")
+
+    server, store = answering(trickle)
+    try:
+        with pytest.raises(BlobStoreSilent, match=r"is too slow: of 1000 bytes \d+ came in"):
+            store.open("runs/a")
+        assert server.ended.wait(60), "it is not listened to any more"
+        with pytest.raises(BlobStoreSilent):
+            store.open("runs/a")
+        assert server.asked == 1
+    finally:
+        given_up.set()
+
+
+def test_a_body_that_breaks_off_is_asked_for_again(
+    answering: Callable[[Answer], tuple[Pretended, S3BlobStore]],
+) -> None:
+    server, store = answering(
+        lambda send: send(OBJECT + b"x" * 400) if server.asked < 3 else send(OBJECT + b"x" * 1000)
+    )
+    with store.open("runs/a") as stored:
+        assert stored.read() == b"x" * 1000
+    assert server.asked == 3
+
+
+def test_a_page_in_a_stores_place_is_no_file_and_passes(
+    answering: Callable[[Answer], tuple[Pretended, S3BlobStore]],
+) -> None:
+    _, store = answering(lambda send: send(PAGE))
+    for asked in (lambda: store.open("runs/a"), lambda: store.size("runs/a")):
+        with pytest.raises(BlobStoreBusy, match="is no store just now"):
+            asked()

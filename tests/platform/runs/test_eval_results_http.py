@@ -93,6 +93,26 @@ def test_a_manifest_has_exactly_the_types_and_rows_asked_for(
     assert len(paths(api, finished, types="artifacts", rows=many)) == 2
 
 
+@pytest.mark.parametrize("harm", ["changed", "cut", "emptied", "gone"])
+def test_a_kept_manifest_that_somebody_harmed_is_made_again(
+    api: TestClient, services: PlatformServices, finished: dict[str, Any], harm: str
+) -> None:
+    before = paths(api, finished)
+    (key,) = (key for key in services.blobs.keys("runs") if key.endswith("manifest.gz"))
+    with services.blobs.open(key) as stored:
+        content = stored.read()
+    if harm == "gone":
+        services.blobs.delete(key)
+    else:
+        middle = len(content) // 2
+        changed = content[:middle] + bytes(each ^ 0x5A for each in content[middle:])
+        harmed = {"changed": changed, "cut": content[:middle], "emptied": b""}[harm]
+        services.blobs.put(key, io.BytesIO(harmed))
+    assert paths(api, finished) == before
+    with services.blobs.open(key) as stored:
+        assert stored.read() == content
+
+
 @pytest.mark.parametrize("asked", [{"types": "everything"}, {"rows": "a"}, {"rows": "5-3"}, {"rows": "1,,2"}])
 def test_a_manifest_of_nonsense_is_refused(
     api: TestClient, finished: dict[str, Any], asked: dict[str, str]

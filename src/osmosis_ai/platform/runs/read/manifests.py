@@ -9,11 +9,12 @@ from __future__ import annotations
 import bisect
 import gzip
 import hashlib
+import shutil
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from io import BufferedReader, RawIOBase
 from itertools import chain
 from typing import Any, BinaryIO, cast
 
@@ -72,18 +73,37 @@ class RunManifests:
             return self._written(run)
         version = f"{run.status} {run.completed_at} {run.samples_filled_at}"
         key = f"runs/{run.id}/derived/{hashlib.sha256(version.encode()).hexdigest()}/manifest.gz"
-        try:
-            kept = self._blobs.open(key)
-        except BlobNotFound:
-            with closing(self._written(run)) as lines, _spool() as packed:
+        lines = self._kept(key)
+        if lines is None:
+            lines = self._written(run)
+            with _spool() as packed:
                 with gzip.GzipFile("", "wb", _LEVEL, packed, mtime=0) as out:
-                    while block := lines.read(_BLOCK_BYTES):
-                        out.write(block)
+                    shutil.copyfileobj(lines, out, _BLOCK_BYTES)
                 packed.seek(0)
                 self._blobs.put(key, packed)
-            kept = self._blobs.open(key)
-        # A reader of its own: lines of `gzip` cost three times as much.
-        return BufferedReader(cast(RawIOBase, gzip.open(kept, "rb")), _BLOCK_BYTES)
+            lines.seek(0)
+        return lines
+
+    def _kept(self, key: str) -> BinaryIO | None:
+        """Unpack a manifest that was kept; None where there is none, or one that somebody has harmed: it is made again.
+
+        All of it is read before a line of it is told: an answer that was begun can not be taken back.
+        """
+        lines = _spool()
+        try:
+            with self._blobs.open(key) as kept, gzip.open(kept, "rb") as unpacked:
+                shutil.copyfileobj(unpacked, lines, _BLOCK_BYTES)
+                # An empty file unpacks to nothing, too; a manifest has some lines in any case.
+                if not lines.tell():
+                    raise EOFError
+        except (BlobNotFound, gzip.BadGzipFile, EOFError, zlib.error):
+            lines.close()
+            return None
+        except BaseException:
+            lines.close()
+            raise
+        lines.seek(0)
+        return lines
 
     def _written(self, run: DbRun) -> BinaryIO:
         lines = _spool()

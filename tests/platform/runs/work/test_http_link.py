@@ -316,8 +316,10 @@ def test_fetched_bytes_are_whole_and_right_or_not_there(
     channel.fetch(wanted, tmp_path / "right")
     assert (tmp_path / "right").read_bytes() == b"rows"
     for wrong in ({"sha256": DIGEST}, {"size": 3}):
-        with pytest.raises(OsmosisError):
+        with pytest.raises(OsmosisError) as failed:
             channel.fetch(wanted.model_copy(update=wrong), tmp_path / "wrong")
+        # What answers in the store's place for a minute fails no run, and no command is to be run again.
+        assert failed.value.is_infrastructure and failed.value.hint is None
     assert [path.name for path in tmp_path.iterdir()] == ["right"]
 
 

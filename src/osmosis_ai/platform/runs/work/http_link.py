@@ -177,16 +177,19 @@ class HttpLink:
         url, blobs = self._place(download.url)
         # Size and digest of a packed part are those of its lines.
         is_packed = isinstance(download, JournalSegment) and download.packed
-        with _told_apart():
-            fetch_file(
-                url,
-                target,
-                expected_size=None if is_packed else download.size,
-                expected_sha256=None if is_packed else download.sha256,
-                largest_size=download.size + _PACKING_ROOM_BYTES if is_packed else None,
-                waits=_BLOB_WAITS.lasting(self._term_s),
-                client=blobs,
-            )
+        try:
+            with _told_apart():
+                fetch_file(
+                    url,
+                    target,
+                    expected_size=None if is_packed else download.size,
+                    expected_sha256=None if is_packed else download.sha256,
+                    largest_size=download.size + _PACKING_ROOM_BYTES if is_packed else None,
+                    waits=_BLOB_WAITS.lasting(self._term_s),
+                    client=blobs,
+                )
+        except TransferError as error:
+            raise StoredBytesError(error.message) from None
 
     def send(self, grant: UploadGrant, content: BinaryIO, size: int) -> str:
         """Send ``size`` bytes from the beginning of ``content``; return the ETag of the acknowledgement."""
@@ -294,6 +297,16 @@ class HttpLink:
             unreachable = PlatformUnreachableError(error.message, hint=error.hint)
             return Transient(unreachable) if reply.status in (429, 502, 503, 504) else unreachable
         return error
+
+
+class StoredBytesError(OsmosisError):
+    """The store has not the bytes that the platform has named, or what answers for it is another for a while.
+
+    No fault of the run's: it is tried again a few times, and fails by it where nothing else comes.
+    """
+
+    default_code = "PLATFORM_ERROR"
+    is_infrastructure = True
 
 
 class _ForeignRefusal(CredentialRefusedError):

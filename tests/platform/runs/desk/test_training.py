@@ -24,6 +24,7 @@ from osmosis_ai.platform.blobs.store import BlobInfo
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import Base, DbLoraModel, DbMetricPoint, DbRun, DbRunFile, DbWorkspace
 from osmosis_ai.platform.runs.desk.training import (
+    ROLLOUTS,
     AppliedTraining,
     apply_training,
     stored_training,
@@ -212,6 +213,30 @@ def test_only_the_newest_archive_to_go_on_from_is_kept(desk: Desk) -> None:
     with desk.db.session() as session:
         assert resume_step(desk.run(session)) is None
     assert not desk.apply(steps=[step(11)]).is_further, "how far it was is remembered"
+
+
+def test_an_archive_that_is_gone_on_from_is_never_named_for_deletion(desk: Desk) -> None:
+    desk.go_on_from(5)
+    desk.go_on_from(10, "b")
+    same, beside = f"resume/10-b/{RESUME_FILE}", f"resume/10-b/other-{RESUME_FILE}"
+    for number, blob in ((7, same), (12, beside)):
+        part = CheckpointPart(
+            step=number, base_model="osmosis/tiny", files={RESUME_FILE: blob}, is_resume=True
+        )
+        assert desk.apply({blob: 10}, checkpoints=[part]).obsolete == []
+    assert desk.stored().resume_step == 12
+
+
+@pytest.mark.parametrize("count", [1e308, -1e308, float(1 << 31), -1.0])
+def test_a_count_of_rollouts_that_is_none_keeps_no_later_step_from_being_told(
+    desk: Desk, count: float
+) -> None:
+    for number in (1, 2):
+        said = {ROLLOUTS: count, "a": count}
+        desk.apply(steps=[TrainingStep(step=number, timestamp_ms=1, metrics=said)])
+    desk.apply(steps=[step(3)])
+    with desk.db.session() as session:
+        assert (desk.run(session).results or {})["examples_processed_count"] == 8
 
 
 def named(files: dict[str, str], *, is_resume: bool = False) -> dict[str, Any]:

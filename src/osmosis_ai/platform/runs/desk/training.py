@@ -49,6 +49,8 @@ from osmosis_ai.training.runs.metrics import TRAINING_REWARD, finite
 
 ROLLOUTS = "rollout/samples"
 """The metric that counts the rollouts of a step; their sum is what a run has processed."""
+_MOST_ROLLOUTS = 1 << 31
+"""No step has so many, and a sum of such has no end that a number could not tell."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -155,6 +157,7 @@ def _append_steps(session: Session, run: DbRun, steps: Sequence[TrainingStep]) -
         }
         for step in steps
         for key, value in finite(step.metrics).items()
+        if key != ROLLOUTS or 0 <= value < _MOST_ROLLOUTS
     ]
     upsert(session, DbMetricPoint, points)
     validated = max((step for step in steps if step.validation_rewards), key=_step, default=None)
@@ -279,11 +282,13 @@ def _keep_resume(run: DbRun, part: CheckpointPart, sent: Mapping[str, BlobInfo])
     if list(part.files) != [RESUME_FILE]:
         raise _refused("an archive to go on from that is not one file")
     stored, before = _file(run, RESUME_FILE, part.files[RESUME_FILE], RESUME, sent), resume_archive_of(run)
-    if before is not None and part.step < before["step"]:
-        return [folder_of(stored["blob_key"])]
-    run.training_state = {**(run.training_state or {}), "resume": {"step": part.step, **stored}}
-    is_other = before is not None and before["blob_key"] != stored["blob_key"]
-    return [folder_of(before["blob_key"])] if before is not None and is_other else []
+    is_kept = before is None or part.step >= before["step"]
+    if is_kept:
+        run.training_state = {**(run.training_state or {}), "resume": {"step": part.step, **stored}}
+    # Whatever a worker says of two archives in one folder, the one that is gone on from stays.
+    folders = {folder_of(each["blob_key"]) for each in (before, stored) if each is not None}
+    kept = resume_archive_of(run)
+    return sorted(folders - {folder_of(kept["blob_key"])} if kept is not None else folders)
 
 
 def _file(run: DbRun, name: str, upload: str, below: str, sent: Mapping[str, BlobInfo]) -> dict[str, Any]:

@@ -16,7 +16,10 @@ import pytest
 from osmosis_ai.datasets import file_digest, iter_rows, row_digest
 from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation import run_dataset_files
+from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs
 from osmosis_ai.evaluation.local_results import read_local_results
+from osmosis_ai.evaluation.local_samples import read_inputs
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import MOST_OF_A_CONFIG, RunDirectory
@@ -418,6 +421,32 @@ def test_the_expected_answer_is_that_of_the_dataset_while_it_has_the_row(
     assert local.source.sample("run", 1, 0, SampleQuery()).ground_truth is None
     data.unlink()
     assert local.source.sample("run", 1, 0, SampleQuery()).ground_truth is None
+
+
+def test_a_dataset_of_the_workspace_is_found_by_the_run_s_place_and_its_inputs_are_read_once(
+    local: LocalPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = local.root / "data" / "walks.jsonl"
+    data.parent.mkdir()
+    data.write_text(jsonl(prompt_rows(3)))
+    rows = list(iter_rows(data))
+    local.start("run", rows=3, n=1)
+    path = local.evals / "run" / "manifest.json"
+    manifest = Manifest.load(path)
+    replace(manifest, provenance={"dataset_name": "walks"}).write(path)
+    local.add("run", [sample_record(row, 0, 1.0, row_digest=row_digest(rows[row])) for row in range(3)])
+    read: list[Path] = []
+
+    def counted(directory: Path) -> ComparedInputs:
+        read.append(directory)
+        return read_inputs(directory)
+
+    monkeypatch.setattr(run_dataset_files, "read_inputs", counted)
+    monkeypatch.setattr("osmosis_ai.workspace.git.run_git", pytest.fail)
+    answers = [local.source.sample("run", row, 0, SampleQuery()).ground_truth for row in range(3)]
+    assert answers == [row.label for row in rows] and len(read) == 1
+    replace(manifest, provenance={"dataset_name": "some other walks"}).write(path)
+    assert local.source.sample("run", 1, 0, SampleQuery()).ground_truth is None and len(read) == 2
 
 
 def test_two_runs_of_one_name_have_names_of_their_own(local: LocalPlace) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_ai.datasets import DatasetRow, file_digest, find_row, row_digest
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.local_samples import read_inputs, recorded_dataset
-from osmosis_ai.workspace.layout import DATASET_EXTENSIONS, find_workspace
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.workspace.layout import DATASET_EXTENSIONS, WorkspaceDirectory, find_workspace
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
@@ -18,7 +21,7 @@ LOOK_S = 1.0
 
 
 def _dataset_files(inputs: ComparedInputs, recorded: Path | None, start: Path) -> Iterator[Path]:
-    """Yield the files that may be the dataset, the likeliest first; Git is asked for the workspace only behind that.
+    """Yield the files that may be the dataset, the likeliest first.
 
     Args:
         inputs: the run's.
@@ -30,14 +33,26 @@ def _dataset_files(inputs: ComparedInputs, recorded: Path | None, start: Path) -
     name = inputs.dataset_name
     if not name or Path(name).name != name:
         return
-    try:
-        data = find_workspace(start, require_scaffold=False).data_dir
-    except OsmosisError:
+    data = _data_directory(start)
+    if data is None:
         return
     for extension in DATASET_EXTENSIONS:
         path = data / f"{name}.{extension}"
         if path != recorded and path.is_file():
             yield path
+
+
+def _data_directory(start: Path) -> Path | None:
+    """Return `data/` of the workspace that a directory is in.
+
+    A run's own says by its place where that is: a report asks for each of its conversations, and Git is a process.
+    """
+    if len(start.parts) > 3 and start.parent == (workspace := WorkspaceDirectory(start.parents[2])).evals_dir:
+        return workspace.data_dir
+    try:
+        return find_workspace(start, require_scaffold=False).data_dir
+    except OsmosisError:
+        return None
 
 
 def find_dataset_file(run: RunSamples, directory: Path, start: Path | None = None) -> Path | None:
@@ -87,12 +102,28 @@ def expected_answer(directory: Path, source_row: int | None, row_digest: str | N
     """
     if source_row is None:
         return None
-    inputs = read_inputs(directory)
-    for path in _dataset_files(inputs, recorded_dataset(directory), directory):
+    inputs, recorded = _known_inputs(directory, _state(RunDirectory(directory)))
+    for path in _dataset_files(inputs, recorded, directory):
         row = _same_row(path, source_row, digest=row_digest, file_sha256=inputs.dataset_sha256)
         if row is not None:
             return row.label
     return None
+
+
+def _state(found: RunDirectory) -> tuple[tuple[int, ...], ...]:
+    """Return what is another once the files have changed that a run's inputs are read from."""
+    states = []
+    for file in (found.manifest, found.metrics):
+        with suppress(OSError):
+            is_now = file.stat()
+            states.append((is_now.st_mtime_ns, is_now.st_size, is_now.st_ino))
+    return tuple(states)
+
+
+@lru_cache(maxsize=16)
+def _known_inputs(directory: Path, _state: tuple[tuple[int, ...], ...]) -> tuple[ComparedInputs, Path | None]:
+    """Return what a run was computed from and its dataset's file as it recorded it, read once while they stay."""
+    return read_inputs(directory), recorded_dataset(directory)
 
 
 def _same_row(

@@ -226,12 +226,20 @@ async def test_without_functions_the_agents_own_reward_counts_and_without_either
     ],
 )
 async def test_a_reward_that_cannot_be_determined_fails_a_rollout_but_not_a_classic_run(
-    function: Any, category: RolloutErrorCategory, words: str
+    function: Any, category: RolloutErrorCategory, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def other(messages: Any, **_: Any) -> float:
         return 1.0
 
     limit_s = 0.25 if category is RolloutErrorCategory.TIMEOUT else 60.0
+    score = EvalFnWrapper.score
+
+    def score_patiently(self: EvalFnWrapper, *given: Any, timeout_s: float) -> Any:
+        assert timeout_s == limit_s
+        # A busy machine takes its time to begin a thread: only what never returns is to run into the limit.
+        return score(self, *given, timeout_s=60.0 if self.name == "other" else limit_s)
+
+    monkeypatch.setattr(EvalFnWrapper, "score", score_patiently)
     _, graded = await host(agent(done), function, other, grader_timeout_sec=limit_s)
     assert (graded.status, graded.err_category) == (RolloutStatus.FAILURE, category)
     assert graded.err_message is not None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 import threading
+import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +213,38 @@ async def test_a_function_that_hangs_is_left_after_its_time_and_hurts_no_other()
         assert fine.value == 1.0
     finally:
         released.set()
+
+
+async def is_closed(work: Coroutine[Any, Any, Any]) -> None:
+    until = time.monotonic() + 60
+    while inspect.getcoroutinestate(work) != inspect.CORO_CLOSED:
+        assert time.monotonic() < until
+        await asyncio.sleep(0.001)
+
+
+async def test_a_coroutine_that_is_handed_out_too_late_is_closed_and_not_left_unawaited() -> None:
+    released, work = threading.Event(), asyncio.sleep(0, 1.0)
+
+    def comes_late(solution_str: str, **_: Any) -> Any:
+        released.wait()
+        return work
+
+    score = await EvalFnWrapper(comes_late).score(CONVERSATION, timeout_s=0.05)
+    assert score.reason == "the function did not return within 0.05s"
+    released.set()
+    await is_closed(work)
+
+
+async def test_a_coroutine_of_which_nobody_heard_in_its_time_is_closed() -> None:
+    loop, work = asyncio.get_running_loop(), asyncio.sleep(0, 1.0)
+
+    def hands_out_while_the_loop_is_busy(solution_str: str, **_: Any) -> Any:
+        loop.call_soon_threadsafe(time.sleep, 0.2)
+        return work
+
+    score = await EvalFnWrapper(hands_out_while_the_loop_is_busy).score(CONVERSATION, timeout_s=0.1)
+    assert score.reason == "the function did not return within 0.1s"
+    await is_closed(work)
 
 
 def test_the_answer_is_the_last_assistant_message_that_has_content() -> None:

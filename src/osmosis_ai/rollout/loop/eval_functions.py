@@ -250,11 +250,19 @@ async def _called(fn: Callable[..., Any], given: Mapping[str, Any], timeout_s: f
         return value
     # A plain function may hand out a coroutine; it runs here, in what is left of the time.
     left_s = None if timeout_s is None else timeout_s - (time.monotonic() - started)
+    if left_s is not None and left_s <= 0:
+        _close(value)
     return await run_within(_awaited(value), left_s)
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:
     return await value
+
+
+def _close(value: Any) -> None:
+    """Let go of what a function returned too late: Python warns of a coroutine that nobody awaits."""
+    if inspect.iscoroutine(value):
+        value.close()
 
 
 async def _in_thread(work: Callable[[], Any]) -> Any:
@@ -268,8 +276,8 @@ async def _in_thread(work: Callable[[], Any]) -> Any:
 
     def settle(value: Any, error: BaseException | None) -> None:
         if outcome.done():
-            return
-        if error is None:
+            _close(value)
+        elif error is None:
             outcome.set_result(value)
         else:
             outcome.set_exception(error)
@@ -289,7 +297,13 @@ async def _in_thread(work: Callable[[], Any]) -> Any:
         try:
             loop.call_soon_threadsafe(settle, value, failure)
         except RuntimeError:
+            _close(value)
             logger.debug("an eval function returned after its event loop had ended")
 
     threading.Thread(target=run, name="osmosis-eval-fn", daemon=True).start()
-    return await outcome
+    try:
+        return await outcome
+    except asyncio.CancelledError:
+        if outcome.done() and not outcome.cancelled() and outcome.exception() is None:
+            _close(outcome.result())  # it came in the moment in which its time was over
+        raise

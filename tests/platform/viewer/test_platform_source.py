@@ -148,6 +148,33 @@ def test_a_retry_s_results_stand_in_for_those_before_and_alone_on_its_own_page(
     assert ("Retry of", "first") in source.run("eval", "again").facts
 
 
+@pytest.mark.parametrize("sort", get_args(SampleSort))
+@pytest.mark.parametrize("descending", [False, True])
+def test_a_cursor_from_before_a_retry_goes_on_with_each_sample_that_stayed(
+    source: PlatformSource,
+    services: PlatformServices,
+    member: Member,
+    run: DbRun,
+    clock: ManualClock,
+    sort: SampleSort,
+    descending: bool,
+) -> None:
+    query = SampleQuery(sort=sort, descending=descending)
+    first = source.samples(run.name, query, limit=2)
+    clock.advance(60)
+    made = {"retry_of_id": run.id, "retry_of_name": run.name, "retried": [[1, 1]]}
+    retry = add_run(services, member, "again", **made)
+    anew = {"row": 1, "attempt": 1, "reward": 0.75, "tokens": 20, "cost_usd": 0.3, "duration_ms": 15.0}
+    add_samples(services, retry, [anew])
+    seen, cursor = places(first.items), first.next
+    while cursor is not None:
+        page = source.samples(run.name, query, limit=1, cursor=cursor)
+        seen += places(page.items)
+        cursor = page.next
+    stayed = [(each["row"], each["attempt"]) for each in SAMPLES if (each["row"], each["attempt"]) != (1, 1)]
+    assert sorted(place for place in seen if place != (1, 1)) == stayed
+
+
 def test_what_judges_were_asked_is_read_from_the_stored_journals_of_run_and_retry(
     source: PlatformSource, services: PlatformServices, member: Member, run: DbRun, clock: ManualClock
 ) -> None:

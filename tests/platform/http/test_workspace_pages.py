@@ -364,7 +364,7 @@ def test_long_lists_are_shown_in_pages(
     behind_all = {
         "datasets": encode("datasets:created_at:id", [moment, "ds"]),
         "models": encode("lora_models:created_at:id", [moment, "model"]),
-        "secrets": encode("secrets:name:scope:id", ["ZZ", "user", "sec"]),
+        "secrets": encode("secrets:name:scope", ["ZZ", "user"]),
     }
     for section, cursor in behind_all.items():
         beyond = browser.get(f"/fern/{section}", params={"cursor": cursor})

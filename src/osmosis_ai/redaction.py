@@ -167,5 +167,5 @@ def clean_json(content: bytes, redactor: Redactor) -> bytes:
             return content
         # What stood in a line of a file stays in one.
         return orjson.dumps(clean, option=orjson.OPT_INDENT_2 if b"\n" in content.strip() else None)
-    except RecursionError:
+    except (RecursionError, TypeError):  # orjson writes 254 levels, and reads more
         raise ValueError("it is nested too deeply") from None

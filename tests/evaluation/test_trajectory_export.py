@@ -93,10 +93,11 @@ def test_a_copy_has_no_secrets_of_the_run(world: World) -> None:
     assert "s3cret-value" in source.read_text()
 
 
-def test_what_is_nested_too_deeply_to_be_looked_through_is_not_copied(world: World) -> None:
+@pytest.mark.parametrize("levels", [300, 900])
+def test_what_is_nested_too_deeply_to_be_looked_through_is_not_copied(world: World, levels: int) -> None:
     world.settle(0, "r0")
     deep: object = "s3cret-value"
-    for _ in range(900):
+    for _ in range(levels):
         deep = [deep]
     world.write_trajectory("r0", told=deep)
     world.projector().copy_missing()

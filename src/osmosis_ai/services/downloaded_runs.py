@@ -12,25 +12,74 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.export import ExportedRun, read_run
 from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
+from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.files import cache_dir
+from osmosis_ai.files import cache_dir, write_json
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
 
+_NEEDED = {
+    "metrics": ("metrics.json", "the numbers"),
+    "trajectories": ("summary.jsonl", "the list of samples"),
+    "logs": ("logs.txt", "the log"),
+}
+"""By the type of files that fetches it: the file without which a command can say nothing, and what it is."""
+
 
 def is_downloaded_run(directory: Path) -> bool:
-    """Tell whether a directory looks like what `osmosis eval download` leaves."""
+    """Tell whether a directory looks like what `osmosis eval download` leaves unless types are named."""
     found = RunDirectory(directory)
     return not found.manifest.exists() and found.metrics.is_file() and found.summary.is_file()
+
+
+def is_download(directory: Path) -> bool:
+    """Tell whether a directory has any file of a downloaded run, whichever types of them were fetched."""
+    found = RunDirectory(directory)
+    if found.manifest.exists():
+        return False
+    files = (found.metrics, found.summary, found.log, found.events)
+    return any(file.is_file() for file in files) or any(
+        True for folder in (found.trajectories, found.artifacts) for _ in folder.glob("row_*_run_*")
+    )
+
+
+def require_type(directory: Path, kind: str) -> None:
+    """Refuse a downloaded run that lacks what a command needs; a run of this machine lacks nothing.
+
+    Args:
+        directory: the run's.
+        kind: the type of files (`osmosis eval download --type`) that has it.
+
+    Raises:
+        NotFoundError: it did not come; the hint is the command that fetches it.
+    """
+    file, what = _NEEDED[kind]
+    if is_download(directory) and not (directory / file).is_file():
+        raise NotFoundError(
+            f"{what} ({file}) did not come with the run that was downloaded to {directory}.",
+            hint=fetching(directory, kind),
+        )
+
+
+def fetching(directory: Path, types: str) -> str:
+    """Return the command that fetches more files of a downloaded run, of ``types``."""
+    facts = as_table((RunDirectory(directory).read_metrics() or {}).get("eval_run"))
+    where = directory.resolve()
+    # The name of a directory that the user chose says nothing of the run's.
+    at_home = where.parent.parts[-2:] == (".osmosis", "evals")
+    name = as_text(facts.get("name")) or (where.name if at_home else "RUN")
+    return f"osmosis eval download {quote(name)} --type {types} -o {quote(str(directory))}"
 
 
 @contextmanager
@@ -38,10 +87,14 @@ def laid_out(directory: Path) -> Iterator[tuple[Path, Path]]:
     """Yield the directory to read a run from, itself or what :func:`as_local_run` makes of a download, and a cache.
 
     What is made of a download is gone behind the block, and with it what was worked out from it.
+
+    Raises:
+        OsmosisError: its list of samples did not come with it, or is damaged.
     """
-    if not is_downloaded_run(directory):
+    if not is_download(directory):
         yield directory, cache_dir()
         return
+    require_type(directory, "trajectories")
     with as_local_run(directory) as local:
         yield local, local.parent
 
@@ -51,9 +104,9 @@ def as_local_run(directory: Path) -> Iterator[Path]:
     """Yield a directory that is gone behind the block and has the downloaded run as one of this machine.
 
     Raises:
-        OsmosisError: its metrics or its list of samples did not come with it, or are damaged.
+        OsmosisError: its list of samples did not come with it, or that or its metrics are damaged.
     """
-    run = read_run(directory)
+    run = read_run(directory, without_metrics=True)
     with TemporaryDirectory(prefix="osmosis-downloaded-") as scratch:
         local = RunDirectory(Path(scratch, directory.resolve().name))
         local.path.mkdir()
@@ -66,12 +119,43 @@ def as_local_run(directory: Path) -> Iterator[Path]:
         for file, to in ((downloaded.metrics, local.metrics), (downloaded.log, local.log)):
             if file.is_file() and not file.is_symlink():
                 _linked(file, to)
-        # What came are the numbers of just these samples: more is known of them than the list of samples tells.
-        shutil.copystat(downloaded.metrics, local.events)
+        if downloaded.metrics.is_file():
+            # What came are the numbers of just these samples: more is known of them than the list of samples tells.
+            shutil.copystat(downloaded.metrics, local.events)
         for folder in (downloaded.trajectories, downloaded.artifacts):
             if folder.is_dir() and not folder.is_symlink():
                 # Links stay links: nobody follows them.
                 shutil.copytree(folder, local.path / folder.name, symlinks=True, copy_function=_linked)
+        yield local.path
+
+
+@contextmanager
+def numbers_alone(directory: Path) -> Iterator[Path]:
+    """Yield a directory that is gone behind the block and has the numbers of a run that came without its samples.
+
+    Raises:
+        OsmosisError: not all of them are told, as the hosted service does not, or they are damaged.
+    """
+    written = RunDirectory(directory).read_metrics() or {}
+    if Estimates.read(written.get("estimates")) is None or not isinstance(written.get("summary"), dict):
+        raise OsmosisError(
+            f"{directory / 'metrics.json'} does not have all numbers, and the samples that they are of did not come.",
+            hint=fetching(directory, "metrics,trajectories"),
+        )
+    facts, name = as_table(written.get("eval_run")), directory.resolve().name
+    run_id = as_text(facts.get("id")) or name
+    inputs = {
+        "model_path": as_text(facts.get("model_name")),
+        "rollout": {"name": as_text(facts.get("rollout_name"))},
+    }
+    provenance = {"dataset_name": as_text(facts.get("dataset_name")), "run_id": run_id}
+    with TemporaryDirectory(prefix="osmosis-downloaded-") as scratch:
+        local = RunDirectory(Path(scratch, name))
+        local.path.mkdir()
+        started = as_text(facts.get("started_at")) or ""
+        Manifest(_digest(run_id), name, started, inputs, provenance).write(local.manifest)
+        # How much of the journal they are of would say, where there is none, that they are old.
+        write_json(local.metrics, {key: value for key, value in written.items() if key != "journal_bytes"})
         yield local.path
 
 
@@ -147,11 +231,15 @@ def _manifest(run: ExportedRun, rows: int, attempts: int, left_out: int) -> Mani
         "dataset_name": facts.get("dataset_name"),
         "run_id": run.run_id,
         "samples_left_out": left_out,
+        "without_metrics": not RunDirectory(run.directory).metrics.exists(),
     }
-    run_id = hashlib.sha256(run.run_id.encode("utf-8", "replace")).hexdigest()[:32]
-    return Manifest(
-        run_id, run.directory.resolve().name, str(facts.get("started_at") or ""), inputs, provenance
-    )
+    name, started = run.directory.resolve().name, str(facts.get("started_at") or "")
+    return Manifest(_digest(run.run_id), name, started, inputs, provenance)
+
+
+def _digest(run_id: str) -> str:
+    """Return an id as runs of this machine have them."""
+    return hashlib.sha256(run_id.encode("utf-8", "replace")).hexdigest()[:32]
 
 
 def _linked(source: str | Path, target: str | Path) -> None:

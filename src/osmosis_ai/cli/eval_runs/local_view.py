@@ -24,7 +24,7 @@ from osmosis_ai.cli.output.results import (
     Timestamp,
 )
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
-from osmosis_ai.services.downloaded_runs import is_downloaded_run
+from osmosis_ai.services.downloaded_runs import fetching, is_download, is_downloaded_run
 from osmosis_ai.services.eval_runs.local_runs import (
     LocalRuns,
     describe_local_run,
@@ -190,9 +190,7 @@ def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> D
             "commands": list(detail.commands),
             **({"slices": [each.data() for each in slices]} if columns else {}),
         },
-        title="Evaluation Run, Downloaded"
-        if is_downloaded_run(directory)
-        else "Evaluation Run of This Machine",
+        title="Evaluation Run, Downloaded" if is_download(directory) else "Evaluation Run of This Machine",
         rows=list(_rows(detail)),
         sections=[Section("Facts", list(detail.facts))],
         blocks=blocks,
@@ -208,6 +206,8 @@ def _look_at(directory: Path) -> str:
     shown = quote(formats.shown_path(directory))
     if is_downloaded_run(directory):
         return f"Its conversations: osmosis eval show {shown}; as a page: osmosis view {shown} --report FILE.html"
+    if is_download(directory):
+        return f"Its samples: {fetching(directory, 'trajectories')}"
     return f"Look at it: osmosis view {shown}"
 
 
@@ -216,7 +216,7 @@ def _slices(directory: Path, columns: Sequence[str]) -> Sequence[RunSlice]:
         return ()
     from osmosis_ai.services.eval_runs.resolver import tells_no_rows
 
-    if is_downloaded_run(directory):
+    if is_download(directory):
         raise tells_no_rows(directory)
     from osmosis_ai.cli.connection import platform_when_needed
     from osmosis_ai.evaluation.comparison.run_slices import run_slices

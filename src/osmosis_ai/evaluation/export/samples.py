@@ -173,8 +173,12 @@ class _DownloadedJournal(ExitStack):
         return {name: value for name, value in found.items() if value is not None}
 
 
-def read_run(directory: Path) -> ExportedRun:
+def read_run(directory: Path, *, without_metrics: bool = False) -> ExportedRun:
     """Read what a run directory knows of its run.
+
+    Args:
+        directory: the run's.
+        without_metrics: whether a download will do whose numbers did not come.
 
     Raises:
         NotFoundError: there is no run in it.
@@ -184,6 +188,8 @@ def read_run(directory: Path) -> ExportedRun:
     if found.manifest.is_file():
         return _local_run(found)
     metrics = found.read_metrics()
+    if without_metrics and not found.metrics.exists():
+        metrics = {}
     if metrics is None or not found.summary.is_file():
         raise NotFoundError(
             f"there is no run in {directory}.",

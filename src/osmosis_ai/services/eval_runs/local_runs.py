@@ -12,7 +12,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.base import LogEntry, LogPage
@@ -74,27 +74,37 @@ def describe_local_run(directory: Path) -> RunDetail:
     Raises:
         OsmosisError: nothing of it can be read.
     """
-    from osmosis_ai.services.downloaded_runs import laid_out
+    from osmosis_ai.services.downloaded_runs import is_download, laid_out, require_type
 
+    require_type(directory, "metrics")
+    if is_download(directory) and not (directory / "summary.jsonl").is_file():
+        return _numbers_alone(directory)
     with laid_out(directory) as (local, cache), _source(local, cache) as source:
-        detail = source.run("eval", local.name)
+        return _at(directory, local, source.run("eval", local.name))
+
+
+def _numbers_alone(directory: Path) -> RunDetail:
+    """Return what the numbers of a downloaded run tell of it, without its samples."""
+    from osmosis_ai.services.downloaded_runs import numbers_alone
+    from osmosis_ai.viewer.local.evaluations import facts_of, read_evaluation
+    from osmosis_ai.viewer.source import RunDetail
+
+    with numbers_alone(directory) as local:
+        known = read_evaluation(local, local.name)
+        detail = RunDetail(
+            known.entry,
+            estimates=known.estimates,
+            summary_numbers=known.numbers or {},
+            facts=facts_of(known, local),
+            problems=known.problems,
+        )
+    return _at(directory, local, detail)
+
+
+def _at(directory: Path, local: Path, detail: RunDetail) -> RunDetail:
+    """Return what is known of a run with the directory that the user knows, not that which was made of it."""
     facts = [(name, str(directory) if value == str(local) else value) for name, value in detail.facts]
     return replace(detail, facts=facts)
-
-
-def require_log(directory: Path) -> None:
-    """Refuse a run that was downloaded without its log.
-
-    Raises:
-        NotFoundError: it was.
-    """
-    from osmosis_ai.services.downloaded_runs import is_downloaded_run
-
-    if is_downloaded_run(directory) and not (directory / "logs.txt").exists():
-        raise NotFoundError(
-            f"the log did not come with the run that was downloaded to {directory}.",
-            hint="osmosis eval download RUN --type logs",
-        )
 
 
 def local_log(directory: Path, *, limit: int, cursor: str | None, level: str | None) -> LogPage:

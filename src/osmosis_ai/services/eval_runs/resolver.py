@@ -208,12 +208,14 @@ def _at_path(word: str, downloads: bool) -> Path | None:
     Raises:
         OsmosisError: it is the path of something that has no single attempts, or of a download where none will do.
     """
+    from osmosis_ai.services.downloaded_runs import is_download
+
     given = Path(word).expanduser()
     if (given / "manifest.json").is_file():
         return given.absolute()
+    if downloads and is_download(given):
+        return given.absolute()
     if (given / "summary.jsonl").is_file():
-        if downloads:
-            return given.absolute()
         raise tells_no_rows(given)
     if not given.is_file():
         return None

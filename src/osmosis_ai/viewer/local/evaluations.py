@@ -81,16 +81,21 @@ def read_evaluation(
         duration_s=_seconds(facts.get("duration_ms")),
         error=problems[0] if problems else None,
     )
-    return KnownEvaluation(entry, manifest, estimates, numbers, (*problems, *_left_out(manifest)))
+    return KnownEvaluation(entry, manifest, estimates, numbers, (*problems, *_not_told(manifest)))
 
 
-def _left_out(manifest: Manifest) -> list[str]:
-    """Say how many samples of a platform's list could not be read when a download was laid out (``downloaded_runs``)."""
+def _not_told(manifest: Manifest) -> list[str]:
+    """Say what a download that was laid out as a run (``downloaded_runs``) does not tell of it."""
+    found: list[str] = []
     lines = manifest.provenance.get("samples_left_out")
-    if not isinstance(lines, int) or not lines:
-        return []
-    said = "1 line" if lines == 1 else f"{lines:,} lines"
-    return [f"{said} of the platform's list of its samples can not be read: these samples are left out."]
+    if isinstance(lines, int) and lines:
+        said = "1 line" if lines == 1 else f"{lines:,} lines"
+        found.append(
+            f"{said} of the platform's list of its samples can not be read: these samples are left out."
+        )
+    if manifest.provenance.get("without_metrics") is True:
+        found.append("Its metrics.json did not come, which tells what passes: a reward of 1 is taken for it.")
+    return found
 
 
 def decided_about(known: KnownEvaluation, directory: Path) -> tuple[Decisions | None, Sequence[str]]:

@@ -35,6 +35,7 @@ def backup(
         osmosis platform backup osmosis.tar.gz --with-bucket
     """
     from osmosis_ai.cli.output import formats
+    from osmosis_ai.cli.platform.asked_once import asked_once
     from osmosis_ai.cli.platform.local_platform import platform_extra
 
     with platform_extra():
@@ -42,7 +43,7 @@ def backup(
         from osmosis_ai.platform.config import from_environment
 
     config = from_environment()
-    with current().status(f"Backing up {config.home}"):
+    with current().status(f"Backing up {config.home}"), asked_once("OSMOSIS_BLOBS_URL"):
         report = create_backup(config, file, overwrite=force, with_bucket=with_bucket)
     _warn_of_a_move(config)
     if report.missing_blobs:

@@ -59,6 +59,7 @@ def move(
         osmosis platform move --database-file database-url --blobs s3://my-bucket/osmosis?region=eu-central-1
         osmosis platform move --database sqlite --blobs local --replace
     """
+    from osmosis_ai.cli.platform.asked_once import asked_once
     from osmosis_ai.cli.platform.local_platform import platform_extra
 
     with platform_extra():
@@ -69,9 +70,10 @@ def move(
     destination = Destination(_database_url(config, database, database_file), _blobs_url(blobs))
     if destination == Destination():
         raise OsmosisError("nothing is named that is to move.", hint="name --database, --blobs or both")
-    report = move_platform(
-        config, destination, current().progress, replaces=replace, backup=backup and backup.absolute()
-    )
+    with asked_once("--blobs" if destination.blobs_url else "OSMOSIS_BLOBS_URL"):
+        report = move_platform(
+            config, destination, current().progress, replaces=replace, backup=backup and backup.absolute()
+        )
     return OperationResult(
         operation="platform.move",
         message=_message(report),

@@ -20,6 +20,7 @@ def restore(
         osmosis platform restore osmosis.tar.gz
     """
     from osmosis_ai.cli.output import formats
+    from osmosis_ai.cli.platform.asked_once import asked_once
     from osmosis_ai.cli.platform.local_platform import platform_extra
 
     with platform_extra():
@@ -27,7 +28,7 @@ def restore(
         from osmosis_ai.platform.config import from_environment
 
     config = from_environment()
-    with current().status(f"Restoring {file}"):
+    with current().status(f"Restoring {file}"), asked_once("OSMOSIS_BLOBS_URL"):
         report = restore_backup(config, file)
     if report.missing_blobs:
         current().warn(

@@ -98,7 +98,9 @@ def test_a_token_that_every_user_of_the_machine_can_read_is_taken_with_a_warning
     assert "chmod 600 gpu.token" in " ".join(done.err.split()) and TOKEN not in done.err
 
 
-@pytest.mark.parametrize(("ending", "status"), [("left", 0), ("not_mine", 0), ("set_back", 1), ("died", 1)])
+@pytest.mark.parametrize(
+    ("ending", "status"), [("left", 0), ("not_mine", 0), ("refused", 1), ("set_back", 1), ("died", 1)]
+)
 def test_the_exit_status_says_whether_this_machine_failed(
     cli: Cli, hosted: dict[str, Any], ending: str, status: int
 ) -> None:

@@ -224,11 +224,26 @@ class WorkerAccess:
                 f"this worker token is for the pool '{token.pool}', not for '{offer.pool}'.",
             )
         spaces = token.workspace_ids
+        if offer.run_id is not None and offer.wait_s > 0:
+            self._require_open(offer.run_id, token)
         return ClaimScope(
             workspaces=frozenset(spaces) if spaces is not None else None,
             pool=token.pool,
             worker_id=self.known.note(offer, token),
         )
+
+    def _require_open(self, run_id: str, token: DbWorkerToken) -> None:
+        """Let nobody wait for a run that can not come; what is unknown and what is not for the token is told alike."""
+        with self._db.session() as session:
+            run = session.get(DbRun, run_id)
+        spaces = token.workspace_ids
+        is_for_it = run is not None and run.pool == token.pool and (not spaces or run.workspace_id in spaces)
+        if run is None or not is_for_it or run.status not in OPEN:
+            raise WorkerRefused(
+                403,
+                "RUN_NOT_FOR_WORKER",
+                f"there is no such run in the pool '{token.pool}' for this worker token, or it has ended.",
+            )
 
     def is_admitted(self, bearer: str, run_id: str) -> bool:
         """Tell whether :meth:`authorize_run` found nothing wrong within the last second; asks no database."""

@@ -301,18 +301,20 @@ def test_a_refused_credential_puts_runs_aside_and_ends_with_the_platforms_senten
         host.run()
     assert platform.signals == [signal.SIGTERM]
     assert platform.workers[0].status == ENDED
+    assert platform.said[-2:] == ["put aside the run first", "worked on 1 run"]
 
 
 def test_what_became_of_a_run_is_said_as_it_was(play: Play) -> None:
-    runs = [assignment(name) for name in ("done", "revoked", "lost")]
-    platform, host = play([*runs], [ENDED, REFUSED, LEASE_LOST])
-    assert endings(host.run()) == ["ended", "refused", "lease_lost"]
+    runs = [assignment(name) for name in ("done", "revoked", "lost", "unbegun")]
+    platform, host = play([*runs], [ENDED, REFUSED, LEASE_LOST, NOT_MINE])
+    assert endings(host.run()) == ["ended", "refused", "lease_lost", "not_mine"]
     assert [line for line in platform.said if not line.startswith("took ")] == [
         "is done with the run done",
         "left the run revoked: what this worker shows is not taken any more",
         "lost the run lost: another worker has it, or it has ended",
+        "gave the run unbegun back: its worker did not begin with it",
     ]
-    assert platform.released == []
+    assert platform.released == [("run_unbegun", "lease of unbegun", None)]
 
 
 def test_a_credential_that_is_refused_while_a_worker_starts_ends_it_and_the_machine(play: Play) -> None:
@@ -380,6 +382,29 @@ def test_without_a_run_it_ends_when_it_was_said_to_and_one_that_is_named_is_miss
     assert waits.startswith(
         "still waits: the run run_gone could not be taken: it is not there for this worker"
     )
+
+
+@pytest.mark.parametrize("alone", [{}, {"once": True}, {"pool": None, "run_id": "run_first"}])
+def test_a_machine_that_never_reached_its_platform_ends_with_the_reason(
+    play: Play, alone: dict[str, Any]
+) -> None:
+    away = PlatformUnreachableError("the platform does not answer: connection refused.")
+    _, host = play([away] * 1000, idle_exit_s=30, **alone)
+    with pytest.raises(PlatformUnreachableError, match="connection refused"):
+        host.run()
+
+
+def test_a_machine_that_reached_its_platform_once_was_without_a_run(play: Play) -> None:
+    away = PlatformUnreachableError("the platform does not answer: connection refused.")
+    _, host = play([away, None, *[away] * 1000], idle_exit_s=30)
+    assert host.run() == []
+
+
+def test_a_machine_says_what_it_takes_and_for_how_long_it_waits_for_one_run() -> None:
+    assert HostTerms(pool="gpu").told("https://fern.example") == "takes runs of https://fern.example"
+    told = "takes the run run_1 of https://fern.example, and waits for it for {} at most"
+    assert HostTerms(run_id="run_1").told("https://fern.example") == told.format("10 min")
+    assert HostTerms(run_id="run_1", idle_exit_s=90).told("https://fern.example") == told.format("90 s")
 
 
 @pytest.mark.parametrize("status", [302, 404, 405, 501])

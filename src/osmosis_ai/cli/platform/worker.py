@@ -22,7 +22,7 @@ _WORDS = {
     "ended": "done",
     "left": "put aside",
     "refused": "left, because its token is not taken any more",
-    "not_mine": "taken by another worker",
+    "not_mine": "given back, not begun",
     "lease_lost": "taken over by another worker, or ended",
     "set_back": "set back by this machine or the platform",
     "died": "its worker died",
@@ -139,7 +139,7 @@ def _labels(written: str | None) -> tuple[str, ...]:
 
 
 def _result(address: str, worked: list[WorkedRun]) -> OperationResult:
-    bad = [run for run in worked if run.ending in ("died", "set_back")]
+    bad = [run for run in worked if run.ending in ("refused", "died", "set_back")]
     told = "; ".join(f"{run.name}: {_WORDS[run.ending or 'ended']}" for run in worked[-5:])
     return OperationResult(
         operation="platform.worker",

@@ -26,6 +26,7 @@ from osmosis_ai.platform.runs.work.eval_work import EvalWork
 from osmosis_ai.platform.runs.work.inputs import RunInputs
 from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError
 from osmosis_ai.platform.runs.work.run_channel import RunChannel
+from osmosis_ai.platform.runs.work.run_work import WorkResult
 from osmosis_ai.platform.runs.work.training_work import TrainingWork
 from osmosis_ai.platform.runs.work.worker import Worker
 from tests.evaluation.builders import record
@@ -176,3 +177,17 @@ def test_a_worker_whose_credential_is_refused_from_the_start_gets_hold_of_nothin
     assert worked(bench, run_id, prepared, monkeypatch) == REFUSED
     assert "not taken any more" in capsys.readouterr().err
     assert bench.run(run_id).status == "running", "for another worker"
+
+
+@pytest.mark.parametrize(
+    ("asks", "next_one"),
+    [({}, "the next one"), ({"execution": {"pool": "gpu"}}, "the next one of the pool 'gpu'")],
+)
+def test_a_worker_that_is_asked_to_end_says_in_the_runs_log_who_goes_on(
+    bench: Bench, member: Member, monkeypatch: pytest.MonkeyPatch, asks: dict[str, Any], next_one: str
+) -> None:
+    monkeypatch.setattr(Worker, "_result", lambda _: WorkResult(None))
+    run_id = bench.add("a", member, request={"advanced_config": asks})
+    assert worked(bench, run_id, AssertionError("it was left"), monkeypatch) == ENDED
+    assert messages(bench, run_id) == [f"the worker was asked to end; {next_one} goes on with the run"]
+    assert bench.run(run_id).status == "running"

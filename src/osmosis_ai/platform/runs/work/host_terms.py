@@ -9,6 +9,8 @@ from osmosis_ai.api.wire.workers import WorkerOffer
 from osmosis_ai.sandbox import SandboxCapability
 
 _LONGEST_PROBLEM = 500
+RUN_PATIENCE_S = 600.0
+"""For how long one run alone is asked for, where nobody said otherwise: as long as a ticket can be used to claim."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,21 @@ class HostTerms:
     machine: str | None = None
     sandbox: SandboxCapability | None = None
 
+    @property
+    def patience_s(self) -> float:
+        """For how long it goes on without a run, in seconds."""
+        if self.idle_exit_s is not None:
+            return self.idle_exit_s
+        return float("inf") if self.run_id is None else RUN_PATIENCE_S
+
+    def told(self, address: str) -> str:
+        """Return in a sentence what it takes of the platform at ``address``."""
+        if self.run_id is None:
+            return f"takes runs of {address}"
+        return (
+            f"takes the run {self.run_id} of {address}, and waits for it for {_span(self.patience_s)} at most"
+        )
+
     def offer(self, claim_id: str, wait_s: float) -> WorkerOffer:
         """Return a claim."""
         return WorkerOffer(
@@ -53,6 +70,10 @@ class HostTerms:
             memory_gb=self.memory_gb,
             wait_s=wait_s,
         )
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 60:g} min" if seconds >= 60 and seconds % 60 == 0 else f"{seconds:g} s"
 
 
 def _problem(sandbox: SandboxCapability | None) -> str | None:

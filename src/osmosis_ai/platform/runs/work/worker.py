@@ -20,6 +20,7 @@ from osmosis_ai import event_loop
 from osmosis_ai._version import __version__
 from osmosis_ai.api.retrying import Transient, Waits
 from osmosis_ai.api.wire.workers import Assignment, WorkerOffer
+from osmosis_ai.config.execution import read_execution
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import JournalCorruptionError
 from osmosis_ai.platform.clock import Clock, SystemClock
@@ -189,6 +190,11 @@ class Worker:
             self._interrupt.set()
         return True
 
+    def _farewell(self) -> str:
+        pool = read_execution(self._channel.run.request.get("advanced_config")).pool
+        whose = f" of the pool '{pool}'" if pool is not None else ""
+        return f"the worker was asked to end; the next one{whose} goes on with the run"
+
     def _conclude(self, result: WorkResult) -> int:
         """Say how it ended, and return the exit status; a run that was asked to stop is stopped, whatever else
         happened to it. What our own infrastructure failed at is left to whoever starts workers, who tries it again.
@@ -206,8 +212,7 @@ class Worker:
             channel.release(setback=sentence, of_machine=result.is_of_machine, ending=self._work.ending)
             return SET_BACK
         if result.outcome is None and not stopped:
-            line = "the worker was asked to end; the run goes on when the platform does"
-            self._publisher.log(LogLine(line, step="run"))
+            self._publisher.log(LogLine(self._farewell(), step="run"))
             self._publisher.flush()
             channel.release(ending=self._work.ending)
             return ENDED

@@ -54,8 +54,6 @@ ROUND_S = 0.2
 LAST_WORD_S = 2.0
 """For how long a machine that is to end at once tries to let go of its runs."""
 _LOOK_S = 0.05
-RUN_PATIENCE_S = 600.0
-"""For how long one run alone is asked for, where nobody said otherwise: as long as a ticket can be used to claim."""
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _SWEPT_EVERY_S = 3600.0
@@ -70,6 +68,7 @@ _SENTENCES: dict[Ending, str] = {
     "ended": "is done with the run {}",
     "left": "put aside the run {}",
     "refused": "left the run {}: what this worker shows is not taken any more",
+    "not_mine": "gave the run {} back: its worker did not begin with it",
     "lease_lost": "lost the run {}: another worker has it, or it has ended",
 }
 
@@ -138,6 +137,8 @@ class WorkerHost:
         self._claim_id = secrets.token_hex(16)
         self._is_asking = False
         self._refused: Exception | None = None
+        self._has_heard = False
+        self._unreached: Exception | None = None
         self._told = ""
         self._failures = self._unanswered = 0
         self._not_before = self._sweep_at = 0.0
@@ -156,7 +157,8 @@ class WorkerHost:
         """Take runs until there is a reason to end; return those that were taken.
 
         Raises:
-            OsmosisError: the platform refused this machine, or did not give the one run that was asked for.
+            OsmosisError: the platform refused this machine, was never reached, or did not give the one run that was
+                asked for.
             KeyboardInterrupt: it was asked to end at once.
         """
         try:
@@ -177,6 +179,8 @@ class WorkerHost:
         for chore in self._chores:
             chore.join()
         if self._refused is not None:
+            if self._worked:
+                self._say(f"worked on {len(self._worked)} run{'' if len(self._worked) == 1 else 's'}")
             raise self._refused
         return self._worked
 
@@ -203,6 +207,8 @@ class WorkerHost:
     def _was_idle_for_long(self) -> bool:
         if self._is_asking or self._idle_left_s() > 0:
             return False
+        if self._unreached is not None:
+            raise self._unreached
         if self._terms.run_id is not None and self._refused is None:
             raise OsmosisError(
                 self._missed(), hint="look at it with `osmosis eval info` or `osmosis train info`"
@@ -216,12 +222,7 @@ class WorkerHost:
         )
 
     def _idle_left_s(self) -> float:
-        patience_s = self._terms.idle_exit_s
-        if patience_s is None:
-            if self._terms.run_id is None:
-                return float("inf")
-            patience_s = RUN_PATIENCE_S
-        return self._busy_at + patience_s - self._monotonic()
+        return self._busy_at + self._terms.patience_s - self._monotonic()
 
     # -- claims --------------------------------------------------------------------------------
 
@@ -259,6 +260,8 @@ class WorkerHost:
         self._is_asking = False
         if not isinstance(answer, Exception):
             self._unanswered = 0
+        self._has_heard = self._has_heard or not isinstance(answer, PlatformUnreachableError)
+        self._unreached = answer if isinstance(answer, Exception) and not self._has_heard else None
         if answer is None:
             self._failures = 0  # whoever has no run for a while does not make up for old ones
             self._not_before = self._monotonic() + _FIRST_PAUSE_S  # of a platform that does not wait
@@ -443,5 +446,5 @@ def host_runs(
         link, lambda run_id, claim_id: start(run_id, credential, claim_id), terms, taken, say=say
     )
     with contextlib.closing(link), told_of_signals(host.ask_to_end):
-        say(f"takes runs of {address}")
+        say(terms.told(address))
         return host.run()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -85,12 +86,64 @@ def test_a_worker_token_is_for_the_runs_of_its_pool_and_kept_as_a_hash_alone(
     assert plain not in kept and plain[5:] not in kept
 
 
+def test_nobody_waits_for_a_run_that_can_not_come_and_one_of_others_is_told_as_none(
+    services: PlatformServices, access: WorkerAccess, world: World, member: Member
+) -> None:
+    other = world.member("tom", workspace="moss")
+    _, plain = access.create_token("gpu", workspace_ids=[member.workspace.id])
+    add_run(services, member, "open", pool="gpu")
+    add_run(services, member, "ended", pool="gpu")
+    set_run(services, "run_ended", status="stopped")
+    add_run(services, member, "nobody")
+    add_run(services, other, "foreign", pool="gpu")
+    assert access.authorize_claim(plain, offer(run_id="run_open", wait_s=20)).pool == "gpu"
+    set_run(services, "run_open", status="running")
+    assert access.authorize_claim(plain, offer(run_id="run_open", wait_s=20)).pool == "gpu"
+    said = set()
+    for name in ("ended", "nobody", "foreign", "none"):
+        with pytest.raises(WorkerRefused) as caught:
+            access.authorize_claim(plain, offer(run_id=f"run_{name}", wait_s=20))
+        said.add((caught.value.status, caught.value.reason, caught.value.message))
+        access.authorize_claim(plain, offer(run_id=f"run_{name}"))  # which finds nothing
+    sentence = "there is no such run in the pool 'gpu' for this worker token, or it has ended."
+    assert said == {(403, "RUN_NOT_FOR_WORKER", sentence)}
+    anywhere = access.create_token("gpu")[1]
+    assert access.authorize_claim(anywhere, offer(run_id="run_foreign", wait_s=20)).pool == "gpu"
+
+
+def test_a_machine_is_heard_of_by_what_it_asks_and_by_what_its_runs_say(
+    services: PlatformServices, access: WorkerAccess, member: Member, clock: ManualClock
+) -> None:
+    _, plain = access.create_token("gpu")
+    asked_at = clock.now()
+    machine = access.authorize_claim(plain, offer(machine="basement")).worker_id
+    assert [(runs, heard) for _, runs, heard in access.known.all()] == [(0, asked_at)]
+    run_id = add_run(services, member, pool="gpu")
+    clock.advance(600)
+    lease = clock.now() + timedelta(seconds=30)
+    set_run(
+        services,
+        run_id,
+        status="running",
+        worker_id=machine,
+        heartbeat_at=clock.now(),
+        lease_expires_at=lease,
+    )
+    assert [(runs, heard) for _, runs, heard in access.known.all()] == [(1, clock.now())]
+    heard_at = clock.now()
+    clock.advance(600)
+    set_run(
+        services, run_id, lease_expires_at=clock.now() + timedelta(seconds=30)
+    )  # as a start gives it to all
+    assert [(runs, heard) for _, runs, heard in access.known.all()] == [(1, heard_at)]
+
+
 def test_the_process_that_works_on_a_run_is_no_machine_of_its_own(access: WorkerAccess) -> None:
     _, plain = access.create_token("gpu")
     machine = access.authorize_claim(plain, offer(pool="gpu", machine="basement", cpus=2)).worker_id
     again = access.authorize_claim(plain, offer(run_id="run_first"))  # as its worker repeats the claim
     assert again.worker_id is None
-    assert [(known.id, known.machine) for known, _ in access.known.all()] == [(machine, "basement")]
+    assert [(known.id, known.machine) for known, *_ in access.known.all()] == [(machine, "basement")]
 
 
 def test_a_worker_token_of_some_workspaces_is_good_for_no_run_of_another(

@@ -82,8 +82,9 @@ class KnownWorkers:
         self._noted[known] = now
         return known
 
-    def all(self) -> list[tuple[DbKnownWorker, int]]:
-        """Return the machines whose token is good, by pool and name, and how many runs each works on."""
+    def all(self) -> list[tuple[DbKnownWorker, int, datetime]]:
+        """Return the machines whose token is good, by pool and name; of each how many runs it works on, and when it was
+        last heard of."""
         with self._db.session() as session:
             at_work = _at_work(session, self._clock.now())
             rows = session.scalars(
@@ -92,7 +93,11 @@ class KnownWorkers:
                 .where(DbWorkerToken.revoked_at.is_(None))
                 .order_by(DbKnownWorker.pool, DbKnownWorker.machine, DbKnownWorker.seen_at.desc())
             )
-            return [(row, at_work.get(row.id, 0)) for row in rows]
+            heard = _heard_of_runs(session)
+            return [
+                (row, at_work.get(row.id, 0), max(row.seen_at, heard.get(row.id, row.seen_at)))
+                for row in rows
+            ]
 
     def forget_old(self) -> None:
         """Forget machines that have not been seen for long, and the oldest of too many."""
@@ -165,3 +170,11 @@ def _at_work(session: Session, now: datetime) -> dict[str, int]:
         select(DbRun.worker_id, func.count()).where(that_known_workers_have(now)).group_by(DbRun.worker_id)
     )
     return {worker: runs for worker, runs in counted if worker is not None}
+
+
+def _heard_of_runs(session: Session) -> dict[str, datetime]:
+    """Return when machines last spoke of a run: one that has no room for another does not ask for any."""
+    spoke = select(DbRun.worker_id, func.max(DbRun.heartbeat_at))
+    of_workers = DbRun.status == "running", DbRun.worker_id.is_not(None), DbRun.heartbeat_at.is_not(None)
+    found = session.execute(spoke.where(*of_workers).group_by(DbRun.worker_id))
+    return {worker: moment for worker, moment in found if worker is not None and moment is not None}

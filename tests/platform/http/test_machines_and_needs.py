@@ -133,7 +133,7 @@ def test_a_token_that_is_another_machine_with_each_claim_is_known_for_so_many(
     monkeypatch.setattr(known_workers, "_MOST_OF_TOKEN", 3)
     for number in range(6):
         machine.claim(machine=f"box-{number}")
-    known = {row.machine for row, _ in services.worker_access.known.all()}
+    known = {row.machine for row, *_ in services.worker_access.known.all()}
     assert len(known) == 4 and "honest" in known
 
 

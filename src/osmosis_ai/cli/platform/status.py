@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from osmosis_ai._version import __version__
@@ -11,6 +12,8 @@ from osmosis_ai.errors import NotFoundError
 
 _MOST_SHOWN = 20
 _PATIENCE_S = 15.0
+_SILENT = timedelta(minutes=3)
+"""For how long nobody hears of a worker that is well at most, with time to spare: it says who it is once a minute."""
 _WORDS = {"blobs": "files", "migrations": "schema"}
 _DEBUGGABLE = "yes: programs of its user can read its memory and its workers' (OSMOSIS_DEBUGGABLE)"
 
@@ -32,6 +35,7 @@ def status() -> DetailResult:
         )
     state, runs_to_fill, problems = _state(process.local_url)
     # What another release has in its database, that one knows.
+    now = datetime.now(timezone.utc)
     workers = _workers() if (state, process.version) == ("running", __version__) else []
     filling = f"{runs_to_fill} to be read for tokens, cost and previews" if runs_to_fill else None
     return DetailResult(
@@ -70,7 +74,7 @@ def status() -> DetailResult:
             *([("Earlier runs", filling)] if filling else []),
             *(("Warning", Styled(warning, "warn")) for warning in process.warnings),
             *([("Debuggable", _DEBUGGABLE)] if process.debuggable else []),
-            *(("Worker", _words(worker)) for worker in workers[:_MOST_SHOWN]),
+            *(("Worker", _words(worker, now)) for worker in workers[:_MOST_SHOWN]),
             *(
                 [("Workers", f"{len(workers)} in all; --json lists them")]
                 if len(workers) > _MOST_SHOWN
@@ -97,13 +101,14 @@ def _workers() -> list[dict[str, Any]]:
                 "sandbox_problem": worker.sandbox_problem,
                 "runs": runs,
                 "seen_at": iso(worker.seen_at),
+                "heard_at": iso(heard_at),
             }
-            for worker, runs in platform.worker_access.known.all()
+            for worker, runs, heard_at in platform.worker_access.known.all()
         ]
 
 
-def _words(worker: Mapping[str, Any]) -> str:
-    """Return in a line what a machine has, and what it does."""
+def _words(worker: Mapping[str, Any], now: datetime) -> str:
+    """Return in a line what a machine has, and what it does, or for how long nobody has heard of it."""
     from osmosis_ai.cli.output import formats
 
     has = [
@@ -116,6 +121,9 @@ def _words(worker: Mapping[str, Any]) -> str:
     labels = f" [{', '.join(worker['labels'])}]" if worker["labels"] else ""
     name, runs = formats.one_line(worker["machine"] or "unnamed"), worker["runs"]
     does = f"works on {runs} run{'' if runs == 1 else 's'}" if runs else "idle"
+    silence = now - datetime.fromisoformat(worker["heard_at"].replace("Z", "+00:00"))
+    if silence > _SILENT:
+        does = f"not heard of for {formats.duration(silence.total_seconds())}"
     return f"{name} of {worker['pool']}{labels}: {', '.join(has)}; {does}, asked last {worker['seen_at']}"
 
 

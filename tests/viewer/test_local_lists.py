@@ -44,6 +44,35 @@ def test_a_list_is_read_piece_by_piece_where_somebody_waits_the_newest_first(loc
     assert "5 runs" in shown
 
 
+def test_a_run_is_measured_by_those_of_its_config_model_and_rows(local: LocalPlace) -> None:
+    def made(
+        day: int, *, rows: int = 3, n: int = 1, bar: float = 1.0, config: str = "a", model: str = "m"
+    ) -> None:
+        name = f"run-{day}"
+        local.start(name, rows=rows, n=n)
+        manifest = json.loads((local.evals / name / "manifest.json").read_text("utf-8"))
+        manifest["created_at"] = f"2026-05-{day:02}T08:00:00Z"
+        manifest["inputs"]["model_path"] = model
+        manifest["provenance"] = {"config": f"configs/eval/{config}.toml"}
+        (local.evals / name / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+        metrics = {"summary": {"pass_threshold": bar}}
+        (local.evals / name / "metrics.json").write_text(json.dumps(metrics), "utf-8")
+
+    made(1)
+    made(2, rows=2)
+    made(3, model="another")
+    made(4, config="b")
+    made(5, bar=0.5)
+    made(6, n=4)
+    made(7, rows=2, n=2)
+    made(8, bar=0.5)
+    before = {f"run-{day}": local.source.run("eval", f"run-{day}").previous for day in range(1, 9)}
+    found = {name: run.name for name, run in before.items() if run is not None}
+    assert found == {"run-6": "run-1", "run-7": "run-2", "run-8": "run-5"}
+    for entry in local.source.runs(RunQuery(), limit=9).items:
+        assert len(entry.trend) == (2 if entry.name in found else 1), entry.name
+
+
 def test_a_line_of_judging_says_how_many_calls_gave_a_score(local: LocalPlace) -> None:
     counts = {"records": 3, "calls": 12, "scored": 9, "unscored": 1, "failed": 2, "pending": 0}
     document = {

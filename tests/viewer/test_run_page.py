@@ -218,11 +218,21 @@ def test_a_filter_with_two_values_and_an_unknown_category_are_told_for_what_they
     assert "'outcome' is given as 'passed' and as 'failed': a page takes one of them." in both
     assert page_text(pages.get(f"{samples}?outcome=passed&outcome=&outcome=passed"))
     unknown = unescape(page_text(pages.get(f"{samples}?category=zz"), status=400))
-    assert "'category' is one of crash, and not 'zz'." in unknown
+    assert "Nothing in this run failed with the category 'zz': what failed is crash." in unknown
     assert "No sample passes these filters" in page_text(pages.get(f"{samples}?category=crash&row=0"))
     whole = visitor(FakeSource([a_run("fern")], listed={"fern": [a_sample(0)]}))
     of_nothing = unescape(page_text(whole.get("/evals/fern/samples?category=crash"), status=400))
-    assert "'category' is of nothing in this run, and not 'crash'." in of_nothing
+    assert "Nothing in this run failed with the category 'crash': it has no failures." in of_nothing
+
+
+@pytest.mark.parametrize("row", ["9" * 24, "9" * 60, str(2**63)])
+def test_a_row_beyond_all_rows_is_told_the_largest(pages: TestClient, row: str) -> None:
+    refused = unescape(page_text(pages.get(f"/evals/calm-fern-1/samples?row={row}"), status=400))
+    assert f"'row' is too large: rows are counted from 0 up to {2**63 - 1}." in refused
+    assert "is a whole number from 0, and not '1.5'" in unescape(
+        page_text(pages.get("/evals/calm-fern-1/samples?row=1.5"), status=400)
+    )
+    assert page_text(pages.get(f"/evals/calm-fern-1/samples?row={2**63 - 1}"))
 
 
 def test_what_is_filtered_is_a_file_whose_cells_no_spreadsheet_computes(pages: TestClient) -> None:

@@ -206,9 +206,12 @@ def _row(words: Words) -> int | None:
     value = word(words, "row")
     if value is None:
         return None
-    if not (value.isascii() and value.isdigit()) or len(value) > 19 or int(value) > _LARGEST_ROW:
+    if not (value.isascii() and value.isdigit()):
         raise OsmosisError(f"'row' is a whole number from 0, and not {value!r}.")
-    return int(value)
+    digits = value.lstrip("0") or "0"
+    if len(digits) > 19 or int(digits) > _LARGEST_ROW:
+        raise OsmosisError(f"'row' is too large: rows are counted from 0 up to {_LARGEST_ROW}.")
+    return int(digits)
 
 
 def _range(words: Words, name: str, scale: float) -> tuple[float | None, float | None]:

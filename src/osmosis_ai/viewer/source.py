@@ -101,9 +101,10 @@ class RunEntry:
         name: by which addresses and commands know it; unique for its kind in a source.
         status: ``pending``, ``running``, ``finished``, ``failed``, ``stopped`` or ``incomplete`` (nobody works on it).
         config: what runs of one config have in common: its path, or rollout and dataset.
+        measures: of an evaluation, a digest of its rollout, which rows it takes, and from which reward a sample passes.
         headline: None before anything is counted, and for training; of judging, how many calls gave a score.
         reward: mean over scored samples, of training the newest; with its 95 % interval where it has one.
-        trend: pass rates (of training: rewards) of up to ten runs of this config, the oldest first, this one last.
+        trend: pass rates (of training: rewards) of up to ten runs like this one, the oldest first, this one last.
         error: why it failed, in a sentence.
         waits: what a run waits for that was begun and that nobody works on now, in a sentence.
     """
@@ -121,6 +122,7 @@ class RunEntry:
     commit: str | None = None
     dirty: bool | None = None
     config: str | None = None
+    measures: str | None = None
     headline: Headline | None = None
     reward: float | None = None
     reward_low: float | None = None
@@ -192,7 +194,7 @@ class RunDetail:
         facts: what else is known of it (commit, seed, environment, isolation …), as labels and values.
         secret_names: never their values.
         failures: the most frequent first.
-        previous: the run before it on the same config.
+        previous: the run before it on the same config with the same model, rows and bar.
         namesakes: names of runs that `--fresh` has put aside for it, and of which it was put aside; the newest first.
         problems: sentences about what could not be read.
         commands: what to type for what this source does not do (resume, retry, stop …).

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any, get_args
 
 import pytest
-from sqlalchemy import insert, text
+from sqlalchemy import insert, text, update
 
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbRun, DbSample
@@ -18,6 +18,7 @@ from osmosis_ai.viewer.source import RunQuery, RunSort, SampleQuery, SampleSort
 from tests.platform.conftest import ManualClock, World
 from tests.platform.databases import postgres_database, put_migrated_database
 from tests.platform.viewer.runs_world import (
+    REQUEST,
     SORTING,
     every_page,
     plans_of_pages,
@@ -161,6 +162,24 @@ def test_what_was_said_to_the_database_of_a_page_holds_for_no_other_statement(ma
         many._samples(session, "run-1999").page(SampleQuery(), limit=2, cursor=None)
         said.append(session.scalar(setting))
     assert said == ["onon", "onon"]
+
+
+def test_the_runs_before_one_are_those_it_can_be_compared_with(many: PlatformSource) -> None:
+    detail = many.run("eval", "run-1997")
+    assert detail.previous is not None and detail.previous.name == "run-1995", "run-1996 is of a training"
+    assert len(detail.summary.trend) == 10
+    ids = {name: many.run("eval", name).summary.id for name in ("run-1995", "run-1994")}
+    other = {"evaluation_config": {"limit": 3, "pass_threshold": 0.5}}
+    try:
+        with many.services.db.transaction() as session:
+            session.execute(update(DbRun).where(DbRun.id == ids["run-1995"]).values(model_path="a/b"))
+            session.execute(update(DbRun).where(DbRun.id == ids["run-1994"]).values(request=other))
+        found = many.run("eval", "run-1997").previous
+        assert found is not None and found.name == "run-1993"
+    finally:
+        with many.services.db.transaction() as session:
+            as_others = {"model_path": "osmosis/tiny", "request": REQUEST}
+            session.execute(update(DbRun).where(DbRun.id.in_(ids.values())).values(**as_others))
 
 
 def test_lists_of_runs_are_read_by_an_index_and_in_few_statements(many: PlatformSource) -> None:

@@ -24,6 +24,7 @@ from tests.platform.viewer.runs_world import (
     every_page,
     keep_journal,
     places,
+    run_row,
     source_of,
     statements_of,
 )
@@ -365,7 +366,46 @@ def test_runs_are_found_by_what_is_known_of_them(
     ]  # fmt: skip
     assert source.runs(RunQuery(model="a/b"), limit=9).counts == {"total": 1, "unfiltered": 3}
     trend = source.runs(RunQuery(kind="eval"), limit=1).items[0].trend
-    assert list(trend) == [0.5, 0.75]
+    assert list(trend) == [0.75], "the run before is of another model"
+
+
+def test_a_run_is_measured_by_those_of_its_model_rows_and_bar(
+    services: PlatformServices, member: Member, source: PlatformSource, clock: ManualClock
+) -> None:
+    def selection(limit: int | None, **more: Any) -> dict[str, Any]:
+        return run_row(services, member, "any")["selection"] | {"limit": limit} | more
+
+    def asked(**settings: Any) -> dict[str, Any]:
+        return {"evaluation_config": {"limit": 3, **settings}}
+
+    runs: dict[str, dict[str, Any]] = {
+        "first": {},
+        "limit": {"selection": selection(100), "request": asked(limit=100, n=4)},
+        "model": {"model_path": "a/b"},
+        "bar": {"request": asked(pass_threshold=0.5)},
+        "draw": {"selection": selection(None, draw_seed=1)},
+        "chosen": {"selection": selection(None, chosen=True)},
+        "dataset": {"dataset_name": "divide"},
+        "attempts": {"request": asked(n=4, pass_threshold=1, batch_size=7)},
+        "redrawn": {"selection": selection(None, draw_seed=2)},
+        "limit-again": {"selection": selection(100)},
+        "bar-again": {"request": asked(pass_threshold=0.5)},
+    }
+    for passed, (name, changes) in enumerate(runs.items()):
+        add_run(services, member, name, results={"score": 0.5, "graded": 16, "passed": passed}, **changes)
+        clock.advance(60)
+    before = {name: source.run("eval", name).previous for name in runs}
+    assert {name: run.name for name, run in before.items() if run is not None} == {
+        "attempts": "first",
+        "redrawn": "draw",
+        "limit-again": "limit",
+        "bar-again": "bar",
+    }
+    place = {name: passed / 16 for passed, name in enumerate(runs)}
+    for entry in source.runs(RunQuery(kind="eval"), limit=20).items:
+        earlier = before[entry.name]
+        expected = [place[earlier.name]] if earlier is not None else []
+        assert list(entry.trend) == [*expected, place[entry.name]], entry.name
 
 
 def test_a_run_is_not_measured_by_a_retry_which_has_only_what_failed(

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, get_args
 
 import orjson
-from sqlalchemy import ColumnElement, Select, bindparam, case, func, literal, or_, select, tuple_
+from sqlalchemy import ColumnElement, Select, bindparam, case, func, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from osmosis_ai.evaluation.metrics_models import Estimates
@@ -45,6 +45,7 @@ _EQUAL = {
 }
 _SUMMARIES = select(DbRun, DbUser.name, DbUser.email).outerjoin(DbUser, DbUser.id == DbRun.creator_id)
 _TREND = 10
+_LOOKED_AT = 100
 
 
 @dataclass(frozen=True)
@@ -87,20 +88,18 @@ class WorkspaceRuns:
         return ItemPage(page.items, page.next, page.previous, self._counts(kinds, conditions))
 
     def entries(self, ids: Sequence[str]) -> dict[str, RunEntry]:
-        """Return the lines of some runs, each with how its config's last runs went, by their ids."""
-        return self._entries(DbRun.id.in_(ids)) if ids else {}
-
-    def with_previous(self, run: DbRun) -> tuple[RunEntry, RunEntry | None]:
-        """Return a run's line, and that of the run before it on its config."""
-        earlier = self._of_config(select(DbRun.id), run).where(DbRun.id != run.id).limit(1)
-        found = self._entries(or_(DbRun.id == run.id, DbRun.id == earlier.scalar_subquery()))
-        entry = found.pop(run.id)
-        return entry, next(iter(found.values()), None)
-
-    def _entries(self, which: ColumnElement[bool]) -> dict[str, RunEntry]:
-        rows = self.session.execute(_SUMMARIES.where(which)).all()
+        """Return the lines of some runs, each with how those before it went, by their ids."""
+        if not ids:
+            return {}
+        rows = self.session.execute(_SUMMARIES.where(DbRun.id.in_(ids))).all()
         trends = self._trends([row[0].id for row in rows])
         return {row[0].id: self._entry(*row, trend=trends[row[0].id]) for row in rows}
+
+    def with_previous(self, run: DbRun) -> tuple[RunEntry, RunEntry | None]:
+        """Return a run's line, and that of the run before it that it can be compared with."""
+        before: str | None = self.session.scalar(_preceding(), {"run_id": run.id})
+        found = self.entries([run.id] if before is None else [run.id, before])
+        return found.pop(run.id), next(iter(found.values()), None)
 
     def _entry(
         self,
@@ -116,25 +115,8 @@ class WorkspaceRuns:
     def _of_kind(self, statement: Select[Any], kind: str) -> Select[Any]:
         return statement.where(DbRun.workspace_id == self.workspace_id, DbRun.kind == kind)
 
-    def _of_config(self, statement: Select[Any], run: DbRun) -> Select[Any]:
-        """Return the runs of a run's config up to it, the newest first.
-
-        Retries have only what failed before: no other run is measured by them.
-        """
-        up_to = tuple_(literal(run.created_at, DbRun.created_at.type), literal(run.id))
-        return (
-            self._of_kind(statement, run.kind)
-            .where(
-                DbRun.rollout_name == run.rollout_name,
-                DbRun.dataset_name == run.dataset_name,
-                tuple_(DbRun.created_at, DbRun.id) <= up_to,
-                or_(DbRun.retry_of_id.is_(None), DbRun.id == run.id),
-            )
-            .order_by(DbRun.created_at.desc(), DbRun.id.desc())
-        )
-
     def _trends(self, ids: Sequence[str]) -> dict[str, list[float | None]]:
-        """Return of each run the numbers of its config's last ones, the oldest first, in one statement."""
+        """Return of each run the numbers of those before it and its own, the oldest first, in one statement."""
         is_sqlite = self.session.get_bind().dialect.name == "sqlite"
         found = self.session.execute(_last_numbers(is_sqlite=is_sqlite), {"ids": list(ids)})
         # The one gives text, the other what it says.
@@ -151,31 +133,72 @@ class WorkspaceRuns:
 
 @lru_cache
 def _last_numbers(*, is_sqlite: bool) -> Select[tuple[str, Any]]:
-    """Return the statement that lists the numbers of up to ten runs of a config up to each of ``ids``, the newest first.
+    """Return the statement that lists the numbers of up to ten runs up to each of ``ids``, the newest first.
 
-    It is made once: made anew for the runs of a page, it cost more than the page. Retries have only what failed before:
-    no other run is measured by them.
+    They are those that a run can be compared with. It is made once: made anew for the runs of a page, it cost more than
+    the page.
     """
     earlier = aliased(DbRun)
-    number = case((DbRun.kind == "eval", earlier.pass_rate), else_=earlier.reward)
-    last = (
-        select(number.label("number"))
-        .where(
-            earlier.workspace_id == DbRun.workspace_id,
-            earlier.kind == DbRun.kind,
-            earlier.rollout_name == DbRun.rollout_name,
-            earlier.dataset_name == DbRun.dataset_name,
-            tuple_(earlier.created_at, earlier.id) <= tuple_(DbRun.created_at, DbRun.id),
-            or_(earlier.retry_of_id.is_(None), earlier.id == DbRun.id),
-        )
-        .order_by(earlier.created_at.desc(), earlier.id.desc())
-        .limit(_TREND)
-        .correlate(DbRun)
-        .subquery()
-    )
-    listed = (func.json_group_array if is_sqlite else func.json_agg)(last.c.number)
+    number = case((earlier.kind == "eval", earlier.pass_rate), else_=earlier.reward)
+    last = _comparable(DbRun, earlier, number).limit(_TREND).correlate(DbRun).subquery()
+    listed = (func.json_group_array if is_sqlite else func.json_agg)(last.c.wanted)
     numbers = select(listed).correlate(DbRun).scalar_subquery()
     return select(DbRun.id, numbers).where(DbRun.id.in_(bindparam("ids", expanding=True)))
+
+
+@lru_cache
+def _preceding() -> Select[Any]:
+    """Return the statement of the run before the one with ``run_id`` that it can be compared with, made once likewise."""
+    run, earlier = aliased(DbRun), aliased(DbRun)
+    before = _comparable(run, earlier, earlier.id).offset(1).limit(1).correlate(run).scalar_subquery()
+    return select(before).where(run.id == bindparam("run_id"))
+
+
+def _comparable(run: Any, earlier: Any, wanted: Any) -> Select[Any]:
+    """Return the statement of what is ``wanted`` of the runs up to one that it can be compared with, the newest first.
+
+    They have its rollout, dataset and model, as many rows (or a draw of them) and its bar. No index has the last three: the
+    last runs on its rollout and dataset are looked at, and no more. Retries have only what failed before: no other run is
+    measured by them.
+
+    Args:
+        run: the one, of the statement that this becomes a part of.
+        earlier: the runs that are looked at.
+        wanted: a column of ``earlier``.
+    """
+    measured = [column.label(f"measured_{place}") for place, column in enumerate(_measured(earlier))]
+    near = (
+        select(
+            wanted.label("wanted"), earlier.id.label("id"), earlier.created_at.label("created_at"), *measured
+        )
+        .where(
+            earlier.workspace_id == run.workspace_id,
+            earlier.kind == run.kind,
+            earlier.rollout_name == run.rollout_name,
+            earlier.dataset_name == run.dataset_name,
+            tuple_(earlier.created_at, earlier.id) <= tuple_(run.created_at, run.id),
+            or_(earlier.retry_of_id.is_(None), earlier.id == run.id),
+        )
+        .order_by(earlier.created_at.desc(), earlier.id.desc())
+        .limit(_LOOKED_AT)
+        .correlate(run)
+        .subquery()
+    )
+    alike = (
+        near.c[column.name].is_not_distinct_from(own)
+        for column, own in zip(measured, _measured(run), strict=True)
+    )
+    return select(near.c.wanted).where(*alike).order_by(near.c.created_at.desc(), near.c.id.desc())
+
+
+def _measured(run: Any) -> list[ColumnElement[Any]]:
+    """Return what has to be the same before the numbers of two runs on one dataset can be compared."""
+    return [
+        run.model_path,
+        run.selection["limit"].as_string(),
+        func.coalesce(run.selection["chosen"].as_boolean(), False),
+        func.coalesce(run.request[("evaluation_config", "pass_threshold")].as_float(), 1.0),
+    ]
 
 
 def run_entry(

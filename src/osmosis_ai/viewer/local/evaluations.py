@@ -5,6 +5,7 @@ Invariant: numbers are those that ``evaluation/local_results.py`` knows; nothing
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -73,6 +74,7 @@ def read_evaluation(
         recorded_entry("eval", name, manifest, dataset=as_text(facts.get("dataset_name"))),
         status="running" if running else "incomplete" if pending else "finished",
         ended_at=moment(facts.get("completed_at")),
+        measures=_measures(manifest, written),
         headline=headline,
         reward=reward.value if reward is not None else None,
         reward_low=reward.low if reward is not None else None,
@@ -82,6 +84,14 @@ def read_evaluation(
         error=problems[0] if problems else None,
     )
     return KnownEvaluation(entry, manifest, estimates, numbers, (*problems, *_not_told(manifest)))
+
+
+def _measures(manifest: Manifest, written: Mapping[str, Any]) -> str:
+    """Return what another run of its config has to share before their numbers can be compared, as a digest."""
+    rollout, dataset = (as_table(manifest.inputs.get(name)) for name in ("rollout", "dataset"))
+    threshold = as_table(written.get("summary")).get("pass_threshold", 1.0)
+    same = rollout.get("name"), manifest.provenance.get("dataset_name"), dataset.get("selected_source_rows")
+    return hashlib.sha256(repr((*same, threshold)).encode()).hexdigest()[:16]
 
 
 def _not_told(manifest: Manifest) -> list[str]:

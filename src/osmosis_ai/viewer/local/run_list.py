@@ -37,7 +37,7 @@ _MOST_SORTED = 16
 _MOST_WATCHED = 200
 _LOOK_AT_ALL_S = 5.0
 _Name = tuple[RunKind, str]
-_Series = tuple[RunKind, str | None]
+_Series = tuple[str | None, ...]
 _EQUAL = ("kind", "status", "model", "dataset", "rollout", "person")
 _LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 _FAR_AHEAD = datetime.max.replace(tzinfo=timezone.utc)
@@ -120,7 +120,7 @@ class RunList:
             return self._found(RunQuery(kind=kind))
 
     def in_its_series(self, places: Sequence[RunPlace], entry: RunEntry) -> tuple[RunEntry, RunEntry | None]:
-        """Return a run's line with those before it, and the run before it on the same config."""
+        """Return a run's line with those before it, and the run before it that it can be compared with."""
         with self._lock:
             # Beside a run's own page, a list that is not read yet is not waited for.
             self._refresh(places, patience_s=self._patience_s and 0.0)
@@ -134,8 +134,8 @@ class RunList:
         )
 
     def _before(self, entry: RunEntry) -> list[RunEntry]:
-        """Return the runs of the same config before one, the oldest first, as many as a trend has."""
-        series = self._series.get((entry.kind, entry.config), [])
+        """Return the runs before one that it can be compared with, the oldest first, as many as a trend has."""
+        series = self._series.get(_series_of(entry), [])
         place = bisect_left(series, _started(entry), key=_started)
         return series[max(0, place - TREND_RUNS + 1) : place]
 
@@ -248,11 +248,15 @@ def _fits(entry: RunEntry, query: RunQuery) -> bool:
 
 
 def _in_series(entries: Iterable[RunEntry]) -> dict[_Series, list[RunEntry]]:
-    """Return the runs by what those of a config have in common, each time the oldest first."""
+    """Return the runs by what those that can be compared have in common, each time the oldest first."""
     series: dict[_Series, list[RunEntry]] = {}
     for entry in sorted(entries, key=_started):
-        series.setdefault((entry.kind, entry.config), []).append(entry)
+        series.setdefault(_series_of(entry), []).append(entry)
     return series
+
+
+def _series_of(entry: RunEntry) -> _Series:
+    return entry.kind, entry.config, entry.model, entry.measures
 
 
 def _started(entry: RunEntry) -> tuple[datetime, str]:

@@ -74,5 +74,5 @@ def require_category(view: Viewing, run: str, query: SampleQuery) -> None:
         return
     known = sorted({each.category for each in view.source.run("eval", run).failures if each.category})
     if query.category not in known:
-        there = f"is one of {', '.join(known[:20])}" if known else "is of nothing in this run"
-        raise OsmosisError(f"'category' {there}, and not {query.category!r}.")
+        there = f"what failed is {', '.join(known[:20])}" if known else "it has no failures"
+        raise OsmosisError(f"nothing in this run failed with the category {query.category!r}: {there}.")

@@ -96,6 +96,19 @@ def test_nobody_sees_anything_without_a_key(app: FastAPI, path: str) -> None:
         assert reply.status_code == 403 and "calm-fern" not in reply.text
 
 
+def test_a_browser_that_keeps_no_cookie_is_told_so_once_and_not_sent_round_and_round(
+    app: FastAPI, keys: ViewerKeys
+) -> None:
+    forgetful = browser(app)
+    opening = forgetful.get(opening_path(keys, "/evals/calm-fern-1"))
+    assert 'content="0;url=/evals/calm-fern-1"' in opening.text
+    forgetful.cookies.clear()
+    told = forgetful.get("/evals/calm-fern-1")
+    assert told.status_code == 403 and "or it keeps no cookies" in told.text
+    assert told.headers["content-type"].startswith("text/plain")
+    assert not {"location", "refresh", "set-cookie"} & set(told.headers)
+
+
 @pytest.mark.parametrize("host", ["evil.example:4321", "127.0.0.1:80", "localhost.evil.example", ""])
 def test_a_name_that_was_pointed_here_is_refused(app: FastAPI, keys: ViewerKeys, host: str) -> None:
     mine = browser(app)

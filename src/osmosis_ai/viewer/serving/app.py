@@ -167,4 +167,8 @@ class _Door:
         if scope["method"] not in ("GET", "HEAD") and origin is None:
             return turned_away("This request did not come from a page of this viewer.")
         session = asked.cookies.get(cookie_name(asked.url.port), "")
-        return None if self._keys.is_in(session) else turned_away("This browser has not been let in.")
+        return (
+            None
+            if self._keys.is_in(session)
+            else turned_away("This browser has not been let in, or it keeps no cookies.")
+        )

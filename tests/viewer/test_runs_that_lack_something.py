@@ -1,0 +1,98 @@
+"""Runs that were killed, failed throughout, kept no conversations or are of 0.3.10: each has its pages and report."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from osmosis_ai.services.report_files import ReportFile
+from osmosis_ai.services.viewing import report_run
+from osmosis_ai.viewer.local.source import LocalSource
+from osmosis_ai.viewer.report import RunReportOptions
+from tests.evaluation.recorded_runs import write_run
+from tests.evaluation.test_runs_of_0_3_10 import RUNS
+from tests.viewer.browsing import page_text, visitor
+
+if TYPE_CHECKING:
+    from starlette.testclient import TestClient
+
+NOT_KEPT = "The conversation was not kept"
+
+
+@pytest.fixture
+def evals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "cache"))
+    return Path(shutil.copytree(RUNS / "evals", tmp_path / ".osmosis" / "evals"))
+
+
+@pytest.fixture
+def pages(evals: Path, tmp_path: Path) -> Iterator[TestClient]:
+    source = LocalSource(tmp_path, cache_dir=tmp_path / "cache")
+    yield visitor(source)
+    source.close()
+
+
+def reported(run: Path, file: Path) -> str:
+    """Return the report of a run."""
+    report_run(str(run), ReportFile(file), RunReportOptions())
+    return file.read_text()
+
+
+def test_a_run_of_0_3_10_is_shown_with_what_was_recorded_then(
+    evals: Path, pages: TestClient, tmp_path: Path
+) -> None:
+    runs = page_text(pages.get("/evals"))
+    assert "/evals/finished" in runs and "/evals/partial" in runs
+    assert "of 2 scored samples pass" in page_text(pages.get("/evals/finished"))
+    samples = page_text(pages.get("/evals/finished/samples"))
+    assert "4 samples." in samples and "not recorded" in samples, "it kept no previews"
+    conversation = page_text(pages.get("/evals/finished/samples/0.0"))
+    assert "write a note" in conversation and NOT_KEPT not in conversation
+    assert "1 of 4 planned" in page_text(pages.get("/evals/partial"))
+    assert "write a note" in reported(evals / "finished", tmp_path / "report.html")
+
+
+def test_a_run_without_trajectories_keeps_its_numbers_and_says_what_is_not_there(
+    evals: Path, pages: TestClient, tmp_path: Path
+) -> None:
+    shutil.rmtree(evals / "finished" / "trajectories")
+    assert "of 2 scored samples pass" in page_text(pages.get("/evals/finished"))
+    sample = page_text(pages.get("/evals/finished/samples/0.0"))
+    assert NOT_KEPT in sample and "write a note" not in sample
+    assert "4 samples." in reported(evals / "finished", tmp_path / "report.html")
+
+
+def test_a_run_whose_samples_all_failed_tells_of_no_rate_but_of_what_failed(
+    evals: Path, pages: TestClient, tmp_path: Path
+) -> None:
+    write_run(evals / "lost", [["agent", "grader"], ["agent", "agent"]])
+    page = page_text(pages.get("/evals/lost"))
+    assert "0 of 4 planned" in page and "samples pass" not in page
+    assert "4: 3 agent, 1 grader" in page
+    unscored = page_text(pages.get("/evals/lost/samples?outcome=unscored"))
+    assert "4 samples." in unscored and "/evals/lost/samples/1.1" in unscored
+    # Failed are those that were scored and do not pass.
+    assert "/evals/lost/samples/" not in page_text(pages.get("/evals/lost/samples?outcome=failed"))
+    assert "3 agent, 1 grader" in page_text(pages.get("/evals"))
+    report = reported(evals / "lost", tmp_path / "report.html")
+    assert "4: 3 agent, 1 grader" in report and "samples pass" not in report
+
+
+def test_a_run_that_was_killed_is_shown_up_to_the_line_that_it_was_writing(
+    evals: Path, pages: TestClient, tmp_path: Path
+) -> None:
+    run = write_run(evals / "killed", [[1.0, 0.0], [1.0, ""]])
+    with (run / "events.jsonl").open("ab") as journal:
+        journal.write(b'{"row_index": 1, "run_in')
+    assert not (run / "metrics.json").exists()
+    page = page_text(pages.get("/evals/killed"))
+    assert "incomplete" in page and "of 3 scored samples pass" in page and "3 of 4 planned" in page
+    assert "damaged" not in page, "a line that was not ended is no damage"
+    assert "3 samples." in page_text(pages.get("/evals/killed/samples"))
+    missing = page_text(pages.get("/evals/killed/samples/1.1"), status=404)
+    assert "has no sample of row 1, attempt 1" in missing
+    assert "3 of 4 planned" in reported(run, tmp_path / "report.html")

@@ -120,6 +120,7 @@ class Server:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._clients: dict[int, tuple[socket.socket, bool]] = {}
+        self._notes: dict[int, Path] = {}
 
     def run(self) -> None:
         import select
@@ -172,11 +173,19 @@ class Server:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended
                 client, leads = self._clients.pop(pid)
+                self._forget(pid)
                 if leads:
                     with suppress(ProcessLookupError, PermissionError):
                         os.killpg(pid, signal.SIGKILL)
                 with client, suppress(OSError):  # a client that was killed is told nothing
                     client.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+
+    def _forget(self, pid: int) -> None:
+        """Remove the note of a process: its client's number is soon another's, which would be taken for this one."""
+        note = self._notes.pop(pid)
+        with suppress(FileNotFoundError):
+            if note.read_text() == str(pid):
+                note.unlink()
 
     def _attend(self, client: socket.socket, own: list[int]) -> None:
         wish, files = _receive(client)
@@ -195,7 +204,7 @@ class Server:
                     os.close(descriptor)
                 become(wish, files)
             self._clients[pid] = (client, wish["leads"])
-            note = self._directory / "processes" / str(wish["pid"])
+            note = self._notes[pid] = self._directory / "processes" / str(wish["pid"])
             note.with_suffix(".new").write_text(str(pid))
             note.with_suffix(".new").rename(note)
         for descriptor in files:

@@ -89,16 +89,16 @@ class WorkspaceRuns:
 
     def entries(self, ids: Sequence[str]) -> dict[str, RunEntry]:
         """Return the lines of some runs, each with how those before it went, by their ids."""
-        if not ids:
-            return {}
-        rows = self.session.execute(_SUMMARIES.where(DbRun.id.in_(ids))).all()
+        return self._entries(_SUMMARIES.where(DbRun.id.in_(ids)), {}) if ids else {}
+
+    def _entries(self, summaries: Select[Any], bound: Mapping[str, str]) -> dict[str, RunEntry]:
+        rows = self.session.execute(summaries, bound).all()
         trends = self._trends([row[0].id for row in rows])
         return {row[0].id: self._entry(*row, trend=trends[row[0].id]) for row in rows}
 
     def with_previous(self, run: DbRun) -> tuple[RunEntry, RunEntry | None]:
         """Return a run's line, and that of the run before it that it can be compared with."""
-        before: str | None = self.session.scalar(_preceding(), {"run_id": run.id})
-        found = self.entries([run.id] if before is None else [run.id, before])
+        found = self._entries(_with_preceding(), {"run_id": run.id})
         return found.pop(run.id), next(iter(found.values()), None)
 
     def _entry(
@@ -147,11 +147,12 @@ def _last_numbers(*, is_sqlite: bool) -> Select[tuple[str, Any]]:
 
 
 @lru_cache
-def _preceding() -> Select[Any]:
-    """Return the statement of the run before the one with ``run_id`` that it can be compared with, made once likewise."""
+def _with_preceding() -> Select[Any]:
+    """Return the statement of the run with ``run_id`` and the one before that it can be compared with, made once likewise."""
     run, earlier = aliased(DbRun), aliased(DbRun)
     before = _comparable(run, earlier, earlier.id).offset(1).limit(1).correlate(run).scalar_subquery()
-    return select(before).where(run.id == bindparam("run_id"))
+    preceding = select(before).where(run.id == bindparam("run_id")).scalar_subquery()
+    return _SUMMARIES.where(or_(DbRun.id == bindparam("run_id"), DbRun.id == preceding))
 
 
 def _comparable(run: Any, earlier: Any, wanted: Any) -> Select[Any]:

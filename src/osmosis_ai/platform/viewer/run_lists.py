@@ -91,7 +91,7 @@ class WorkspaceRuns:
         """Return the lines of some runs, each with how those before it went, by their ids."""
         return self._entries(_SUMMARIES.where(DbRun.id.in_(ids)), {}) if ids else {}
 
-    def _entries(self, summaries: Select[Any], bound: Mapping[str, str]) -> dict[str, RunEntry]:
+    def _entries(self, summaries: Any, bound: Mapping[str, str]) -> dict[str, RunEntry]:
         rows = self.session.execute(summaries, bound).all()
         trends = self._trends([row[0].id for row in rows])
         return {row[0].id: self._entry(*row, trend=trends[row[0].id]) for row in rows}
@@ -147,7 +147,7 @@ def _last_numbers(*, is_sqlite: bool) -> Select[tuple[str, Any]]:
 
 
 @lru_cache
-def _with_preceding() -> Select[Any]:
+def _with_preceding() -> Any:
     """Return the statement of the run with ``run_id`` and the one before that it can be compared with, made once likewise."""
     run, earlier = aliased(DbRun), aliased(DbRun)
     before = _comparable(run, earlier, earlier.id).offset(1).limit(1).correlate(run).scalar_subquery()

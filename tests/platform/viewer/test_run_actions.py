@@ -74,7 +74,8 @@ def test_a_run_that_was_retried_many_times_takes_no_more_statements_than_any(
         made = {"retry_of_id": original.id, "retry_of_name": "first", "retried": [[number % 3, 1]]}
         retry = add_run(services, member, f"retry-{number}", **made)
         add_samples(services, retry, [{"row": number % 3, "attempt": 1, "reward": 1.0}])
-    for path in ("", "/samples", "/samples/1.1", "/samples?outcome=flaky"):
+    filtered = "/samples/1.1?outcome=flaky&sort=reward", "/samples/1.1?outcome=passed"
+    for path in ("", "/samples", "/samples/1.1", "/samples?outcome=flaky", *filtered):
         services.sample_counts._known.clear()
         with statements_of(services.db) as noted:
             shown = browser.get(f"/fern/evals/first{path}")

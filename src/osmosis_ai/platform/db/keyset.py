@@ -100,13 +100,17 @@ def read_pages(
     places: Sequence[KeysetPlace | None],
     *,
     limit: int,
+    is_last: bool = False,
 ) -> list[list[Any]]:
-    """As :func:`read_page` for each of some places, in one statement."""
+    """As :func:`read_page` for each of some places, in one statement.
+
+    With ``is_last``, nothing that the database would have to plan is asked behind it in this transaction.
+    """
     parts = [(number, part) for number, place in enumerate(places) for part in _parts(order, place)]
     pieces = [part.of(rows, tag, limit) for tag, (_, part) in enumerate(parts) for rows in ranges]
     found: list[list[Any]] = [[] for _ in parts]
     if pieces:
-        with nullcontext() if order.few else _walking(session):
+        with nullcontext() if order.few else _walking(session, is_last=is_last):
             for row in session.execute(union_all(*pieces) if len(pieces) > 1 else pieces[0]):
                 found[row.part].append(row)
     pages: list[list[Any]] = [[] for _ in places]
@@ -123,7 +127,7 @@ def read_pages(
 
 
 @contextmanager
-def _walking(session: Session) -> Iterator[None]:
+def _walking(session: Session, *, is_last: bool) -> Iterator[None]:
     """Have PostgreSQL walk the index of an order and look each row's newer result up, whatever it takes for likely.
 
     Before it has counted a table (``ANALYZE``), and of a run that came since, it expects some hundred rows where there are
@@ -135,7 +139,8 @@ def _walking(session: Session) -> Iterator[None]:
     before = [func.current_setting(name) for name in _WAYS_TO_SORT]
     found = session.execute(select(*before, *_set(["off"] * len(before)))).one()
     yield
-    session.execute(select(*_set(found[: len(before)])))
+    if not is_last:
+        session.execute(select(*_set(found[: len(before)])))
 
 
 def _set(values: Sequence[str]) -> list[ColumnElement[str]]:

@@ -87,18 +87,18 @@ class WorkspaceRuns:
         )
         return ItemPage(page.items, page.next, page.previous, self._counts(kinds, conditions))
 
-    def entries(self, ids: Sequence[str]) -> dict[str, RunEntry]:
-        """Return the lines of some runs, each with how those before it went, by their ids."""
-        return self._entries(_SUMMARIES.where(DbRun.id.in_(ids)), {}) if ids else {}
+    def entries(self, ids: Sequence[str], *, trends: bool = True) -> dict[str, RunEntry]:
+        """Return the lines of some runs by their ids, with ``trends`` each with how those before it went."""
+        return self._entries(_SUMMARIES.where(DbRun.id.in_(ids)), {}, trends=trends) if ids else {}
 
-    def _entries(self, summaries: Any, bound: Mapping[str, str]) -> dict[str, RunEntry]:
+    def _entries(self, summaries: Any, bound: Mapping[str, str], *, trends: bool) -> dict[str, RunEntry]:
         rows = self.session.execute(summaries, bound).all()
-        trends = self._trends([row[0].id for row in rows])
-        return {row[0].id: self._entry(*row, trend=trends[row[0].id]) for row in rows}
+        known = self._trends([row[0].id for row in rows]) if trends else {}
+        return {row[0].id: self._entry(*row, trend=known.get(row[0].id, [])) for row in rows}
 
     def with_previous(self, run: DbRun) -> tuple[RunEntry, RunEntry | None]:
         """Return a run's line, and that of the run before it that it can be compared with."""
-        found = self._entries(_with_preceding(), {"run_id": run.id})
+        found = self._entries(_with_preceding(), {"run_id": run.id}, trends=True)
         return found.pop(run.id), next(iter(found.values()), None)
 
     def _entry(

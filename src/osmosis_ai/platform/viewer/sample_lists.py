@@ -154,7 +154,8 @@ class FamilySamples:
         if query == SampleQuery(sort=query.sort, descending=query.descending):
             # The next one of all samples is found by the index whatever a database expects.
             order = replace(order, few=True)
-        found = read_pages(self.session, self._ranges(query), order, [place, reversed_place(place)], limit=1)
+        places = [place, reversed_place(place)]
+        found = read_pages(self.session, self._ranges(query), order, places, limit=1, is_last=True)
         following, preceding = [(page[0].row_index, page[0].run_index) if page else None for page in found]
         return following, preceding
 

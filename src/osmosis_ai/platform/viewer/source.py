@@ -196,7 +196,7 @@ class PlatformSource:
                 .order_by(*newest_first)
                 .limit(limit)
             ).all()
-            entries = self._runs(session).entries(list({row.run_id for row in found}))
+            entries = self._runs(session).entries(list({row.run_id for row in found}), trends=False)
         return [(entries[row.run_id], sample_entry(row, _threshold(entries[row.run_id]))) for row in found]
 
     def log(

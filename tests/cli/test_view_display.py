@@ -60,3 +60,16 @@ def test_over_ssh_no_browser_is_opened_there_and_the_way_to_the_port_is_said(
     address = ADDRESS.search(result.out)
     assert address is not None and IS_SHOWN not in result.err
     assert f"ssh -N -L {address[1]}:127.0.0.1:{address[1]} " in " ".join(result.err.split())
+
+
+@pytest.mark.parametrize(("host", "shown"), [("::1", "[::1]"), ("127.0.0.2", "127.0.0.2")])
+def test_over_ssh_the_port_is_taken_at_the_address_that_the_browser_is_given(
+    cli: Cli, opened: list[str], monkeypatch: pytest.MonkeyPatch, host: str, shown: str
+) -> None:
+    monkeypatch.setenv("SSH_TTY", "somewhere")
+    result = cli("view", "--host", host)
+    address = ADDRESS.search(result.out)
+    if address is None and "cannot listen on [::1]" in result.err:
+        pytest.skip("this machine has no IPv6")
+    assert address is not None and f"http://{shown}:{address[1]}/" in result.out
+    assert f"ssh -N -L {shown}:{address[1]}:{shown}:{address[1]} " in " ".join(result.err.split())

@@ -8,6 +8,7 @@ from osmosis_ai.datasets.selection import RowsDrawn, sample_rows, select_rows
 from osmosis_ai.evaluation.headline import Headline, few_scored, spread_words
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.evaluation.metrics_models import Estimates, VarianceShares
+from osmosis_ai.evaluation.result_words import sentence
 
 
 def estimates_of(*statuses: str, planned: int, clusters: list[int] | None = None) -> Estimates:
@@ -144,3 +145,15 @@ def test_where_the_spread_lies_says_what_helps(
     )
     assert spread_words(shares) == words
     assert spread_words(shares.model_copy(update={"rows": 9})) is None
+
+
+@pytest.mark.parametrize(
+    ("headline", "said"),
+    [
+        (None, "No sample has a score yet."),
+        (Headline(planned=4, failed=3, pending=1), "No sample has a score yet: 0 of 4 planned scored."),
+        (Headline(planned=4, failed=3, skipped=1), "No sample has a score: 0 of 4 planned scored."),
+    ],
+)
+def test_a_score_is_expected_only_while_a_sample_has_no_outcome(headline: Headline | None, said: str) -> None:
+    assert sentence(headline) == said

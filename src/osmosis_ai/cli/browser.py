@@ -43,10 +43,16 @@ def is_remote() -> bool:
     return bool(os.environ.get("SSH_CONNECTION") or os.environ.get("SSH_TTY"))
 
 
-def tunnel_command(port: int) -> str:
-    """Return what to type on one's own machine so that a port of this one is there, too."""
+def tunnel_command(host: str, port: int) -> str:
+    """Return what to type on one's own machine so that a port of this one's loopback is there, too.
+
+    Args:
+        host: where it listens, as it stands in a URL; at another address than ssh's own it is asked to listen there, too.
+        port: the same on both.
+    """
     try:
         user = f"{getpass.getuser()}@"
     except (KeyError, OSError):
         user = ""
-    return f"ssh -N -L {port}:127.0.0.1:{port} {user}{socket.gethostname()}"
+    here = "" if host == "127.0.0.1" else f"{host}:"
+    return f"ssh -N -L {here}{port}:{host}:{port} {user}{socket.gethostname()}"

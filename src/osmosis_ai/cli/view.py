@@ -125,7 +125,9 @@ def _shown(found: ViewerAddress, *, opens: bool) -> Iterator[dict[str, Any]]:
     output = current()
     yield result_envelope(_result(found))
     if is_remote():
-        output.note(f"On your own machine, then open the address there:  {tunnel_command(found.port)}")
+        output.note(
+            f"On your own machine, then open the address there:  {tunnel_command(found.host, found.port)}"
+        )
     elif opens and (page := page_for_browser(found)) is not None and open_own_file(page):
         output.note("Your browser should show it now.")
     if not found.has_own_name:

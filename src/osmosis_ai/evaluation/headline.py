@@ -111,6 +111,11 @@ class Headline(BaseModel):
         )
 
     @property
+    def is_over(self) -> bool:
+        """Whether no sample is to come: each one planned has an outcome."""
+        return 0 < self.planned <= self.scored + self.skipped + self.failed
+
+    @property
     def rule(self) -> str:
         """What the pass rate counts."""
         return pass_rule(self.pass_threshold)

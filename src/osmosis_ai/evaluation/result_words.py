@@ -134,7 +134,8 @@ def sentence(headline: Headline | None) -> str:
     """
     if headline is None or headline.pass_rate is None:
         planned = headline.scored_words if headline is not None else ""
-        return f"No sample has a score yet: {planned} scored." if planned else "No sample has a score yet."
+        none = f"No sample has a score{'' if headline is not None and headline.is_over else ' yet'}"
+        return f"{none}: {planned} scored." if planned else f"{none}."
     within = ""
     if headline.low is not None and headline.high is not None:
         within = f" ({numbers.percent_range(headline.low, headline.high)})"

@@ -57,13 +57,14 @@ class ViewerAddress:
     Attributes:
         place: the directory whose runs are shown.
         address: opens once, in one browser.
-        port: where the viewer listens.
+        host, port: where the viewer listens, as it stands in a URL.
         has_own_name: whether its cookies go to no other server of this machine.
         running: the viewer to be run; None where one is open already.
     """
 
     place: Path
     address: str
+    host: str
     port: int
     has_own_name: bool
     running: RunningViewer | None = None
@@ -89,7 +90,7 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress
         raise MissingExtraError("eval", error.name or "fastapi") from error
     from osmosis_ai.services.downloaded_runs import is_downloaded_run
     from osmosis_ai.viewer.local.source import LocalSource
-    from osmosis_ai.viewer.serving.meeting import found_viewer, meeting_file
+    from osmosis_ai.viewer.serving.meeting import bracketed, found_viewer, meeting_file
     from osmosis_ai.viewer.serving.server import loopback_address, prepare_viewer
 
     host = loopback_address(host)
@@ -103,11 +104,14 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress
     if there is not None and port in (0, there.port):
         address = there.fresh_address(found.path)
         if address is not None:
-            return ViewerAddress(found.root, address, there.port, ".localhost:" in there.url)
+            return ViewerAddress(
+                found.root, address, bracketed(there.host), there.port, ".localhost:" in there.url
+            )
     source = LocalSource(found.root, cache_dir=cache, patience_s=_PATIENCE_S)
     running = prepare_viewer(source, found.root, cache_dir=cache, host=host, port=port)
+    viewer, address = running.viewer, running.address(found.path)
     return ViewerAddress(
-        found.root, running.address(found.path), running.viewer.port, running.has_own_name, running
+        found.root, address, bracketed(viewer.host), viewer.port, running.has_own_name, running
     )
 
 

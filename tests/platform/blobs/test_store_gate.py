@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -27,6 +28,12 @@ def ask(gate: StoreGate, outcome: Exception | None = None) -> None:
             raise outcome
 
 
+def refusal_of_another(gate: StoreGate) -> BaseException | None:
+    """Return what another thread is told that asks."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(ask, gate).exception()
+
+
 def test_a_silent_store_is_left_alone_for_a_while_and_then_asked_by_one() -> None:
     clock = Hand()
     gate = StoreGate("the bucket", clock)
@@ -35,8 +42,35 @@ def test_a_silent_store_is_left_alone_for_a_while_and_then_asked_by_one() -> Non
     with pytest.raises(BlobStoreSilent, match="no answer from the bucket"):
         ask(gate, AssertionError("it was asked"))
     clock.at_s += AGAIN_AFTER_S
-    with gate.passing(), pytest.raises(BlobStoreSilent):
-        ask(gate, AssertionError("two asked"))
+    with gate.passing():
+        assert isinstance(refusal_of_another(gate), BlobStoreSilent)
+    ask(gate)
+
+
+def test_the_one_that_finds_out_asks_again_within_its_turn() -> None:
+    clock = Hand()
+    gate = StoreGate("the bucket", clock)
+    with pytest.raises(BlobStoreSilent):
+        ask(gate, BlobStoreSilent("no answer"))
+    clock.at_s += AGAIN_AFTER_S
+    with pytest.raises(BlobStoreSilent, match="still none"), gate.passing():
+        ask(gate, BlobStoreSilent("still none"))
+    with pytest.raises(BlobStoreSilent, match="still none"):
+        ask(gate, AssertionError("it was asked"))
+    clock.at_s += AGAIN_AFTER_S
+    with gate.passing():
+        ask(gate)
+        ask(gate)
+    ask(gate)
+
+
+def test_who_asks_within_its_turn_takes_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_gate, "_TURN_WITHIN_S", 0.01)
+    monkeypatch.setattr(store_gate, "AT_ONCE", 1)
+    gate = StoreGate("the bucket")
+    with gate.passing():
+        ask(gate)
+        assert isinstance(refusal_of_another(gate), BlobStoreBusy), "the turn is still taken"
     ask(gate)
 
 

@@ -2,6 +2,7 @@
 
 Each request to a store holds a thread until it has an answer, and threads are few. So only so many are let through at a
 time; and when one had no answer at all, others are refused for a while without asking, but for one that finds out.
+Whoever reads a blob in the midst of writing another asks within its own turn.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ AGAIN_AFTER_S = 5.0
 _TURN_WITHIN_S = 5.0
 
 
+class _OwnTurn(threading.local):
+    """Whether this thread has a turn."""
+
+    is_taken = False
+
+
 class StoreGate:
     """Lets requests through to one store.
 
@@ -32,6 +39,7 @@ class StoreGate:
         self._shown = shown
         self._clock = clock
         self._turns = threading.BoundedSemaphore(AT_ONCE)
+        self._own = _OwnTurn()
         self._deciding = threading.Lock()
         self._silent: BlobStoreSilent | None = None
         self._ask_at_s = 0.0
@@ -44,11 +52,26 @@ class StoreGate:
             BlobStoreSilent: the store did not answer a moment ago.
             BlobStoreBusy: too many wait for it.
         """
+        if self._own.is_taken:
+            # Refused here, the one that finds out would never ask, nor anybody else.
+            with self._hearing():
+                yield
+            return
         self._require_voice()
         if not self._turns.acquire(timeout=_TURN_WITHIN_S):
             raise BlobStoreBusy(
                 f"{self._shown} is slow to answer, and too many wait for it; ask again later."
             )
+        self._own.is_taken = True
+        try:
+            with self._hearing():
+                yield
+        finally:
+            self._own.is_taken = False
+            self._turns.release()
+
+    @contextmanager
+    def _hearing(self) -> Iterator[None]:
         try:
             yield
         except BlobStoreSilent as error:
@@ -60,8 +83,6 @@ class StoreGate:
             raise
         else:
             self._heard(None)
-        finally:
-            self._turns.release()
 
     def _require_voice(self) -> None:
         with self._deciding:

@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import delete, update
 
 from osmosis_ai.platform.blobs.opening import open_blob_store
-from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStoreBusy
+from osmosis_ai.platform.blobs.s3 import S3BlobStore
+from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStoreBusy, BlobStoreSilent
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
@@ -104,6 +105,20 @@ def test_shards_of_a_run_are_merged_while_it_goes_on_and_when_it_has_ended(run: 
 @pytest.mark.integration
 def test_and_so_they_are_on_postgresql_and_in_a_bucket(elsewhere: ShardedRun) -> None:
     goes_on_and_ends(elsewhere)
+
+
+@pytest.mark.integration
+def test_a_merge_may_be_what_finds_out_that_a_silent_bucket_answers_again(elsewhere: ShardedRun) -> None:
+    elsewhere.shards(FAN)
+    assert isinstance(elsewhere.blobs, S3BlobStore)
+    gate = elsewhere.blobs._gate
+    gate._heard(BlobStoreSilent("no answer"))
+    with pytest.raises(BlobStoreSilent):
+        elsewhere.merging.merge_due()
+    gate._ask_at_s = 0.0
+    elsewhere.merging.merge_due()
+    assert len(elsewhere.named()) == 1
+    elsewhere.check()
 
 
 @pytest.mark.integration

@@ -150,7 +150,7 @@ class WorkerWaits:
 
     async def _read(self, look: Callable[[Asked], Found], asked: Asked) -> Found:
         # SQLite never makes a read wait; PostgreSQL is asked from a thread.
-        with self.services.desk.silence.noticed():
+        with self.services.desk.silence.noticed_by_reading():
             return look(asked) if self.services.db.is_sqlite else await run_sync(look, asked)
 
 

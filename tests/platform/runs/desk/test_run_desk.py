@@ -19,7 +19,6 @@ from fastapi.testclient import TestClient
 from osmosis_ai.api.wire.workers import LogPart, WorkerLogLine
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
-from osmosis_ai.platform.db.engine import DatabaseBusyError
 from osmosis_ai.platform.db.tables import DbDataset, DbJournalSegment, DbRun, DbRunFile
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.ray_cluster import RayCluster
@@ -638,21 +637,3 @@ def test_a_platform_that_was_away_gives_every_owner_a_whole_term(
     worker.services.desk.renew_all()
     assert worker.services.desk.claim(offer(), ANY) is None
     worker.sync()
-
-
-@pytest.mark.parametrize(("silent_s", "is_kept"), [(5.0, False), (12.0, True)])
-def test_a_database_that_was_silent_for_long_costs_nobody_a_lease(
-    worker: DeskWorker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, silent_s: float, is_kept: bool
-) -> None:
-    desk = worker.services.desk
-    clock.advance(LEASE.total_seconds() - silent_s + 1)
-
-    def silent(*_: object, **__: object) -> None:
-        raise DatabaseBusyError("it does not answer.")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(worker.services.db, "transaction", silent)
-        with pytest.raises(DatabaseBusyError):
-            desk.claim(offer(), ANY)
-    clock.advance(silent_s)
-    assert (desk.claim(offer(), ANY) is None) is is_kept

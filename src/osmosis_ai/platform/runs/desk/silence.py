@@ -1,4 +1,4 @@
-"""A database that did not answer for a while: no lease could be kept meanwhile, so none is to expire for it."""
+"""A database that took nothing for a while: no lease could be kept meanwhile, so none is to expire for it."""
 
 from __future__ import annotations
 
@@ -9,43 +9,68 @@ from contextlib import contextmanager
 from sqlalchemy.exc import DBAPIError
 
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.engine import DatabaseBusyError
+from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.runs.leases import Leases
 
 LONG_S = 10.0
 """Of a silence after which every owner is given a whole term."""
+_TURN_WITHIN_S = 5.0
+"""How long others wait for whoever gives it: each of them holds a thread."""
+_FAILURES = (DatabaseBusyError, StorageFullError, DBAPIError)
 
 
 class DatabaseSilence:
-    """Notices from what is asked of a database whether it answers.
+    """Notices from what is asked of a database whether it takes anything.
 
     Args:
         clock: measures, by its monotonic seconds.
-        leases: given a new term after a long silence, before anything else is answered.
+        leases: given a new term after a long silence, before anything else is written.
     """
 
     def __init__(self, clock: Clock, leases: Leases) -> None:
         self._clock = clock
         self._leases = leases
         self._since: float | None = None
-        self._lock = threading.Lock()
+        self._noting = threading.Lock()
+        self._renewing = threading.Lock()
 
     @contextmanager
     def noticed(self) -> Iterator[None]:
-        """Ask something of the database; the first that is answered after a long silence gives owners their new term first."""
-        try:
-            self._break()
+        """Write something; the first that is taken after a long silence gives owners their new term first.
+
+        Raises:
+            DatabaseBusyError: nobody can say yet whether the silence is over.
+        """
+        with self.noticed_by_reading():
+            self._give_terms()
             yield
-        except (DatabaseBusyError, DBAPIError):
-            with self._lock:
-                if self._since is None:
-                    self._since = self._clock.monotonic()
+        with self._noting:
+            self._since = None
+
+    @contextmanager
+    def noticed_by_reading(self) -> Iterator[None]:
+        """Read something, which tells when a silence began and never that it is over: what is read may be written by nobody."""
+        asked_at = self._clock.monotonic()
+        try:
+            yield
+        except _FAILURES:
+            with self._noting:
+                self._since = asked_at if self._since is None else min(self._since, asked_at)
             raise
 
-    def _break(self) -> None:
-        with self._lock:
-            if self._since is None:
-                return
-            if self._clock.monotonic() - self._since >= LONG_S:
+    def _give_terms(self) -> None:
+        if not self._was_long():
+            return
+        if not self._renewing.acquire(timeout=_TURN_WITHIN_S):
+            raise DatabaseBusyError("the platform's database does not answer; ask again in a moment.")
+        try:
+            if self._was_long():
                 self._leases.renew_all()
-            self._since = None
+                with self._noting:
+                    self._since = None
+        finally:
+            self._renewing.release()
+
+    def _was_long(self) -> bool:
+        with self._noting:
+            return self._since is not None and self._clock.monotonic() - self._since >= LONG_S

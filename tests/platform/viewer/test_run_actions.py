@@ -64,26 +64,6 @@ def runs_of(services: PlatformServices, member: Member) -> list[str]:
     return [run.name for run in services.eval_runs.page(member.workspace.id, limit=50, offset=0)[0]]
 
 
-def test_a_run_that_was_retried_many_times_takes_no_more_statements_than_any(
-    browser: TestClient, member: Member, services: PlatformServices, clock: ManualClock
-) -> None:
-    original = add_run(services, member, "first")
-    add_samples(services, original, [{"row": row, "attempt": 0, "reward": row % 2} for row in range(3)])
-    for number in range(30):
-        clock.advance(1)
-        made = {"retry_of_id": original.id, "retry_of_name": "first", "retried": [[number % 3, 1]]}
-        retry = add_run(services, member, f"retry-{number}", **made)
-        add_samples(services, retry, [{"row": number % 3, "attempt": 1, "reward": 1.0}])
-    filtered = "/samples/1.1?outcome=flaky&sort=reward", "/samples/1.1?outcome=passed"
-    for path in ("", "/samples", "/samples/1.1", "/samples?outcome=flaky", *filtered):
-        services.sample_counts._known.clear()
-        with statements_of(services.db) as noted:
-            shown = browser.get(f"/fern/evals/first{path}")
-        assert shown.status_code == 200
-        assert len(noted) <= 12, (path, [statement for statement, _ in noted])
-    assert "6 of 6 planned scored" in text_of(browser.get("/fern/evals/first"))
-
-
 def test_a_run_that_goes_on_is_stopped_after_asking_and_a_second_click_is_harmless(
     browser: TestClient, member: Member, services: PlatformServices
 ) -> None:

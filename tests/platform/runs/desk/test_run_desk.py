@@ -16,7 +16,7 @@ import orjson
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.api.wire.workers import LogPart, WorkerLogLine
+from osmosis_ai.api.wire.workers import Assignment, LogPart, WorkerLogLine
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.db.tables import DbDataset, DbJournalSegment, DbRun, DbRunFile
@@ -29,7 +29,7 @@ from osmosis_ai.platform.runs.desk.run_desk import RunDesk
 from osmosis_ai.platform.runs.desk.unfit_machines import UnfitMachines
 from osmosis_ai.platform.runs.desk.watching import Idler
 from osmosis_ai.platform.runs.journal_segments import run_records
-from osmosis_ai.platform.runs.leases import LEASE, Leases
+from osmosis_ai.platform.runs.leases import LEASE, Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import JournalOffsetError, LeaseLostError
 from osmosis_ai.platform.runs.run_files import open_run_file
 from osmosis_ai.platform.runs.stored_journal import stored_records
@@ -637,3 +637,33 @@ def test_a_platform_that_was_away_gives_every_owner_a_whole_term(
     worker.services.desk.renew_all()
     assert worker.services.desk.claim(offer(), ANY) is None
     worker.sync()
+
+
+@pytest.mark.parametrize("failure", [BlobStoreBusy("the bucket answered 503."), OSError("the disk is full")])
+def test_a_run_that_can_not_be_handed_out_now_keeps_no_other_from_its_worker(
+    worker: DeskWorker,
+    api: TestClient,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception,
+) -> None:
+    desk = worker.services.desk
+    worker.releases()
+    clock.advance(1.0)
+    submitted(api)
+    handed = desk._assignments.of
+
+    def refused(lease: Lease, *, next_s: float) -> Assignment:
+        if lease.run_id == worker.run_id:
+            raise failure
+        return handed(lease, next_s=next_s)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(desk._assignments, "of", refused)
+        with pytest.raises(type(failure)):
+            desk.claim(offer(), ANY)
+        other = desk.claim(offer(), ANY)
+        assert other is not None and other.run.id != worker.run_id
+    clock.advance(60.0)
+    again = desk.claim(offer(), ANY)
+    assert again is not None and again.run.id == worker.run_id

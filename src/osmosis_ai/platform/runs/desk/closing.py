@@ -188,12 +188,9 @@ class RunClosing:
         return False
 
     def close_unassigned(self, lease: Lease, error: OsmosisError) -> None:
-        """End a run whose worker can not be handed what it needs, or let it go where that may be otherwise soon."""
-        if error.is_infrastructure:
-            self.let_go(lease)
-        else:
-            hint = f"; {error.hint.rstrip('.')}" if error.hint else ""
-            self._end_claimed(lease, "failed", f"{error.message.rstrip('.')}{hint}.")
+        """End a run whose worker can not be handed what it needs."""
+        hint = f"; {error.hint.rstrip('.')}" if error.hint else ""
+        self._end_claimed(lease, "failed", f"{error.message.rstrip('.')}{hint}.")
 
     def let_go(self, lease: Lease, *, is_later: bool = False) -> None:
         """Let a run go whose claim was not answered: it may be made again; ``is_later``: not at once, others go first."""

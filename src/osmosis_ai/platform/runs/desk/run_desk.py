@@ -96,6 +96,8 @@ class RunDesk:
             ConflictError: the claim was answered before, and its worker has begun.
             OsmosisError: what a run needs can not be had now; the run is let go.
         """
+        # Of a run that nothing can be handed out of now, the oldest one, no worker would ever come to another.
+        gives_way = scope.run_id is None
         while (taken := self._take(offer, scope)) is not None:
             lease, is_again = taken
             if self._closing.close_if_over(lease, counts_deaths=scope.run_id is None):
@@ -106,12 +108,13 @@ class RunDesk:
                 self._closing.let_go(lease, is_later=True)
                 return None  # what else waits, the next claim finds
             except OsmosisError as error:
-                self._closing.close_unassigned(lease, error)
-                if error.is_infrastructure:
-                    raise
-                continue
+                if not error.is_infrastructure:
+                    self._closing.close_unassigned(lease, error)
+                    continue
+                self._closing.let_go(lease, is_later=gives_way)
+                raise
             except BaseException:
-                self._closing.let_go(lease)
+                self._closing.let_go(lease, is_later=gives_way)
                 raise
             if assignment.secrets and not is_again:
                 names = ", ".join(sorted(assignment.secrets))

@@ -19,6 +19,7 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -211,10 +212,11 @@ class ExecutorLoop:
             if state is not None and state.phase != "ended":
                 self._note(started, state)
                 continue
-            del self._jobs[started.job.run_id]
+            # Forgotten last: what the database did not take, the next round notes.
             self._tickets.withdraw(started.job.run_id)
             if state is not None:
                 self._handle_end(started, state)
+            del self._jobs[started.job.run_id]
 
     def _take_up(self) -> None:
         """Go on with the jobs that an earlier process of this platform has started."""
@@ -242,12 +244,16 @@ class ExecutorLoop:
             self._tell(run_id, state.told, "warning" if state.phase == "waiting" else "info")
 
     def _handle_end(self, started: _Started, state: JobState) -> None:
-        """Take note of a job that has ended; its run is free for the next, where its worker is known to be dead."""
+        """Take note of a job that has ended; its run is free for the next, where its worker is known to be dead.
+
+        Broken off by the database, it is done again, and the end counted once: it counts when it has been told.
+        """
         run = self._let_go(started.job.run_id)
         if run is None:
             self._streaks.pop(started.job.run_id, None)
             return
-        streak = self._streaks.setdefault(run.id, FailureStreak(self._executor.first_pause_s))
+        known = self._streaks.get(run.id)
+        streak = FailureStreak(self._executor.first_pause_s) if known is None else deepcopy(known)
         now = self._clock.monotonic()
         if self._mark(run) != started.mark:
             streak.begin_anew(now)
@@ -261,6 +267,7 @@ class ExecutorLoop:
         elif state.told:
             sentence = streak.retry_sentence(state, is_free=self._leases.is_free(run))
             self._tell(run.id, sentence, "warning")
+        self._streaks[run.id] = streak
 
     def _let_go(self, run_id: str) -> DbRun | None:
         """Free a run of the lease that a dead worker of this machine had; return it as it is then, if it is open."""

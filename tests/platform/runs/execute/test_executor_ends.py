@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.logs import LogStore
-from osmosis_ai.platform.runs.execute.worker_process import SET_BACK
+from osmosis_ai.platform.runs.execute.worker_process import ENDED, LEASE_LOST, NOT_MINE, SET_BACK
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.worker_access import WorkerAccess
 from tests.platform.conftest import ManualClock, Member
@@ -58,3 +59,30 @@ def test_an_end_that_the_database_broke_off_is_noted_by_the_next_round_and_count
     clock.advance(0.5)
     bench.executor.round()
     assert bench.order == ["a", "a"]
+
+
+@pytest.mark.parametrize("status", [ENDED, NOT_MINE, LEASE_LOST])
+def test_a_worker_that_gathers_nothing_of_a_stopped_run_is_followed_by_others_at_growing_pauses(
+    bench: Bench, member: Member, clock: ManualClock, status: int
+) -> None:
+    run_id = bench.add("a", member)
+    bench.record(run_id)
+    for number in range(6):  # a run that waits for its next try when it is stopped
+        bench.executor.round()
+        assert len(bench.started) == number + 1
+        bench.started[number].status = NOT_MINE
+        bench.executor.round()
+        clock.advance(300 if number < 5 else 0)
+    with bench.services.db.transaction() as session:
+        session.get_one(DbRun, run_id).stop_requested_at = clock.now()
+    bench.executor.round()
+    assert len(bench.started) == 7, "a stop does not wait for that try"
+    for number, pause_s in enumerate((32, 64, 128, 256, 300, 300), start=7):
+        bench.started[-1].status = status
+        bench.executor.round()
+        clock.advance(pause_s - 0.5)
+        bench.executor.round()
+        assert len(bench.started) == number
+        clock.advance(0.5)
+        bench.executor.round()
+        assert len(bench.started) == number + 1

@@ -99,12 +99,14 @@ class _Started:
         workspace_id: whose.
         mark: how far its run had come when it was started.
         told: what its run was told of it.
+        gathers: whether its run was to stop when it was started.
         stop_by: when it is ended, after its run was to end (monotonic seconds).
     """
 
     job: WantedJob
     workspace_id: str
     mark: object
+    gathers: bool
     told: str = ""
     is_waiting: bool = True
     stop_by: float | None = None
@@ -259,6 +261,8 @@ class ExecutorLoop:
             streak.begin_anew(now)
         else:
             streak.add(state.fault, now)
+        if started.gathers:
+            streak.gathers_from = streak.not_before
         if streak.is_hopeless(run.kind):
             goes_on = newest_step(run, self._config.runs_dir) is not None
             streak.verdict = streak.failure_sentence(state, goes_on=goes_on)
@@ -312,7 +316,7 @@ class ExecutorLoop:
                 continue
             if verdict is not None:
                 self._give_up(run.id, verdict)
-            else:
+            elif streak is None or self._clock.monotonic() >= streak.gathers_from:
                 self._finish_stopped(run)
 
     def _give_up(self, run_id: str, verdict: str) -> None:
@@ -368,7 +372,8 @@ class ExecutorLoop:
     def _started(self, run: DbRun, number: int) -> _Started:
         asked = read_execution(run.request.get("advanced_config"))
         needs = asked.cpus or 1.0, asked.gpus or 0, asked.memory_gb
-        return _Started(WantedJob(job_id(run.id, number), run.id, *needs), run.workspace_id, self._mark(run))
+        job = WantedJob(job_id(run.id, number), run.id, *needs)
+        return _Started(job, run.workspace_id, self._mark(run), gathers=run.stop_requested_at is not None)
 
     def _mark(self, run: DbRun) -> object:
         """Return what changes when something is done that need not be done again, here or anywhere."""

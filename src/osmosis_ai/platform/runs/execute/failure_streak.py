@@ -22,12 +22,14 @@ class FailureStreak:
         first_pause_s: how long nothing is tried after the first.
         ends: so many, by whose fault they were.
         not_before: monotonic seconds.
+        gathers_from: when the results of a run that is to stop are gathered again; it waits for no other next try.
         verdict: why the run is to fail.
     """
 
     first_pause_s: float
     ends: Counter[Fault] = field(default_factory=Counter)
     not_before: float = 0.0
+    gathers_from: float = 0.0
     verdict: str | None = None
 
     def add(self, fault: Fault, now: float) -> None:

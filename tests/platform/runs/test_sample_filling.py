@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from osmosis_ai.platform.blobs.store import BlobStore, BlobStoreBusy
+from osmosis_ai.platform.blobs.store import BlobStore, BlobStoreBusy, BlobStoreError, BlobStoreSilent
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample, new_id
 from osmosis_ai.platform.http.operations import health
 from osmosis_ai.platform.runs import sample_filling
@@ -149,6 +149,50 @@ def test_a_store_that_is_away_leaves_nothing_for_not_recorded(
     assert not is_filled(services, run)
     services.sample_filling.fill()
     assert is_filled(services, run) and samples(services, run)[0].output == "four"
+
+
+@pytest.mark.parametrize(
+    "failure", [BlobStoreError("it was changed"), BlobStoreBusy("500"), OSError("the disk")]
+)
+def test_a_run_whose_files_cannot_be_read_keeps_no_other_from_being_filled(
+    services: PlatformServices,
+    member: Member,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception,
+) -> None:
+    older = add_run(services, member, [conversation()])
+    clock.advance(1.0)
+    harmed = add_run(services, member, [conversation()])
+    opened = services.blobs.open
+
+    def damaged(key: str) -> Any:
+        if harmed.id in key:
+            raise failure
+        return opened(key)
+
+    monkeypatch.setattr(services.blobs, "open", damaged)
+    with pytest.raises(type(failure)):
+        services.sample_filling.fill()
+    assert (is_filled(services, harmed), is_filled(services, older)) == (False, True)
+    assert services.sample_filling.left == 1
+
+
+def test_a_store_that_does_not_answer_is_not_asked_for_each_run(
+    services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def silent(key: str) -> None:
+        asked.append(key)
+        raise BlobStoreSilent("it does not answer.")
+
+    for _ in range(2):
+        add_run(services, member, [conversation()])
+    monkeypatch.setattr(services.blobs, "open", silent)
+    with pytest.raises(BlobStoreSilent):
+        services.sample_filling.fill()
+    assert len(asked) == 1
 
 
 class Ended(BaseException):

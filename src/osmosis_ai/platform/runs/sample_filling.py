@@ -27,7 +27,7 @@ from osmosis_ai.evaluation.conversation import (
 from osmosis_ai.evaluation.previews import previews_of
 from osmosis_ai.evaluation.spec import keeps_previews
 from osmosis_ai.evaluation.trajectory_export import item_name
-from osmosis_ai.platform.blobs.store import BlobError, BlobStore, BlobStoreError
+from osmosis_ai.platform.blobs.store import BlobError, BlobStore, BlobStoreError, BlobStoreSilent
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
@@ -102,7 +102,8 @@ class SampleFilling:
         """Fill the samples of all runs that wait for it, the newest run first.
 
         Raises:
-            OSError, OsmosisError: the database or the blobs could not be used; what is filled is kept.
+            OSError, OsmosisError: the database or the blobs could not be used, or the files of one run, behind all the
+                others; what is filled is kept.
         """
         with self._db.session() as session:
             newest_first = select(DbRun.id).where(_WAITING).order_by(DbRun.created_at.desc(), DbRun.id)
@@ -110,12 +111,21 @@ class SampleFilling:
         self.left = len(waiting)
         if self.left > 1:
             logger.info("reading the conversations of %d runs for what was not recorded", self.left)
+        failure: Exception | None = None
         for run_id in waiting:
-            if not self._fill_run(run_id):
-                return
+            try:
+                if not self._fill_run(run_id):
+                    return
+            except BlobStoreSilent:
+                raise
+            except (OSError, BlobError) as error:
+                failure = error  # what is wrong with one run's files is no matter of the others
+                continue
             self.left -= 1
             if self.left and self.left % _TOLD_EVERY == 0:
                 logger.info("%d runs are left", self.left)
+        if failure is not None:
+            raise failure
         if len(waiting) > 1:
             logger.info("the conversations of %d runs have been read", len(waiting))
 

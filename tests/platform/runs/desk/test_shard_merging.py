@@ -348,8 +348,15 @@ def test_parts_that_a_killed_process_has_sent_to_a_bucket_are_forgotten_and_a_wo
     assert {upload.id for upload, _ in blobs.unfinished_uploads()} == {known.id}
 
 
+@pytest.mark.parametrize(
+    "failure",
+    [
+        OSError(errno.EIO, "the disk: it cannot be read"),
+        BlobStoreBusy("the bucket answered 500: it cannot be read."),
+    ],
+)
 def test_a_run_whose_shards_cannot_be_read_now_keeps_no_other_from_being_merged(
-    run: ShardedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: ShardedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     other = another_run(run, tmp_path)
     run.shards(FAN)
@@ -358,11 +365,11 @@ def test_a_run_whose_shards_cannot_be_read_now_keeps_no_other_from_being_merged(
 
     def damaged(key: str, offset: int, length: int) -> bytes:
         if key.startswith(f"runs/{run.id}/"):
-            raise OSError(errno.EIO, "the disk cannot be read")
+            raise failure
         return read(key, offset, length)
 
     monkeypatch.setattr(run.blobs, "read", damaged)
-    with pytest.raises(OSError, match="cannot be read"):
+    with pytest.raises(type(failure), match="cannot be read"):
         run.merging.merge_due()
     assert other.states() == {"stored": 1, "replaced": FAN}
     assert run.states() == {"stored": FAN}, "and of the other one nothing is left half done"

@@ -22,7 +22,7 @@ from sqlalchemy import ColumnElement, CursorResult, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.blobs.store import BlobError, BlobStore, BlobStoreBusy
+from osmosis_ai.platform.blobs.store import BlobError, BlobStore, BlobStoreSilent
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbRunShard
@@ -79,7 +79,7 @@ class ShardMerging:
             try:
                 while time.monotonic() < until and self._merge_next(run_id, has_ended=has_ended):
                     pass
-            except BlobStoreBusy:
+            except BlobStoreSilent:
                 raise
             except (OSError, BlobError) as error:
                 failure = error  # what is wrong with one run's files is no matter of the others

@@ -19,6 +19,15 @@ logging.getLogger("stamina").addHandler(logging.NullHandler())
 
 T = TypeVar("T")
 LONGEST_REQUESTED_WAIT_S = 60.0
+AT_LEAST_S = 20.0
+"""How long any body may take, where somebody waits behind it."""
+SLOWEST_BYTES_S = 64 << 10
+"""How much of a large one comes in each second at least, on the whole: 8 MiB in two and a half minutes."""
+
+
+def longest_transfer_s(size: int) -> float:
+    """Return how long ``size`` bytes may take on a slow line, in seconds; silence alone is a connection's own timeout."""
+    return AT_LEAST_S + size / SLOWEST_BYTES_S
 
 
 class Transient(Exception):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.platform.blobs import s3_bodies
+from osmosis_ai.api import retrying
 from osmosis_ai.platform.blobs.copies import BlobCopies
 from osmosis_ai.platform.blobs.s3 import S3BlobStore
 from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobStoreSilent
@@ -78,7 +78,7 @@ def answering(
 def test_a_store_that_sends_a_byte_now_and_then_is_given_up_and_kept_from_others(
     answering: Callable[[Answer], tuple[Pretended, S3BlobStore]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_bodies, "AT_LEAST_S", 0.2)
+    monkeypatch.setattr(retrying, "AT_LEAST_S", 0.2)
     given_up = threading.Event()
 
     def trickle(send: Callable[[bytes], None]) -> None:

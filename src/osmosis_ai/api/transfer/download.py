@@ -9,8 +9,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -59,6 +61,7 @@ def download(
     progress: Progress | None = None,
     refresh_url: Callable[[], str] | None = None,
     waits: Waits = WAITS,
+    within_s: float | None = None,
     client: BlobClient | None = None,
 ) -> Download:
     """Fetch a file; an existing ``target`` is replaced in one step.
@@ -72,6 +75,7 @@ def download(
         progress: called with the number of bytes that are there so far; falls back when it starts again.
         refresh_url: returns a new URL when the store says that this one has ended (HTTP 403).
         waits: the pauses between tries.
+        within_s: how long all tries may take; otherwise as long as bytes come.
         client: connections to use; otherwise opened and closed here.
 
     Raises:
@@ -87,6 +91,7 @@ def download(
             partial = stack.enter_context(_Partial(target))
             transfer = _Transfer(blobs, url, partial, expected_size, expected_sha256, progress, refresh_url)
             transfer.largest_size = largest_size
+            transfer.until = math.inf if within_s is None else time.monotonic() + within_s
             waits.run(transfer.attempt)
             size = partial.size()
             partial.finish()
@@ -196,6 +201,7 @@ class _Transfer:
         self._refresh_url = refresh_url
         self.suggested_name: str | None = None
         self.largest_size: int | None = None
+        self.until = math.inf
 
     def attempt(self) -> None:
         """Fetch what is missing and check the whole."""
@@ -223,6 +229,12 @@ class _Transfer:
             self._partial.append(block)
             have += len(block)
             self._check_size(have, final=False)
+            if time.monotonic() > self.until:
+                slow = TransferError(
+                    f"{shown(self._url)} is too slow: {have} bytes came in all the time there was."
+                )
+                slow.is_passing = True
+                raise slow
             if self._progress is not None:
                 self._progress(have)
 

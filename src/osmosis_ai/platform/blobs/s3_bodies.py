@@ -9,12 +9,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from osmosis_ai.api.retrying import longest_transfer_s
 from osmosis_ai.platform.blobs.store import BlobStoreSilent
 
-AT_LEAST_S = 20.0
-"""How long any body may take."""
-SLOWEST_BYTES_S = 64 << 10
-"""How much of a large one comes in each second at least, on the whole: 8 MiB in two and a half minutes."""
 _BLOCK_BYTES = 1 << 20
 
 
@@ -34,7 +31,7 @@ def read_body(body: Any, size: int, shown: str) -> bytes:
     from urllib3.exceptions import HTTPError
     from urllib3.exceptions import ReadTimeoutError as Silence
 
-    within_s = AT_LEAST_S + size / SLOWEST_BYTES_S
+    within_s = longest_transfer_s(size)
     until = time.monotonic() + within_s
     content = bytearray()
     # What botocore wraps returns what has come; botocore itself only what was asked for, however long that takes.

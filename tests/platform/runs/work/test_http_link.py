@@ -6,15 +6,17 @@ import gzip
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from osmosis_ai.api.http_errors import PlatformError
@@ -70,6 +72,7 @@ class Desk:
         self.replies: list[Response] = []
         self.asked: list[tuple[str, dict[str, str], dict[str, Any]]] = []
         self.blobs: dict[str, bytes] = {}
+        self.bodies: dict[str, Callable[[Request], Response]] = {}
         self.app = Starlette(
             routes=[
                 Route("/api/workers/v1/{rest:path}", self.exchange, methods=["POST"]),
@@ -87,6 +90,8 @@ class Desk:
     async def blob(self, request: Request) -> Response:
         self.asked.append((request.url.path, dict(request.headers), {}))
         name = request.path_params["name"]
+        if name in self.bodies:
+            return self.bodies[name](request)
         if name == "silent":
             while (await request.receive())["type"] != "http.disconnect":
                 pass
@@ -321,6 +326,32 @@ def test_fetched_bytes_are_whole_and_right_or_not_there(
         # What answers in the store's place for a minute fails no run, and no command is to be run again.
         assert failed.value.is_infrastructure and failed.value.hint is None
     assert [path.name for path in tmp_path.iterdir()] == ["right"]
+
+
+def test_what_comes_too_slowly_fails_no_run_and_goes_on_from_there_the_next_time(
+    channel: RunChannel, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = bytes(range(256)) * (3 << 12)
+    (tmp_path / "stored").write_bytes(content)
+    desk.bodies["rows"] = lambda _: FileResponse(tmp_path / "stored")
+    wanted = InputDownload(url="/blobs/rows", size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    target, partial = tmp_path / "rows", tmp_path / "rows.partial"
+
+    def now() -> float:
+        """Return the time on a line by which two thirds come soon and the rest not before an hour."""
+        return 3600.0 if partial.exists() and partial.stat().st_size >= 2 << 20 else 0.0
+
+    with monkeypatch.context() as patched:
+        # The package has a function of the module's name.
+        fetching = import_module("osmosis_ai.api.transfer.download")
+        patched.setattr(fetching, "time", SimpleNamespace(monotonic=now), raising=False)
+        with pytest.raises(PlatformUnreachableError, match=r"is too slow: \d+ bytes came"):
+            channel.fetch(wanted, target)
+    fetched = partial.stat().st_size
+    assert not target.exists() and 2 << 20 <= fetched < len(content)
+    channel.fetch(wanted, target)
+    assert target.read_bytes() == content
+    assert [headers.get("range") for _, headers, _ in desk.asked] == [None, f"bytes={fetched}-"]
 
 
 def test_a_lease_runs_out_by_this_machines_own_clock(link: HttpLink, desk: Desk) -> None:

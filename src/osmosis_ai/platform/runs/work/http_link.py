@@ -22,7 +22,7 @@ from osmosis_ai.api.connections import connection_hint, open_http, reason
 from osmosis_ai.api.http_errors import PlatformError, Reply, RequestInfo, UnreadableReply, http_error
 from osmosis_ai.api.platform_url import ensure_secure
 from osmosis_ai.api.redaction import ReplyRedactor
-from osmosis_ai.api.retrying import Transient, Waits
+from osmosis_ai.api.retrying import Transient, Waits, longest_transfer_s
 from osmosis_ai.api.transfer.client import BlobClient, TransferError
 from osmosis_ai.api.transfer.download import download as fetch_file
 from osmosis_ai.api.wire.base import WireModel
@@ -173,7 +173,10 @@ class HttpLink:
         return self._close(run_route(run_id, "release"), request)
 
     def fetch(self, download: InputDownload, target: Path) -> None:
-        """Fetch bytes to a file, whole and of this digest, or not at all; a packed part of a journal as it is."""
+        """Fetch bytes to a file, whole and of this digest, or not at all; a packed part of a journal as it is.
+
+        What comes too slowly is given up, and goes on from there when it is fetched again: the run waits behind it.
+        """
         url, blobs = self._place(download.url)
         # Size and digest of a packed part are those of its lines.
         is_packed = isinstance(download, JournalSegment) and download.packed
@@ -186,6 +189,7 @@ class HttpLink:
                     expected_sha256=None if is_packed else download.sha256,
                     largest_size=download.size + _PACKING_ROOM_BYTES if is_packed else None,
                     waits=_BLOB_WAITS.lasting(self._term_s),
+                    within_s=longest_transfer_s(download.size),
                     client=blobs,
                 )
         except TransferError as error:

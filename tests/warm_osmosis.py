@@ -77,6 +77,22 @@ def process_of(client: int) -> int:
     return client
 
 
+def interrupt_twice(client: int) -> None:
+    """Send Ctrl-C and what counts as a second one, so that no time passes between them for the process.
+
+    Of one signal that is sent twice a process that stands still gets one.
+    """
+    process = process_of(client)
+    os.kill(process, signal.SIGSTOP)
+    try:
+        while Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
+        os.kill(process, signal.SIGINT)
+        os.kill(process, signal.SIGTERM)
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
 def _command_of(process: int) -> bytes:
     with suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{process}/cmdline").read_bytes()

@@ -18,7 +18,7 @@ from osmosis_ai.cli.options import parse_duration
 from tests.evaluation.rollouts import write_rollout, write_rows
 from tests.full_disk import NO_CACHED_CODE, limit_files
 from tests.standin_model import Reply, StandInModel, error_reply
-from tests.warm_osmosis import warm_osmosis
+from tests.warm_osmosis import interrupt_twice, warm_osmosis
 from tests.workspace.builders import MINIMAL_EVAL, make_workspace
 
 CONFIG = "configs/eval/multiply.toml"
@@ -214,12 +214,10 @@ async def test_ctrl_c_twice_quits_at_once(world: World) -> None:
     said = ""
     while "running 3 rollouts" not in said:
         said += (await asyncio.wait_for(process.stderr.readline(), 60)).decode()
-    process.send_signal(signal.SIGINT)
-    while "press Ctrl-C again" not in said:
-        said += (await asyncio.wait_for(process.stderr.readline(), 60)).decode()
-    process.send_signal(signal.SIGINT)
-    await asyncio.wait_for(process.communicate(), 60)
+    interrupt_twice(process.pid)
+    said += (await asyncio.wait_for(process.communicate(), 300))[1].decode()
     assert process.returncode == 1
+    assert "press Ctrl-C again" in said and "Error: Interrupted." in said
     hold.set()
     assert (await world.run()).resource["succeeded"] == 3
 

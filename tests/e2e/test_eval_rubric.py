@@ -19,7 +19,7 @@ from tests.e2e.kill_plan import seed_of_kills
 from tests.full_disk import NO_CACHED_CODE, limit_files
 from tests.rubric.judge_server import JudgeServer
 from tests.standin_model import Reply
-from tests.warm_osmosis import warm_osmosis
+from tests.warm_osmosis import interrupt_twice, warm_osmosis
 
 pytestmark = pytest.mark.e2e
 
@@ -190,8 +190,7 @@ async def test_a_second_ctrl_c_quits_at_once(world: World) -> None:
     world.records(50, "[slow 30] {}")
     process = await world.start()
     await asyncio.wait_for(world.judge.arrived.wait(), 300)
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGINT)
+    interrupt_twice(process.pid)
     outcome = await finish(process)
     assert outcome.status == 1 and world.journal.exists()
 

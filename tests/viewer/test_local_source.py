@@ -387,11 +387,12 @@ def test_a_line_of_the_list_follows_its_run(local: LocalPlace) -> None:
     again.close()
 
 
-@pytest.mark.parametrize("name", ["with spaces", "naïve-läufe-✓", "n" * 200])
+@pytest.mark.parametrize("name", ["with spaces", "naïve-läufe-✓", "n" * 255, "ü" * 127])
 def test_a_run_may_have_any_name_that_a_directory_has(local: LocalPlace, name: str) -> None:
     local.start("run", rows=1, n=1)
     local.add("run", [sample_record(0, 0, 1.0)])
     (local.evals / "run").rename(local.evals / name)
+    (local.evals / ".locks").mkdir(exist_ok=True)
     assert [entry.name for entry in local.source.runs(RunQuery(), limit=5).items] == [name]
     assert len(listed(local.source, name, SampleQuery())) == 1
     page = local.source.runs(RunQuery(sort="name"), limit=1)

@@ -28,7 +28,7 @@ def _dataset_files(inputs: ComparedInputs, recorded: Path | None, start: Path) -
         recorded: the file as the run recorded it.
         start: a directory of the workspace beside whose `data/` it may be.
     """
-    if recorded is not None and recorded.is_file():
+    if recorded is not None and _is_file(recorded):
         yield recorded
     name = inputs.dataset_name
     if not name or Path(name).name != name:
@@ -38,8 +38,15 @@ def _dataset_files(inputs: ComparedInputs, recorded: Path | None, start: Path) -
         return
     for extension in DATASET_EXTENSIONS:
         path = data / f"{name}.{extension}"
-        if path != recorded and path.is_file():
+        if path != recorded and _is_file(path):
             yield path
+
+
+def _is_file(path: Path) -> bool:
+    """Tell whether there is such a file; of a name that none can have there is not."""
+    with suppress(OSError, ValueError):
+        return path.is_file()
+    return False
 
 
 def _data_directory(start: Path) -> Path | None:

@@ -7,6 +7,7 @@ those who ask do not see each other, and nobody takes one for a run.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -76,14 +77,17 @@ def acquired(lock: FileLock) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """Tell whether some process has the lock of a file; False where there is no file.
+    """Tell whether some process has the lock of a file; False where there is no file, and can be none.
 
     Raises:
         OSError: the file can not be read.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except OSError as error:
+        # A directory may have a name that leaves no room for `.lock`.
+        if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+            raise
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -72,7 +72,9 @@ def test_a_beginning_of_several_runs_lists_them(workspace: WorkspaceDirectory) -
     assert caught.value.details["candidates"] == ["amber-owl", "amber-fox"]
 
 
-@pytest.mark.parametrize("word", ["x" * 256, "git:" + "a" * 10_000, "git:a\0b", "local:\0", "é" * 300])
+@pytest.mark.parametrize(
+    "word", ["x" * 256, "git:" + "a" * 10_000, "git:a\0b", "local:\0", "é" * 128, "\ud800" * 100]
+)
 def test_what_no_file_can_be_called_is_no_run(workspace: WorkspaceDirectory, word: str) -> None:
     with pytest.raises(NotFoundError, match="no run can be called `") as caught:
         resolve_run(word, client=nobody, start=workspace.root)

@@ -32,7 +32,7 @@ GIT = "git:"
 _PLACES = ("local", "platform")
 _MOST_SHOWN = 10
 _LONGEST_NAME = 255
-"""Of a file, in every file system that we know."""
+"""Of a file in every file system that we know, in bytes."""
 _LARGEST_RESULT_BYTES = 64 << 20
 
 
@@ -191,7 +191,8 @@ def _forced(reference: str) -> tuple[str | None, str]:
     Raises:
         NotFoundError: nothing can be called so, on any machine.
     """
-    if "\0" in reference or any(len(part) > _LONGEST_NAME for part in reference.split("/")):
+    parts = (part.encode("utf-8", "surrogatepass") for part in reference.split("/"))
+    if "\0" in reference or any(len(part) > _LONGEST_NAME for part in parts):
         raise NotFoundError(f"no run can be called `{reference[:40]}…`.", hint="osmosis eval list")
     place, colon, rest = reference.partition(":")
     return (place, rest) if colon and place in _PLACES else (None, reference)

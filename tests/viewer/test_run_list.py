@@ -65,7 +65,9 @@ def test_an_empty_list_tells_what_makes_the_first_run_or_what_a_filter_hides() -
 def test_a_filter_over_nothing_is_not_said_to_hide_anything() -> None:
     pages = visitor(FakeSource([a_run("one")]))
     assert "osmosis train submit" in page_text(pages.get("/training?q=two"))
-    assert "No sample is here yet." in page_text(pages.get("/evals/one/samples?outcome=failed"))
+    assert "This run has no sample with a result." in page_text(
+        pages.get("/evals/one/samples?outcome=failed")
+    )
 
 
 def test_the_rarer_filters_are_open_only_while_one_of_them_is_set() -> None:

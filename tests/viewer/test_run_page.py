@@ -271,7 +271,7 @@ def test_a_run_without_anything_has_a_page() -> None:
     assert "No sample has a score yet." in text and 'data-live-source="/evals/new/changes"' in text
     # What the page shows needs not be told to it again.
     assert 'data-live-cursor="0"' in text
-    assert "No sample is here yet." in page_text(visitor(source).get("/evals/new/samples"))
+    assert "This run has no sample with a result." in page_text(visitor(source).get("/evals/new/samples"))
 
 
 def test_a_run_that_is_deleted_while_its_page_is_open_is_not_found() -> None:

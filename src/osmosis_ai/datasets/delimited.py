@@ -7,14 +7,27 @@ import io
 from collections import Counter
 from collections.abc import Iterator
 
-from osmosis_ai.datasets.reader import MAX_RECORD_BYTES, Record, RecordReader, quote_names
+from osmosis_ai.datasets.reader import (
+    MAX_RECORD_BYTES,
+    Record,
+    RecordReader,
+    pass_byte_order_mark,
+    quote_names,
+)
+from osmosis_ai.datasets.record_places import RecordPlace
 
 
 class CsvReader(RecordReader):
     """Yields (number of the line on which the row starts, record of strings)."""
 
+    _read_to = 0  # bytes, of whole lines
+
     def __iter__(self) -> Iterator[tuple[int, Record]]:
-        for line, fields in self._rows():
+        return self.behind(0)
+
+    def behind(self, rows: int) -> Iterator[tuple[int, Record]]:
+        """Yield what stands behind so many rows; the columns of those are not counted."""
+        for line, fields in self._rows(rows):
             if len(fields) == len(self.columns):
                 yield line, dict(zip(self.columns, fields, strict=True))
             else:
@@ -24,21 +37,28 @@ class CsvReader(RecordReader):
         """Return how many rows follow the header; their columns are not counted."""
         return sum(1 for _ in self._rows())
 
-    def _rows(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield (line on which the row starts, fields) of every row behind the header."""
+    def _rows(self, passed: int = 0) -> Iterator[tuple[int, list[str]]]:
+        """Yield (line on which the row starts, fields) of every row behind the header and so many rows."""
         # The module's limit is one for the whole process: it is only ever raised.
         csv.field_size_limit(max(csv.field_size_limit(), MAX_RECORD_BYTES))
-        with self.open() as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
+        with self.open() as raw:
+            places = self.places(raw)
+            begin = self._begin(raw, places.before(passed))
+            text = io.TextIOWrapper(raw, encoding="utf-8", newline="")
             # Strict: a quote that is never closed would otherwise swallow the rest of the file.
-            rows = csv.reader(self._lines(text), strict=True)
-            line = 1
+            rows = csv.reader(self._lines(text, begin.line), strict=True)
+            line, number = begin.line, begin.rows
             try:
                 for fields in rows:
                     if fields and self.columns:
-                        yield line, fields
+                        number += 1
+                        if number > passed:
+                            yield line, fields
                     elif fields:
                         self._take_header(line, fields)
-                    line = rows.line_num + 1
+                    line = begin.line + rows.line_num
+                    if self._read_to >= places.due_at and self.columns:
+                        places.keep(self.place(number, self._read_to, line))
             except csv.Error as error:
                 self.fail(f"line {line}: not valid CSV: {error}{_advice(error)}")
             except UnicodeDecodeError:
@@ -52,12 +72,23 @@ class CsvReader(RecordReader):
             self.fail(f"line {line}: the header names {quote_names(twice)} more than once")
         self.columns = tuple(names)
 
-    def _lines(self, text: io.TextIOWrapper) -> Iterator[str]:
-        number = 0
+    def _begin(self, raw: io.BufferedReader, known: RecordPlace | None) -> RecordPlace:
+        """Stand where reading begins: at a place that is known, or behind a byte-order mark."""
+        if known is not None:
+            self.go_to(raw, known)
+        else:
+            self.columns = ()
+            pass_byte_order_mark(raw)
+        self._read_to = raw.tell()
+        return known or self.place(0, self._read_to, 1)
+
+    def _lines(self, text: io.TextIOWrapper, number: int) -> Iterator[str]:
+        """Yield lines, the first of which has a number, and count their bytes."""
         while line := text.readline(MAX_RECORD_BYTES + 1):
-            number += 1
             if len(line) > MAX_RECORD_BYTES:
                 self.fail_too_long(number)
+            number += 1
+            self._read_to += len(line) if line.isascii() else len(line.encode())
             yield line
 
 

@@ -8,6 +8,7 @@ record.
 from __future__ import annotations
 
 import codecs
+import io
 import json
 import math
 import re
@@ -21,6 +22,7 @@ from osmosis_ai.datasets.reader import (
     MAX_RECORD_BYTES,
     Record,
     RecordReader,
+    pass_byte_order_mark,
 )
 
 _BLANK = re.compile(r"[ \t\n\r]*")
@@ -33,23 +35,26 @@ class JsonArrayReader(RecordReader):
     unit = "row"
 
     def __iter__(self) -> Iterator[tuple[int, Record]]:
-        for number, value in self._elements():
+        return self.behind(0)
+
+    def behind(self, rows: int) -> Iterator[tuple[int, Record]]:
+        """Yield what stands behind so many rows; of those, what stands before a known place is not read."""
+        for number, value in self._elements(rows):
             record = self.admit(number, value)
-            if record is not None:
+            if record is not None and number > rows:
                 yield number, record
 
     def count(self) -> int:
         """Return how many elements the array has."""
         return sum(1 for _ in self._elements())
 
-    def _elements(self) -> Iterator[tuple[int, Any]]:
-        """Yield (number from 1, value) of each element of the array."""
-        with _Window(self) as window:
-            first = window.next_character()
-            if first != "[":
-                self.fail(self._not_an_array(first, window.where()))
-            window.advance(1)
-            number = 0
+    def _elements(self, passed: int = 0) -> Iterator[tuple[int, Any]]:
+        """Yield (number from 1, value) of elements of the array, from the first or a known place before one."""
+        with self.open() as handle:
+            window = _Window(self, handle, passed)
+            number = window.rows_before
+            if not number:
+                self._enter(window)
             character = window.next_character()
             while character != "]":
                 number += 1
@@ -58,6 +63,7 @@ class JsonArrayReader(RecordReader):
                 if character == ",":
                     window.advance(1)
                     if window.next_character() != "]":
+                        window.keep_place(number)
                         continue
                     self.fail(f"{window.where()}: a comma before the closing ']'")
                 if character != "]":
@@ -66,6 +72,12 @@ class JsonArrayReader(RecordReader):
             window.advance(1)
             if window.next_character():
                 self.fail(f"{window.where()}: text after the closing ']'")
+
+    def _enter(self, window: _Window) -> None:
+        first = window.next_character()
+        if first != "[":
+            self.fail(self._not_an_array(first, window.where()))
+        window.advance(1)
 
     @staticmethod
     def _not_an_array(first: str, where: str) -> str:
@@ -91,22 +103,25 @@ def _refuse(constant: str) -> NoReturn:
 class _Window:
     """The part of the file being looked at, as text, and where it stands in the file."""
 
-    def __init__(self, reader: RecordReader) -> None:
+    def __init__(self, reader: RecordReader, handle: io.BufferedReader, passed: int) -> None:
         self._reader = reader
-        self._handle = reader.open()
-        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self._handle = handle
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._scan = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse).raw_decode
         self._text = ""
         self._position = 0
         self._ended = False
-        self._line = 1  # of the window's first character
+        self._counted = 0  # the position that line, column and offset are of
+        self._line = 1
         self._column = 1
-
-    def __enter__(self) -> _Window:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._handle.close()
+        self.rows_before = 0  # the place where reading begins
+        self._places = reader.places(handle)
+        if known := self._places.before(passed):
+            reader.go_to(handle, known)
+            self.rows_before, self._line, self._column = known.rows, known.line, known.column
+        else:
+            pass_byte_order_mark(handle)
+        self._offset = handle.tell()
 
     def advance(self, characters: int) -> None:
         self._position += characters
@@ -138,13 +153,28 @@ class _Window:
                     return value
             self._grow(max(BLOCK_BYTES, self._held()))
 
+    def keep_place(self, rows: int) -> None:
+        """Remember that so many rows stand before what comes next, where that is worth while."""
+        # No character is shorter than a byte.
+        if self._reader.columns and self._offset + self._position - self._counted >= self._places.due_at:
+            self._count()
+            self._places.keep(self._reader.place(rows, self._offset, self._line, self._column))
+
     def where(self, position: int | None = None) -> str:
         """Return "line L, column C" of a position in the window, by default the current one."""
-        at = self._position if position is None else position
-        line = self._line + self._text.count("\n", 0, at)
-        start = self._text.rfind("\n", 0, at)
-        column = at - start if start >= 0 else self._column + at
+        line, column = self._line_and_column(self._position if position is None else position)
         return f"line {line}, column {column}"
+
+    def _line_and_column(self, at: int) -> tuple[int, int]:
+        line = self._line + self._text.count("\n", self._counted, at)
+        start = self._text.rfind("\n", self._counted, at)
+        return line, at - start if start >= 0 else self._column + at - self._counted
+
+    def _count(self) -> None:
+        """Have line, column and offset be of the current position."""
+        self._line, self._column = self._line_and_column(self._position)
+        self._offset += len(self._text[self._counted : self._position].encode())
+        self._counted = self._position
 
     def _held(self) -> int:
         return len(self._text) - self._position
@@ -173,10 +203,7 @@ class _Window:
 
     def _grow(self, count: int) -> None:
         """Drop what has been passed and read ``count`` more bytes."""
-        passed = self._text[: self._position]
-        lines = passed.count("\n")
-        self._line += lines
-        self._column = len(passed) - passed.rfind("\n") if lines else self._column + len(passed)
+        self._count()
         data = self._handle.read(count)
         self._ended = not data
         try:
@@ -184,4 +211,4 @@ class _Window:
         except UnicodeDecodeError:
             self._reader.fail_encoding()
         self._text = self._text[self._position :] + more
-        self._position = 0
+        self._position = self._counted = 0

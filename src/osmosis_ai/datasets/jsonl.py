@@ -9,21 +9,23 @@ line is wrong, and why.
 
 from __future__ import annotations
 
+import io
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import islice
 
 import orjson
 
 from osmosis_ai.datasets.reader import (
-    BYTE_ORDER_MARK,
     MAX_RECORD_BYTES,
     Record,
     RecordReader,
     count_line_ends,
     may_have_lost_digits,
+    pass_byte_order_mark,
 )
+from osmosis_ai.datasets.record_places import RecordPlace
 
 # Small enough for its records to stay in the processor's cache: 5 % faster than 256 KiB.
 _BLOCK_BYTES = 64 << 10
@@ -42,26 +44,41 @@ class JsonLinesReader(RecordReader):
 
     def behind(self, rows: int) -> Iterator[tuple[int, Record]]:
         """Yield what stands behind so many rows, of which lines are counted alone."""
-        number = 1
-        for block in self._blocks():
-            if rows and (passed := _rows_in(block)) <= rows:
-                rows -= passed
+        with self.open(_BLOCK_BYTES) as handle:
+            places = self.places(handle)
+            begin = self._begin(handle, places.before(rows))
+            passed, number, offset = begin.rows, begin.line, begin.offset
+            for block in self._blocks(handle):
+                if offset >= places.due_at:
+                    places.keep(self.place(passed, offset, number))
+                if passed >= rows or (held := _rows_in(block)) > rows - passed:
+                    held = yield from self._records(block, number, max(rows - passed, 0))
+                passed += held
                 number += block.count(b"\n") + 1
-                continue
-            records = self._decode_block(block)
-            if records is not None:
-                self._block, self._block_starts_at = block, number
-                yield from islice(enumerate(records, number), rows, None)
-                rows = 0
-                number += len(records)
-                continue
-            for raw in block.split(b"\n"):
-                if rows and raw and not raw.isspace():
-                    rows -= 1
-                elif (record := self._decode_line(number, raw)) is not None:
-                    self._block, self._block_starts_at = raw, number
-                    yield number, record
-                number += 1
+                offset += len(block) + 1
+
+    def _begin(self, handle: io.BufferedReader, known: RecordPlace | None) -> RecordPlace:
+        """Stand where reading begins: at a place that is known, or behind a byte-order mark."""
+        if known is not None:
+            handle.seek(known.offset)
+            return known
+        pass_byte_order_mark(handle)
+        return self.place(0, handle.tell(), 1)
+
+    def _records(self, block: bytes, number: int, passed: int) -> Generator[tuple[int, Record], None, int]:
+        """Yield the records of a block, the first line of which has a number, behind so many rows; return how many it has."""
+        records = self._decode_block(block)
+        if records is not None:
+            self._block, self._block_starts_at = block, number
+            yield from islice(enumerate(records, number), passed, None)
+            return len(records)
+        for at, raw in enumerate(block.split(b"\n"), number):
+            if passed and raw and not raw.isspace():
+                passed -= 1
+            elif (record := self._decode_line(at, raw)) is not None:
+                self._block, self._block_starts_at = raw, at
+                yield at, record
+        return _rows_in(block)
 
     def exactly(self, number: int, record: Record) -> Record:
         """Return the record just yielded with every digit of its integers."""
@@ -76,7 +93,9 @@ class JsonLinesReader(RecordReader):
 
     def count(self) -> int:
         """Return how many lines are not blank; they are not decoded."""
-        return sum(map(_rows_in, self._blocks()))
+        with self.open(_BLOCK_BYTES) as handle:
+            pass_byte_order_mark(handle)
+            return sum(map(_rows_in, self._blocks(handle)))
 
     def _decode_block(self, block: bytes) -> list[Record] | None:
         """Return the block's records if every line is a good one, else None."""
@@ -116,25 +135,22 @@ class JsonLinesReader(RecordReader):
         column = getattr(error, "colno", 1)
         self.report(f"line {number}: not valid JSON: {reason} (column {column})")
 
-    def _blocks(self) -> Iterator[bytes]:
+    def _blocks(self, handle: io.BufferedReader) -> Iterator[bytes]:
         """Yield runs of whole lines, without the line end that closes each run."""
         pieces: list[bytes] = []
         held = 0
-        with self.open(_BLOCK_BYTES) as handle:
-            if handle.peek(len(BYTE_ORDER_MARK)).startswith(BYTE_ORDER_MARK):
-                handle.read(len(BYTE_ORDER_MARK))
-            while data := handle.read(_BLOCK_BYTES):
-                end = data.rfind(b"\n")
-                if end < 0:
-                    pieces.append(data)
-                    held += len(data)
-                    if held > MAX_RECORD_BYTES:
-                        self.fail_too_long(1 + count_line_ends(self.path, handle.tell() - held))
-                    continue
-                pieces.append(data[:end])
-                yield b"".join(pieces)
-                pieces = [data[end + 1 :]]
-                held = len(pieces[0])
+        while data := handle.read(_BLOCK_BYTES):
+            end = data.rfind(b"\n")
+            if end < 0:
+                pieces.append(data)
+                held += len(data)
+                if held > MAX_RECORD_BYTES:
+                    self.fail_too_long(1 + count_line_ends(self.path, handle.tell() - held))
+                continue
+            pieces.append(data[:end])
+            yield b"".join(pieces)
+            pieces = [data[end + 1 :]]
+            held = len(pieces[0])
         if held:
             yield b"".join(pieces)
 

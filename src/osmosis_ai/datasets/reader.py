@@ -18,6 +18,8 @@ from typing import Any, ClassVar, NoReturn, cast
 
 import orjson
 
+from osmosis_ai.datasets.record_places import RecordPlace, RecordPlaces, places_in
+
 Record = dict[str, Any]
 Report = Callable[[str], None]
 Progress = Callable[[int], None]
@@ -48,7 +50,7 @@ class RecordReader(ABC):
     Args:
         path: an existing file.
         report: takes one sentence per problem; it may raise to end the reading.
-        progress: takes the number of bytes read so far.
+        progress: takes how many bytes of the file are read or passed over; it may raise :class:`StopReading`.
         only: the columns the caller will look at; a columnar format reads nothing else.
         uniform: whether every record has to be an object with the file's columns. Without it, whatever a line
             or an element holds is yielded, and the caller checks it.
@@ -106,6 +108,20 @@ class RecordReader(ABC):
         """Open the file for reading in blocks, telling ``progress`` of each."""
         return io.BufferedReader(_CountingFile(self.path, self.progress), buffer_size=block_bytes)
 
+    def places(self, handle: io.BufferedReader) -> RecordPlaces:
+        """Return the places of records that are known of a file just opened."""
+        return places_in(handle.fileno(), type(self))
+
+    def go_to(self, handle: io.BufferedReader, place: RecordPlace) -> None:
+        """Go on from a place as if what stands before it had been read."""
+        handle.seek(place.offset)
+        self.columns, self._column_set = place.columns, frozenset(place.columns)
+        self._first_number = place.first_number
+
+    def place(self, rows: int, offset: int, line: int, column: int = 1) -> RecordPlace:
+        """Return the place of the record that is read next, with so many rows before it."""
+        return RecordPlace(rows, offset, line, column, self.columns, self._first_number)
+
     def admit(self, number: int, record: object) -> Record | None:
         """Return ``record`` if it is an object with the file's columns; report it otherwise."""
         if not self.uniform:
@@ -147,13 +163,11 @@ class _CountingFile(io.FileIO):
     def __init__(self, path: Path, progress: Progress | None) -> None:
         super().__init__(path, "r")
         self._progress = progress
-        self._read = 0
 
     def readinto(self, buffer: Any, /) -> int:
         count = super().readinto(buffer) or 0
         if self._progress is not None and count:
-            self._read += count
-            self._progress(self._read)
+            self._progress(self.tell())
         return count
 
 
@@ -216,6 +230,12 @@ def count_line_ends(path: Path, length: int) -> int:
             ends += data.count(b"\n")
             length -= len(data)
     return ends
+
+
+def pass_byte_order_mark(handle: io.BufferedReader) -> None:
+    """Stand behind the mark where a file just opened begins with one."""
+    if handle.peek(len(BYTE_ORDER_MARK)).startswith(BYTE_ORDER_MARK):
+        handle.read(len(BYTE_ORDER_MARK))
 
 
 def starts_with_byte_order_mark(path: Path) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from osmosis_ai.datasets.formats import open_reader, raise_for
-from osmosis_ai.datasets.reader import Record, decode_json, name_of_type, quote_names
+from osmosis_ai.datasets.reader import Record, StopReading, decode_json, name_of_type, quote_names
 
 SYSTEM_COLUMN = "system_prompt"
 PROMPT_COLUMN = "user_prompt"
@@ -75,12 +76,16 @@ def find_row(path: Path, source_row_index: int, *, look_s: float) -> DatasetRow 
         ValueError, RecursionError: the row can not.
     """
     deadline = time.monotonic() + look_s
-    reader = open_reader(path, report=raise_for(path), only=KNOWN_COLUMNS)
-    for index, (number, record) in enumerate(reader):
-        if index == source_row_index:
-            return normalise(index, reader.exactly(number, record))
+
+    def in_time(_: int) -> None:
         if time.monotonic() > deadline:
-            break
+            raise StopReading
+
+    reader = open_reader(path, report=raise_for(path), progress=in_time, only=KNOWN_COLUMNS)
+    with suppress(StopReading):
+        in_time(0)
+        for number, record in reader.behind(source_row_index):
+            return normalise(source_row_index, reader.exactly(number, record))
     return None
 
 

@@ -1,0 +1,96 @@
+"""Where records of large dataset files begin, remembered while the process lives: reading from a row on need not read what stands before.
+
+Invariant: a place is used for the very bytes it was found in. A file is known by device, inode, size and both of its
+times, in the hands of the reader that has it open; a replaced, grown or rewritten one is another file.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from bisect import bisect_right
+from collections import OrderedDict
+from dataclasses import dataclass
+
+_BYTES_APART = 64 << 10
+_MOST_PLACES = 4096
+_MOST_FILES = 16
+# The times of some file systems have steps of two seconds: a younger file may be written again without their telling.
+_SETTLED_NS = 3_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPlace:
+    """Where a record begins, and what a reader knows that stands there.
+
+    Attributes:
+        rows: how many rows stand before it.
+        offset: how many bytes.
+        line, column: what a person would look for, from 1.
+        columns: the file's.
+        first_number: the line or row that they were taken from.
+    """
+
+    rows: int
+    offset: int
+    line: int
+    column: int = 1
+    columns: tuple[str, ...] = ()
+    first_number: int = 0
+
+
+class RecordPlaces:
+    """Places of one file, ascending and evenly apart; further apart the larger the file.
+
+    Attributes:
+        due_at: the offset from which on another place is worth keeping.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._places: list[RecordPlace] = []
+        self._apart = _BYTES_APART
+        self.due_at = self._apart
+
+    def before(self, rows: int) -> RecordPlace | None:
+        """Return the last known place with at most so many rows before it."""
+        with self._lock:
+            found = bisect_right(self._places, rows, key=lambda place: place.rows)
+            return self._places[found - 1] if found else None
+
+    def keep(self, place: RecordPlace) -> None:
+        """Remember a place, unless one as far on is known."""
+        with self._lock:
+            if place.offset < self.due_at:
+                return
+            self._places.append(place)
+            if len(self._places) > _MOST_PLACES:
+                self._places = self._places[1::2]
+                self._apart *= 2
+            self.due_at = self._places[-1].offset + self._apart
+
+
+_lock = threading.Lock()
+_known: OrderedDict[tuple[object, ...], RecordPlaces] = OrderedDict()
+
+
+def places_in(descriptor: int, kind: type) -> RecordPlaces:
+    """Return the places of an open file that are known, and to which a reader adds.
+
+    Args:
+        descriptor: of the file.
+        kind: the class of the reader: of one file's bytes each has its own records.
+    """
+    is_now = os.fstat(descriptor)
+    if is_now.st_size < _BYTES_APART or time.time_ns() - is_now.st_ctime_ns < _SETTLED_NS:
+        return RecordPlaces()
+    # A change in place, its time set back, is told by the time of change.
+    times = is_now.st_mtime_ns, is_now.st_ctime_ns
+    key = (kind, is_now.st_dev, is_now.st_ino, is_now.st_size, *times)
+    with _lock:
+        places = _known.setdefault(key, RecordPlaces())
+        _known.move_to_end(key)
+        while len(_known) > _MOST_FILES:
+            _known.popitem(last=False)
+    return places

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
@@ -13,11 +14,24 @@ import pytest
 from osmosis_ai.api import retrying
 from osmosis_ai.platform.blobs.copies import BlobCopies
 from osmosis_ai.platform.blobs.s3 import S3BlobStore
-from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobStoreSilent
+from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobStoreSilent, BlobUpload
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.s3_address import parse_s3_address
 
 OBJECT = b'HTTP/1.1 206 Partial Content\r\nETag: "1"\r\nContent-Length: 1000\r\nContent-Range: bytes 0-999/1000\r\n\r\n'
+XHTML = b"<html><body>Please pay!</body></html>"
+
+
+def _closing(body: bytes, headers: bytes = b"") -> bytes:
+    described = headers + b"Content-Length: %d\r\nConnection: close\r\n" % len(body)
+    return b"HTTP/1.1 200 OK\r\n" + described + b"\r\n" + body
+
+
+PAGES = {
+    "nothing": _closing(b""),
+    "a page that is XML": _closing(XHTML, b"Content-Type: text/html\r\n"),
+    "a file of a web server": _closing(XHTML, b'Content-Type: text/html\r\nETag: "1"\r\n'),
+}
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 12\r\n\r\nPlease pay! "
 Answer = Callable[[Callable[[bytes], None]], None]
 
@@ -37,9 +51,15 @@ class Pretended:
 
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
-                while self.rfile.readline().strip():
-                    pass
+                headers = dict[bytes, bytes]()
+                while line := self.rfile.readline().strip():
+                    name, _, value = line.partition(b": ")
+                    headers[name.lower()] = value
                 outer.asked += 1
+                if b"expect" in headers:
+                    self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                # Closed with bytes unread, a connection breaks off before its answer is heard.
+                self.rfile.read(int(headers.get(b"content-length", b"0")))
                 with suppress(OSError):
                     answer(lambda words: (self.wfile.write(words), self.wfile.flush())[1])
                     return
@@ -116,3 +136,26 @@ def test_a_page_in_a_stores_place_is_no_file_and_passes(
     for asked in (lambda: store.open("runs/a"), lambda: store.size("runs/a")):
         with pytest.raises(BlobStoreBusy, match="is no store just now"):
             asked()
+
+
+@pytest.mark.parametrize("page", list(PAGES))
+def test_nothing_is_taken_for_stored_read_or_listed_that_a_page_in_a_stores_place_says_is_well(
+    answering: Callable[[Answer], tuple[Pretended, S3BlobStore]], page: str
+) -> None:
+    _, store = answering(lambda send: send(PAGES[page]))
+    upload = BlobUpload("upload", "runs/a")
+    asked: dict[str, Callable[[], object]] = {
+        "put": lambda: store.put("runs/a", io.BytesIO(b"a journal that is deleted when it was stored")),
+        "put in parts": lambda: store.put("runs/a", io.BytesIO(bytes(17 << 20))),
+        "read": lambda: store.read("runs/a", 0, 1000),
+        "open": lambda: store.open("runs/a"),
+        "keys": lambda: list(store.keys("runs")),
+        "begin": lambda: store.begin_upload("runs/a"),
+        "parts": lambda: store.parts(upload),
+        "complete": lambda: store.complete_upload(upload, ["1"]),
+        "unfinished": lambda: list(store.unfinished_uploads()),
+        "delete below": lambda: store.delete_below("runs"),
+    }
+    for what, ask in asked.items():
+        with pytest.raises(BlobStoreBusy, match="is no store just now"):
+            raise AssertionError(f"{what}: {ask()}")

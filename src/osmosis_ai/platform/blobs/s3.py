@@ -29,7 +29,6 @@ from osmosis_ai.platform.blobs.signing import OCTET_STREAM, content_disposition
 from osmosis_ai.platform.blobs.store import (
     BlobInfo,
     BlobNotFound,
-    BlobStoreBusy,
     BlobStoreError,
     BlobUpload,
     Part,
@@ -259,7 +258,6 @@ class S3BlobStore:
         if found is None:
             # The reply to a HEAD has no body, and so no word on whether it is the file or the bucket that is not there.
             return self._read_range(key, 0, 1)[0]
-        self._require_object(found)
         return _Object(_bare(found["ETag"]), found["ContentLength"])
 
     def _fetch(self, key: str, known: _Object, incoming: IncomingFile, start: int) -> None:
@@ -274,6 +272,8 @@ class S3BlobStore:
         from botocore.exceptions import BotoCoreError, ClientError
 
         asked = {**self._where(key), "Range": f"bytes={offset}-{offset + length - 1}"}
+        # So that it is not mistaken for a page.
+        asked["ResponseContentType"] = OCTET_STREAM
         for attempts_left in reversed(range(_BODY_ATTEMPTS)):
             with self._asking("read", key):
                 try:
@@ -303,7 +303,6 @@ class S3BlobStore:
 
     def _described(self, key: str, reply: Mapping[str, Any], length: int) -> _Object:
         """Return what a reply says of the object, before a byte of its body is read."""
-        self._require_object(reply)
         size: int = reply["ContentLength"]
         if size > length:
             raise BlobStoreError(f"{self._address.shown} does not serve parts of an object.")
@@ -311,13 +310,6 @@ class S3BlobStore:
         if total and not (total.isascii() and total.isdigit()):
             raise self._altered(key)
         return _Object(_bare(reply["ETag"]), int(total) if total else size)
-
-    def _require_object(self, reply: Mapping[str, Any]) -> None:
-        """Find out whether an answer is a store's: what stands before one may say that all is well, and send a page."""
-        if not (reply.get("ETag") and reply.get("ContentLength") is not None):
-            raise BlobStoreBusy(
-                f"what answers for {self._address.shown} is no store just now; it is asked again later."
-            )
 
     def _altered(self, key: str) -> BlobStoreError:
         return BlobStoreError(

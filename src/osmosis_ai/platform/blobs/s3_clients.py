@@ -6,6 +6,7 @@ import logging
 from typing import Any, NamedTuple
 
 from osmosis_ai.api.platform_url import is_loopback
+from osmosis_ai.platform.blobs.s3_failures import require_store
 from osmosis_ai.platform.s3_address import S3Address
 
 _CONNECT_S = 5
@@ -57,7 +58,12 @@ def connect(address: S3Address, attempts: int) -> S3Clients:
             ignore_configured_endpoint_urls=True,
             proxies={} if is_loopback(urlsplit(endpoint).hostname) else None,
         )
-        return session.client("s3", region_name=region, endpoint_url=endpoint or None, config=config)
+        made = session.client("s3", region_name=region, endpoint_url=endpoint or None, config=config)
+        made.meta.events.register("after-call.s3", answered)
+        return made
+
+    def answered(http_response: Any, parsed: Any, model: Any, **_: Any) -> None:
+        require_store(address, model.name, http_response, parsed)
 
     own = client(address.endpoint)
     patient = client(address.endpoint, _LONG_SILENCE_S)

@@ -6,8 +6,9 @@ Of an answer only its code and its status are repeated: its text can hold what w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobStoreError, BlobStoreSilent
 from osmosis_ai.platform.s3_address import S3Address
@@ -42,6 +43,13 @@ _UNREACHABLE = frozenset(
 )
 _NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"})
 _CODE = re.compile(r"[A-Za-z0-9.]{1,64}")
+_ALWAYS_SAID: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("PutObject", "UploadPart", "CompleteMultipartUpload"), ("ETag",)),
+    **dict.fromkeys(("GetObject", "HeadObject"), ("ETag", "ContentLength")),
+    "CreateMultipartUpload": ("UploadId",),
+}
+"""What every store says when it has done what was asked, by operation."""
+_LISTS = frozenset({"ListObjectsV2", "ListParts", "ListMultipartUploads"})
 
 
 @contextmanager
@@ -66,6 +74,30 @@ def speaking(address: S3Address, doing: str) -> Iterator[None]:
     except (BotoCoreError, Boto3Error) as error:
         # `from None`, here and above: what is behind it repeats URLs and headers.
         raise _no_answer(address, type(error).__name__) from None
+
+
+def require_store(address: S3Address, operation: str, http_response: Any, parsed: Mapping[str, Any]) -> None:
+    """Find out whether an answer is a store's: what stands before one may say that all is well, and has kept nothing.
+
+    Args:
+        address: of the store.
+        operation: what was asked, as boto3 names it.
+        http_response: the answer (``botocore.awsrequest.AWSResponse``).
+        parsed: what boto3 read in it.
+
+    Raises:
+        BlobStoreBusy: it is none.
+    """
+    if http_response.status_code >= 300:
+        return
+    lacks = any(parsed.get(name) in (None, "") for name in _ALWAYS_SAID.get(operation, ()))
+    # The body of what is read is not here yet; it has the type that was asked for.
+    has_body = operation == "GetObject" or bool(http_response.content)
+    is_page = has_body and "html" in http_response.headers.get("content-type", "").lower()
+    if lacks or is_page or (operation in _LISTS and not has_body):
+        raise BlobStoreBusy(
+            f"what answers for {address.shown} is no store just now; it is asked again later."
+        )
 
 
 def code_and_status(error: Exception) -> tuple[str, int]:

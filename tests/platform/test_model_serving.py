@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from aiohttp import web
 
 from osmosis_ai.platform import model_serving as served_module
 from osmosis_ai.platform.model_serving import (
+    ModelServer,
     ModelServerPool,
     ModelUnavailableError,
     ServableModel,
@@ -80,6 +82,35 @@ async def test_a_server_that_does_not_start_is_left_alone_for_a_while(
             await _asked(served)
     assert broken.started == 1
     monkeypatch.undo()
+    again[0]()
+    assert (await _asked(served))["echo"] == {}
+    await served.close()
+
+
+async def test_a_failure_that_nobody_foresaw_is_no_more_lasting_than_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts = Starts(StandIn(echo))
+    is_full = True
+
+    async def start(model: ServableModel) -> ModelServer:
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device", "/tmp/osmosis-adapter-x")
+        return await starts(model)
+
+    served = ModelServerPool(start)
+    again: list[Callable[[], object]] = []
+    monkeypatch.setattr(
+        asyncio.get_running_loop(),
+        "call_later",
+        lambda _delay, call, *args: again.append(lambda: call(*args)),
+    )
+    with pytest.raises(ModelUnavailableError, match="No space left"):
+        await _asked(served)
+    monkeypatch.undo()
+    is_full = False
+    with pytest.raises(ModelUnavailableError, match="No space left"):
+        await _asked(served)
     again[0]()
     assert (await _asked(served))["echo"] == {}
     await served.close()

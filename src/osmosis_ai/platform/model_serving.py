@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import OsmosisError, reason_of
 from osmosis_ai.inference.catalog import built_in_model, served_models
 
 if TYPE_CHECKING:
@@ -214,11 +214,14 @@ class ModelServerPool:
     async def _started(self, model: ServableModel) -> ModelServer:
         try:
             return await self._start(model)
-        except OsmosisError as error:
-            logger.error("%s", error.message)
+        except Exception as error:  # kept for whoever asks meanwhile, and for no longer, whatever it was
             start = asyncio.current_task()
             asyncio.get_running_loop().call_later(RESTART_AFTER_S, self._forget, model, start)
-            raise
+            if isinstance(error, OsmosisError):
+                logger.error("%s", error.message)
+                raise
+            logger.exception("the server of %s was not started", model.name)
+            raise ModelUnavailableError(f"its server was not started: {reason_of(error)}") from error
 
     def _forget(self, model: ServableModel, start: asyncio.Task[object] | None) -> None:
         """Let a model that failed to start be started again, unless that has happened."""

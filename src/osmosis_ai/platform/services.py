@@ -134,6 +134,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     worker_access = WorkerAccess(db, used_clock, logs)
     desk = RunDesk(config, db, used_clock, logs, blobs, vault, sources, signer)
     shards = ShardMerging(db, blobs, used_clock)
+    deletion = RunDeletion(db, used_clock, blobs, config.runs_dir, counts)
     return PlatformServices(
         config=config,
         clock=used_clock,
@@ -159,11 +160,13 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         eval_imports=imports,
         training_runs=training_runs,
         resumption=resumption,
-        run_deletion=RunDeletion(db, used_clock, blobs, config.runs_dir, counts),
+        run_deletion=deletion,
         lora_models=LoraModelStore(db, blobs, used_clock),
         downloads=Downloads(db, blobs, signer),
         sample_filling=SampleFilling(db, blobs, used_clock),
-        maintenance=_maintenance(blobs, datasets, imports, resumption, sources, desk, worker_access, shards),
+        maintenance=_maintenance(
+            blobs, datasets, imports, resumption, sources, desk, worker_access, shards, deletion
+        ),
         shard_merging=shards,
         merging=Maintenance({"shards of runs": shards.merge_due}, every_s=MERGE_EVERY_S),
         sample_counts=SampleCounts(),
@@ -183,6 +186,7 @@ def _maintenance(
     desk: RunDesk,
     access: WorkerAccess,
     merging: ShardMerging,
+    deletion: RunDeletion,
 ) -> Maintenance:
     """Return what tidies up after all that stores something."""
     return Maintenance(
@@ -195,5 +199,6 @@ def _maintenance(
             "stopped runs": desk.close_stopped,
             "workers that are gone": access.known.forget_old,
             "shards of runs": merging.tidy,
+            "files of deleted runs": deletion.finish,
         }
     )

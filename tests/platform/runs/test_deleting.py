@@ -9,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
+from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.db.tables import (
     Base,
     DbDataset,
@@ -140,6 +141,31 @@ def test_files_that_a_killed_platform_left_are_gone_after_its_next_start(
     assert left(services) == {**before, "blobs": 1, "directories": 1}
     with TestClient(api.app):
         assert left(services) == before
+
+
+def test_files_that_the_store_did_not_let_go_are_deleted_while_the_platform_runs_and_keep_no_others(
+    api: TestClient, services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = left(services)
+    runs = sorted((add_run(services, member, name) for name in ("finch", "heron")), key=lambda run: run.id)
+    delete_below, stuck = services.blobs.delete_below, {runs[0].id, runs[1].id}
+
+    def refused(prefix: str) -> None:
+        if prefix.removeprefix("runs/") in stuck:
+            raise BlobStoreBusy("the bucket answered 500; it is asked again later.")
+        delete_below(prefix)
+
+    monkeypatch.setattr(services.blobs, "delete_below", refused)
+    for run in runs:
+        assert api.delete(f"{EVALS}/{run.id}").status_code == 200
+    assert left(services)["blobs"] == before["blobs"] + 2
+    chore = services.maintenance._chores["files of deleted runs"]
+    stuck.remove(runs[1].id)
+    chore()
+    assert {key.split("/")[1] for key in services.blobs.keys("runs")} == {runs[0].id}
+    stuck.clear()
+    chore()
+    assert left(services) == before
 
 
 @pytest.mark.parametrize("status", ["pending", "running"])

@@ -1,7 +1,7 @@
 """An ended run is deleted: its row and everything that hangs on it in one transaction, its files after that.
 
 The transaction leaves the run's id in ``deleted_runs`` until the files are gone, too, so that who is killed in
-between leaves no half: the next start of the platform deletes the rest. What refers to the run or its adapters by
+between leaves no half: the next start of the platform, or its maintenance, deletes the rest. What refers to the run or its adapters by
 name stays as it is and says the name.
 """
 
@@ -15,7 +15,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.blobs.store import BlobError, BlobStore, BlobStoreSilent
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import (
@@ -81,17 +81,25 @@ class RunDeletion:
         try:
             self._remove_files(run.id)
         except (OSError, OsmosisError) as error:
-            logger.warning("the files of the deleted run %s stay until the next start: %s", run.id, error)
+            logger.warning("the files of the deleted run %s are deleted later: %s", run.id, error)
 
     def finish(self) -> None:
-        """Delete the files of runs that are deleted already, as far as a crash has left some."""
+        """Delete the files of runs that are deleted already, as far as a crash, or a store that was away, has left some."""
         try:
             with self._db.session() as session:
                 left = list(session.scalars(select(DbDeletedRun.id)))
             for run_id in left:
-                self._remove_files(run_id)
-        except (OSError, OsmosisError) as error:
-            logger.warning("files of deleted runs stay until the next start: %s", error)
+                self._finish(run_id)
+        except OsmosisError as error:
+            logger.warning("files of deleted runs stay for now: %s", error)
+
+    def _finish(self, run_id: str) -> None:
+        try:
+            self._remove_files(run_id)
+        except BlobStoreSilent:
+            raise
+        except (OSError, BlobError) as error:  # what is wrong with one run's files is no matter of the others
+            logger.warning("the files of the deleted run %s stay for now: %s", run_id, error)
 
     def _remove_files(self, run_id: str) -> None:
         self._blobs.delete_below(f"runs/{run_id}")

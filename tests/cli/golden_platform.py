@@ -106,7 +106,7 @@ def starts(maze: Maze) -> None:
 def works(maze: Maze) -> None:
     """Let a worker be asked to end when it has worked on a run."""
     from osmosis_ai.platform.runs.work.host_terms import HostTerms
-    from osmosis_ai.platform.runs.work.worker_host import WorkedRun
+    from osmosis_ai.platform.runs.work.worked_runs import WorkedRun
 
     def host_runs(
         address: str, credential: str, terms: HostTerms, *, say: Callable[[str], None]

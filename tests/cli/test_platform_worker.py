@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from osmosis_ai.platform.runs.work.host_terms import HostTerms
-from osmosis_ai.platform.runs.work.worker_host import Ending, WorkedRun, host_runs
+from osmosis_ai.platform.runs.work.worked_runs import Ending, WorkedRun
+from osmosis_ai.platform.runs.work.worker_host import host_runs
 from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability
 from tests.cli.conftest import Cli
 

@@ -14,6 +14,7 @@ from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.evaluations import Code, add_dataset, put_mirror, read_commits_once
+from tests.platform.runs.played_hosts import Play, player
 from tests.platform.runs.pretended_workers import Bench
 
 
@@ -65,3 +66,9 @@ def executor(executor_later: ExecutorLoop) -> ExecutorLoop:
 def bench(services: PlatformServices, clock: ManualClock) -> Bench:
     """An executor of two slots, its workers and the runs they are for."""
     return Bench(services, clock)
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
+    """Has a machine take runs of a played platform."""
+    return player(monkeypatch, tmp_path)

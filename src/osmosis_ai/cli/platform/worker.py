@@ -15,7 +15,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import is_read_by_all
 
 if TYPE_CHECKING:
-    from osmosis_ai.platform.runs.work.worker_host import WorkedRun
+    from osmosis_ai.platform.runs.work.worked_runs import WorkedRun
 
 _LONGEST_CREDENTIAL = 256
 _WORDS = {

@@ -17,22 +17,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import replace
 
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.wire.workers import LONGEST_WAIT_S, AssignedLease, Assignment, ReleaseRequest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.config import from_environment
-from osmosis_ai.platform.runs.execute.worker_process import (
-    ENDED,
-    LEASE_LOST,
-    NOT_MINE,
-    REFUSED,
-    SET_BACK,
-    WorkerProcess,
-    WorkerStarter,
-)
+from osmosis_ai.platform.runs.execute.worker_process import NOT_MINE, WorkerProcess, WorkerStarter
 from osmosis_ai.platform.runs.work.host_terms import HostTerms
 from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.runs.work.platform_link import (
@@ -42,13 +33,13 @@ from osmosis_ai.platform.runs.work.platform_link import (
     PlatformUnreachableError,
 )
 from osmosis_ai.platform.runs.work.taken_runs import TakenRuns
+from osmosis_ai.platform.runs.work.worked_runs import ENDINGS, SENTENCES, ComingRun, HostedWorker, WorkedRun
 from osmosis_ai.sandbox import check_sandbox, choose_isolation
 from osmosis_ai.supervision import exit_words, keep_to_itself
 from osmosis_ai.supervision.listening import told_of_signals
 
 StartClaimed = Callable[[str, str], WorkerProcess]
 """Starts the worker of a run (its id), which is to repeat the claim of this id."""
-Ending = Literal["ended", "left", "refused", "not_mine", "lease_lost", "set_back", "died"]
 
 ROUND_S = 0.2
 LAST_WORD_S = 2.0
@@ -57,49 +48,6 @@ _LOOK_S = 0.05
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _SWEPT_EVERY_S = 3600.0
-_ENDINGS: dict[int, Ending] = {
-    ENDED: "ended",
-    NOT_MINE: "not_mine",
-    LEASE_LOST: "lease_lost",
-    SET_BACK: "set_back",
-    REFUSED: "refused",
-}
-_SENTENCES: dict[Ending, str] = {
-    "ended": "is done with the run {}",
-    "left": "put aside the run {}",
-    "refused": "left the run {}: what this worker shows is not taken any more",
-    "not_mine": "gave the run {} back: its worker did not begin with it",
-    "lease_lost": "lost the run {}: another worker has it, or it has ended",
-}
-
-
-@dataclass
-class WorkedRun:
-    """A run that a worker of this machine was started for, and how the worker ended; None while it works."""
-
-    id: str
-    name: str
-    attempt: int
-    ending: Ending | None = None
-
-
-@dataclass
-class _Worker:
-    run: WorkedRun
-    lease: AssignedLease = field(repr=False)
-    process: WorkerProcess
-    claim_id: str
-    began_at: float
-    claimed_at: float
-    has_begun: bool = False
-    is_told: bool = False
-
-    def ask_to_end(self) -> None:
-        """Have it put its run aside; whoever is asked twice ends at once."""
-        if not self.is_told:
-            self.is_told = True
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process.pid, signal.SIGTERM)
 
 
 class WorkerHost:
@@ -130,10 +78,11 @@ class WorkerHost:
         self._taken = taken
         self._say = say
         self._monotonic = monotonic
-        self._workers: list[_Worker] = []
+        self._workers: list[HostedWorker] = []
+        self._coming: list[ComingRun] = []
         self._worked: list[WorkedRun] = []
         self._chores: list[threading.Thread] = []
-        self._answers: queue.SimpleQueue[Assignment | Exception | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Assignment | ComingRun | Exception | None] = queue.SimpleQueue()
         self._claim_id = secrets.token_hex(16)
         self._is_asking = False
         self._refused: Exception | None = None
@@ -169,7 +118,8 @@ class WorkerHost:
                 with contextlib.suppress(queue.Empty):
                     self._take(self._answers.get(timeout=ROUND_S))
             with contextlib.suppress(queue.Empty):
-                self._take(self._answers.get(block=False))  # what came too late to be worked on
+                while True:
+                    self._take(self._answers.get(block=False))  # what came too late to be worked on
         except KeyboardInterrupt:
             self._leave_at_once()
             raise
@@ -196,7 +146,7 @@ class WorkerHost:
         if self._asked_to_end > 1:
             raise KeyboardInterrupt
         self._chores = [each for each in self._chores if each.is_alive()]
-        if self._workers or self._chores:
+        if self._workers or self._coming or self._chores:
             return False
         return self._is_leaving or (self._is_single and bool(self._worked)) or self._was_idle_for_long()
 
@@ -227,9 +177,9 @@ class WorkerHost:
     # -- claims --------------------------------------------------------------------------------
 
     def _takes_more(self) -> bool:
-        if self._is_leaving or (self._is_single and self._worked):
+        if self._is_leaving or (self._is_single and (self._worked or self._coming)):
             return False
-        return len(self._workers) < self._terms.slots
+        return len(self._workers) + len(self._coming) < self._terms.slots
 
     def _ask(self) -> None:
         """Claim in a thread of its own, because the platform takes its time to answer and signals do not wait."""
@@ -256,7 +206,12 @@ class WorkerHost:
         self._sweep_at = now + _SWEPT_EVERY_S
         return True
 
-    def _take(self, answer: Assignment | Exception | None) -> None:
+    def _take(self, answer: Assignment | ComingRun | Exception | None) -> None:
+        if isinstance(answer, ComingRun):
+            if answer in self._coming:
+                self._coming.remove(answer)
+                self._begin(answer)
+            return
         self._is_asking = False
         if not isinstance(answer, Exception):
             self._unanswered = 0
@@ -283,14 +238,29 @@ class WorkerHost:
         elif self._is_leaving:
             self._release(answer.run.id, answer.lease, None)
         else:
-            self._begin(answer)
+            self._make_place(answer)
 
-    def _begin(self, assignment: Assignment) -> None:
-        run = WorkedRun(assignment.run.id, assignment.run.name, assignment.lease.attempt)
-        claim_id, self._claim_id = self._claim_id, secrets.token_hex(16)
+    def _make_place(self, assignment: Assignment) -> None:
+        """Make a run's place on the disk, in a thread of its own: what another process clears away there may take long."""
+        coming, self._claim_id = ComingRun(assignment, self._claim_id), secrets.token_hex(16)
+        self._coming.append(coming)
         self._told = ""
+
+        def make() -> None:
+            try:
+                self._taken.take(assignment.run.id, coming.claim_id)
+            except OSError as error:
+                coming.error = error
+            self._answers.put(coming)
+
+        threading.Thread(target=make, name="claim a place", daemon=True).start()
+
+    def _begin(self, coming: ComingRun) -> None:
+        assignment, claim_id = coming.assignment, coming.claim_id
+        run = WorkedRun(assignment.run.id, assignment.run.name, assignment.lease.attempt)
         try:
-            self._taken.take(run.id, claim_id)
+            if coming.error is not None:
+                raise coming.error
             process = self._start_worker(run.id, claim_id)
         except OSError as error:
             run.ending = "set_back"
@@ -300,7 +270,7 @@ class WorkerHost:
             self._count_failure(run, why)
             return
         now = self._monotonic()
-        self._workers.append(_Worker(run, assignment.lease, process, claim_id, now, now))
+        self._workers.append(HostedWorker(run, assignment.lease, process, claim_id, now, now))
         self._worked.append(run)
         self._say(f"took the run {run.name} (attempt {run.attempt})")
 
@@ -318,6 +288,9 @@ class WorkerHost:
     # -- workers -------------------------------------------------------------------------------
 
     def _tend_workers(self) -> None:
+        while self._is_leaving and self._coming:
+            early = self._coming.pop().assignment
+            self._release(early.run.id, early.lease, None)
         for worker in list(self._workers):
             status = worker.process.poll()
             if status is not None:
@@ -330,7 +303,7 @@ class WorkerHost:
             else:
                 self._keep_claim(worker)
 
-    def _keep_claim(self, worker: _Worker) -> None:
+    def _keep_claim(self, worker: HostedWorker) -> None:
         """Claim again what a worker has not begun, in a thread of its own: it may take longer to start than a lease lasts."""
         now = self._monotonic()
         if worker.has_begun or now - worker.claimed_at < worker.lease.term_s / 3:
@@ -351,17 +324,17 @@ class WorkerHost:
 
         threading.Thread(target=ask, name="claim again", daemon=True).start()
 
-    def _handle_exit(self, worker: _Worker, status: int) -> None:
+    def _handle_exit(self, worker: HostedWorker, status: int) -> None:
         """Let go of what the worker could not let go of itself."""
         run = worker.run
         if worker.is_told and status == -signal.SIGTERM:
             status = NOT_MINE  # it was asked before it could listen
-        run.ending = _ENDINGS.get(status, "died")
+        run.ending = ENDINGS.get(status, "died")
         if run.ending == "ended":
             self._failures = 0
             run.ending = "left" if worker.is_told else "ended"
-        if run.ending in _SENTENCES:
-            self._say(_SENTENCES[run.ending].format(run.name))
+        if run.ending in SENTENCES:
+            self._say(SENTENCES[run.ending].format(run.name))
         if run.ending in ("ended", "left", "refused"):
             return
         if run.ending == "lease_lost":
@@ -371,7 +344,7 @@ class WorkerHost:
             self._release(run.id, worker.lease, reason)
         if run.ending == "lease_lost" or self._monotonic() - worker.began_at >= _LONGEST_PAUSE_S:
             self._failures = 0  # a machine that was cut off, or that could work for so long, is a good one
-        unsaid = run.ending not in _SENTENCES
+        unsaid = run.ending not in SENTENCES
         self._count_failure(run, (reason or run.ending.replace("_", " ")) if unsaid else None)
 
     def _count_failure(self, run: WorkedRun, reason: str | None) -> None:
@@ -383,6 +356,9 @@ class WorkerHost:
         for worker in self._workers:
             worker.process.kill()
         telling = [self._release(worker.run.id, worker.lease, None) for worker in self._workers]
+        telling += [
+            self._release(each.assignment.run.id, each.assignment.lease, None) for each in self._coming
+        ]
         deadline = self._monotonic() + LAST_WORD_S
         while still := [each for each in telling if each.is_alive()]:
             if self._asked_to_end > 2 or self._monotonic() >= deadline:

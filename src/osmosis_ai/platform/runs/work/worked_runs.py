@@ -1,0 +1,75 @@
+"""A run that a machine has taken: on its way to a worker, at work, and how that worker ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import Literal
+
+from osmosis_ai.api.wire.workers import AssignedLease, Assignment
+from osmosis_ai.platform.runs.execute.worker_process import (
+    ENDED,
+    LEASE_LOST,
+    NOT_MINE,
+    REFUSED,
+    SET_BACK,
+    WorkerProcess,
+)
+
+Ending = Literal["ended", "left", "refused", "not_mine", "lease_lost", "set_back", "died"]
+ENDINGS: dict[int, Ending] = {
+    ENDED: "ended",
+    NOT_MINE: "not_mine",
+    LEASE_LOST: "lease_lost",
+    SET_BACK: "set_back",
+    REFUSED: "refused",
+}
+SENTENCES: dict[Ending, str] = {
+    "ended": "is done with the run {}",
+    "left": "put aside the run {}",
+    "refused": "left the run {}: what this worker shows is not taken any more",
+    "not_mine": "gave the run {} back: its worker did not begin with it",
+    "lease_lost": "lost the run {}: another worker has it, or it has ended",
+}
+
+
+@dataclass
+class WorkedRun:
+    """A run that a worker of this machine was started for, and how the worker ended; None while it works."""
+
+    id: str
+    name: str
+    attempt: int
+    ending: Ending | None = None
+
+
+@dataclass(eq=False)
+class ComingRun:
+    """A run whose place on this machine's disk is made; ``error``: why there is none."""
+
+    assignment: Assignment
+    claim_id: str
+    error: OSError | None = None
+
+
+@dataclass
+class HostedWorker:
+    """The worker of a run, and what is kept of the claim that it repeats."""
+
+    run: WorkedRun
+    lease: AssignedLease = field(repr=False)
+    process: WorkerProcess
+    claim_id: str
+    began_at: float
+    claimed_at: float
+    has_begun: bool = False
+    is_told: bool = False
+
+    def ask_to_end(self) -> None:
+        """Have it put its run aside; whoever is asked twice ends at once."""
+        if not self.is_told:
+            self.is_told = True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGTERM)

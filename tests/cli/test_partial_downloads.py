@@ -1,4 +1,4 @@
-"""`eval info`, `eval show` and `eval logs` of a download that has some of a run's files: each needs its own alone."""
+"""Commands on a download that has some of a run's files: `eval info`, `eval show` and `eval logs` each need one alone."""
 
 from __future__ import annotations
 
@@ -56,6 +56,19 @@ def fetch(stored: DownloadableRun, kind: str, files: dict[str, bytes], *options:
     stored.holds(files)
     outcome = stored.download("--type", kind, *options)
     assert outcome.status == 0, outcome.err
+
+
+def place(directory: Path, kind: str, metrics: dict[str, Any]) -> None:
+    """Put what a download of a type leaves into a directory."""
+    files = {
+        **FETCHED,
+        "metrics": {"metrics.json": json.dumps(metrics).encode()},
+        "journal": {"events.jsonl": b""},
+    }[kind]
+    for path, content in files.items():
+        target = directory / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
 
 
 def fails(stored: DownloadableRun, command: str, directory: Path) -> tuple[str, str]:
@@ -124,15 +137,7 @@ def test_samples_are_shown_without_the_numbers_and_what_passes_is_said(stored: D
 def test_what_is_missing_is_named_with_the_command_that_fetches_it(
     stored: DownloadableRun, metrics: dict[str, Any], command: str, fetched: str
 ) -> None:
-    files = {
-        **FETCHED,
-        "metrics": {"metrics.json": json.dumps(metrics).encode()},
-        "journal": {"events.jsonl": b""},
-    }[fetched]
-    for path, content in files.items():
-        target = stored.directory / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
+    place(stored.directory, fetched, metrics)
     needed = NEEDS[command]
     if needed == fetched:
         assert stored.maze.osmosis("eval", command, str(stored.directory)).status == 0
@@ -159,5 +164,43 @@ def test_a_directory_of_something_else_is_no_run(stored: DownloadableRun, tmp_pa
     other = tmp_path / "other"
     (other / "artifacts" / "wheels").mkdir(parents=True)
     (other / "notes.txt").write_text("mine\n")
-    for command in NEEDS:
+    for command in (*NEEDS, "export"):
         assert f"there is no run in {other}." in fails(stored, command, other)[0]
+
+
+@pytest.mark.parametrize("fetched", ["trajectories", "logs", "artifacts", "metrics", "journal"])
+def test_an_export_names_what_fetches_the_numbers_and_samples_it_needs(
+    stored: DownloadableRun, metrics: dict[str, Any], fetched: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place(stored.directory, fetched, metrics)
+    # A directory is meant, also one whose name could be a run's: nobody is asked for that.
+    with monkeypatch.context() as beside:
+        beside.chdir(stored.directory.parent)
+        assert fails(stored, "export", Path(NAME))[0].endswith(f"downloaded to {stored.directory}.")
+    said, hint = fails(stored, "export", stored.directory)
+    lacks = {
+        "metrics": "the list of samples (summary.jsonl)",
+        "trajectories": "the numbers (metrics.json)",
+    }.get(fetched, "the numbers (metrics.json) and the list of samples (summary.jsonl)")
+    assert said == f"{lacks} did not come with the run that was downloaded to {stored.directory}."
+    needed = ",".join(kind for kind in ("metrics", "trajectories") if kind != fetched)
+    assert hint == f"osmosis eval download {NAME} --type {needed} -o {stored.directory}"
+    for kind in ("metrics", "trajectories"):
+        place(stored.directory, kind, metrics)
+    outcome = stored.maze.osmosis("eval", "export", str(stored.directory), "--json")
+    assert outcome.status == 0, outcome.err
+
+
+@pytest.mark.parametrize("fetched", ["trajectories", "logs", "artifacts", "metrics", "journal"])
+def test_a_comparison_of_a_download_names_the_run_itself(
+    stored: DownloadableRun, metrics: dict[str, Any], fetched: str
+) -> None:
+    """No file of a download says what the rows of the dataset were: only the platform does."""
+    place(stored.directory, fetched, metrics)
+    outcome = stored.maze.osmosis("eval", "compare", str(stored.directory), str(stored.directory), "--json")
+    assert outcome.status == 1
+    error = json.loads(outcome.err or outcome.out)["error"]
+    assert error["message"] == (
+        f"`{stored.directory}` is a download of a platform's run, which does not say what its rows are."
+    )
+    assert error["hint"] == f"name the run itself: platform:{NAME}"

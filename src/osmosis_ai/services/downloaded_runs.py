@@ -54,32 +54,40 @@ def is_download(directory: Path) -> bool:
     )
 
 
-def require_type(directory: Path, kind: str) -> None:
+def require_types(directory: Path, *kinds: str) -> None:
     """Refuse a downloaded run that lacks what a command needs; a run of this machine lacks nothing.
 
     Args:
         directory: the run's.
-        kind: the type of files (`osmosis eval download --type`) that has it.
+        kinds: the types of files (`osmosis eval download --type`) that have it.
 
     Raises:
-        NotFoundError: it did not come; the hint is the command that fetches it.
+        NotFoundError: one did not come; the hint is the command that fetches what is missing.
     """
-    file, what = _NEEDED[kind]
-    if is_download(directory) and not (directory / file).is_file():
+    if not is_download(directory):
+        return
+    missing = [kind for kind in kinds if not (directory / _NEEDED[kind][0]).is_file()]
+    if missing:
+        named = " and ".join(f"{what} ({file})" for file, what in map(_NEEDED.__getitem__, missing))
         raise NotFoundError(
-            f"{what} ({file}) did not come with the run that was downloaded to {directory}.",
-            hint=fetching(directory, kind),
+            f"{named} did not come with the run that was downloaded to {directory}.",
+            hint=fetching(directory, ",".join(missing)),
         )
 
 
 def fetching(directory: Path, types: str) -> str:
     """Return the command that fetches more files of a downloaded run, of ``types``."""
+    name = quote(name_of_download(directory) or "RUN")
+    return f"osmosis eval download {name} --type {types} -o {quote(str(directory))}"
+
+
+def name_of_download(directory: Path) -> str | None:
+    """Return the name that a downloaded run has on its platform; None where nothing tells it."""
     facts = as_table((RunDirectory(directory).read_metrics() or {}).get("eval_run"))
     where = directory.resolve()
     # The name of a directory that the user chose says nothing of the run's.
     at_home = where.parent.parts[-2:] == (".osmosis", "evals")
-    name = as_text(facts.get("name")) or (where.name if at_home else "RUN")
-    return f"osmosis eval download {quote(name)} --type {types} -o {quote(str(directory))}"
+    return as_text(facts.get("name")) or (where.name if at_home else None)
 
 
 @contextmanager
@@ -94,7 +102,7 @@ def laid_out(directory: Path) -> Iterator[tuple[Path, Path]]:
     if not is_download(directory):
         yield directory, cache_dir()
         return
-    require_type(directory, "trajectories")
+    require_types(directory, "trajectories")
     with as_local_run(directory) as local:
         yield local, local.parent
 

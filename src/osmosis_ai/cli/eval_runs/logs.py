@@ -43,10 +43,10 @@ def _local_logs(
 ) -> ListResult | StreamResult:
     from osmosis_ai.cli.logs import page_result, require_no_cursor, stream_result
     from osmosis_ai.cli.runs import following
-    from osmosis_ai.services.downloaded_runs import require_type
+    from osmosis_ai.services.downloaded_runs import require_types
     from osmosis_ai.services.eval_runs.local_runs import follow_local_log, local_log
 
-    require_type(directory, "logs")
+    require_types(directory, "logs")
     if follow:
         require_no_cursor(cursor)
         return stream_result(follow_local_log(directory, first=limit, level=level, pause=following.pause))

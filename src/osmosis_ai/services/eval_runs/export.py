@@ -48,8 +48,7 @@ def find_run_directory(run: str) -> Path:
     """
     from osmosis_ai.services.eval_runs.resolver import find_local_run
 
-    given = Path(run).expanduser()
-    return given if (given / "summary.jsonl").is_file() else find_local_run(run)
+    return find_local_run(run, downloads=True)
 
 
 def export_run(
@@ -65,11 +64,13 @@ def export_run(
 
     Raises:
         ConflictError: there is a file at the target.
-        OsmosisError: there is no run in the directory, it is damaged, or the file cannot be written, or not be
-            read by that name.
+        OsmosisError: there is no run in the directory, it is damaged, what is needed of a download did not come, or
+            the file cannot be written, or not be read by that name.
     """
     from osmosis_ai.evaluation.export import read_run
+    from osmosis_ai.services.downloaded_runs import require_types
 
+    require_types(directory, "metrics", "trajectories")
     run = read_run(directory)
     path = _target(run, export_format, target)
     if export_format == "inspect" and path.suffix != EXTENSIONS["inspect"]:

@@ -74,9 +74,9 @@ def describe_local_run(directory: Path) -> RunDetail:
     Raises:
         OsmosisError: nothing of it can be read.
     """
-    from osmosis_ai.services.downloaded_runs import is_download, laid_out, require_type
+    from osmosis_ai.services.downloaded_runs import is_download, laid_out, require_types
 
-    require_type(directory, "metrics")
+    require_types(directory, "metrics")
     if is_download(directory) and not (directory / "summary.jsonl").is_file():
         return _numbers_alone(directory)
     with laid_out(directory) as (local, cache), _source(local, cache) as source:

@@ -214,9 +214,9 @@ def _at_path(word: str, downloads: bool) -> Path | None:
     given = Path(word).expanduser()
     if (given / "manifest.json").is_file():
         return given.absolute()
-    if downloads and is_download(given):
-        return given.absolute()
-    if (given / "summary.jsonl").is_file():
+    if is_download(given):
+        if downloads:
+            return given.absolute()
         raise tells_no_rows(given)
     if not given.is_file():
         return None
@@ -234,9 +234,11 @@ def _at_path(word: str, downloads: bool) -> Path | None:
 
 def tells_no_rows(download: Path) -> OsmosisError:
     """Return the error of who asks a downloaded run for what only the run itself knows."""
+    from osmosis_ai.services.downloaded_runs import name_of_download
+
     return OsmosisError(
         f"`{download}` is a download of a platform's run, which does not say what its rows are.",
-        hint="name the run itself: platform:NAME",
+        hint=f"name the run itself: platform:{name_of_download(download) or 'NAME'}",
     )
 
 

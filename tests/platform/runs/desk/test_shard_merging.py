@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from sqlalchemy import delete, update
 
 from osmosis_ai.platform.blobs.opening import open_blob_store
 from osmosis_ai.platform.blobs.s3 import S3BlobStore
-from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStoreBusy, BlobStoreSilent
+from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStoreBusy, BlobStoreError, BlobStoreSilent
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
@@ -373,6 +374,35 @@ def test_a_run_whose_shards_cannot_be_read_now_keeps_no_other_from_being_merged(
         run.merging.merge_due()
     assert other.states() == {"stored": 1, "replaced": FAN}
     assert run.states() == {"stored": FAN}, "and of the other one nothing is left half done"
+
+
+def test_a_shard_that_the_store_does_not_delete_keeps_no_other_from_it(
+    run: ShardedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_merging, "_DELETIONS", 8)
+    names = run.shards(FAN)
+    run.merging.merge_due()
+    deleted, stuck = run.blobs.delete, {f"runs/{run.id}/{name}" for name in names[:8]}
+
+    def refused(key: str) -> None:
+        if key in stuck:
+            raise BlobStoreError("the platform's credentials may not delete it.")
+        deleted(key)
+
+    monkeypatch.setattr(run.blobs, "delete", refused)
+    run.later()
+    for _ in range(FAN // 8):
+        with suppress(BlobStoreError):
+            run.merging.merge_due()
+    assert run.kept() == run.named() | stuck
+    with run.db.transaction() as session:
+        session.execute(delete(DbRun).where(DbRun.id == run.id))
+    with pytest.raises(BlobStoreError):
+        run.merging.tidy()
+    assert run.kept() == stuck
+    stuck.clear()
+    run.merging.tidy()
+    assert (run.kept(), run.states()) == (set(), {})
 
 
 def test_a_run_that_is_resumed_while_it_is_tidied_up_loses_nothing(

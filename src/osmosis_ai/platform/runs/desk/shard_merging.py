@@ -99,14 +99,15 @@ class ShardMerging:
             abandoned = (DbRunShard.state == "writing", DbRunShard.changed_at < old)
             keys = list(session.scalars(select(DbRunShard.key).where(*abandoned)))
             keys += session.scalars(select(DbRunShard.key).where(gone, DbRunShard.state != "gone"))
-        for key in keys:
-            self._blobs.delete(key)
-        self._forget(keys)
+        gone_now, failure = self._delete(keys)
+        self._forget(gone_now)
         with self._db.session() as session:
             is_left = session.scalar(select(DbRunShard.key).where(gone).limit(1)) is not None
         if is_left:
             with self._db.transaction() as session:
                 session.execute(delete(DbRunShard).where(gone, DbRunShard.state == "gone"))
+        if failure is not None:
+            raise failure
 
     def _runs(self) -> Sequence[tuple[str, bool]]:
         """Return the runs that may have something to be merged, and whether they have ended."""
@@ -217,12 +218,30 @@ class ShardMerging:
         old = self._clock.now() - KEPT_FOR
         asked = select(DbRunShard.key).where(DbRunShard.state == "replaced", DbRunShard.changed_at < old)
         with self._db.session() as session:
-            keys = session.scalars(asked.limit(_DELETIONS)).all()
-        for key in keys:
-            self._blobs.delete(key)
+            keys = session.scalars(asked.order_by(DbRunShard.changed_at).limit(_DELETIONS)).all()
+        gone, failure = self._delete(keys)
         if keys:
             with self._db.transaction() as session:
-                self._set(session, keys, "gone")
+                self._set(session, gone, "gone")
+                # Behind the others, should they be as many as are deleted at a time.
+                self._set(session, [key for key in keys if key not in gone], "replaced")
+        if failure is not None:
+            raise failure
+
+    def _delete(self, keys: Sequence[str]) -> tuple[list[str], Exception | None]:
+        """Delete blobs, each by itself; return those that are gone, and why another one is not."""
+        gone: list[str] = []
+        failure: Exception | None = None
+        for key in keys:
+            try:
+                self._blobs.delete(key)
+            except BlobStoreSilent as error:
+                return gone, error
+            except (OSError, BlobError) as error:
+                failure = error
+            else:
+                gone.append(key)
+        return gone, failure
 
     def _settle(self, run_id: str) -> None:
         """Forget how the shards of a run that has ended came to be, when nothing of it is left to be done."""

@@ -16,10 +16,12 @@ from tests.platform.http.test_workspace_pages import PASSWORD, sign_in, text_of
 from tests.platform.viewer.runs_world import add_run, add_samples, statements_of
 
 _LISTS = "", "/evals", "/evals?sort=reward"
+_COMPARISONS = "/compare?run=first&run=retry-3", "/compare?run=retry-3&run=first"
 _SAMPLES = "", "/log", "/samples", "/samples?outcome=flaky", "/samples?q=times"
 _CONVERSATIONS = "", "?outcome=flaky&sort=reward", "?outcome=passed", "?q=times&sort=cost&dir=asc"
 _ADDRESSES = (
     *_LISTS,
+    *_COMPARISONS,
     *(f"/evals/first{rest}" for rest in _SAMPLES),
     *(f"/evals/first/samples/1.1{rest}" for rest in _CONVERSATIONS),
 )

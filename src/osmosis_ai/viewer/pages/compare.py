@@ -32,25 +32,22 @@ def page(view: Viewing, words: Words) -> RenderedPage:
     given = {"title": "Compare", "names": names, "turned": turned, "again": here}
     if len(names) < 2:
         return RenderedPage("compare.html", {**given, "itself": len(given_names) > 1})
-    details = [_found(view, name, word(words, "kind")) for name in names]
-    kinds = {detail.summary.kind for detail in details}
-    if kinds == {"training"}:
-        return RenderedPage("compare_training.html", {**given, **compare_training.found(view, names)})
-    if kinds != {"eval"}:
-        raise OsmosisError("an evaluation and a training run can not be compared.")
+    # Of the others that is asked where it is shown: a platform takes six statements to tell all of a run.
+    last = _found(view, names[-1], word(words, "kind"))
+    if last.summary.kind == "training":
+        runs = [*_others(view, names, words, last), last]
+        return RenderedPage("compare_training.html", {**given, **compare_training.found(view, names, runs)})
     # As `eval compare` has it: the file beside the last run's config says between what rewards lie.
-    decided = details[-1].decided
-    options = compare_evaluations.options_of(words, decided.reward_range if decided is not None else None)
+    options = compare_evaluations.options_of(words, last.decided.reward_range if last.decided else None)
     choices = compare_evaluations.choices(words)
     try:
         found = compare_evaluations.found(view, names, options)
     except NotFoundError:
+        _others(view, names, words, last)
         raise
     except OsmosisError as error:
-        mended_by = compare_evaluations.allowance_for(error)
-        return RenderedPage(
-            "compare.html", {**given, **choices, "refused": error.message, "mended_by": mended_by}
-        )
+        told = {"refused": error.message, "mended_by": compare_evaluations.allowance_for(error)}
+        return RenderedPage("compare.html", {**given, **choices, **told})
     return RenderedPage("compare_evaluations.html", {**given, **choices, **found})
 
 
@@ -78,6 +75,13 @@ def row(view: Viewing, words: Words) -> Response:
 def _tells_more(one: SampleEntry, other: SampleEntry) -> bool:
     """Whether an attempt is rather read than another one: failed ones tell why, and the first is the first."""
     return (one.passed is not False, one.attempt) < (other.passed is not False, other.attempt)
+
+
+def _others(view: Viewing, names: Sequence[str], words: Words, last: RunDetail) -> list[RunDetail]:
+    others = [_found(view, name, word(words, "kind")) for name in names[:-1]]
+    if any(each.summary.kind != last.summary.kind for each in others):
+        raise OsmosisError("an evaluation and a training run can not be compared.")
+    return others
 
 
 def _found(view: Viewing, name: str, given: str | None) -> RunDetail:

@@ -18,12 +18,10 @@ from osmosis_ai.viewer.source import RunDetail
 _DRAWN = ("rollout/raw_reward", "eval/validation/reward", "train/kl_base", "rollout/response_lengths")
 
 
-def found(view: Viewing, names: Sequence[str]) -> dict[str, Any]:
-    """Return the values of the page; every run is compared with the first."""
+def found(view: Viewing, names: Sequence[str], details: Sequence[RunDetail]) -> dict[str, Any]:
+    """Return the values of the page about the runs of these names; every run is compared with the first."""
     curves = [view.source.curves(name) for name in names]
-    runs = [
-        _compared(view.source.run("training", name), own) for name, own in zip(names, curves, strict=True)
-    ]
+    runs = [_compared(detail, own) for detail, own in zip(details, curves, strict=True)]
     differences = [run_differences.compare_training(runs[0], run) for run in runs[1:]]
     return {
         "sentence": " ".join(each.verdict.sentence for each in differences),

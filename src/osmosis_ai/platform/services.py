@@ -117,10 +117,8 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     used_clock = clock if clock is not None else SystemClock()
     db = Database(config.database_url)
     db.migrate()
-    accounts = AccountStore(db, used_clock)
-    vault = open_vault(config)
-    mirrors = MirrorStore(config.git_dir)
-    logs = LogStore(db, used_clock)
+    accounts, vault = AccountStore(db, used_clock), open_vault(config)
+    mirrors, logs = MirrorStore(config.git_dir), LogStore(db, used_clock)
     blobs, signer = open_blob_store(config, used_clock), url_signer(config, used_clock)
     rollouts = RolloutStore(db, mirrors, used_clock)
     counts: dict[RunKind, RunCounts] = {kind: RunCounts(kind, used_clock) for kind in get_args(RunKind)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,6 +159,46 @@ def test_the_command_that_is_named_fetches_what_is_missing(
     assert "the run began" in stored.maze.osmosis("eval", "logs", str(mine)).out
     (mine / "metrics.json").unlink()
     assert fails(stored, "info", mine)[1].startswith("osmosis eval download RUN --type metrics ")
+
+
+@pytest.mark.parametrize(
+    ("lines", "torn_bytes"), [(1, 9), (1, 0), (0, 30), (0, 0)], ids=["torn", "cut", "torn first", "empty"]
+)
+def test_the_numbers_are_the_run_s_where_its_list_of_samples_came_in_part(
+    stored: DownloadableRun, metrics: dict[str, Any], tmp_path: Path, lines: int, torn_bytes: int
+) -> None:
+    """Of two samples both of which passed, as metrics.json says; the list would have made it one of one."""
+    listed = b"".join(json.dumps({**each, "reward": 1.0}).encode() + b"\n" for each in SAMPLES)
+    whole = (listed.index(b"\n") + 1) * lines
+    place(stored.directory, "metrics", metrics)
+    (stored.directory / "summary.jsonl").write_bytes(listed[: whole + torn_bytes])
+    run = told(stored, "info", stored.directory)
+    assert {**metrics["summary"], "estimates": metrics["estimates"]} == run["metrics"]
+    can_not = "1 line of the platform's list of its samples can not be read: these samples are left out."
+    lacks = (
+        "Its numbers are of 2 samples, of which the list of samples that came has 1: the others are left out."
+    )
+    target = tmp_path / "run.html"
+    if lines:
+        said = [can_not, lacks] if torn_bytes else [lacks]
+        assert run["problems"] == said
+        assert told(stored, "show", stored.directory)["problems"] == said
+        outcome = stored.maze.osmosis("view", str(stored.directory), "--report", str(target))
+        assert outcome.status == 0, outcome.err
+        page = html.unescape(target.read_text())
+        assert "100.0 % of 2 scored samples pass" in page
+        assert all(each in page for each in said)
+    else:
+        (said,) = run["problems"]
+        assert f"the run that was downloaded to {stored.directory} has no sample" in said
+        fetching = f"osmosis eval download {NAME} --type trajectories -o {stored.directory}"
+        assert fetching in said
+        assert fetching in fails(stored, "show", stored.directory)[1]
+        refused = stored.maze.osmosis("view", str(stored.directory), "--report", str(target))
+        assert refused.status == 1 and "has no sample" in refused.err
+        assert not target.exists()
+    fetch(stored, "trajectories", {"summary.jsonl": listed})
+    assert told(stored, "info", stored.directory)["problems"] == []
 
 
 def test_a_directory_of_something_else_is_no_run(stored: DownloadableRun, tmp_path: Path) -> None:

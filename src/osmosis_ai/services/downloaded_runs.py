@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryDirectory
@@ -35,6 +35,10 @@ _NEEDED = {
     "logs": ("logs.txt", "the log"),
 }
 """By the type of files that fetches it: the file without which a command can say nothing, and what it is."""
+
+
+class NoSampleListedError(OsmosisError):
+    """The list of samples of a downloaded run has none that can be read."""
 
 
 def is_downloaded_run(directory: Path) -> bool:
@@ -118,18 +122,25 @@ def as_local_run(directory: Path) -> Iterator[Path]:
     with TemporaryDirectory(prefix="osmosis-downloaded-") as scratch:
         local = RunDirectory(Path(scratch, directory.resolve().name))
         local.path.mkdir()
-        rows, attempts, left_out = _write_journal(run, local.events)
-        if not rows:
-            unread = f": {left_out:,} lines of its list of samples can not be read" if left_out else ""
-            raise OsmosisError(f"the run that was downloaded to {directory} has no sample{unread}.")
-        _manifest(run, rows, attempts, left_out).write(local.manifest)
+        listed = _write_journal(run, local.events)
+        if not listed.samples:
+            unread = (
+                f": {_lines(listed.unread)} of its list of samples can not be read" if listed.unread else ""
+            )
+            raise NoSampleListedError(
+                f"the run that was downloaded to {directory} has no sample{unread}.",
+                hint=f"the list of samples comes anew with {fetching(directory, 'trajectories')}",
+            )
         downloaded = RunDirectory(directory)
+        written = downloaded.read_metrics() or {}
+        counted = _counted(written)
+        _manifest(run, listed, counted).write(local.manifest)
+        if counted is not None:
+            # The run's own numbers are told, whatever of its samples came.
+            write_json(local.metrics, {**written, "journal_bytes": local.events.stat().st_size})
         for file, to in ((downloaded.metrics, local.metrics), (downloaded.log, local.log)):
-            if file.is_file() and not file.is_symlink():
+            if file.is_file() and not file.is_symlink() and not to.exists():
                 _linked(file, to)
-        if downloaded.metrics.is_file():
-            # What came are the numbers of just these samples: more is known of them than the list of samples tells.
-            shutil.copystat(downloaded.metrics, local.events)
         for folder in (downloaded.trajectories, downloaded.artifacts):
             if folder.is_dir() and not folder.is_symlink():
                 # Links stay links: nobody follows them.
@@ -145,7 +156,7 @@ def numbers_alone(directory: Path) -> Iterator[Path]:
         OsmosisError: not all of them are told, as the hosted service does not, or they are damaged.
     """
     written = RunDirectory(directory).read_metrics() or {}
-    if Estimates.read(written.get("estimates")) is None or not isinstance(written.get("summary"), dict):
+    if _counted(written) is None:
         raise OsmosisError(
             f"{directory / 'metrics.json'} does not have all numbers, and the samples that they are of did not come.",
             hint=fetching(directory, "metrics,trajectories"),
@@ -209,14 +220,32 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
         yield plan.directory
 
 
-def _write_journal(run: ExportedRun, target: Path) -> tuple[int, int, int]:
-    """Write what is known of each sample as a journal; return how many rows, attempts and unreadable lines there are."""
-    rows = attempts = left_out = 0
+@dataclass(frozen=True)
+class _ListedSamples:
+    """How many samples a download lists, of how many rows and attempts, and how many lines of the list are none."""
+
+    samples: int
+    rows: int
+    attempts: int
+    unread: int
+
+
+def _counted(written: Mapping[str, Any]) -> int | None:
+    """Return how many samples the numbers of a run are of; None where not all of its numbers are told."""
+    estimates = Estimates.read(written.get("estimates"))
+    if estimates is None or not isinstance(written.get("summary"), dict):
+        return None
+    return estimates.counts.planned - estimates.counts.pending
+
+
+def _write_journal(run: ExportedRun, target: Path) -> _ListedSamples:
+    """Write what is known of each sample as a journal."""
+    samples = rows = attempts = unread = 0
     previous = BEFORE_THE_FIRST
 
     def count() -> None:
-        nonlocal left_out
-        left_out += 1
+        nonlocal unread
+        unread += 1
 
     with target.open("wb") as lines:
         for known in run.listed(left_out=count):
@@ -224,22 +253,42 @@ def _write_journal(run: ExportedRun, target: Path) -> tuple[int, int, int]:
             line, previous = sealed(record.to_line(), previous)
             lines.write(line)
             rows, attempts = max(rows, record.row_index + 1), max(attempts, record.run_index + 1)
-    return rows, attempts, left_out
+            samples += 1
+    return _ListedSamples(samples, rows, attempts, unread)
 
 
-def _manifest(run: ExportedRun, rows: int, attempts: int, left_out: int) -> Manifest:
-    facts = run.facts
+def _not_told(listed: _ListedSamples, counted: int | None, *, without_metrics: bool) -> Iterator[str]:
+    """Yield what the files of a downloaded run do not tell of it, a sentence each."""
+    if listed.unread:
+        yield (
+            f"{_lines(listed.unread)} of the platform's list of its samples can not be read: "
+            "these samples are left out."
+        )
+    if counted is not None and counted > listed.samples:
+        yield (
+            f"Its numbers are of {counted:,} samples, of which the list of samples that came has "
+            f"{listed.samples:,}: the others are left out."
+        )
+    if without_metrics:
+        yield "Its metrics.json did not come, which tells what passes: a reward of 1 is taken for it."
+
+
+def _lines(count: int) -> str:
+    return "1 line" if count == 1 else f"{count:,} lines"
+
+
+def _manifest(run: ExportedRun, listed: _ListedSamples, counted: int | None) -> Manifest:
+    facts, without_metrics = run.facts, not RunDirectory(run.directory).metrics.exists()
     inputs: dict[str, Any] = {
         "model_path": facts.get("model_name"),
         "rollout": {"name": facts.get("rollout_name")},
-        "dataset": {"selected_source_rows": f"0-{rows - 1}"},
-        "n": attempts,
+        "dataset": {"selected_source_rows": f"0-{listed.rows - 1}"},
+        "n": listed.attempts,
     }
     provenance = {
         "dataset_name": facts.get("dataset_name"),
         "run_id": run.run_id,
-        "samples_left_out": left_out,
-        "without_metrics": not RunDirectory(run.directory).metrics.exists(),
+        "not_told": list(_not_told(listed, counted, without_metrics=without_metrics)),
     }
     name, started = run.directory.resolve().name, str(facts.get("started_at") or "")
     return Manifest(_digest(run.run_id), name, started, inputs, provenance)

@@ -74,17 +74,25 @@ def describe_local_run(directory: Path) -> RunDetail:
     Raises:
         OsmosisError: nothing of it can be read.
     """
-    from osmosis_ai.services.downloaded_runs import is_download, laid_out, require_types
+    from osmosis_ai.services.downloaded_runs import (
+        NoSampleListedError,
+        is_download,
+        laid_out,
+        require_types,
+    )
 
     require_types(directory, "metrics")
     if is_download(directory) and not (directory / "summary.jsonl").is_file():
         return _numbers_alone(directory)
-    with laid_out(directory) as (local, cache), _source(local, cache) as source:
-        return _at(directory, local, source.run("eval", local.name))
+    try:
+        with laid_out(directory) as (local, cache), _source(local, cache) as source:
+            return _at(directory, local, source.run("eval", local.name))
+    except NoSampleListedError as error:
+        return _numbers_alone(directory, error.with_hint)
 
 
-def _numbers_alone(directory: Path) -> RunDetail:
-    """Return what the numbers of a downloaded run tell of it, without its samples."""
+def _numbers_alone(directory: Path, *problems: str) -> RunDetail:
+    """Return what the numbers of a downloaded run tell of it, without its samples, for which there are problems."""
     from osmosis_ai.services.downloaded_runs import numbers_alone
     from osmosis_ai.viewer.local.evaluations import facts_of, read_evaluation
     from osmosis_ai.viewer.source import RunDetail
@@ -96,7 +104,7 @@ def _numbers_alone(directory: Path) -> RunDetail:
             estimates=known.estimates,
             summary_numbers=known.numbers or {},
             facts=facts_of(known, local),
-            problems=known.problems,
+            problems=(*known.problems, *problems),
         )
     return _at(directory, local, detail)
 

@@ -95,17 +95,9 @@ def _measures(manifest: Manifest, written: Mapping[str, Any]) -> str:
 
 
 def _not_told(manifest: Manifest) -> list[str]:
-    """Say what a download that was laid out as a run (``downloaded_runs``) does not tell of it."""
-    found: list[str] = []
-    lines = manifest.provenance.get("samples_left_out")
-    if isinstance(lines, int) and lines:
-        said = "1 line" if lines == 1 else f"{lines:,} lines"
-        found.append(
-            f"{said} of the platform's list of its samples can not be read: these samples are left out."
-        )
-    if manifest.provenance.get("without_metrics") is True:
-        found.append("Its metrics.json did not come, which tells what passes: a reward of 1 is taken for it.")
-    return found
+    """Return what a download that was laid out as a run (``downloaded_runs``) does not tell of it, in sentences."""
+    said = manifest.provenance.get("not_told")
+    return [each for each in said if isinstance(each, str)] if isinstance(said, list) else []
 
 
 def decided_about(known: KnownEvaluation, directory: Path) -> tuple[Decisions | None, Sequence[str]]:

@@ -62,6 +62,7 @@ def download(
     refresh_url: Callable[[], str] | None = None,
     waits: Waits = WAITS,
     within_s: float | None = None,
+    takes_pages: bool = True,
     client: BlobClient | None = None,
 ) -> Download:
     """Fetch a file; an existing ``target`` is replaced in one step.
@@ -76,6 +77,8 @@ def download(
         refresh_url: returns a new URL when the store says that this one has ended (HTTP 403).
         waits: the pauses between tries.
         within_s: how long all tries may take; otherwise as long as bytes come.
+        takes_pages: whether a file may come as a page of HTML; otherwise that is the word of what stands before the store, which
+            passes.
         client: connections to use; otherwise opened and closed here.
 
     Raises:
@@ -91,6 +94,7 @@ def download(
             partial = stack.enter_context(_Partial(target))
             transfer = _Transfer(blobs, url, partial, expected_size, expected_sha256, progress, refresh_url)
             transfer.largest_size = largest_size
+            transfer.takes_pages = takes_pages
             transfer.until = math.inf if within_s is None else time.monotonic() + within_s
             waits.run(transfer.attempt)
             size = partial.size()
@@ -201,6 +205,7 @@ class _Transfer:
         self._refresh_url = refresh_url
         self.suggested_name: str | None = None
         self.largest_size: int | None = None
+        self.takes_pages = True
         self.until = math.inf
 
     def attempt(self) -> None:
@@ -240,6 +245,12 @@ class _Transfer:
 
     def _ensure_success(self, response: httpx.Response) -> None:
         if response.is_success:
+            if not self.takes_pages and "html" in response.headers.get("content-type", "").lower():
+                page = TransferError(
+                    f"{shown(self._url)} answered with a page: what answers is no store just now."
+                )
+                page.is_passing = True
+                raise Transient(page)
             return
         failure = refusal(self._url, response)
         if (

@@ -72,6 +72,7 @@ class Desk:
         self.replies: list[Response] = []
         self.asked: list[tuple[str, dict[str, str], dict[str, Any]]] = []
         self.blobs: dict[str, bytes] = {}
+        self.pages = 0
         self.bodies: dict[str, Callable[[Request], Response]] = {}
         self.app = Starlette(
             routes=[
@@ -90,6 +91,10 @@ class Desk:
     async def blob(self, request: Request) -> Response:
         self.asked.append((request.url.path, dict(request.headers), {}))
         name = request.path_params["name"]
+        if self.pages:
+            self.pages -= 1
+            await request.body()
+            return HTMLResponse("<html><body>We are back soon.</body></html>")
         if name in self.bodies:
             return self.bodies[name](request)
         if name == "silent":
@@ -246,6 +251,28 @@ def test_bytes_that_a_store_does_not_give_or_take_for_now_fail_no_run(
     with pytest.raises(PlatformUnreachableError):
         channel.fetch(InputDownload(url="/blobs/rows", size=4, sha256=DIGEST), tmp_path / "rows")
     assert [path for path, _, _ in desk.asked] == ["/blobs/rows"] * 2
+
+
+def test_a_page_in_a_stores_place_is_waited_for_like_a_store_that_is_busy(
+    channel: RunChannel, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_link, "_BLOB_WAITS", Waits((0.0, 0.0)))
+    channel._link._term_s = 1e-6  # type: ignore[attr-defined]
+    desk.blobs["rows"] = b"rows"
+    rows = InputDownload(url="/blobs/rows", size=4, sha256=hashlib.sha256(b"rows").hexdigest())
+    desk.pages = 2
+    channel.fetch(rows, tmp_path / "rows")
+    assert (tmp_path / "rows").read_bytes() == b"rows"
+    desk.pages = 2
+    grant = UploadGrant(name="files/a", id="upload", url="/blobs/sent")
+    assert channel._link.send(grant, BytesIO(b"sent"), 4) == "tag"
+    assert desk.blobs["sent"] == b"sent"
+
+    desk.pages = 1000
+    with pytest.raises(PlatformUnreachableError, match="no store just now"):
+        channel.fetch(rows, tmp_path / "rows")
+    with pytest.raises(PlatformUnreachableError, match="no store just now"):
+        channel._link.send(grant, BytesIO(b"sent"), 4)
 
 
 def test_a_store_that_says_nothing_holds_up_what_is_new_for_a_term_at_most(

@@ -190,6 +190,7 @@ class HttpLink:
                     largest_size=download.size + _PACKING_ROOM_BYTES if is_packed else None,
                     waits=_BLOB_WAITS.lasting(self._term_s),
                     within_s=longest_transfer_s(download.size),
+                    takes_pages=False,
                     client=blobs,
                 )
         except TransferError as error:
@@ -208,7 +209,11 @@ class HttpLink:
 
         def attempt() -> str:
             headers = blobs.put(url, stream, size=size, headers={}, timeout_s=self._silence_of_store_s())
-            return str(headers.get("etag", "")).strip('"')
+            if not (etag := str(headers.get("etag", "")).strip('"')):
+                raise Transient(
+                    PlatformUnreachableError("what takes bytes is no store just now: it names no ETag.")
+                )
+            return etag
 
         with _told_apart():
             return _BLOB_WAITS.lasting(self._term_s).run(attempt)

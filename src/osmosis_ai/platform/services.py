@@ -126,10 +126,10 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     packing = SourcePacking(db, used_clock, logs, sources)
     submitter = RunSubmitter(config, db, used_clock, vault, mirrors, rollouts, counts, packing)
     training_runs = RunStore("training", db, used_clock, logs, counts["training"])
-    resumption = TrainingResumption(db, blobs, used_clock, logs, training_runs, config.runs_dir)
+    resuming = TrainingResumption(db, blobs, used_clock, logs, training_runs, config.runs_dir)
     datasets = DatasetStore(db, blobs, used_clock, logs)
     imports = EvalImportStore(db, blobs, used_clock, logs, counts["eval"])
-    worker_access = WorkerAccess(db, used_clock, logs)
+    access = WorkerAccess(db, used_clock, logs)
     desk = RunDesk(config, db, used_clock, logs, blobs, vault, sources, signer)
     shards = ShardMerging(db, blobs, used_clock)
     deletion = RunDeletion(db, used_clock, blobs, config.runs_dir, counts)
@@ -157,20 +157,18 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         eval_runs=RunStore("eval", db, used_clock, logs, counts["eval"]),
         eval_imports=imports,
         training_runs=training_runs,
-        resumption=resumption,
+        resumption=resuming,
         run_deletion=deletion,
         lora_models=LoraModelStore(db, blobs, used_clock),
         downloads=Downloads(db, blobs, signer),
         sample_filling=SampleFilling(db, blobs, used_clock),
-        maintenance=_maintenance(
-            blobs, datasets, imports, resumption, sources, desk, worker_access, shards, deletion
-        ),
+        maintenance=_maintenance(blobs, datasets, imports, resuming, sources, desk, access, shards, deletion),
         shard_merging=shards,
         merging=Maintenance({"shards of runs": shards.merge_due}, every_s=MERGE_EVERY_S),
         sample_counts=SampleCounts(),
         readiness=Readiness(db, blobs, used_clock),
         request_counts=RequestCounts(),
-        worker_access=worker_access,
+        worker_access=access,
         desk=desk,
     )
 

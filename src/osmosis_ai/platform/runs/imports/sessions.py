@@ -30,7 +30,14 @@ from osmosis_ai.platform.blobs.store import BlobStore, BlobUpload, Part, PartsMi
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbEvalImport, DbEvalImportFile, DbRun, DbRunUpload, new_id
+from osmosis_ai.platform.db.tables import (
+    DbDeletedRun,
+    DbEvalImport,
+    DbEvalImportFile,
+    DbRun,
+    DbRunUpload,
+    new_id,
+)
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.imports.announcement import ImportLimits, check_announcement, known_provenance
 from osmosis_ai.platform.runs.imports.imported_run import ReceivedRun
@@ -116,6 +123,8 @@ class EvalImportStore:
         begun = [(file, *self._open_upload(file)) for file in missing]
         noted, surplus = [], []
         with self._db.transaction() as session:
+            # Held before its files by all who write to several of them: nobody waits for one with another in hand.
+            session.get(DbEvalImport, session_id, with_for_update=True)
             for file, upload, received in begun:
                 row = _current(session, file)
                 theirs = None if row.upload == file.upload else _upload_of(row)
@@ -340,14 +349,20 @@ class EvalImportStore:
         return PartedUpload(upload=begun, size=file.size, part_size=part_size), None
 
     def _forget(self, row: DbEvalImport) -> None:
+        """Forget an upload that was found to be over, with its bytes; nothing where somebody has gone on with it since."""
         with self._db.transaction() as session:
-            files = self._state(session, row).files
             current = session.get(DbEvalImport, row.id, with_for_update=True)
-            if current is not None:
-                session.delete(current)
+            if current is None or (current.status, current.expires_at) != (row.status, row.expires_at):
+                return
+            files = self._state(session, current).files
+            session.delete(current)
+            # Where this ends too early, whoever deletes the files of runs goes on.
+            session.merge(DbDeletedRun(id=row.run_id, deleted_at=self._clock.now()))
         for upload in filter(None, map(_upload_of, files)):
             self._blobs.abort_upload(upload.upload)
         self._blobs.delete_below(f"{_BLOBS}/{row.run_id}")
+        with self._db.transaction() as session:
+            session.execute(delete(DbDeletedRun).where(DbDeletedRun.id == row.run_id))
 
     def _drop_bytes(self, file: DbEvalImportFile) -> None:
         upload = _upload_of(file)

@@ -62,7 +62,7 @@ def download(
     refresh_url: Callable[[], str] | None = None,
     waits: Waits = WAITS,
     within_s: float | None = None,
-    takes_pages: bool = True,
+    waits_for_store: bool = False,
     client: BlobClient | None = None,
 ) -> Download:
     """Fetch a file; an existing ``target`` is replaced in one step.
@@ -77,8 +77,8 @@ def download(
         refresh_url: returns a new URL when the store says that this one has ended (HTTP 403).
         waits: the pauses between tries.
         within_s: how long all tries may take; otherwise as long as bytes come.
-        takes_pages: whether a file may come as a page of HTML; otherwise that is the word of what stands before the store, which
-            passes.
+        waits_for_store: whether what no store says of bytes that it has is tried again, too, and passes: HTTP 403 and 5xx, a page of
+            HTML, fewer bytes than there are without an ETag.
         client: connections to use; otherwise opened and closed here.
 
     Raises:
@@ -94,7 +94,7 @@ def download(
             partial = stack.enter_context(_Partial(target))
             transfer = _Transfer(blobs, url, partial, expected_size, expected_sha256, progress, refresh_url)
             transfer.largest_size = largest_size
-            transfer.takes_pages = takes_pages
+            transfer.waits_for_store = waits_for_store
             transfer.until = math.inf if within_s is None else time.monotonic() + within_s
             waits.run(transfer.attempt)
             size = partial.size()
@@ -205,7 +205,8 @@ class _Transfer:
         self._refresh_url = refresh_url
         self.suggested_name: str | None = None
         self.largest_size: int | None = None
-        self.takes_pages = True
+        self.waits_for_store = False
+        self._is_named = False
         self.until = math.inf
 
     def attempt(self) -> None:
@@ -245,12 +246,13 @@ class _Transfer:
 
     def _ensure_success(self, response: httpx.Response) -> None:
         if response.is_success:
-            if not self.takes_pages and "html" in response.headers.get("content-type", "").lower():
-                page = TransferError(
-                    f"{shown(self._url)} answered with a page: what answers is no store just now."
+            self._is_named = "etag" in response.headers
+            if self.waits_for_store and "html" in response.headers.get("content-type", "").lower():
+                raise _passing(
+                    TransferError(
+                        f"{shown(self._url)} answered with a page: what answers is no store just now."
+                    )
                 )
-                page.is_passing = True
-                raise Transient(page)
             return
         failure = refusal(self._url, response)
         if (
@@ -261,6 +263,8 @@ class _Transfer:
             self._url = self._refresh_url()
             check_url(self._url)
             raise Transient(failure)
+        if self.waits_for_store and isinstance(failure, TransferError) and _may_pass(response.status_code):
+            raise _passing(failure)
         raise failure
 
     def _start_again(self, response: httpx.Response) -> None:
@@ -273,6 +277,18 @@ class _Transfer:
 
     def _check_size(self, size: int, *, final: bool) -> None:
         expected = self._expected_size
+        if (
+            self.waits_for_store
+            and final
+            and not self._is_named
+            and size < (1 if expected is None else expected)
+        ):
+            self._partial.restart(None, None)
+            raise _passing(
+                TransferError(
+                    f"{shown(self._url)} answered with {size} bytes and no ETag: what answers is no store just now."
+                )
+            )
         if expected is None and self.largest_size is not None and size > self.largest_size:
             self._partial.restart(None, None)
             raise TransferError(f"{shown(self._url)} has more than {self.largest_size} bytes.")
@@ -298,6 +314,16 @@ class _Transfer:
             hint="nothing was written; run the command again",
         )
         raise Transient(error) if resumed else error
+
+
+def _may_pass(status: int) -> bool:
+    """Tell whether a store, or what stands before it, may say something else soon of bytes that it has."""
+    return status == 403 or status >= 500
+
+
+def _passing(error: TransferError) -> Transient:
+    error.is_passing, error.hint = True, None
+    return Transient(error)
 
 
 def _announced(response: httpx.Response) -> int | None:

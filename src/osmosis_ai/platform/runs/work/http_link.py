@@ -190,7 +190,7 @@ class HttpLink:
                     largest_size=download.size + _PACKING_ROOM_BYTES if is_packed else None,
                     waits=_BLOB_WAITS.lasting(self._term_s),
                     within_s=longest_transfer_s(download.size),
-                    takes_pages=False,
+                    waits_for_store=True,
                     client=blobs,
                 )
         except TransferError as error:

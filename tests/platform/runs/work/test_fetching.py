@@ -1,0 +1,99 @@
+"""What a worker fetches comes from a store; others may stand in its place for a while, and say anything."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from osmosis_ai.api.retrying import Waits
+from osmosis_ai.api.wire.workers import InputDownload, JournalSegment
+from osmosis_ai.platform.runs.work import http_link
+from osmosis_ai.platform.runs.work.http_link import HttpLink, StoredBytesError
+from osmosis_ai.platform.runs.work.platform_link import PlatformUnreachableError
+from tests.platform.runs.work.socket_server import SocketServer
+
+CONTENT = b"rows"
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+ROWS = InputDownload(url="/blobs/rows", size=len(CONTENT), sha256=DIGEST)
+
+
+class Bucket:
+    """Gives its answers one after the other; the last one again and again."""
+
+    def __init__(self) -> None:
+        self.answers: list[Response] = []
+        self.asked = 0
+        self.app = Starlette(routes=[Route("/blobs/{name}", self.blob)])
+
+    async def blob(self, _: Request) -> Response:
+        self.asked += 1
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    return Bucket()
+
+
+@pytest.fixture
+def link(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpLink]:
+    monkeypatch.setattr(http_link, "_BLOB_WAITS", Waits((0.0, 0.0)))
+    with SocketServer(bucket.app) as server:
+        made = HttpLink(server.address, "ticket")
+        # As often as there are waits, and no longer.
+        monkeypatch.setattr(made, "_term_s", 1e-6)
+        yield made
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(403, b""), (403, b"<Error>no</Error>"), (500, b""), (501, b""), (507, b""), (200, b""), (200, b"ro")],
+)
+def test_what_no_store_says_of_bytes_that_it_has_is_waited_for(
+    link: HttpLink, bucket: Bucket, tmp_path: Path, status: int, body: bytes
+) -> None:
+    def answer() -> Response:
+        return Response(body, status_code=status)
+
+    bucket.answers = [answer(), answer(), Response(CONTENT)]
+    link.fetch(ROWS, tmp_path / "rows")
+    assert (tmp_path / "rows").read_bytes() == CONTENT and bucket.asked == 3
+
+    bucket.answers, bucket.asked = [answer()], 0
+    words = "no ETag: what answers is no store just now" if status == 200 else f"answered HTTP {status}"
+    with pytest.raises(PlatformUnreachableError, match=words) as said:
+        link.fetch(ROWS, tmp_path / "others")
+    assert said.value.hint is None, "no command is to be run again"
+    assert bucket.asked == 3 and [path.name for path in tmp_path.iterdir()] == ["rows"]
+
+
+def test_nothing_is_no_packed_part_of_a_journal(link: HttpLink, bucket: Bucket, tmp_path: Path) -> None:
+    bucket.answers = [Response(b""), Response(b"packed")]
+    part = JournalSegment(url="/blobs/part", size=9, sha256=DIGEST, offset=0, packed=True)
+    link.fetch(part, tmp_path / "part")
+    assert (tmp_path / "part").read_bytes() == b"packed"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Response(b"ro", headers={"ETag": '"tag"'}), "has 2 bytes instead of 4"),
+        (Response(b"sowr", headers={"ETag": '"tag"'}), "has other bytes than announced"),
+        (Response(b"", status_code=404), "answered HTTP 404"),
+    ],
+)
+def test_what_a_store_has_not_is_said_at_once(
+    link: HttpLink, bucket: Bucket, tmp_path: Path, answer: Response, words: str
+) -> None:
+    bucket.answers = [answer]
+    with pytest.raises(StoredBytesError, match=words):
+        link.fetch(ROWS, tmp_path / "rows")
+    assert bucket.asked == 1

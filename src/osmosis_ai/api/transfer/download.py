@@ -76,7 +76,7 @@ def download(
         progress: called with the number of bytes that are there so far; falls back when it starts again.
         refresh_url: returns a new URL when the store says that this one has ended (HTTP 403).
         waits: the pauses between tries.
-        within_s: how long all tries may take; otherwise as long as bytes come.
+        within_s: how long the bytes of a try may take; otherwise as long as some come.
         waits_for_store: whether what no store says of bytes that it has is tried again, too, and passes: HTTP 403 and 5xx, a page of
             HTML, fewer bytes than there are without an ETag.
         client: connections to use; otherwise opened and closed here.
@@ -95,7 +95,7 @@ def download(
             transfer = _Transfer(blobs, url, partial, expected_size, expected_sha256, progress, refresh_url)
             transfer.largest_size = largest_size
             transfer.waits_for_store = waits_for_store
-            transfer.until = math.inf if within_s is None else time.monotonic() + within_s
+            transfer.within_s = math.inf if within_s is None else within_s
             waits.run(transfer.attempt)
             size = partial.size()
             partial.finish()
@@ -207,7 +207,7 @@ class _Transfer:
         self.largest_size: int | None = None
         self.waits_for_store = False
         self._is_named = False
-        self.until = math.inf
+        self.within_s = math.inf
 
     def attempt(self) -> None:
         """Fetch what is missing and check the whole."""
@@ -231,11 +231,13 @@ class _Transfer:
         self._check_digest(resumed=continues)
 
     def _receive(self, response: httpx.Response, have: int) -> None:
+        # Counted from here: a store that was waited for is not slow.
+        until = time.monotonic() + self.within_s
         for block in response.iter_raw():
             self._partial.append(block)
             have += len(block)
             self._check_size(have, final=False)
-            if time.monotonic() > self.until:
+            if time.monotonic() > until:
                 slow = TransferError(
                     f"{shown(self._url)} is too slow: {have} bytes came in all the time there was."
                 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from starlette.applications import Starlette
@@ -73,6 +75,17 @@ def test_what_no_store_says_of_bytes_that_it_has_is_waited_for(
         link.fetch(ROWS, tmp_path / "others")
     assert said.value.hint is None, "no command is to be run again"
     assert bucket.asked == 3 and [path.name for path in tmp_path.iterdir()] == ["rows"]
+
+
+def test_a_store_that_was_waited_for_is_not_slow(
+    link: HttpLink, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The package has a function of the module's name.
+    fetching = import_module("osmosis_ai.api.transfer.download")
+    monkeypatch.setattr(fetching, "time", SimpleNamespace(monotonic=lambda: 3600.0 * bucket.asked))
+    bucket.answers = [Response(status_code=503), Response(CONTENT)]
+    link.fetch(ROWS, tmp_path / "rows")
+    assert (tmp_path / "rows").read_bytes() == CONTENT
 
 
 def test_nothing_is_no_packed_part_of_a_journal(link: HttpLink, bucket: Bucket, tmp_path: Path) -> None:

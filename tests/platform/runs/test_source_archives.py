@@ -9,12 +9,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
+from osmosis_ai.platform.blobs.store import BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbSourceArchive
 from osmosis_ai.platform.gitsync.git import GitError
 from osmosis_ai.platform.runs import source_archives
@@ -90,6 +91,73 @@ def test_an_archive_whose_bytes_are_gone_is_made_again(
     source = given.assignment.source
     assert source is not None and (source.sha256, source.size) == (archive.sha256, archive.size)
     assert hashlib.sha256(given.blob(source.url)).hexdigest() == archive.sha256
+
+
+def alter(services: PlatformServices, archive: DbSourceArchive) -> None:
+    """Put other bytes of the same size in an archive's place."""
+    services.blobs.put(archive.blob_key, io.BytesIO(b"x" * archive.size))
+
+
+@pytest.mark.parametrize("when", ["before the submit", "before the claim"])
+def test_an_archive_of_other_bytes_is_made_again_when_a_worker_met_them(
+    api: TestClient, services: PlatformServices, exports: Exports, code: Code, when: str
+) -> None:
+    SUBMITS.taken(api)
+    (archive,) = archives(services)
+    lost = DeskWorker.claims(services)
+    alter(services, archive)
+    lost.releases(setback="the archive has other bytes than announced")
+    if when == "before the submit":
+        SUBMITS.taken(api)
+    for _ in range(2 if when == "before the submit" else 1):
+        given = DeskWorker.claims(services)
+        source = given.assignment.source
+        assert source is not None and (source.sha256, source.size) == (archive.sha256, archive.size)
+        assert hashlib.sha256(given.blob(source.url)).hexdigest() == archive.sha256
+    assert exports.count == 2
+    (again,) = archives(services)
+    assert again.blob_key != archive.blob_key
+
+
+def test_an_archive_is_read_once_for_a_setback_and_not_made_again_where_it_is_right(
+    api: TestClient, services: PlatformServices, exports: Exports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SUBMITS.taken(api)
+    (archive,) = archives(services)
+    read: list[str] = []
+    opened = services.blobs.open
+
+    def open_blob(key: str) -> BinaryIO:
+        read.append(key)
+        return opened(key)
+
+    monkeypatch.setattr(services.blobs, "open", open_blob)
+    DeskWorker.claims(services).releases(setback="the model answers nothing")
+    for _ in range(2):
+        DeskWorker.claims(services).releases()
+    assert (read, exports.count) == ([archive.blob_key], 1)
+    DeskWorker.claims(services).releases(setback="its disk is full", of_machine=True)
+    assert DeskWorker.claims(services).assignment.source is not None
+    assert (read, exports.count) == ([archive.blob_key], 1)
+
+
+def test_an_archive_that_can_not_be_read_just_now_stays_doubted(
+    api: TestClient, services: PlatformServices, exports: Exports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SUBMITS.taken(api)
+    (archive,) = archives(services)
+    lost = DeskWorker.claims(services)
+    alter(services, archive)
+    lost.releases(setback="the archive has other bytes than announced")
+
+    def away(_: str) -> BinaryIO:
+        raise BlobStoreError("the store is away.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(services.blobs, "open", away)
+        DeskWorker.claims(services).releases()
+    assert exports.count == 1
+    assert DeskWorker.claims(services).assignment.source is not None and exports.count == 2
 
 
 def test_submits_at_once_pack_their_commit_once(api: TestClient, exports: Exports, code: Code) -> None:

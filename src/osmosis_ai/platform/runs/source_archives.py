@@ -7,6 +7,7 @@ is made once, and its key is its digest.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import secrets
 import tarfile
@@ -36,6 +37,7 @@ FOUND_WITHIN_S = 5.0
 """How long whoever needs an archive waits for one that is being made: some commits take minutes, and threads are few."""
 _PACKED_AT_ONCE = 2
 _FOLDER = "sources"
+_BLOCK_BYTES = 1 << 20
 
 
 class StillPackingError(OsmosisError):
@@ -60,6 +62,7 @@ class SourceArchives:
         self._lock = threading.Lock()
         self._making: dict[tuple[str, str], Future[DbSourceArchive]] = {}
         self._stored: set[str] = set()
+        self._doubted: set[tuple[str, str]] = set()
         self._threads = ThreadPoolExecutor(_PACKED_AT_ONCE, thread_name_prefix="source-archive")
 
     def close(self) -> None:
@@ -76,7 +79,7 @@ class SourceArchives:
         with self._db.transaction() as session:
             is_there = session.execute(wanted).rowcount > 0  # type: ignore[attr-defined]
         archive = self._known(known) if is_there else None
-        if archive is None:
+        if archive is None or known in self._doubted:
             return self._make(repository, sha)
         done: Future[DbSourceArchive] = Future()
         done.set_result(archive)
@@ -91,13 +94,24 @@ class SourceArchives:
             StillPackingError: it takes longer than :data:`FOUND_WITHIN_S`.
         """
         known = self._known((workspace_id, sha))
-        if known is not None or repository is None:
+        if repository is None or (known is not None and (workspace_id, sha) not in self._doubted):
             return known
         making = self._make(repository, sha)
         try:
             return making.result(timeout=FOUND_WITHIN_S)
         except FutureTimeout:
             raise StillPackingError(f"the commit {sha[:12]} is still being packed for workers.") from None
+
+    def doubt(self, run_id: str) -> None:
+        """Have the archive of a run's commit read before it is handed out again: a worker could not do with what it got.
+
+        Other bytes of the same size are found in no other way.
+        """
+        of_run = select(DbRun.workspace_id, DbRun.commit_sha).where(DbRun.id == run_id)
+        with self._db.session() as session:
+            found = session.execute(of_run).first()
+        if found is not None and found.commit_sha is not None:
+            self._doubted.add((found.workspace_id, found.commit_sha))
 
     def is_making(self, workspace_id: str, sha: str | None) -> bool:
         """Tell whether the archive of a commit is being made."""
@@ -145,6 +159,25 @@ class SourceArchives:
             return archive  # which its worker fetches when the store is back
         return archive if is_whole else None
 
+    def _is_right(self, archive: DbSourceArchive) -> bool:
+        """Tell whether an archive has the bytes it was made with; only of a doubted one they are read."""
+        known = (archive.workspace_id, archive.commit_sha)
+        if known not in self._doubted:
+            return True
+        digest = hashlib.sha256()
+        try:
+            with self._blobs.open(archive.blob_key) as stored:
+                while block := stored.read(_BLOCK_BYTES):
+                    digest.update(block)
+        except BlobNotFound:
+            return False
+        except BlobError:
+            return True  # and doubted still, when the store is back
+        is_right = digest.hexdigest() == archive.sha256
+        if is_right:
+            self._doubted.discard(known)
+        return is_right
+
     def _make(self, repository: DbRepository, sha: str) -> Future[DbSourceArchive]:
         """Begin to make an archive; who asks while it is made gets the same one."""
         known = (repository.workspace_id, sha)
@@ -161,8 +194,9 @@ class SourceArchives:
 
     def _pack(self, repository: DbRepository, sha: str) -> DbSourceArchive:
         workspace_id = repository.workspace_id
-        if (before := self._known((workspace_id, sha))) is not None:
-            return before  # made between two looks
+        before = self._known((workspace_id, sha))
+        if before is not None and self._is_right(before):
+            return before  # made between two looks, or doubted without reason
         self._mirrors.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".source.", dir=self._mirrors.root) as scratch:
             source, packed = Path(scratch, "source"), Path(scratch, "source.tar.gz")
@@ -171,7 +205,9 @@ class SourceArchives:
                 pack(source, file)
             # The same bytes may be stored again after they were swept: a key is used once.
             key = f"{_FOLDER}/{workspace_id}/{file_digest(packed)}.{secrets.token_hex(4)}.tar.gz"
-            return self._keep(workspace_id, sha, packed, key)
+            made = self._keep(workspace_id, sha, packed, key)
+        self._doubted.discard((workspace_id, sha))
+        return made
 
     def _keep(self, workspace_id: str, sha: str, packed: Path, key: str) -> DbSourceArchive:
         with self._lock:

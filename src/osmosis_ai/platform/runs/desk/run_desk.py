@@ -68,6 +68,7 @@ class RunDesk:
         self.leases = Leases(db, clock, config.lease_term)
         self.silence = DatabaseSilence(clock, self.leases)
         self._unfit = UnfitMachines(db, clock)
+        self._sources = sources
         self._claims = Claims(db, self.leases, self._unfit)
         self.watch = RunWatch(db, self.leases, self._claims)
         self._folding = JournalFolding(db, blobs)
@@ -184,6 +185,8 @@ class RunDesk:
         lease = self._lease(run_id, request.lease.get_secret_value())
         if request.of_machine:
             self._unfit.note(run_id, lease.token)  # before the run is free
+        elif request.setback is not None:
+            self._sources.doubt(run_id)  # before it is handed out again
         try:
             return self._closing.release(lease, request)
         except LeaseLostError:

@@ -24,7 +24,8 @@ async def health(services: Services) -> dict[str, str | int]:
 
     ``runs_to_fill``: runs whose conversations are still to be read for what an earlier release did not record.
     """
-    # Not from one of the few threads that read: a store that does not answer may hold them all.
+    # On SQLite without one of the few threads that requests have: a store that does not answer may hold them all.
+    # PostgreSQL is asked from one of them.
     await services.db.read(lambda session: session.execute(text("SELECT 1")))
     return {"status": "ok", "version": __version__, "runs_to_fill": services.sample_filling.left}
 

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -302,6 +303,37 @@ def test_copies_take_no_more_room_than_they_may_and_those_in_use_stay(tmp_path: 
 
 def fetch_ten(incoming: IncomingFile) -> None:
     incoming.write(b"0123456789")
+
+
+@pytest.mark.parametrize(("since_s", "is_noted"), [(299, False), (300, True), (-299, False), (-300, True)])
+def test_the_file_of_a_copy_changes_at_most_every_five_minutes_however_often_it_is_used(
+    tmp_path: Path, since_s: int, is_noted: bool
+) -> None:
+    used_at = 1_700_000_000
+    copies = BlobCopies(tmp_path, now=lambda: used_at + since_s)
+    with copies.open("a", fetch_ten) as (path, _):
+        pass
+    os.utime(path, (used_at, used_at))
+    before = path.stat()
+    with copies.open("a", fetch_ten):
+        pass
+    after = path.stat()
+    assert (after.st_mtime != used_at) is is_noted
+    assert is_noted or after.st_ctime_ns == before.st_ctime_ns
+
+
+def test_a_copy_whose_use_was_noted_goes_after_those_that_nobody_used(tmp_path: Path) -> None:
+    copies = BlobCopies(tmp_path, limit_bytes=25)
+    for name, age_s in (("a", 1200), ("b", 600)):
+        with copies.open(name, fetch_ten) as (path, _):
+            pass
+        made = time.time() - age_s
+        os.utime(path, (made, made))
+    with copies.open("a", fetch_ten):
+        pass
+    with copies.open("c", fetch_ten):
+        pass
+    assert {path.name for path in (tmp_path / "copies").iterdir()} == {"a", "c"}
 
 
 def test_a_copy_that_was_made_anew_meanwhile_is_not_removed_for_the_old_one(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -19,6 +20,8 @@ from osmosis_ai.platform.blobs.incoming import IncomingFile, make_directories, s
 LIMIT_BYTES = 8 << 30
 """How much of the disk copies take (8 GiB); one that is larger than all of it stays while it is read."""
 _TRIES = 5
+_NOTED_EVERY_S = 300.0
+"""How often it is noted that a copy is used: each time its file is changed, for those who know a file by its times."""
 
 
 class BlobCopies:
@@ -27,12 +30,16 @@ class BlobCopies:
     Args:
         root: the directory; made on first use.
         limit_bytes: how much all copies may take that nobody reads.
+        now: seconds, as the times of files count them.
     """
 
-    def __init__(self, root: Path, *, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(
+        self, root: Path, *, limit_bytes: int = LIMIT_BYTES, now: Callable[[], float] = time.time
+    ) -> None:
         self._kept = root / "copies"
         self._incoming = root / "incoming"
         self._limit = limit_bytes
+        self._now = now
 
     @contextmanager
     def open(self, name: str, fetch: Callable[[IncomingFile], None]) -> Iterator[tuple[Path, BinaryIO]]:
@@ -88,9 +95,14 @@ class BlobCopies:
                 return None
             fcntl.flock(handle, fcntl.LOCK_SH)
             if _is_at(handle, path):
-                os.utime(handle.fileno())
+                self._note_use(handle)
                 return handle
             handle.close()
+
+    def _note_use(self, handle: BinaryIO) -> None:
+        # A time that lies ahead is of a clock that was set back since: it is no use either.
+        if abs(self._now() - os.fstat(handle.fileno()).st_mtime) >= _NOTED_EVERY_S:
+            os.utime(handle.fileno())
 
     def _make(self, path: Path, fetch: Callable[[IncomingFile], None]) -> None:
         make_directories(path.parent)

@@ -228,6 +228,27 @@ def test_what_a_killed_process_left_is_swept_and_what_is_being_written_is_not(
         assert store.keep_part(PartGrant(upload.id, 1, 4), writing).size == 4
 
 
+def test_an_upload_that_was_killed_as_it_began_is_swept(
+    store: LocalBlobStore, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(path: Path, *_: object, **__: object) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_name(f".{path.name}.1.tmp").write_bytes(b"half")
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr("osmosis_ai.platform.blobs.local.write_json", killed)
+        with pytest.raises(SystemExit):
+            store.begin_upload("a.csv")
+    assert list(store.unfinished_uploads()) == []
+    (half,) = files_of(tmp_path / "blobs")
+    old = clock.now().timestamp() - 7200
+    os.utime((tmp_path / "blobs" / half).parent, (old, old))
+    store.sweep()
+    assert files_of(tmp_path / "blobs") == []
+    assert list((tmp_path / "blobs" / "uploads").iterdir()) == []
+
+
 # Signed URLs
 
 

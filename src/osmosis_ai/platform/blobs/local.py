@@ -138,7 +138,13 @@ class LocalBlobStore:
         upload = BlobUpload(secrets.token_hex(16), check_key(key))
         # A power cut may take the record back: the client's first PUT then says that the upload has ended.
         record = {"key": key, "begun_at": self._clock.now().isoformat()}
-        write_json(self._uploads / upload.id / _RECORD, record, durable=False)
+        for place in (self._incoming, self._uploads):
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        begun = self._incoming / f"begun-{upload.id}"
+        begun.mkdir(mode=0o700)
+        write_json(begun / _RECORD, record, durable=False)
+        # It is there with its record or not at all: of one without, nobody would know that it is old and has to go.
+        begun.rename(self._uploads / upload.id)
         return upload
 
     def signed_part_url(self, upload: BlobUpload, part_number: int, *, size: int, ttl: timedelta) -> str:

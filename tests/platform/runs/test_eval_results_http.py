@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gzip
 import io
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
+from osmosis_ai.api.transfer import BlobClient, TransferError, download
+from osmosis_ai.api.wire.eval_runs import ManifestFile
 from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample, new_id
 from osmosis_ai.platform.log_lines import LogLine
@@ -137,6 +141,38 @@ def test_what_a_manifest_announced_is_what_is_fetched(
     sizes = {file["path"]: file["size"] for file in manifest["files"]}
     for item in links["items"]:
         assert len(api.get(item["url"], headers={"Authorization": ""}).content) == sizes[item["path"]]
+
+
+@pytest.mark.parametrize("path", ["metrics.json", "summary.jsonl", "logs.txt"])
+def test_a_made_file_of_which_other_bytes_are_stored_is_found_out(
+    api: TestClient, services: PlatformServices, finished: dict[str, Any], path: str, tmp_path: Path
+) -> None:
+    asked = {"types": "metrics,trajectories,logs"}
+
+    def announced() -> dict[str, Any]:
+        files = api.get(f"{RUNS}/{finished['name']}/samples/manifest", params=asked).json()["files"]
+        found: dict[str, Any] = next(file for file in files if file["path"] == path)
+        return found
+
+    def fetch() -> bytes:
+        """Fetch the file as the client does, by what its manifest says now."""
+        file = ManifestFile.model_validate(announced())
+        items = {"items": [{"path": path, "token": file.token}]}
+        (link,) = api.post(f"{RUNS}/{finished['id']}/samples/download-urls", json=items).json()["items"]
+        content = api.get(link["url"], headers={"Authorization": ""}).content
+        store = httpx.MockTransport(lambda _: httpx.Response(200, stream=httpx.ByteStream(content)))
+        expected: dict[str, Any] = {"expected_size": file.size, "expected_sha256": file.sha256}
+        with BlobClient(transport=store) as client:
+            return download(
+                "https://store.example/it", tmp_path / "it", client=client, **expected
+            ).path.read_bytes()
+
+    services.logs.append(finished["id"], [LogLine("four samples were graded", step="run")])
+    content, token = fetch(), announced()["token"]
+    assert len(content) > 10
+    services.blobs.put(f"runs/{finished['id']}/derived/{token}/{path}", io.BytesIO(b"x" * len(content)))
+    with pytest.raises(TransferError, match="has other bytes than announced"):
+        fetch()
 
 
 def test_a_file_that_has_changed_since_its_manifest_is_fetched_as_announced(

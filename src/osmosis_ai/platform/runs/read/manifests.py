@@ -129,7 +129,9 @@ class RunManifests:
             token, size = self._derived.make(run, path)
         except BlobNotFound:
             return b""
-        return _line(KINDS[path], _EVERY_ROW.decode(), {"path": path, "size": size, "token": token})
+        # The token of such a file is its digest.
+        entry = {"path": path, "size": size, "token": token, "sha256": token}
+        return _line(KINDS[path], _EVERY_ROW.decode(), entry)
 
 
 def _document(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,32 @@ def test_a_made_file_of_which_other_bytes_are_stored_is_found_out(
     services.blobs.put(f"runs/{finished['id']}/derived/{token}/{path}", io.BytesIO(b"x" * len(content)))
     with pytest.raises(TransferError, match="has other bytes than announced"):
         fetch()
+
+
+def test_a_made_file_that_is_lost_in_the_store_is_made_again_once_a_request(
+    api: TestClient, services: PlatformServices, finished: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, route = {"types": "metrics,trajectories"}, f"{RUNS}/{finished['id']}/samples"
+    files = api.get(f"{route}/manifest", params=asked).json()["files"]
+    wanted = [file for file in files if file["path"] in ("metrics.json", "summary.jsonl")]
+    assert len(wanted) == 2
+    for file in wanted:
+        services.blobs.delete(f"runs/{finished['id']}/derived/{file['token']}/{file['path']}")
+    made: list[str] = []
+    make = DerivedFiles.make
+
+    def make_one(derived: DerivedFiles, run: DbRun, path: str) -> tuple[str, int]:
+        made.append(path)
+        return make(derived, run, path)
+
+    monkeypatch.setattr(DerivedFiles, "make", make_one)
+    unknown = [{"path": "metrics.json", "token": number * 64} for number in "0123"]
+    links = api.post(f"{route}/download-urls", json={"items": [*wanted, *unknown]}).json()["items"]
+    assert [link["path"] for link in links] == [file["path"] for file in wanted]
+    for file, link in zip(wanted, links, strict=True):
+        content = api.get(link["url"], headers={"Authorization": ""}).content
+        assert hashlib.sha256(content).hexdigest() == file["sha256"]
+    assert sorted(made) == ["metrics.json", "summary.jsonl"]
 
 
 def test_a_file_that_has_changed_since_its_manifest_is_fetched_as_announced(

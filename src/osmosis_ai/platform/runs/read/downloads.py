@@ -13,7 +13,7 @@ from osmosis_ai.platform.blobs.signing import UrlSigner
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile
-from osmosis_ai.platform.runs.read.derived_files import KINDS, DerivedFiles
+from osmosis_ai.platform.runs.read.derived_files import JOURNAL, KINDS, DerivedFiles
 from osmosis_ai.platform.runs.read.manifests import RunManifests
 from osmosis_ai.platform.runs.run_files import PLACE, run_file_url
 
@@ -60,11 +60,16 @@ class Downloads:
         named = (DbRunFile.run_id == run.id, DbRunFile.path.in_(paths))
         with self._db.session() as session:
             places = {row.path: row for row in session.execute(select(DbRunFile.path, *PLACE).where(*named))}
-        found = []
+        found, made_again = [], set[str]()
         for file in wanted:
             name = file.path.rpartition("/")[2]
             if file.path in KINDS:
                 key = self._derived.key(run, file.path, file.token)
+                if key is None and file.path not in made_again and file.path != JOURNAL:
+                    # Lost behind us; what it is made of is there. Once, whatever tokens are asked for.
+                    made_again.add(file.path)
+                    self._derived.make(run, file.path)
+                    key = self._derived.key(run, file.path, file.token)
                 if key is not None:
                     found.append((file, self._blobs.signed_get_url(key, filename=name, ttl=LINK_TTL)))
             elif (place := places.get(file.path)) is not None:

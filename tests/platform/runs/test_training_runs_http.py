@@ -11,11 +11,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.api.wire.workers import CheckpointPart, TrainingNews, TrainingStart, TrainingStep
+from osmosis_ai.platform.blobs.store import BlobError, BlobStoreSilent
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.desk.training import ROLLOUTS
 from osmosis_ai.platform.runs.execute.leftovers import remove_leftovers
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError
+from osmosis_ai.platform.runs.submit import resuming
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD, StepRecord
@@ -540,6 +542,72 @@ def test_what_was_sent_is_forgotten_when_a_run_has_finished_or_ended_a_month_ago
     services.resumption.forget_old()
     assert kept() == [False, False]
     assert not api.get(f"{RUNS}/{failed['name']}").json()["training_run"].get("resumable")
+
+
+def test_archives_that_stayed_because_the_store_was_away_go_when_it_is_back(
+    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = ended_elsewhere(api, services, "finished")
+    below = f"runs/{finished['id']}/resume"
+
+    def away(_: str) -> None:
+        raise BlobStoreSilent("the store does not answer.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(services.blobs, "delete_below", away)
+        with pytest.raises(BlobStoreSilent):
+            services.resumption.forget_old()
+    assert any(services.blobs.keys(below))
+    services.resumption.forget_old()
+    assert not any(services.blobs.keys(below))
+    with services.db.session() as session:
+        assert session.get_one(DbRun, finished["id"]).training_state is None, "it is looked for no more"
+
+
+def test_an_archive_that_a_run_let_go_of_and_that_stayed_goes_when_it_is_over(
+    api: TestClient, services: PlatformServices
+) -> None:
+    finished = ended_elsewhere(api, services, "finished")
+    services.blobs.put(f"runs/{finished['id']}/resume/4-left/checkpoint.tar", BytesIO(b"of before"))
+    services.resumption.forget_old()
+    assert not any(services.blobs.keys(f"runs/{finished['id']}/resume"))
+
+
+def test_a_run_whose_time_was_over_while_it_was_about_to_be_resumed_stays_ended(
+    api: TestClient, services: PlatformServices, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ended_elsewhere(api, services)
+    resolve = resuming.resolve_scopes
+
+    def slowly(*args: Any) -> Any:
+        clock.advance(31 * 86_400)
+        services.resumption.forget_old()
+        return resolve(*args)
+
+    monkeypatch.setattr(resuming, "resolve_scopes", slowly)
+    assert_flat_error(api.post(f"{RUNS}/{run['name']}/resume", json={}), 409, "CONFLICT")
+    with services.db.session() as session:
+        assert session.get_one(DbRun, run["id"]).status == "failed"
+
+
+def test_archives_of_one_run_that_do_not_go_keep_no_other_run_from_losing_its_own(
+    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [ended_elsewhere(api, services, "finished") for _ in range(2)]
+    delete, asked = services.blobs.delete_below, []
+
+    def refused_first(prefix: str) -> None:
+        asked.append(prefix)
+        if len(asked) == 1:
+            raise BlobError("it is held.")
+        delete(prefix)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(services.blobs, "delete_below", refused_first)
+        services.resumption.forget_old()
+    assert sorted(any(services.blobs.keys(f"runs/{run['id']}/resume")) for run in runs) == [False, True]
+    services.resumption.forget_old()
+    assert not any(any(services.blobs.keys(f"runs/{run['id']}/resume")) for run in runs)
 
 
 def test_a_run_whose_own_secrets_were_forgotten_names_them(

@@ -318,6 +318,29 @@ def test_a_run_that_ends_keeps_its_journal_without_secrets(
         worker.sync()
 
 
+@pytest.mark.parametrize("failure", [BlobStoreBusy("the bucket cannot be reached."), KeyboardInterrupt()])
+def test_an_end_that_was_cut_off_behind_its_row_is_made_whole_when_it_is_said_again(
+    worker: DeskWorker, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    worker.write(records(2))
+    worker.sync(journal=worker.part())
+    folding = journal_folding.JournalFolding(worker.services.db, worker.services.blobs)
+    folding.fold_all(worker.run_id)
+    below = f"runs/{worker.run_id}/journal"
+
+    def cut_off(*_: Any) -> NoReturn:
+        raise failure
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(worker.services.blobs), "delete_below", cut_off)
+        with pytest.raises(type(failure)):
+            worker.ends()
+    assert worker.run.status == "finished"
+    assert len(list(worker.services.blobs.keys(below))) == 1
+    assert worker.ends().status == "finished"
+    assert list(worker.services.blobs.keys(below)) == []
+
+
 def test_a_run_ends_with_its_journal_where_the_store_was_away_for_a_moment_and_without_where_for_long(
     worker: DeskWorker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER
 from osmosis_ai.platform.runs.leases import LONGEST_PAUSE, Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import OPEN, LeaseLostError, Outcome
 from osmosis_ai.platform.runs.resume_state import forget_resume, newest_step
+from osmosis_ai.platform.runs.training_names import RESUME
 from osmosis_ai.redaction import Redactor
 
 FRUITLESS = {"eval": 3, "training": 12}
@@ -118,26 +119,32 @@ class RunClosing:
         with self._db.session() as session:
             run = session.get(DbRun, lease.run_id)
         if run is not None and run.status not in OPEN and run.lease_token == lease.token:
+            # Who hears no answer says it again: its first end may have been cut off behind the row.
+            self._delete_obsolete(run)
             return _closed(run)
         self._leases.require(lease)
         assert run is not None
         key = self._kept_journal(run, lease, is_said_again)
-        obsolete: list[str] = []
         with self._leases.writing(lease) as (session, run):
             outcome: Outcome = "stopped" if run.stop_requested_at is not None else request.outcome
             if key is not None:
                 run.journal_blob = key
                 session.execute(delete(DbJournalSegment).where(DbJournalSegment.run_id == run.id))
-                obsolete.append(f"runs/{run.id}/{SEGMENTS_FOLDER}")
             self._number(run, request.ending)
             if run.kind == "training" and outcome == "finished":
-                obsolete += forget_resume(run)
+                forget_resume(run)
             self._say_and_end(session, run, outcome, request.error)
             run.lease_token = lease.token  # expired: it tells who may be answered again, and nothing else
-        for prefix in obsolete:
-            self._blobs.delete_below(prefix)
+        self._delete_obsolete(run)
         self._uploads.forget(lease.run_id)
         return _closed(run)
+
+    def _delete_obsolete(self, run: DbRun) -> None:
+        """Delete what an ended run has no use for; archives that stay are found again when old ones are deleted."""
+        if run.journal_blob is not None:
+            self._blobs.delete_below(f"runs/{run.id}/{SEGMENTS_FOLDER}")
+        if run.kind == "training" and run.status == "finished":
+            self._blobs.delete_below(f"runs/{run.id}/{RESUME}")
 
     def release(self, lease: Lease, request: ReleaseRequest) -> RunClosed:
         """Let a run go as it is; of those that are worked on elsewhere the desk counts setbacks, of others their executor.

@@ -7,13 +7,14 @@ ends; a run that had some goes on with those stored under the same names.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import and_, or_, select
+from sqlalchemy import ColumnElement, and_, or_, select
 
 from osmosis_ai.errors import ConflictError
-from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.blobs.store import BlobError, BlobStore, BlobStoreSilent
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
@@ -21,9 +22,12 @@ from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
 from osmosis_ai.platform.runs.read.run_store import RunStore
-from osmosis_ai.platform.runs.resume_state import forget_resume, newest_step
+from osmosis_ai.platform.runs.resume_state import newest_step
 from osmosis_ai.platform.runs.submit.training_request import read_training_request
+from osmosis_ai.platform.runs.training_names import RESUME
 from osmosis_ai.platform.secrets import resolve_scopes
+
+logger = logging.getLogger("osmosis_ai.platform.runs")
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,12 @@ class TrainingResumption:
             MissingSecretsError: it needs secrets that are not stored.
         """
         found = self._runs.get(workspace_id, name_or_id).run
-        step = self._step_to_go_on_from(found)
+        self._step_to_go_on_from(found)
         names = read_training_request(found.request).secrets
         scopes = resolve_scopes(self._db, workspace_id, found.creator_id or "", names)
         with self._db.transaction() as session:
             run = session.get_one(DbRun, found.id, with_for_update=True)
-            if run.status not in UNFINISHED:
-                raise _not_resumable(run)
+            step = self._step_to_go_on_from(run)
             run.status = "pending"
             run.error = run.completed_at = run.stop_requested_at = run.claimable_at = None
             run.fruitless = 0
@@ -90,16 +93,39 @@ class TrainingResumption:
 
     def forget_old(self) -> None:
         """Delete the archives that runs would go on from which have finished, or have ended too long ago."""
-        too_old = DbRun.completed_at < self._clock.now() - CHECKPOINT_KEPT
-        is_over = or_(DbRun.status == "finished", and_(DbRun.status.in_(UNFINISHED), too_old))
-        found = select(DbRun).where(DbRun.training_state.is_not(None), is_over).with_for_update()
-        obsolete: list[str] = []
+        with self._db.session() as session:
+            found = list(
+                session.scalars(select(DbRun.id).where(DbRun.training_state.is_not(None), self._is_over()))
+            )
+        for run_id in found:
+            self._forget(run_id)
+
+    def _forget(self, run_id: str) -> None:
+        """Delete all archives of a run, also those that it has let go of and that are still there.
+
+        It loses its right to them first, so that nobody goes on from what is about to go, and is found again until they are gone.
+        """
+        mine = select(DbRun).where(DbRun.id == run_id, self._is_over()).with_for_update()
         with self._db.transaction() as session:
-            for run in session.scalars(found):
-                obsolete += forget_resume(run)
+            run = session.scalars(mine).one_or_none()
+            if run is None:
+                return
+            run.training_state = {}
+        try:
+            self._blobs.delete_below(f"runs/{run_id}/{RESUME}")
+        except BlobStoreSilent:
+            raise
+        except BlobError as error:  # what is wrong with one run's archives is no matter of the others
+            logger.warning("the archives of the run %s stay for now: %s", run_id, error)
+            return
+        with self._db.transaction() as session:
+            run = session.scalars(mine).one_or_none()
+            if run is not None:
                 run.training_state = None
-        for prefix in obsolete:
-            self._blobs.delete_below(prefix)
+
+    def _is_over(self) -> ColumnElement[bool]:
+        too_old = DbRun.completed_at < self._clock.now() - CHECKPOINT_KEPT
+        return or_(DbRun.status == "finished", and_(DbRun.status.in_(UNFINISHED), too_old))
 
     def _step_to_go_on_from(self, run: DbRun) -> int:
         if run.status not in UNFINISHED:

@@ -53,7 +53,7 @@ def test_paging_keeps_the_filter_in_the_address() -> None:
     text = page_text(pages.get("/evals?q=run&status=finished&sort=name&dir=asc"))
     assert "status=finished&amp;q=run&amp;sort=name&amp;dir=asc&amp;cursor=50" in text
     second = page_text(pages.get("/evals?status=finished&q=run&sort=name&dir=asc&cursor=50"))
-    assert "run-050" in second and "run-049" not in second and "120 runs" in second
+    assert "run-050" in second and "run-049" not in second and "120 runs. Pass rates" in second
 
 
 def test_an_empty_list_tells_what_makes_the_first_run_or_what_a_filter_hides() -> None:

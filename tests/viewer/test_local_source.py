@@ -559,3 +559,16 @@ def test_a_run_tells_how_many_rows_of_how_many_it_uses(local: LocalPlace) -> Non
     headline = local.source.run("eval", "run").summary.headline
     assert headline is not None and headline.rows == RowsDrawn(2, 20, "first")
     assert headline.words.endswith("2 of 20 rows, the first")
+
+
+def test_a_run_is_gone_on_with_by_the_options_it_was_started_with(local: LocalPlace) -> None:
+    config, begun = {"config": "configs/eval/math.toml"}, [[1.0, 0.0], [1.0]]
+    options = ["--rows", "3,7", "--dataset-file", "my rows.jsonl", "--isolate"]
+    write_journalled_run(local.evals / "told", begun, provenance={**config, "options": options})
+    write_journalled_run(local.evals / "older", begun, inputs={"seed": 4}, provenance=config)
+    write_journalled_run(local.evals / "odd", begun, provenance={**config, "options": 5})
+    again = "osmosis eval run configs/eval/math.toml --name"
+    told = f"{again} told --rows 3,7 --dataset-file 'my rows.jsonl' --isolate"
+    assert local.source.run("eval", "told").commands == [told]
+    assert local.source.run("eval", "older").commands == [f"{again} older --rows 0-1 --seed 4"]
+    assert local.source.run("eval", "odd").commands == [f"{again} odd --rows 0-1"]

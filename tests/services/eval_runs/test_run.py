@@ -89,6 +89,23 @@ def test_rows_override_the_limit_of_the_config(workspace: WorkspaceDirectory) ->
         prepare(workspace, rows="3")
 
 
+def test_a_run_remembers_the_options_that_continue_it(
+    workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert prepare(workspace).provenance["options"] == []
+    monkeypatch.chdir(workspace.root / "data")
+    given = prepare(
+        workspace, rows="0-1", dataset_file=Path("multiply.jsonl"), seed=3, servers=2, previews=False
+    )
+    said = ["--rows", "0-1", "--dataset-file", "data/multiply.jsonl", "--seed", "3", "--servers", "2"]
+    assert given.provenance["options"] == [*said, "--no-previews"]
+    sandboxed = EvalRunRequest(CONFIG, isolate=True, network="none", output=Path("runs"), max_in_flight=4)
+    assert sandboxed.options() == [
+        *("--output", "runs", "--max-in-flight", "4", "--network", "none"),
+        "--isolate",
+    ]
+
+
 def test_a_threshold_of_zero_is_honoured(workspace: WorkspaceDirectory) -> None:
     configure(workspace, MINIMAL_EVAL.replace("[secrets]", "[evaluation]\npass_threshold = 0.0\n\n[secrets]"))
     assert prepare(workspace).spec.evaluation.pass_threshold == 0.0

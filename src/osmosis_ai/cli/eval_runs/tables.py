@@ -248,17 +248,4 @@ def _command(result: EvalRunResult, *extra: str) -> str:
     """Return the command that continues this run, by its name."""
     request, summary = result.prepared.request, result.summary
     words = ["osmosis", "eval", "run", str(request.config), "--name", summary.run_name]
-    options: list[tuple[str, object]] = [
-        ("--rows", request.rows),
-        ("--dataset-file", request.dataset_file),
-        ("--output", request.output),
-        ("--seed", request.seed or None),
-        ("--max-in-flight", request.max_in_flight),
-        ("--servers", request.servers),
-    ]
-    for option, value in options:
-        if value is not None:
-            words += [option, str(value)]
-    if not request.previews:
-        words.append("--no-previews")
-    return shlex.join([*words, *extra])
+    return shlex.join([*words, *request.options(), *extra])

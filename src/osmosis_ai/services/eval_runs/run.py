@@ -7,7 +7,7 @@ is found before a directory is made or a process started.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,25 @@ class EvalRunRequest:
     previews: bool = True
     isolate: bool = False
     network: Network = "host"
+
+    def options(self, shown: Callable[[Path], str] = str) -> list[str]:
+        """Return the options with which the run is continued, or what failed in it done again.
+
+        Args:
+            shown: how files and directories are named.
+        """
+        given: list[tuple[str, object]] = [
+            ("--rows", self.rows),
+            ("--dataset-file", self.dataset_file and shown(self.dataset_file)),
+            ("--output", self.output and shown(self.output)),
+            ("--seed", self.seed or None),
+            ("--max-in-flight", self.max_in_flight),
+            ("--servers", self.servers),
+            ("--network", None if self.network == "host" else self.network),
+        ]
+        words = [word for option, value in given if value is not None for word in (option, str(value))]
+        flags = {"--no-previews": not self.previews, "--isolate": self.isolate}
+        return [*words, *(flag for flag, is_set in flags.items() if is_set)]
 
 
 @dataclass(frozen=True)
@@ -136,6 +155,7 @@ def prepare_eval_run(
     slices = tuple(dict.fromkeys((*request.slices, *decided.slices)))
     require_sliceable(slices, path, selection)
     provenance, notes = _provenance(workspace, config, path, rollout.sandbox)
+    provenance["options"] = request.options(lambda given: _in_workspace(workspace, given.expanduser()))
     return PreparedEvalRun(
         request=request,
         workspace=workspace,

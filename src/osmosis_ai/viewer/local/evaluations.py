@@ -155,7 +155,13 @@ def commands_of(known: KnownEvaluation) -> list[str]:
     config = manifest.provenance.get("config") if manifest is not None else None
     if manifest is None or not isinstance(config, str) or entry.status == "running":
         return []
-    again = f"osmosis eval run {shlex.quote(config)} --name {shlex.quote(manifest.run_name)}"
+    # Runs of before 0.3.20 do not say with which options they were started, but which rows and what seed they have.
+    inputs, seed = manifest.inputs, manifest.inputs.get("seed")
+    rows = as_table(inputs.get("dataset")).get("selected_source_rows")
+    older = [*(["--rows", rows] if rows else []), *(["--seed", seed] if seed else [])]
+    options = manifest.provenance.get("options")
+    given = map(str, options if isinstance(options, list) else older)
+    again = shlex.join(["osmosis", "eval", "run", config, "--name", manifest.run_name, *given])
     failed = entry.headline is not None and (entry.headline.failed or entry.headline.skipped)
     found = [again] if entry.status == "incomplete" else []
     return [*found, *([f"{again} --retry-failed"] if failed else [])]

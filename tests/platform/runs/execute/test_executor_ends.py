@@ -14,7 +14,7 @@ from osmosis_ai.platform.runs.execute.worker_process import ENDED, LEASE_LOST, N
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.worker_access import WorkerAccess
 from tests.platform.conftest import ManualClock, Member
-from tests.platform.runs.pretended_workers import Bench, messages
+from tests.platform.runs.pretended_workers import Bench, Pretended, messages
 
 
 def breaks_off(real: Callable[..., Any], *, times: int) -> Callable[..., Any]:
@@ -86,3 +86,27 @@ def test_a_worker_that_gathers_nothing_of_a_stopped_run_is_followed_by_others_at
         clock.advance(0.5)
         bench.executor.round()
         assert len(bench.started) == number + 1
+
+
+def test_one_damaged_working_directory_fails_its_own_run_and_keeps_no_other_waiting(
+    bench: Bench, member: Member, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = bench.add("a", member)
+    bench.add("b", member)
+    bench.directory(damaged).log.mkdir(parents=True)
+
+    def opening(run_id: str, *words: str) -> Pretended:
+        with bench.directory(run_id).log.open("ab"):
+            pass
+        return bench._start(run_id, *words)
+
+    monkeypatch.setattr(bench.executor._executor, "_start_worker", opening)
+    bench.executor.round()
+    assert bench.order == ["b"]
+    for _ in range(3):
+        bench.executor.round()
+        clock.advance(300)
+    bench.executor.round()
+    bench.executor.round()
+    assert "its working directory on the platform's machine is damaged" in messages(bench, damaged)[0]
+    assert (bench.run(damaged).status, bench.order) == ("failed", ["b"])

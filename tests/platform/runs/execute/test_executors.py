@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -87,6 +88,13 @@ class Cluster:
         return {
             id.split("-")[1]: body["runtime_env"]["env_vars"]["OSMOSIS_WORKER_TICKET"] for id, body in bodies
         }
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path)
+    with closing(made.executor):
+        yield made
 
 
 @pytest.fixture(params=[Machine, Cluster], ids=["processes", "Ray jobs"])
@@ -201,6 +209,39 @@ def test_a_process_that_is_started_while_its_executor_is_closed_is_ended_at_once
         machine.executor.start(JOB, TICKET)
     assert started[0].poll() is not None
     assert machine.executor.list() == []
+
+
+def test_a_run_whose_working_directory_is_damaged_has_a_job_that_ended_and_others_start(
+    machine: Machine,
+) -> None:
+    log = WorkingDirectory(machine._runs, JOB.run_id).log
+    log.mkdir(parents=True)
+    assert machine.executor.start(JOB, TICKET) == ""
+    state = ended(machine, JOB)
+    assert (state.fault, state.told) == (
+        "ours",
+        "its working directory on the platform's machine is damaged (Is a directory)",
+    )
+    machine.executor.start(OTHER, TICKET)
+    assert is_there(machine, OTHER)
+    assert ended(machine, JOB) == state, "asked again it is what it was"
+    log.rmdir()
+    again = WantedJob("osm-run_1-2", JOB.run_id)
+    machine.executor.start(again, TICKET)
+    assert is_there(machine, again) and machine.executor.state(JOB) is None
+
+
+def test_a_disk_that_is_full_is_no_matter_of_the_run(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(run_id: str, *_: str) -> ChildProcess:
+        log = WorkingDirectory(machine._runs, run_id).log
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(log))
+
+    monkeypatch.setattr(machine.executor, "_start_worker", full)
+    with pytest.raises(ExecutorAway, match="can not start a worker"):
+        machine.executor.start(JOB, TICKET)
+    assert machine.executor.state(JOB) is None
 
 
 def test_a_place_that_cannot_be_asked_says_so_for_each_of_the_four(tmp_path: Path) -> None:

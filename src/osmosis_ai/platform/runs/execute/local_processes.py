@@ -73,6 +73,7 @@ class LocalProcesses:
         self._on_closed = on_closed
         self._monotonic = monotonic
         self._workers: dict[str, _Worker] = {}
+        self._damaged: dict[str, JobState] = {}
         self._is_closed = False
 
     def start(self, job: WantedJob, ticket: str) -> str:
@@ -88,17 +89,25 @@ class LocalProcesses:
                 WorkingDirectory(self._runs_dir, job.run_id).create()
                 process = self._start_worker(job.run_id, ticket, secrets.token_hex(16))
             except OSError as error:
+                if _is_damage(error, WorkingDirectory(self._runs_dir, job.run_id).path):
+                    why = f"its working directory on the platform's machine is damaged ({reason_of(error)})"
+                    self._damaged[job.run_id] = JobState(job.id, "ended", why, "ours")
+                    return ""
                 raise NoWorkerError(f"it can not start a worker ({reason_of(error)}).") from error
             if self._is_closed:  # by another thread, which did not wait for ever
                 process.kill()
                 raise NoWorkerError("the platform ends.")
+            self._damaged.pop(job.run_id, None)
             self._workers[job.id] = _Worker(job, process)
         return ""
 
     def state(self, job: WantedJob) -> JobState | None:
         """Return how a process is; None of one that was not started here."""
         worker = self._workers.get(job.id)
-        return None if worker is None else self._look_at(worker)
+        if worker is not None:
+            return self._look_at(worker)
+        damaged = self._damaged.get(job.run_id)
+        return damaged if damaged is not None and damaged.id == job.id else None
 
     def stop(self, job: WantedJob) -> None:
         """Kill a process and what it started."""
@@ -153,3 +162,11 @@ class LocalProcesses:
         how = "a process of its learner was lost" if status == LEARNER_LOST else exit_words(status)
         log = f"{directory.log} on the platform's machine"
         return JobState(worker.job.id, "ended", f"the worker ended unexpectedly ({how})", "run", log)
+
+
+def _is_damage(error: OSError, directory: Path) -> bool:
+    """Tell whether a worker could not be started for what one run's directory is, and not for want of anything."""
+    is_within = isinstance(error.filename, str | os.PathLike) and Path(error.filename).is_relative_to(
+        directory
+    )
+    return is_within and directory.is_dir() and isinstance(error, IsADirectoryError | PermissionError)

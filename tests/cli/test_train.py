@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,24 @@ def test_a_run_of_the_platform_is_written_into_one_file(maze: Maze, tmp_path: Pa
     assert data["report_path"] == str(report)
     assert "<h3>Training reward</h3>" in page and "fern/base-32b" in page and "<script" not in page
     assert maze.osmosis("train", "info", "copper", "--report", str(report)).status == 1
+
+
+def test_a_file_of_a_platforms_run_has_the_reward_that_each_adapter_was_validated_with(
+    maze: Maze, tmp_path: Path
+) -> None:
+    offer(maze, "finished")
+    points = [
+        {"step": step, "value": value, "timestamp": 1790924590000} for step, value in ((10, 0.5), (20, 0.625))
+    ]
+    validated = {"metric_key": "eval/validation/reward", "title": "Validation reward", "data_points": points}
+    metrics = {**METRICS, "metrics": [*METRICS["metrics"], validated]}
+    maze.get(f"/training-runs/{OWN['id']}/metrics").respond(json=metrics)
+    report = tmp_path / "copper.html"
+    assert maze.osmosis("train", "info", "copper", "--report", str(report)).status == 0
+    adapters = re.findall(
+        r'class="name">(copper-step-\d+)</th>(?:<td[^>]*>[^<]*</td>)<td[^>]*>([^<]*)<', report.read_text()
+    )
+    assert adapters == [("copper-step-20", "0.625"), ("copper-step-40", "–")]
 
 
 def test_scripts_get_a_run_in_full_and_nothing_is_written(maze: Maze) -> None:

@@ -6,6 +6,8 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from contextlib import closing
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +234,14 @@ def test_a_log_that_is_no_file_is_empty(tmp_path: Path, kind: str) -> None:
         (tmp_path / "secret").write_text("secret\n")
         log.symlink_to(tmp_path / "secret")
     assert read_log(log, limit=9).logs == []
+
+
+def test_what_is_damaged_is_said_once(place: LocalPlace) -> None:
+    journal = place.evals / "run" / "events.jsonl"
+    first, *others = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([b"damaged" + first[7:], *others]))
+    with closing(LocalSource(place.root, cache_dir=place.root / "cache")) as source:
+        said = source.run("eval", "run").summary.error
+    (page,) = look(place, "/evals/run")
+    assert said is not None and "damaged" in said
+    assert unescape(page).count(said) == 1

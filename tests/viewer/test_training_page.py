@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.api.wire.base import LogEntry
-from osmosis_ai.training.runs.curves import CurveMark, CurveValue, SavedAdapter, TrainingCurves, ViewedCurve
+from osmosis_ai.training.runs.curves import (
+    CurveMark,
+    CurveValue,
+    SavedAdapter,
+    TrainingCurves,
+    ViewedCurve,
+    viewed_curves,
+)
 from osmosis_ai.training.runs.metrics import StepRecord
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.validation_samples import MOST_KEPT, ValidationSamples
@@ -52,6 +59,24 @@ def learned(steps: int = 12) -> TrainingCurves:
         ],
         [SavedAdapter("keen-owl-2-step-3", 3, 0.25, 20480, "active"), SavedAdapter("keen-owl-2-step-12", 12)],
     )
+
+
+def test_training_and_validation_are_drawn_with_their_intervals() -> None:
+    metrics = {
+        "rollout/raw_reward": [(1, 0.25), (2, 0.5)],
+        "rollout/reward_low": [(2, 0.375)],
+        "rollout/reward_high": [(2, 0.625)],
+        "eval/validation/reward": [(2, 0.75)],
+        "eval/validation/reward_low": [(2, 0.5)],
+        "eval/validation/reward_high": [(2, 1.0)],
+    }
+    training, validation = viewed_curves(metrics)
+    assert training.points == [CurveValue(1, 0.25), CurveValue(2, 0.5, 0.375, 0.625)]
+    assert validation.points == [CurveValue(2, 0.75, 0.5, 1.0)]
+    page = page_text(
+        visitor(a_source(TrainingCurves([training, validation]))).get("/training/keen-owl-2?smooth=0.5")
+    )
+    assert "0.500 (0.375 to 0.625)" in page and "0.750 (0.500 to 1.000)" in page
 
 
 def test_the_page_begins_with_what_the_newest_validation_came_to() -> None:

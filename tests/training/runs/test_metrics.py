@@ -181,6 +181,29 @@ def test_rollout_metrics_say_what_was_sampled_and_what_is_missing():
     assert batch.unscored() == {"callback_timeout": 1}
 
 
+def test_a_steps_reward_has_the_interval_of_its_prompts_not_of_their_attempts():
+    batch = RolloutBatch(
+        1,
+        [
+            [scored(1.0), scored(1.0), failed("agent_timeout")],
+            [scored(0.0), scored(0.0), scored(float("nan"))],
+            [scored(1.0), scored(0.0), scored(0.5)],
+        ],
+        sampling_s=1.0,
+    )
+    metrics = rollout_metrics(batch, learner_batch(batch, normalise=False).statistics, version=1)
+    # Means of prompts 1, 0 and 0.5: 0.5 +- t(0.975, 2) * 0.5 / sqrt(3), whatever their attempts.
+    assert metrics["rollout/reward_low"] == pytest.approx(0.5 - 4.302653 * 0.5 / 3**0.5)
+    assert metrics["rollout/reward_high"] == pytest.approx(0.5 + 4.302653 * 0.5 / 3**0.5)
+
+
+def test_one_prompt_alone_has_a_reward_and_no_interval():
+    batch = RolloutBatch(1, [[scored(1.0), scored(0.0)]], sampling_s=1.0)
+    metrics = rollout_metrics(batch, learner_batch(batch, normalise=False).statistics, version=1)
+    assert metrics["rollout/raw_reward"] == 0.5
+    assert "rollout/reward_low" not in metrics and "rollout/reward_high" not in metrics
+
+
 def test_a_step_without_rewards_has_no_reward_metrics_rather_than_zeros():
     batch = RolloutBatch(1, [[failed("workflow_failed"), failed("workflow_failed")]], sampling_s=1.0)
     metrics = rollout_metrics(batch, learner_batch(batch, normalise=True).statistics, version=0)

@@ -62,7 +62,7 @@ def _detail(described: DescribedTraining) -> RunDetail:
 
 def _curves(described: DescribedTraining) -> TrainingCurves:
     """Return a platform's metrics and checkpoints as the viewer draws them."""
-    from osmosis_ai.training.runs.curves import viewed_curves
+    from osmosis_ai.training.runs.curves import reward_at, viewed_curves
     from osmosis_ai.training.runs.metrics import TITLES
 
     series = described.metrics.metrics if described.metrics is not None else []
@@ -72,7 +72,10 @@ def _curves(described: DescribedTraining) -> TrainingCurves:
     }
     titles = {**TITLES, **{each.metric_key: each.title for each in series if each.metric_key not in TITLES}}
     saved = [
-        SavedAdapter(each.checkpoint_name or each.id, each.checkpoint_step)
+        # How large they are, no platform tells.
+        SavedAdapter(
+            each.checkpoint_name or each.id, each.checkpoint_step, reward_at(values, each.checkpoint_step)
+        )
         for each in described.checkpoints
         if each.checkpoint_step is not None
     ]

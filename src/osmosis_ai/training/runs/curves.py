@@ -23,6 +23,9 @@ from osmosis_ai.files import open_regular
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.training.runs.metrics import (
     TITLES,
+    TRAINING_REWARD,
+    TRAINING_REWARD_HIGH,
+    TRAINING_REWARD_LOW,
     VALIDATION_PASS_RATE,
     VALIDATION_PLANNED,
     VALIDATION_REWARD,
@@ -36,7 +39,14 @@ from osmosis_ai.training.runs.run_directory import TrainingDirectory
 
 _MOST_LOG_BYTES = 32 << 20
 _LARGEST_STEP = 2**53 - 1
-BESIDE_A_VALUE = (VALIDATION_REWARD_LOW, VALIDATION_REWARD_HIGH, VALIDATION_SCORED, VALIDATION_PLANNED)
+_INTERVALS = {
+    TRAINING_REWARD: (TRAINING_REWARD_LOW, TRAINING_REWARD_HIGH),
+    VALIDATION_REWARD: (VALIDATION_REWARD_LOW, VALIDATION_REWARD_HIGH),
+}
+_BESIDE_A_VALUE = {key for ends in _INTERVALS.values() for key in ends} | {
+    VALIDATION_SCORED,
+    VALIDATION_PLANNED,
+}
 """Metrics that say something of another one's value."""
 
 
@@ -104,20 +114,20 @@ def viewed_curves(
         metrics: (step, value) by key, by rising step.
         titles: what keys are called.
     """
-    low, high, scored, planned = (dict(metrics.get(key, ())) for key in BESIDE_A_VALUE)
+    scored, planned = (dict(metrics.get(key, ())) for key in (VALIDATION_SCORED, VALIDATION_PLANNED))
     order = [*(key for key in titles if key in metrics), *(key for key in metrics if key not in titles)]
     curves = []
     for key in order:
-        if key in BESIDE_A_VALUE:
+        if key in _BESIDE_A_VALUE:
             continue
-        reward = key == VALIDATION_REWARD
-        validated = reward or key == VALIDATION_PASS_RATE
+        low, high = (dict(metrics.get(end, ())) for end in _INTERVALS.get(key, ("", "")))
+        validated = key in (VALIDATION_REWARD, VALIDATION_PASS_RATE)
         points = [
             CurveValue(
                 step,
                 value,
-                low=low.get(step) if reward else None,
-                high=high.get(step) if reward else None,
+                low=low.get(step),
+                high=high.get(step),
                 over=_whole(scored.get(step)) if validated else None,
                 of=_whole(planned.get(step)) if validated else None,
             )
@@ -201,7 +211,7 @@ def _curves(
         if isinstance(done, int) and 0 < done <= _LARGEST_STEP:
             marks.append(CurveMark(done, "restart", f"went on after step {done}"))
     saved = [
-        SavedAdapter(checkpoint.directory.name, checkpoint.step, _reward_at(metrics, checkpoint.step), size)
+        SavedAdapter(checkpoint.directory.name, checkpoint.step, reward_at(metrics, checkpoint.step), size)
         for checkpoint in checkpoints_in(directory.checkpoints)
         if (size := _size(checkpoint.adapter_dir)) is not None
     ]
@@ -258,7 +268,8 @@ def _session_plans(log: Path) -> Iterator[dict[str, Any]]:
         return
 
 
-def _reward_at(metrics: dict[str, list[tuple[int, float]]], step: int) -> float | None:
+def reward_at(metrics: Mapping[str, Sequence[tuple[int, float]]], step: int) -> float | None:
+    """Return the validation reward of the policy after a step; None where it was not validated then."""
     return dict(metrics.get(VALIDATION_REWARD, ())).get(step)
 
 

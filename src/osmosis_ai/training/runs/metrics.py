@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 TRAINING_REWARD = "rollout/raw_reward"
+TRAINING_REWARD_LOW = "rollout/reward_low"
+TRAINING_REWARD_HIGH = "rollout/reward_high"
 VALIDATION_REWARD = "eval/validation/reward"
 VALIDATION_PASS_RATE = "eval/validation/pass_rate"
 VALIDATION_REWARD_LOW = "eval/validation/reward_low"
@@ -49,6 +51,8 @@ TITLES: Mapping[str, str] = {
     VALIDATION_REWARD_HIGH: "Validation reward, 95 % interval to",
     VALIDATION_SCORED: "Validation samples scored",
     VALIDATION_PLANNED: "Validation samples",
+    TRAINING_REWARD_LOW: "Training reward, 95 % interval from",
+    TRAINING_REWARD_HIGH: "Training reward, 95 % interval to",
     "rollout/reward_std": "Reward, standard deviation",
     "rollout/reward_min": "Reward, least",
     "rollout/reward_max": "Reward, greatest",

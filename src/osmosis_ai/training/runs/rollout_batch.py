@@ -9,15 +9,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from osmosis_ai.driving.attempts import Attempt, attempt_seeds
 from osmosis_ai.training.objective.advantages import GroupStatistics, group_advantages
-from osmosis_ai.training.runs.metrics import TRAINING_REWARD, finite
+from osmosis_ai.training.runs.metrics import (
+    TRAINING_REWARD,
+    TRAINING_REWARD_HIGH,
+    TRAINING_REWARD_LOW,
+    finite,
+)
 from osmosis_ai.training.runs.sampler import Sample
 
 if TYPE_CHECKING:
     from osmosis_ai.datasets import DatasetRow
+    from osmosis_ai.evaluation.statistics import Estimate
     from osmosis_ai.training.objective.sequences import TokenSequence
 
 
@@ -98,7 +105,8 @@ def rollout_metrics(batch: RolloutBatch, statistics: GroupStatistics, version: i
     """Return the numbers of a step's rollouts.
 
     Lengths, truncation and staleness are over the rollouts that called the model; rewards over the
-    scored ones; ``rollout/samples`` is the denominator of ``rollout/unscored``.
+    scored ones, with the 95 % interval of the mean over prompts; ``rollout/samples`` is the denominator of
+    ``rollout/unscored``.
 
     Args:
         version: of the policy that is about to learn from them.
@@ -112,9 +120,12 @@ def rollout_metrics(batch: RolloutBatch, statistics: GroupStatistics, version: i
         if is_sampled
     ]
     total_lengths = [sum(len(sequence.ids) for sequence in recorded.sequences) for recorded in called]
+    reward = _reward(batch)
     return finite(
         {
             TRAINING_REWARD: statistics.reward_mean,
+            TRAINING_REWARD_LOW: reward.low if reward else None,
+            TRAINING_REWARD_HIGH: reward.high if reward else None,
             "rollout/reward_std": statistics.reward_std,
             "rollout/reward_min": statistics.reward_min,
             "rollout/reward_max": statistics.reward_max,
@@ -135,6 +146,19 @@ def rollout_metrics(batch: RolloutBatch, statistics: GroupStatistics, version: i
             "time/sampling_s": batch.sampling_s,
         }
     )
+
+
+def _reward(batch: RolloutBatch) -> Estimate | None:
+    """Estimate the policy's reward on prompts like the batch's: attempts on one prompt are no independent samples."""
+    from osmosis_ai.evaluation.statistics import estimate_mean
+
+    scored = [
+        (prompt, sample.reward)
+        for prompt, samples_G in enumerate(batch.samples_PG)
+        for sample in samples_G
+        if sample.reward is not None and isfinite(sample.reward)
+    ]
+    return estimate_mean([reward for _, reward in scored], [prompt for prompt, _ in scored])
 
 
 def _mean(values: Sequence[float]) -> float | None:

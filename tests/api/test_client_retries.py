@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -13,6 +14,8 @@ from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.wire.runs import EvalRunSubmit
 from osmosis_ai.config.sections import Experiment
 from tests.api.conftest import BASE, TOKEN
+
+_MODEL = {"id": "m", "model_name": "m"}
 
 # Trying again
 
@@ -54,11 +57,8 @@ def test_a_read_that_took_too_long_is_not_read_again(
 @pytest.mark.parametrize("failure", [httpx.ConnectError("x"), httpx.Response(503), httpx.Response(429)])
 def test_nothing_is_submitted_twice(client: PlatformClient, platform: respx.MockRouter, failure: Any) -> None:
     route = platform.post("/api/cli/eval-runs").mock(side_effect=[failure])
-    run = EvalRunSubmit(
-        experiment_config=Experiment(rollout="r", entrypoint="e", model_path="m", dataset="d")
-    )
     with pytest.raises(PlatformError):
-        client.eval_runs.submit(run)
+        client.eval_runs.submit(_SUBMIT)
     assert route.call_count == 1
 
 
@@ -93,6 +93,45 @@ def test_download_urls_are_asked_for_three_times(
     with pytest.raises(PlatformError):
         client.eval_runs.download_urls("r", [])
     assert route.call_count == 3 and slept == [0.5, 1]
+
+
+_SUBMIT = EvalRunSubmit(
+    experiment_config=Experiment(rollout="r", entrypoint="e", model_path="m", dataset="d")
+)
+
+
+@pytest.mark.parametrize(
+    "path, answer, call",
+    [
+        ("models/m/deploy", _MODEL | {"status": "active"}, lambda client: client.models.deploy("m")),
+        ("models/m/undeploy", _MODEL | {"status": "inactive"}, lambda client: client.models.undeploy("m")),
+        ("training-runs/r/stop", {"id": "r"}, lambda client: client.training_runs.stop("r")),
+        ("eval-runs/check", {"dry_run": True}, lambda client: client.eval_runs.check(_SUBMIT)),
+        ("datasets/d/abort", {}, lambda client: client.datasets.abort("d")),
+        (
+            "environment-secrets",
+            {"id": "s", "name": "KEY"},
+            lambda client: client.secrets.set("KEY", "value", scope="user"),
+        ),
+    ],
+)
+def test_what_may_be_said_twice_is_said_again_where_the_answer_broke_off(
+    client: PlatformClient,
+    platform: respx.MockRouter,
+    slept: list[float],
+    path: str,
+    answer: dict[str, Any],
+    call: Callable[[PlatformClient], object],
+) -> None:
+    route = platform.post(f"/api/cli/{path}")
+    route.side_effect = [
+        httpx.RemoteProtocolError("the server closed the connection"),
+        httpx.Response(503, headers={"Retry-After": "3"}),
+        httpx.Response(200, json=answer),
+    ]
+    call(client)
+    assert route.call_count == 3 and slept == [0.2, 3]
+    assert len({sent.request.content for sent in route.calls}) == 1
 
 
 # Redirects

@@ -103,5 +103,7 @@ class Retry:
 _BUSY_OR_BROKEN = frozenset({429, *range(500, 600)})
 NEVER = Retry(Waits())
 READING = Retry(Waits((0.2, 0.8)), frozenset({429, 502, 503, 504}))
+REPEATING = READING
+"""For what says how something is to be, and not what is to happen: the second time changes nothing."""
 COMPLETING = Retry(Waits((1.0, 2.0, 4.0, 8.0)), _BUSY_OR_BROKEN, after_timeouts=True, after_nonsense=True)
 SIGNING = Retry(Waits((0.5, 1.0)), _BUSY_OR_BROKEN, after_timeouts=True, after_nonsense=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from osmosis_ai.api import routes
 from osmosis_ai.api.resources.resource import LARGEST_PAGE, LogDirection, Resource
-from osmosis_ai.api.retrying import COMPLETING
+from osmosis_ai.api.retrying import COMPLETING, REPEATING
 from osmosis_ai.api.wire.base import LogPage, WireModel
 from osmosis_ai.api.wire.datasets import (
     UPLOAD_INTENT_HEADER,
@@ -83,8 +83,8 @@ class Datasets(Resource):
         )
 
     def abort(self, dataset_id: str) -> None:
-        """Give an upload up."""
-        self._client.post(routes.dataset_abort(dataset_id), None, model=WireModel)
+        """Give an upload up; doing so twice changes nothing."""
+        self._client.post(routes.dataset_abort(dataset_id), None, model=WireModel, retry=REPEATING)
 
     def delete(self, name_or_id: str) -> None:
         """Delete a dataset; a route of self-hosted platforms."""

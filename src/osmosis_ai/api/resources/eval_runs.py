@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from osmosis_ai.api import routes
 from osmosis_ai.api.resources.resource import LARGEST_PAGE
 from osmosis_ai.api.resources.runs import RunsWithFiles
+from osmosis_ai.api.retrying import REPEATING
 from osmosis_ai.api.wire.eval_runs import (
     EvalMetrics,
     EvalRunDetail,
@@ -41,7 +42,7 @@ class EvalRuns(RunsWithFiles[EvalRunSubmit]):
     def check_retry(self, name_or_id: str, provided: Mapping[str, str]) -> RetryCheck:
         """Return what a retry of a run would make; no run comes of it. ``provided`` as for :meth:`retry`."""
         path = routes.run_check(routes.eval_run_retry(name_or_id))
-        return self._client.post(path, self._again(provided), model=RetryCheck)
+        return self._client.post(path, self._again(provided), model=RetryCheck, retry=REPEATING)
 
     def retry(self, name_or_id: str, provided: Mapping[str, str]) -> SubmittedRun:
         """Submit a run of another one's failed and unscored samples, exactly once.

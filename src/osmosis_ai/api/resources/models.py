@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from osmosis_ai.api import routes
 from osmosis_ai.api.resources.resource import LARGEST_PAGE, Resource
+from osmosis_ai.api.retrying import REPEATING
 from osmosis_ai.api.wire.models import (
     BaseModelList,
     DeploymentChange,
@@ -30,11 +31,11 @@ class Models(Resource):
 
     def deploy(self, name: str) -> DeploymentChange:
         """Serve an adapter; doing so twice changes nothing."""
-        return self._client.post(routes.model_deploy(name), None, model=DeploymentChange)
+        return self._client.post(routes.model_deploy(name), None, model=DeploymentChange, retry=REPEATING)
 
     def undeploy(self, name: str) -> DeploymentChange:
         """Serve an adapter no longer; doing so twice changes nothing."""
-        return self._client.post(routes.model_undeploy(name), None, model=DeploymentChange)
+        return self._client.post(routes.model_undeploy(name), None, model=DeploymentChange, retry=REPEATING)
 
     def download(self, name: str) -> ModelDownload:
         """Return where the files of an adapter can be had for a while."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from osmosis_ai.api import routes
 from osmosis_ai.api.resources.resource import LARGEST_PAGE, Resource
+from osmosis_ai.api.retrying import REPEATING
 from osmosis_ai.api.wire.rollout_servers import (
     RegisteredRolloutServer,
     RolloutServerList,
@@ -26,12 +27,17 @@ class RolloutServers(Resource):
         if registration.api_key is not None:
             self._client.hide([registration.api_key])
         return self._client.post(
-            routes.ROLLOUT_SERVER_REGISTER, registration, model=RegisteredRolloutServer, git="optional"
+            routes.ROLLOUT_SERVER_REGISTER,
+            registration,
+            model=RegisteredRolloutServer,
+            git="optional",
+            retry=REPEATING,
         )
 
     def probe(self, name: str) -> RegisteredRolloutServer:
         """Have the platform ask an agent how it does."""
-        return self._client.post(routes.rollout_server_probe(name), None, model=RegisteredRolloutServer)
+        path = routes.rollout_server_probe(name)
+        return self._client.post(path, None, model=RegisteredRolloutServer, retry=REPEATING)
 
     def remove(self, name: str) -> None:
         """Forget an agent."""

@@ -9,7 +9,7 @@ from osmosis_ai.api import routes
 from osmosis_ai.api.event_stream import EVENTS, SILENCE_S, json_events
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.resources.resource import LogDirection, Resource
-from osmosis_ai.api.retrying import SIGNING
+from osmosis_ai.api.retrying import REPEATING, SIGNING
 from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.api.wire.benchmarks import BenchmarkRunSubmit
 from osmosis_ai.api.wire.eval_runs import DownloadItem, DownloadUrls, DownloadUrlsRequest, SampleManifest
@@ -46,7 +46,7 @@ class Runs(Resource, Generic[_SubmitT]):
         if run.secrets is not None:
             self._client.hide(run.secrets.provided.values())
         try:
-            found = self._client.post(routes.run_check(self.path), run, model=SubmitCheck)
+            found = self._client.post(routes.run_check(self.path), run, model=SubmitCheck, retry=REPEATING)
         except PlatformError as error:
             if error.status in _NO_ROUTE and not _is_verdict(error):
                 return None
@@ -76,8 +76,9 @@ class Runs(Resource, Generic[_SubmitT]):
         return json_events(stream, unreachable=self._client.unreachable)
 
     def stop(self, name_or_id: str) -> StopReply:
-        """Ask for a run to stop."""
-        return self._client.post(routes.run_stop(self.path, name_or_id), None, model=StopReply)
+        """Ask for a run to stop; doing so twice changes nothing."""
+        path = routes.run_stop(self.path, name_or_id)
+        return self._client.post(path, None, model=StopReply, retry=REPEATING)
 
     def delete(self, name_or_id: str) -> None:
         """Delete a run that has ended; a route of self-hosted platforms."""

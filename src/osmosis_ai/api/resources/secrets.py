@@ -6,6 +6,7 @@ from typing import Literal
 
 from osmosis_ai.api import routes
 from osmosis_ai.api.resources.resource import LARGEST_PAGE, Resource
+from osmosis_ai.api.retrying import REPEATING
 from osmosis_ai.api.wire.secrets import Secret, SecretDeleteRequest, SecretList, SecretSetRequest
 
 SecretScope = Literal["workspace", "user"]
@@ -29,9 +30,8 @@ class Secrets(Resource):
     def set(self, name: str, value: str, *, scope: SecretScope) -> Secret:
         """Store a value under a name, in place of the former one."""
         self._client.hide([value])
-        return self._client.post(
-            routes.ENVIRONMENT_SECRETS, SecretSetRequest(name=name, value=value, scope=scope), model=Secret
-        )
+        request = SecretSetRequest(name=name, value=value, scope=scope)
+        return self._client.post(routes.ENVIRONMENT_SECRETS, request, model=Secret, retry=REPEATING)
 
     def delete(self, name: str, *, scope: SecretScope) -> None:
         """Delete a secret."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from osmosis_ai.api import routes
 from osmosis_ai.api.resources.resource import Resource
+from osmosis_ai.api.retrying import REPEATING
 from osmosis_ai.api.wire.auth import WorkspaceList
 from osmosis_ai.api.wire.quickstart import Intent, QuickstartChoice, QuickstartRecorded, QuickstartStatus
 
@@ -24,4 +25,6 @@ class Workspaces(Resource):
     def record_quickstart(self, workspace_id: str, intent: Intent) -> QuickstartRecorded:
         """Tell the platform what the user does first."""
         choice = QuickstartChoice(organizationId=workspace_id, intent=intent)
-        return self._client.post(routes.QUICKSTART, choice, model=QuickstartRecorded, git="never")
+        return self._client.post(
+            routes.QUICKSTART, choice, model=QuickstartRecorded, git="never", retry=REPEATING
+        )

@@ -308,6 +308,36 @@ class SourceContract:
                 place.source.samples(run, query, limit=2, cursor=cursor)
             assert refused.value.code == "VALIDATION"
 
+    @pytest.mark.parametrize(
+        ("row", "attempt", "without"),
+        [(900, 0, ""), (0, 3, ""), (2**62, 2**62, ""), (8, 0, "; this one has no result")],
+    )
+    def test_a_sample_that_is_not_there_is_told_with_the_rows_and_attempts_that_are(
+        self, place: PlaceOfRuns, run: str, row: int, attempt: int, without: str
+    ) -> None:
+        for ask in (
+            lambda: place.source.sample(run, row, attempt, SampleQuery()),
+            lambda: place.source.conversation(run, row, attempt, max_bytes=1),
+            lambda: place.source.artifacts(run, row, attempt),
+        ):
+            with pytest.raises(NotFoundError) as missing:
+                ask()
+            assert missing.value.message == f"the run `{run}` has no sample of row {row}, attempt {attempt}."
+            assert missing.value.hint == f"rows are numbered 0 to 8, attempts 0 to 2{without}"
+
+    def test_of_a_name_that_is_like_no_other_three_are_told_the_likest_first(
+        self, place: PlaceOfRuns, run: str
+    ) -> None:
+        names = [f"aspen-grove-{next(_numbers)}", f"Zq_{next(_numbers)}-9", f"quartz-{next(_numbers)}"]
+        for name in names:
+            place.start(name, rows=1, n=1)
+        for wanted in ("zq-", "0" * 4_000, "é", names[1].lower().replace("_", "-") + "##########"):
+            with pytest.raises(NotFoundError) as missing:
+                place.source.run("eval", wanted)
+            nearest = missing.value.details["nearest"]
+            assert len(set(nearest)) == 3
+            assert not wanted.startswith("zq") or nearest[0] == names[1]
+
     def test_what_is_not_there_is_not_found(self, place: PlaceOfRuns, run: str) -> None:
         with pytest.raises(NotFoundError) as missing:
             place.source.run("eval", f"{run}x")

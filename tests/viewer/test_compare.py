@@ -90,6 +90,13 @@ def test_a_run_that_is_not_there_is_of_no_kind_and_the_nearest_of_each_are_named
     assert "training run" not in text
 
 
+def test_the_nearest_of_one_kind_leave_room_for_those_of_the_other() -> None:
+    source = two_runs()
+    source.entries += [a_run("third"), a_run("learned", "training")]
+    text = page_text(visitor(source).get("/compare?run=old&run=learne"), status=404)
+    assert 'href="/training/learned"' in text and text.count("<li><a href") == 3
+
+
 def test_a_run_beside_itself_is_said_to_be() -> None:
     assert "compared with itself" in page_text(visitor(two_runs()).get("/compare?run=old&run=old"))
 

@@ -167,10 +167,28 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     return next(iter(nearest(word, known, most=1)), None)
 
 
-def nearest(word: str, known: Iterable[str], *, most: int) -> list[str]:
-    """Return those of ``known`` that ``word`` may be a misspelling of, the likest first; ``most`` at most."""
-    from difflib import get_close_matches
+def nearest(word: str, known: Iterable[str], *, most: int, cutoff: float = 0.6) -> list[str]:
+    """Return those of ``known`` that are like ``word``, the likest first, of equally like ones the first.
 
-    by_folded = {name.lower().replace("-", "_"): name for name in known}
-    near = get_close_matches(word.lower().replace("-", "_"), by_folded, n=most, cutoff=0.6)
-    return [by_folded[each] for each in near]
+    Args:
+        word: what somebody wrote.
+        known: what there is.
+        most: how many at most.
+        cutoff: how like one has to be: 0.6 is what ``word`` may be a misspelling of, 0 is anything.
+    """
+    from difflib import SequenceMatcher
+    from heapq import nlargest
+    from operator import itemgetter
+
+    matcher = SequenceMatcher(b=_folded(word))
+
+    def likeness(name: str) -> float:
+        matcher.set_seq1(_folded(name))
+        return matcher.ratio()
+
+    found = ((likeness(name), name) for name in dict.fromkeys(known))
+    return [name for like, name in nlargest(most, found, key=itemgetter(0)) if like >= cutoff]
+
+
+def _folded(word: str) -> str:
+    return word.lower().replace("-", "_")

@@ -60,6 +60,16 @@ class StoredArtifact:
     size: int
 
 
+def no_sample(run: str, row: int, attempt: int, *, rows: int, n: int) -> NotFoundError:
+    """Return what to say of a sample that is not there, of a run of ``rows`` rows with ``n`` attempts each."""
+    numbers = f"rows are numbered 0 to {rows - 1}, attempts 0 to {n - 1}"
+    without = "; this one has no result" if row < rows and attempt < n else ""
+    return NotFoundError(
+        f"the run `{run[:100]}` has no sample of row {row}, attempt {attempt}.",
+        hint=numbers + without if rows else "which rows it has is not known",
+    )
+
+
 def read_config(directory: RunDirectory) -> str | None:
     """Return the config that a run began with, as it was written; None where that was not recorded."""
     try:

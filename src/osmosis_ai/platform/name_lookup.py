@@ -8,25 +8,25 @@ from typing import Any
 from sqlalchemy import Select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.config.issues import nearest
+from osmosis_ai.config.issues import closest, nearest
 from osmosis_ai.errors import NotFoundError
 
 _COMPARED = 1000
 """A wrong name costs no more than comparing it with so many."""
 _NAMED = 3
-"""So many names that are like it are told of a wrong one."""
+"""So many names are told of a wrong one."""
 
 
 class NoSuchNameError(NotFoundError):
     """Nothing has this name.
 
     Attributes:
-        nearest: names that there are and that are like it, the likest first.
+        nearest: names that there are, the likest first, however little they are like it.
     """
 
-    def __init__(self, message: str, *, nearest: Iterable[str], otherwise: str | None) -> None:
+    def __init__(self, message: str, *, nearest: Iterable[str], hint: str | None) -> None:
         self.nearest = tuple(nearest)
-        super().__init__(message, hint=f"did you mean {self.nearest[0]}?" if self.nearest else otherwise)
+        super().__init__(message, hint=hint)
 
 
 def row_named(
@@ -65,6 +65,10 @@ def no_such_name(
         names: those that there are, the newest first.
         otherwise: the hint when none of them is like it.
     """
-    near = nearest(wanted[:255], session.scalars(names.limit(_COMPARED)), most=_NAMED)
-    message = f"there is no {called} '{wanted[:200]}' in this workspace."
-    return NoSuchNameError(message, nearest=near, otherwise=otherwise)
+    near = nearest(wanted[:255], session.scalars(names.limit(_COMPARED)), most=_NAMED, cutoff=0)
+    meant = closest(wanted[:255], near)
+    return NoSuchNameError(
+        f"there is no {called} '{wanted[:200]}' in this workspace.",
+        nearest=near,
+        hint=f"did you mean {meant}?" if meant else otherwise,
+    )

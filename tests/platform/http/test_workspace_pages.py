@@ -473,6 +473,35 @@ def test_a_name_that_is_not_there_is_told_with_the_three_nearest_and_leads_back(
     assert "nearest" not in program.text
 
 
+def test_of_a_name_that_is_like_no_other_those_that_there_are_are_told_and_nobody_else_s(
+    browser: TestClient, member: Member, stranger: Member, services: PlatformServices
+) -> None:
+    for name in ("amber-owl-2", "keen-fox-9"):
+        add_dataset(services, member, name)
+        add_run(services, member, name)
+    add_dataset(services, stranger, "qqq-plans")
+    add_run(services, stranger, "qqq-run")
+    sign_in(browser)
+    for section, there_are in (("datasets", 3), ("evals", 2)):  # of datasets the workspace has one more
+        theirs, nobodys = (browser.get(f"/fern/{section}/{name}") for name in ("qqq-plans", "qqq-cards"))
+        for reply in (theirs, nobodys):
+            main = reply.text[reply.text.index("<main") :]
+            assert reply.status_code == 404 and main.count("<li><a href") == there_are
+            assert f'<a href="/fern/{section}/amber-owl-2">' in main and "did you mean" not in main
+            assert f'<a href="/fern/{section}">Back to the list</a>' in main and "qqq-run" not in main
+    program = browser.get("/api/cli/datasets/qqq", headers=member.headers)
+    assert "amber" not in program.text and "did you mean" not in program.text
+
+
+def test_a_workspace_that_one_is_not_in_is_told_with_those_that_one_is_in(
+    browser: TestClient, member: Member, stranger: Member
+) -> None:
+    sign_in(browser)
+    for name in (stranger.workspace.name, "none"):
+        main = browser.get(f"/{name}/evals").text.partition("<main")[2]
+        assert '<li><a href="/fern">fern</a></li>' in main and main.count("<li><a href") == 1
+
+
 @pytest.mark.parametrize(
     ("path", "strange", "known"),
     [

@@ -85,7 +85,7 @@ def _declared_words(dependant: Dependant) -> Iterator[str]:
         yield from _declared_words(each)
 
 
-class NoSuchWorkspaceError(NotFoundError):
+class NoSuchWorkspaceError(NoSuchNameError):
     """The visitor is in no workspace of this name, whether or not there is one."""
 
 
@@ -130,6 +130,7 @@ def _refusal(request: Request, refusal: ApiError, error: Exception) -> Response:
     title = HTTPStatus(refusal.status).phrase.capitalize()
     status = refusal.status
     back = _way_back(request, services, error)
+    above = (back or "").rstrip("/")
     found = error.nearest if isinstance(error, NoSuchNameError) and back else ()
     reply = render_page(
         request,
@@ -139,7 +140,7 @@ def _refusal(request: Request, refusal: ApiError, error: Exception) -> Response:
         title=title,
         problem=problem,
         back=back,
-        nearest=[(name, f"{back}/{quote(name, safe='')}") for name in found],
+        nearest=[(name, f"{above}/{quote(name, safe='')}") for name in found],
     )
     reply.headers.update(refusal.headers)
     return reply

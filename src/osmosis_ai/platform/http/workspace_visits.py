@@ -10,6 +10,7 @@ from urllib.parse import quote
 from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse
 
+from osmosis_ai.config.issues import nearest
 from osmosis_ai.platform.db.tables import DbWorkspace
 from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.http.browser_sessions import SignedIn, Visitor
@@ -66,7 +67,10 @@ def workspace_visit(
     for found, role in visitor.workspaces:
         if workspace.lower() == found.name.lower() or workspace == found.id:
             return WorkspaceVisit(request, services, visitor, found, role)
-    raise NoSuchWorkspaceError(f"you are in no workspace called '{workspace[:100]}'.")
+    mine = nearest(workspace[:255], [found.name for found, _ in visitor.workspaces], most=3, cutoff=0)
+    raise NoSuchWorkspaceError(
+        f"you are in no workspace called '{workspace[:100]}'.", nearest=mine, hint=None
+    )
 
 
 WorkspacePage = Annotated[WorkspaceVisit, Depends(workspace_visit)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any
 
 from sqlalchemy import Select, or_, select
 from sqlalchemy.orm import Session, aliased
 
+from osmosis_ai.config.issues import nearest
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.platform.db.tables import DbRun
@@ -57,6 +57,6 @@ def no_such_run(session: Session, workspace_id: str, kind: RunKind, name: str) -
     group = COMMAND_GROUPS.get(kind)
     return NotFoundError(
         f"there is no {KIND_NAMES.get(kind, kind)} run '{name[:200]}' in this workspace.",
-        details={"nearest": get_close_matches(name[:255], names, n=_NEAREST)},
+        details={"nearest": nearest(name[:255], names, most=_NEAREST, cutoff=0)},
         hint=f"see `{group} list`" if group else None,
     )

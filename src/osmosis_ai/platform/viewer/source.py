@@ -20,6 +20,7 @@ from osmosis_ai.evaluation.attempt_files import (
     MOST_OF_DIAGNOSTICS,
     StoredArtifact,
     StoredConversation,
+    no_sample,
     traceback_in,
 )
 from osmosis_ai.evaluation.metrics_models import Estimates
@@ -143,14 +144,12 @@ class PlatformSource:
 
     def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
         """Return a sample, with its neighbours inside ``query``."""
-        if max(row, attempt) > _LARGEST:
-            raise _no_sample(run, row, attempt)
         with self.services.db.session() as session:
             samples = self._samples(session, run)
-            attempts = samples.attempts(row)
+            attempts = samples.attempts(row) if row <= _LARGEST else []
             entry = next((each for each in attempts if each.attempt == attempt), None)
             if entry is None:
-                raise _no_sample(run, row, attempt)
+                raise _no_sample(samples.family, row, attempt)
             following, preceding = samples.neighbours(query, entry)
             newest, journal, told = self._newest(session, samples.family, row, attempt)
         kept = self._content(told, max_bytes=MOST_OF_DIAGNOSTICS).content
@@ -320,9 +319,7 @@ class PlatformSource:
         Raises:
             NotFoundError: there is no such run, or no such result.
         """
-        if max(row, attempt) > _LARGEST:
-            raise _no_sample(run, row, attempt)
-        of_attempt = (DbSample.row_index == row, DbSample.run_index == attempt)
+        of_attempt = (DbSample.row_index == min(row, _LARGEST), DbSample.run_index == min(attempt, _LARGEST))
         asked: Any = select(DbSample.run_id, DbRunFile).select_from(DbRun)
         with self.services.db.session() as session:
             found = session.execute(
@@ -333,8 +330,7 @@ class PlatformSource:
                 .order_by(DbRunFile.path)
             ).all()
             if not found:
-                self._family(session, "eval", run)
-                raise _no_sample(run, row, attempt)
+                raise _no_sample(self._family(session, "eval", run), row, attempt)
         newest = found[-1].run_id
         return [file for run_id, file in found if run_id == newest and file is not None]
 
@@ -349,5 +345,5 @@ def _threshold(run: RunEntry) -> float:
     return run.headline.pass_threshold if run.headline is not None else 1.0
 
 
-def _no_sample(run: str, row: int, attempt: int) -> NotFoundError:
-    return NotFoundError(f"the run '{run[:200]}' has no sample of row {row}, attempt {attempt}.")
+def _no_sample(family: RunFamily, row: int, attempt: int) -> NotFoundError:
+    return no_sample(family.original.name, row, attempt, rows=family.rows, n=family.n)

@@ -11,17 +11,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, BinaryIO, TypeVar, get_args
 
+from osmosis_ai.config.issues import nearest
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import (
     AttemptFiles,
     StoredArtifact,
     StoredConversation,
+    no_sample,
     read_config,
     read_diagnostics,
     traceback_in,
@@ -274,7 +275,7 @@ class LocalSource:
         if place is not None:
             return place
         names = [place.name for place in self._places.all() if place.kind == kind]
-        near = get_close_matches(name[:255], names[:_MOST_COMPARED], n=3, cutoff=0.5) or names[:3]
+        near = nearest(name[:255], names[:_MOST_COMPARED], most=3, cutoff=0)
         raise NotFoundError(f"there is no run `{name[:100]}`.", details={"nearest": near})
 
     def _evaluation_detail(self, place: RunPlace) -> RunDetail:
@@ -325,10 +326,7 @@ class LocalSource:
         n = samples.index.n
         entry = samples.entry(row * n + attempt) if row >= 0 and 0 <= attempt < n else None
         if entry is None:
-            planned = f"rows are numbered 0 to {samples.index.rows - 1}, attempts 0 to {n - 1}"
-            raise NotFoundError(
-                f"the run `{run[:100]}` has no sample of row {row}, attempt {attempt}.", hint=planned
-            )
+            raise no_sample(run, row, attempt, rows=samples.index.rows, n=n)
         return samples, entry
 
     def _attempt(self, run: str, row: int, attempt: int) -> AttemptFiles:

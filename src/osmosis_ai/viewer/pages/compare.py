@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
 from starlette.responses import RedirectResponse, Response
 
@@ -86,10 +87,11 @@ def _others(view: Viewing, names: Sequence[str], words: Words, last: RunDetail) 
 
 def _found(view: Viewing, name: str, given: str | None) -> RunDetail:
     kinds: Mapping[str | None, Sequence[RunKind]] = {"training": ("training",), "eval": ("eval",)}
-    nearest: list[str] = []
+    nearest: list[list[str]] = []
     for kind in kinds.get(given, ("eval", "training")):
         try:
             return view.source.run(kind, name)
         except NotFoundError as error:
-            nearest += [f"{SECTIONS[kind]}/{near}" for near in error.details.get("nearest", ())]
-    raise NotFoundError(f"there is no run '{name[:200]}' to compare.", details={"nearest": nearest[:3]})
+            nearest.append([f"{SECTIONS[kind]}/{near}" for near in error.details.get("nearest", ())])
+    of_each = [near for best in zip_longest(*nearest) for near in best if near is not None]
+    raise NotFoundError(f"there is no run '{name[:200]}' to compare.", details={"nearest": of_each[:3]})

@@ -148,12 +148,16 @@ def test_where_the_spread_lies_says_what_helps(
 
 
 @pytest.mark.parametrize(
-    ("headline", "said"),
+    ("headline", "goes_on", "said"),
     [
-        (None, "No sample has a score yet."),
-        (Headline(planned=4, failed=3, pending=1), "No sample has a score yet: 0 of 4 planned scored."),
-        (Headline(planned=4, failed=3, skipped=1), "No sample has a score: 0 of 4 planned scored."),
+        (None, True, "No sample has a score yet."),
+        (None, False, "No sample has a score."),
+        (Headline(planned=4, failed=3, pending=1), True, "No sample has a score yet: 0 of 4 planned scored."),
+        (Headline(planned=4, failed=3, pending=1), False, "No sample has a score: 0 of 4 planned scored."),
+        (Headline(planned=4, failed=3, skipped=1), True, "No sample has a score: 0 of 4 planned scored."),
     ],
 )
-def test_a_score_is_expected_only_while_a_sample_has_no_outcome(headline: Headline | None, said: str) -> None:
-    assert sentence(headline) == said
+def test_a_score_is_expected_only_while_the_run_goes_on_and_a_sample_has_no_outcome(
+    headline: Headline | None, goes_on: bool, said: str
+) -> None:
+    assert sentence(headline, goes_on=goes_on) == said

@@ -274,6 +274,14 @@ def test_a_run_without_anything_has_a_page() -> None:
     assert "This run has no sample with a result." in page_text(visitor(source).get("/evals/new/samples"))
 
 
+@pytest.mark.parametrize("status", ["stopped", "failed", "incomplete"])
+def test_a_run_that_has_ended_without_a_score_promises_none(status: str) -> None:
+    source = FakeSource([a_run("ended", status=status, headline=Headline(planned=4, pending=4))])
+    text = page_text(visitor(source).get("/evals/ended"))
+    assert "No sample has a score: 0 of 4 planned scored." in text and "There are none." in text
+    assert "yet" not in text[text.index("<main") :]
+
+
 def test_a_run_that_is_deleted_while_its_page_is_open_is_not_found() -> None:
     source = FakeSource([a_run("calm-fern-1"), a_run("calm-fern-2")], listed={"calm-fern-1": [a_sample(0)]})
     pages = visitor(source)

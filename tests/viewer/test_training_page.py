@@ -126,6 +126,14 @@ def test_a_run_without_a_step_has_a_page(curves: TrainingCurves) -> None:
     assert "No step has ended yet." in text and 'data-live-source="/training/keen-owl-2/changes"' in text
 
 
+@pytest.mark.parametrize("status", ["stopped", "failed"])
+def test_a_run_that_has_ended_without_a_step_promises_none(status: str) -> None:
+    pages = visitor(a_source(TrainingCurves(), status=status))
+    text = page_text(pages.get("/training/keen-owl-2"))
+    assert "No step has ended." in text and "There are none." in text
+    assert "yet" not in text[text.index("<main") :]
+
+
 def test_what_the_run_says_is_text() -> None:
     text = page_text(visitor(a_source(learned(), error=HOSTILE)).get("/training/keen-owl-2"))
     assert "<script>alert" not in text and text.count("&lt;script&gt;alert") >= 2

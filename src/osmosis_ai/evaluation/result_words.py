@@ -127,14 +127,19 @@ def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[tupl
         yield "Held back by", f"{LIMITS[limited.most]}, {getattr(limited, limited.most):.0%} of the time"
 
 
-def sentence(headline: Headline | None) -> str:
+def sentence(headline: Headline | None, *, goes_on: bool) -> str:
     """Return a run's result in a sentence: how many pass of what was scored, and of how many that is.
 
     As in ``41.8 % of 400 scored samples pass (37.2 – 46.3 %); 400 of 400 planned scored.``
+
+    Args:
+        headline: of the run.
+        goes_on: whether somebody works on it, so that a score may come.
     """
     if headline is None or headline.pass_rate is None:
         planned = headline.scored_words if headline is not None else ""
-        none = f"No sample has a score{'' if headline is not None and headline.is_over else ' yet'}"
+        may_come = goes_on and not (headline is not None and headline.is_over)
+        none = f"No sample has a score{' yet' if may_come else ''}"
         return f"{none}: {planned} scored." if planned else f"{none}."
     within = ""
     if headline.low is not None and headline.high is not None:

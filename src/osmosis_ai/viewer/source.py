@@ -138,6 +138,11 @@ class RunEntry:
         """Of scored samples; None where none has a score, and for training."""
         return self.headline.pass_rate if self.headline is not None else None
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether what is not there yet may come."""
+        return self.status in GOING_ON
+
 
 @dataclass(frozen=True, slots=True)
 class FailureCount:

@@ -253,6 +253,35 @@ def test_what_is_filtered_is_a_file_whose_cells_no_spreadsheet_computes(pages: T
     assert len(samples) == 12 and samples[0]["output"] == "=1+1"
 
 
+@pytest.mark.parametrize(
+    ("said", "cell"),
+    [
+        ("\x1b]0;title\x07\x1b[31mred\x1b[0m", "␛]0;title␇␛[31mred␛[0m"),
+        ("\x9b2J\x7f\0\u202eevil\u200b\ud800", "‹U+009B›2J‹U+007F›␀‹U+202E›evil‹U+200B›‹U+D800›"),
+        ("two\r\nlines\tand a tab", "two\nlines\tand a tab"),
+        ("\r=1+1", "␍=1+1"),
+        ("\r\n=1+1", "'\n=1+1"),
+        *((f"{sign}cmd|' /C calc'!A0", f"'{sign}cmd|' /C calc'!A0") for sign in "=+-@\t\n＝＋－＠"),
+        ("-2+3+cmd|' /C calc'!A0", "'-2+3+cmd|' /C calc'!A0"),
+        ("+1\n", "'+1\n"),
+        ("-41.5", "-41.5"),
+        ("+1", "+1"),
+        ("1=1", "1=1"),
+    ],
+)
+def test_a_cell_is_what_was_said_with_marks_for_what_is_not_seen_and_a_line_of_json_is_it_exactly(
+    said: str, cell: str
+) -> None:
+    sample = a_sample(0, reward=-0.25, error=said)
+    pages = visitor(FakeSource([a_run("one")], listed={"one": [sample]}))
+    text = pages.get("/evals/one/samples.csv").content.decode()
+    (line,) = csv.DictReader(io.StringIO(text, newline=""))
+    assert (line["error"], line["reward"]) == (cell, "-0.25")
+    assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u202e]", text)
+    exact = pages.get("/evals/one/samples.jsonl").content
+    assert json.loads(exact)["error"] == said and exact.rstrip(b"\n").decode("ascii").isprintable()
+
+
 def test_the_log_begins_with_its_end_and_goes_back(pages: TestClient) -> None:
     text = page_text(pages.get("/evals/calm-fern-1/log"))
     assert "line 299 " in text and "line 99 " not in text and "cursor=100" in text

@@ -5,18 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict, astuple, fields
 from itertools import chain
 from typing import Any
 
+from osmosis_ai.ui.text import visible
 from osmosis_ai.viewer.conversation_search import search_conversations
 from osmosis_ai.viewer.source import ItemPage, RunSource, SampleEntry, SampleQuery, pieces
 
 _AT_ONCE = 500
 _COLUMNS = tuple(each.name for each in fields(SampleEntry))
-# What a spreadsheet takes for a formula: https://owasp.org/www-community/attacks/CSV_Injection
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+# Before what a spreadsheet takes for a formula, and is no number: https://owasp.org/www-community/attacks/CSV_Injection
+_FORMULA = re.compile(r"\A(?![+-]?[0-9]+(?:\.[0-9]+)?\Z)(?=[=+\-@\t\n\uff1d\uff0b\uff0d\uff20])")
 MEDIA_TYPES = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
 
 
@@ -47,13 +49,12 @@ def _csv(found: Iterator[ItemPage[SampleEntry]]) -> Iterator[bytes]:
     yield f"{','.join(_COLUMNS)}\r\n".encode()
     for piece in found:
         lines = io.StringIO()
-        cells = ([_cell(getattr(sample, name)) for name in _COLUMNS] for sample in piece.items)
-        csv.writer(lines).writerows(cells)
+        csv.writer(lines).writerows(map(_cell, astuple(sample)) for sample in piece.items)
         yield lines.getvalue().encode("utf-8", "replace")
 
 
 def _cell(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    return _FORMULA.sub("'", visible(value)) if isinstance(value, str) else value
 
 
 def _jsonl(found: Iterator[ItemPage[SampleEntry]]) -> Iterator[bytes]:

@@ -99,6 +99,7 @@ def test_scripts_get_the_messages_and_what_came_of_them(maze: Maze) -> None:
         (["--unscored"], [(1, 0)]),
         (["--flaky"], [(0, 0), (0, 1)]),
         (["--search", "SEVEN"], [(0, 1)]),
+        (["--search", "nearly"], [(0, 0)]),
         (["--search", "nowhere said"], []),
     ],
 )

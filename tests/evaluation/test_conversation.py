@@ -19,6 +19,7 @@ from osmosis_ai.evaluation.conversation import (
     ToolExchange,
     as_dataset_row,
     as_messages,
+    holds,
     read_conversation,
     spans,
     turns_of,
@@ -239,3 +240,58 @@ def test_whatever_a_file_holds_reading_it_raises_nothing(steps: list[Any], cut: 
         conversation = read_conversation(given_content)
         orjson.dumps(as_messages(conversation))
         assert all(isinstance(step, ConversationStep) for step in conversation.steps)
+
+
+SEARCHED = written(
+    {"source": "user", "message": [{"type": "text", "text": "Where is\nZürich?"}]},
+    {
+        "step_id": 2,
+        "source": "agent",
+        "model_name": "openai/gpt-5-mini",
+        "message": "",
+        "reasoning_content": "I look it up.",
+        "tool_calls": [
+            {
+                "tool_call_id": "call-77",
+                "function_name": "find_city",
+                "arguments": {"source": "atlas", "names": ["Turicum"], "zip": 8001},
+            }
+        ],
+        "observation": {"results": [{"source_call_id": "call-77", "content": "on the Limmat"}]},
+    },
+    session_id="5eed",
+    extra={
+        "osmosis": {
+            "rollout_id": "5eed",
+            "label": "Switzerland",
+            "request_metadata": {"level": "easy"},
+            "sample_extra_fields": {
+                "grader_notes": {"notes": "No country named."},
+                "judge_calls": {"judgements": [{"model": "m", "score": 0.5, "explanation": "Half of it."}]},
+            },
+        }
+    },
+)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("zürich", "where is\nz", "look it", "find_city", "atlas", "turicum", "8001", "limmat"),
+        *("no country", "half of it"),
+    ],
+)
+def test_a_search_finds_what_was_said_and_what_was_noted_of_it(said: str) -> None:
+    assert holds(SEARCHED, said)
+
+
+@pytest.mark.parametrize(
+    "not_said", ["switzerland", "5eed", "call-77", "easy", "gpt-5", "osmosis", "explanation", "grader_notes"]
+)
+def test_a_search_finds_neither_the_expected_answer_nor_ids_nor_words_of_the_file(not_said: str) -> None:
+    assert not holds(SEARCHED, not_said)
+
+
+def test_what_can_not_be_read_is_searched_as_it_stands_there() -> None:
+    assert holds(b"torn, but it says Z\xc3\x9crich", "zürich") and not holds(b"torn", "zürich")
+    assert holds(SEARCHED + b" " * (2 << 20), "switzerland"), "of a large file no step is read"

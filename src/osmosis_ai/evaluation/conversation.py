@@ -19,8 +19,6 @@ LARGEST_CONVERSATION_BYTES = 32 << 20
 """Of a larger file no step is read: nobody reads them, and a page would take seconds."""
 _LARGEST_SEARCHED_BYTES = 2 * 1024 * 1024
 """A conversation beyond it is searched for a text as it stands there, unread."""
-_NOT_SAID = frozenset({"source", "role", "type", "timestamp", "schema_version", "model_name"})
-"""Keys of a trajectory whose values are the same in every one."""
 
 Message = dict[str, Any]
 """A message of OpenAI's chat format."""
@@ -391,27 +389,38 @@ def _moment(value: Any) -> datetime | None:
 
 
 def holds(content: bytes, wanted: str) -> bool:
-    """Tell whether a text of a trajectory holds ``wanted``, which is case-folded; what is no JSON is searched as it is."""
+    """Tell whether ``wanted``, which is case-folded, is in what was said, or in what grader and judges noted of it.
+
+    What of a file is neither (ids, the expected answer, the row's own fields) is not looked at, but where no step can be
+    read, or the file is large: it is searched as it stands there.
+    """
     raw = content.decode("utf-8", "replace").casefold()
     # Where nothing is escaped, what is not there can not be in a text.
     if wanted not in raw and "\\" not in raw:
         return False
-    if len(content) > _LARGEST_SEARCHED_BYTES:
+    conversation = read_conversation(content) if len(content) <= _LARGEST_SEARCHED_BYTES else Conversation()
+    if not conversation.steps:
         return wanted in raw
-    try:
-        return any(wanted in text.casefold() for text in _texts(json.loads(content)))
-    except (ValueError, RecursionError):
-        return wanted in raw
+    return any(wanted in text.casefold() for text in _said(conversation))
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Yield every text of a JSON value, without recursion: nesting may be deep."""
+def _said(conversation: Conversation) -> Iterator[str]:
+    for step in conversation.steps:
+        yield from (step.text, step.reasoning)
+        for exchange in step.exchanges:
+            yield from (exchange.name or "", exchange.result or "")
+            yield from _values(exchange.arguments)
+    yield from _values([conversation.grading.get(name) for name in ("notes", "judgements")])
+
+
+def _values(value: Any) -> Iterator[str]:
+    """Yield every text and number of a JSON value, without recursion: nesting may be deep."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, dict):
-            waiting.extend(under for key, under in each.items() if key not in _NOT_SAID)
+        if isinstance(each, dict):
+            waiting.extend(each.values())
         elif isinstance(each, list):
             waiting.extend(each)
+        elif each is not None and not isinstance(each, bool):
+            yield str(each)

@@ -30,7 +30,11 @@ PassedOption = Annotated[bool, typer.Option("--passed", help="Scored at the thre
 UnscoredOption = Annotated[bool, typer.Option("--unscored", help="Without a score: an error, say.")]
 SearchOption = Annotated[
     str,
-    typer.Option(metavar="TEXT", help="With TEXT in the conversation or the error.", show_default=False),
+    typer.Option(
+        metavar="TEXT",
+        help="With TEXT in what was said, in the notes of grader or judges, or in the error.",
+        show_default=False,
+    ),
 ]
 ShownOption = Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="How many at most.")]
 

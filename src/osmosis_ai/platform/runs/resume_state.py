@@ -23,13 +23,12 @@ def resume_step(run: DbRun) -> int | None:
     return resume["step"] if resume else None
 
 
-def forget_resume(run: DbRun) -> list[str]:
-    """Let go of the archive that another machine would go on from; return the prefixes of its blobs."""
-    resume = resume_archive_of(run)
-    if resume is None:
-        return []
-    run.training_state = {key: value for key, value in (run.training_state or {}).items() if key != "resume"}
-    return [folder_of(resume["blob_key"])]
+def forget_resume(run: DbRun) -> None:
+    """Let go of the archive that another machine would go on from; whoever ends the run deletes its blobs."""
+    if resume_archive_of(run) is not None:
+        run.training_state = {
+            key: value for key, value in (run.training_state or {}).items() if key != "resume"
+        }
 
 
 def resume_archive_of(run: DbRun) -> dict[str, Any] | None:

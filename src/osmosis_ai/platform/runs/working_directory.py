@@ -78,7 +78,7 @@ class WorkingDirectory:
         """
         try:
             journalled = self.evaluation(run_name).events.stat().st_size
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             journalled = 0
         return journalled + (self.checkpoint_step() or 0)
 
@@ -123,7 +123,11 @@ class WorkingDirectory:
         return True
 
     def is_worked_on(self) -> bool:
-        """Tell whether a worker of this machine is alive."""
+        """Tell whether a worker of this machine is alive.
+
+        Raises:
+            OSError: the directory is damaged, or another user's: its lock tells nothing.
+        """
         if not self.path.is_dir():
             return False
         try:

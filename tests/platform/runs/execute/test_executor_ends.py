@@ -110,3 +110,48 @@ def test_one_damaged_working_directory_fails_its_own_run_and_keeps_no_other_wait
     bench.executor.round()
     assert "its working directory on the platform's machine is damaged" in messages(bench, damaged)[0]
     assert (bench.run(damaged).status, bench.order) == ("failed", ["b"])
+
+
+@pytest.mark.parametrize("damage", ["a lock that is a directory", "a directory that is a file"])
+def test_a_working_directory_that_none_can_be_locked_in_fails_its_own_run_alone(
+    bench: Bench, member: Member, clock: ManualClock, damage: str
+) -> None:
+    damaged = bench.add("a", member)
+    bench.add("b", member)
+    directory = bench.directory(damaged)
+    if damage == "a lock that is a directory":
+        (directory.path / "worker.lock").mkdir(parents=True)
+    else:
+        directory.path.parent.mkdir(parents=True, exist_ok=True)
+        directory.path.write_bytes(b"")
+    bench.executor.round()
+    assert bench.order == ["b"]
+    for _ in range(3):
+        bench.executor.round()
+        clock.advance(300)
+    bench.executor.round()
+    bench.executor.round()
+    assert "its working directory on the platform's machine is damaged" in messages(bench, damaged)[0]
+    assert (bench.run(damaged).status, bench.order) == ("failed", ["b"])
+
+
+@pytest.mark.parametrize(
+    "damage", ["a lock that is a directory", "a directory that is a file", "results in a file"]
+)
+def test_a_stopped_run_whose_working_directory_is_damaged_ends_as_any_other(
+    bench: Bench, member: Member, clock: ManualClock, damage: str
+) -> None:
+    stopped = bench.add("a", member, status="running", stop_requested_at=clock.now())
+    bench.add("b", member)
+    directory = bench.directory(stopped)
+    if damage == "a directory that is a file":
+        directory.path.parent.mkdir(parents=True, exist_ok=True)
+        directory.path.write_bytes(b"")
+    elif damage == "results in a file":
+        directory.create()
+        directory.output_root.write_bytes(b"")
+    else:
+        (directory.path / "worker.lock").mkdir(parents=True)
+    bench.executor.round()
+    assert (bench.run(stopped).status, bench.order) == ("stopped", ["b"])
+    assert not directory.path.exists()

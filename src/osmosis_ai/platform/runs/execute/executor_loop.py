@@ -394,8 +394,11 @@ class ExecutorLoop:
     def _is_free(self, run: DbRun) -> bool:
         """Tell whether nobody works on the run, here or, as far as its lease tells, elsewhere."""
         directory = WorkingDirectory(self._config.runs_dir, run.id)
-        if directory.is_worked_on():
-            return False  # the worker of a platform that was killed is about to follow it
+        try:
+            if directory.is_worked_on():
+                return False  # the worker of a platform that was killed is about to follow it
+        except OSError:
+            return self._leases.is_free(run)  # a damaged directory: its start says so
         if self._leases.is_free(run):
             return True
         # If its worker was of this machine it is dead: there is no reason to wait for the lease to expire.

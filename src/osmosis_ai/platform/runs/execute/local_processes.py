@@ -85,11 +85,13 @@ class LocalProcesses:
         if job.id not in self._workers:
             # How they ended, who asks has been told.
             self._workers = {id: worker for id, worker in self._workers.items() if worker.ended is None}
+            directory = WorkingDirectory(self._runs_dir, job.run_id)
             try:
-                WorkingDirectory(self._runs_dir, job.run_id).create()
+                directory.create()
+                directory.is_worked_on()  # its worker would die of a lock that can not be held, and not say why
                 process = self._start_worker(job.run_id, ticket, secrets.token_hex(16))
             except OSError as error:
-                if _is_damage(error, WorkingDirectory(self._runs_dir, job.run_id).path):
+                if _is_damage(error, directory.path):
                     why = f"its working directory on the platform's machine is damaged ({reason_of(error)})"
                     self._damaged[job.run_id] = JobState(job.id, "ended", why, "ours")
                     return ""
@@ -166,7 +168,9 @@ class LocalProcesses:
 
 def _is_damage(error: OSError, directory: Path) -> bool:
     """Tell whether a worker could not be started for what one run's directory is, and not for want of anything."""
-    is_within = isinstance(error.filename, str | os.PathLike) and Path(error.filename).is_relative_to(
+    if not isinstance(error.filename, str | os.PathLike) or not Path(error.filename).is_relative_to(
         directory
-    )
-    return is_within and directory.is_dir() and isinstance(error, IsADirectoryError | PermissionError)
+    ):
+        return False
+    is_no_directory = isinstance(error, FileExistsError)
+    return is_no_directory or (directory.is_dir() and isinstance(error, IsADirectoryError | PermissionError))

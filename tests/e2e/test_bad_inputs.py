@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.agent_workspace import CONFIG, KEY, World
+from tests.e2e.agent_workspace import CONFIG, KEY, Outcome, World
 from tests.e2e.platform_process import ROLLOUT_SERVER, child_of
 from tests.full_disk import NO_CACHED_CODE, limit_files
 from tests.standin_model import Reply, StandInModel, error_reply
@@ -290,36 +290,60 @@ async def test_a_server_that_keeps_dying_halts_the_run_and_shows_its_last_words(
 
 
 async def test_what_goes_wrong_in_a_row_is_told_apart_and_never_scored_as_zero(world: World) -> None:
-    world.rows("fine", "raise", "number", "hang", "no reward", "nan", "slow grader")
-    world.config(timeout_s=15)  # in which the others are through on a busy machine, too
+    world.rows("fine", "raise", "number", "no reward", "nan")
     outcome = await world.osmosis("eval", "run", CONFIG, "--yes", "--json")
-    assert (outcome.status, outcome.err) == (0, "")
-    failed = {
-        row["source_row_index"]: (row["boundary"], row["error_type"], row["error"])
-        for row in outcome.resource["failed_rows"]
-    }
-    assert failed == {
+    assert failed_rows(outcome) == {
         1: ("agent", "agent_error", "the agent broke, key=none"),
         2: (
             "agent",
             "validation_error",
             "`run` must return a list of messages, an AgentWorkflowOutput or None, but it returned int",
         ),
-        3: ("agent", "timeout", "the workflow did not finish within its 15s deadline"),
-        4: (
+        3: (
             "grader",
             "validation_error",
             "Sample has no reward after grading: call `ctx.set_reward` in `grade`",
         ),
-        5: ("grader", "validation_error", "reward: Input should be a finite number"),
-        6: ("grader", "timeout", "the grader did not finish within its 15s deadline"),
+        4: ("grader", "validation_error", "reward: Input should be a finite number"),
     }
     estimates = outcome.resource["metrics"]["estimates"]
     assert estimates["reward"]["value"] == 1.0
     assert estimates["counts"]["scored"] == 1
-    assert estimates["counts"]["unscored"] == {"agent_error": 1, "validation_error": 3, "timeout": 2}
+    assert estimates["counts"]["unscored"] == {"agent_error": 1, "validation_error": 3}
     assert estimates["counts"]["infrastructure_failures"] == 0
     world.assert_nothing_half_written()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "limited", "failed"),
+    [
+        ("hang", "agent_workflow", ("agent", "the workflow did not finish within its 1s deadline")),
+        ("slow grader", "grader", ("grader", "the grader did not finish within its 1s deadline")),
+    ],
+)
+async def test_who_takes_too_long_in_a_row_is_told_apart_and_never_scored_as_zero(
+    world: World, prompt: str, limited: str, failed: tuple[str, str]
+) -> None:
+    world.rows(prompt)
+    world.config()
+    config = world.root / CONFIG
+    config.write_text(config.read_text().replace(f"{limited}_timeout_s = 60", f"{limited}_timeout_s = 1"))
+    outcome = await world.osmosis("eval", "run", CONFIG, "--yes", "--json")
+    boundary, error = failed
+    assert failed_rows(outcome) == {0: (boundary, "timeout", error)}
+    counts = outcome.resource["metrics"]["estimates"]["counts"]
+    assert (counts["scored"], counts["unscored"]) == (0, {"timeout": 1})
+    assert counts["infrastructure_failures"] == 0
+    world.assert_nothing_half_written()
+
+
+def failed_rows(outcome: Outcome) -> dict[int, tuple[str, str, str]]:
+    """Return boundary, kind and sentence of each failure of an evaluation that came to its end."""
+    assert (outcome.status, outcome.err) == (0, "")
+    return {
+        row["source_row_index"]: (row["boundary"], row["error_type"], row["error"])
+        for row in outcome.resource["failed_rows"]
+    }
 
 
 # The dataset

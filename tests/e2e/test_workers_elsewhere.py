@@ -288,24 +288,32 @@ def test_a_machine_that_is_cut_off_for_two_leases_rests_and_then_goes_on(
     assert (times_away(run), times_away(calm)) == (1, 0)
 
 
-def cut_at_each_of(relay: Relay, moments: list[bytes], *, refuses: bool) -> None:
+def cut_at_each_of(relay: Relay, moments: list[bytes], refusals: list[bool]) -> None:
     """Cut the way for half a lease when each of these requests, one after another, is about to pass."""
-    for moment in moments:
+    for moment, refuses in zip(moments, refusals, strict=True):
         relay.cut_at(moment, refuses=refuses)
         assert relay.was_cut.wait(300), f"nobody asked for {moment!r}"
         wait_since(time.monotonic(), LEASE_S / 2)
         relay.heal(forgets=refuses)
 
 
-@pytest.mark.parametrize("refuses", [False, True], ids=["silent", "refused"])
+@pytest.mark.parametrize(
+    "refusals",
+    [
+        pytest.param([False, True], id="in-turns"),
+        pytest.param([True, False], id="in-turns-the-other-way", marks=pytest.mark.soak),
+        pytest.param([False, False], id="silent", marks=pytest.mark.soak),
+        pytest.param([True, True], id="refused", marks=pytest.mark.soak),
+    ],
+)
 def test_a_cut_of_half_a_lease_is_harmless_whatever_is_being_said(
-    platform: Platform, calm: Run, relay: Relay, refuses: bool
+    platform: Platform, calm: Run, relay: Relay, refusals: list[bool], request: pytest.FixtureRequest
 ) -> None:
     run = platform.submit(CONFIG)
-    machine = beyond(relay, platform, f"half-{refuses}")
-    # The machine claims, its worker claims the same, and fetches what it needs.
-    cut_at_each_of(relay, [b"/claim ", b"/claim ", b"GET /blobs/"], refuses=refuses)
-    cut_at_each_of(relay, [b"PUT /blobs/", b"/sync ", b"/end "], refuses=refuses)
+    machine = beyond(relay, platform, f"half-{request.node.callspec.id}")
+    # The machine claims, its worker claims the same, and fetches what it needs; it keeps files, reports, and ends.
+    moments = [b"/claim ", b"/claim ", b"GET /blobs/", b"PUT /blobs/", b"/sync ", b"/end "]
+    cut_at_each_of(relay, moments, refusals * 3)
     status, told, err = machine.end()
     assert status == 0, err
     assert told["resource"]["runs"] == [{"id": run.id, "name": run.name, "attempt": 1, "ending": "ended"}]

@@ -12,6 +12,10 @@ from typing import IO, Any, BinaryIO
 
 CONFIG_DIR_ENV = "OSMOSIS_CONFIG_DIR"
 _BUFFER_BYTES = 1 << 18
+_LONGEST_NAME = 255
+"""Of a file in every file system that we know, in bytes."""
+_LONGEST_PATH = 4_000
+"""Of what a file system is asked for at once, in bytes, and a little less."""
 
 
 def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o600, durable: bool = True) -> None:
@@ -139,6 +143,12 @@ def regular_descriptor(path: Path | str, *, dir_fd: int | None = None) -> int:
 def is_read_by_all(about: os.stat_result) -> bool:
     """Tell whether every user of this machine may read a file that is one; a pipe or a socket is not kept."""
     return stat.S_ISREG(about.st_mode) and bool(about.st_mode & stat.S_IROTH)
+
+
+def can_be_path(text: str) -> bool:
+    """Tell whether a file can be there: asked for a longer name or path, a file system answers with an error."""
+    path = text.encode("utf-8", "surrogatepass")
+    return len(path) <= _LONGEST_PATH and all(len(part) <= _LONGEST_NAME for part in path.split(b"/"))
 
 
 def size_of(path: Path) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -538,6 +539,24 @@ def test_a_run_is_asked_of_the_platform_when_this_machine_has_none_or_it_is_name
     assert asked.called
     maze.get("/eval-runs/nosuch").respond(404, json={"error": "there is none"})
     assert "neither on this machine nor on the platform" in maze.osmosis("eval", "info", "nosuch").err
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "é" * 255], ids=["ascii", "wide"])
+@pytest.mark.parametrize("place", ["", "platform:"])
+@pytest.mark.parametrize("command", ["info", "show", "logs"])
+def test_a_run_of_the_platform_whose_name_no_file_can_have_is_asked_of_it(
+    maze: Maze, command: str, place: str, name: str
+) -> None:
+    write_run(maze.workspace.evals_dir / "good", [[1.0]])
+    below = "/logs" if command == "logs" else ""
+    asked = maze.get(f"/eval-runs/{quote(name)}{below}").respond(
+        404, json={"error": "it was deleted just now"}
+    )
+    maze.get("/eval-runs").respond(json={"eval_runs": [], "total_count": 0})
+    outcome = maze.osmosis("eval", command, place + name)
+    assert outcome.status == 1 and asked.called
+    assert "Traceback" not in outcome.err and "no run can be called" not in outcome.err
+    assert ("neither on this machine nor on the platform" in outcome.err) is (place == "")
 
 
 def test_a_run_of_this_machine_that_can_not_be_read_is_listed_and_says_why(maze: Maze) -> None:

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -72,13 +74,38 @@ def test_a_beginning_of_several_runs_lists_them(workspace: WorkspaceDirectory) -
     assert caught.value.details["candidates"] == ["amber-owl", "amber-fox"]
 
 
-@pytest.mark.parametrize(
-    "word", ["x" * 256, "git:" + "a" * 10_000, "git:a\0b", "local:\0", "é" * 128, "\ud800" * 100]
+NO_NAMES = (
+    *("x" * 256, "é" * 256, "git:" + "a" * 10_000, "git:a\0b", "local:\0", "platform:\0", "\ud800" * 100),
+    *(
+        "local:" + "é" * 128,
+        "platform:" + "n" * 256,
+        "é" * 128 + "/a",
+        "a/" * 3_000,
+        "platform:a/" + "é" * 128,
+    ),
 )
-def test_what_no_file_can_be_called_is_no_run(workspace: WorkspaceDirectory, word: str) -> None:
+
+
+@pytest.mark.parametrize("word", NO_NAMES, ids=range(len(NO_NAMES)))
+def test_what_neither_a_file_nor_a_run_of_a_platform_can_be_called_is_no_run(
+    workspace: WorkspaceDirectory, word: str
+) -> None:
     with pytest.raises(NotFoundError, match="no run can be called `") as caught:
         resolve_run(word, client=nobody, start=workspace.root)
     assert len(caught.value.message) < 100
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "é" * 128, "名" * 255], ids=["ascii", "latin", "wide"])
+@pytest.mark.parametrize("place", ["", "platform:"])
+def test_a_name_that_a_platform_allows_is_asked_of_it_and_no_file_is_looked_for(
+    workspace: WorkspaceDirectory, name: str, place: str
+) -> None:
+    asked: list[str] = []
+    client: Any = SimpleNamespace(eval_runs=SimpleNamespace(get=asked.append))
+    found = resolve_run(place + name, client=lambda: client, start=workspace.root)
+    assert (found.place, found.name, asked) == ("platform", name, [name])
+    with pytest.raises(NotFoundError, match="there is no run `"):
+        find_local_run(place + name, start=workspace.root)
 
 
 def test_an_archived_run_is_found_by_its_whole_name_alone(workspace: WorkspaceDirectory) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.files import can_be_path
 from osmosis_ai.services.eval_runs.run_directories import (
     archived_names,
     newest_runs,
@@ -32,7 +33,7 @@ GIT = "git:"
 _PLACES = ("local", "platform")
 _MOST_SHOWN = 10
 _LONGEST_NAME = 255
-"""Of a file in every file system that we know, in bytes."""
+"""Of a platform's run, in characters."""
 _LARGEST_RESULT_BYTES = 64 << 20
 
 
@@ -191,11 +192,18 @@ def _forced(reference: str) -> tuple[str | None, str]:
     Raises:
         NotFoundError: nothing can be called so, on any machine.
     """
-    parts = (part.encode("utf-8", "surrogatepass") for part in reference.split("/"))
-    if "\0" in reference or any(len(part) > _LONGEST_NAME for part in parts):
-        raise NotFoundError(f"no run can be called `{reference[:40]}…`.", hint="osmosis eval list")
     place, colon, rest = reference.partition(":")
-    return (place, rest) if colon and place in _PLACES else (None, reference)
+    forced, word = (place, rest) if colon and place in _PLACES else (None, reference)
+    if "\0" in word or not (can_be_path(word) or (forced != "local" and _fits_a_platform(word))):
+        raise NotFoundError(f"no run can be called `{word[:40]}…`.", hint="osmosis eval list")
+    return forced, word
+
+
+def _fits_a_platform(word: str) -> bool:
+    """Tell whether a run of a platform can have this name, of which a character may be several bytes of a file's."""
+    return (
+        len(word) <= _LONGEST_NAME and not _is_path(word) and not any("\ud800" <= c <= "\udfff" for c in word)
+    )
 
 
 def _is_path(word: str) -> bool:
@@ -211,6 +219,8 @@ def _at_path(word: str, downloads: bool) -> Path | None:
     """
     from osmosis_ai.services.downloaded_runs import is_download
 
+    if not can_be_path(word):
+        return None
     given = Path(word).expanduser()
     if (given / "manifest.json").is_file():
         return given.absolute()
@@ -264,7 +274,7 @@ def _find_here(word: str, start: Path | None, like: ComparedInputs | None) -> Pa
     """Return the directory of a run of the workspace; None when it has no such one."""
     from osmosis_ai.evaluation.run_name import is_archive
 
-    if not word:
+    if not word or not can_be_path(word):
         return None
     workspace = workspace_of_runs(start)
     root = workspace.evals_dir
@@ -369,7 +379,7 @@ def _missing(reference: str, word: str, start: Path | None) -> NotFoundError:
             details={"reference": reference},
             hint="check it out and evaluate it with `osmosis eval run`; runs with uncommitted changes are of no commit",
         )
-    no_run_in = given.is_dir() and _is_path(word)
+    no_run_in = _is_path(word) and given.is_dir()
     if no_run_in:
         message = f"there is no run in {given}."
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,26 @@ def test_a_scan_ends_in_time_in_the_midst_of_large_conversations_and_goes_on_the
         seen += [sample.row for sample in found.page.items]
         cursor, scans = found.page.next, scans + 1
         assert found.looked_at == 1
+        assert found.first is not None and found.last is not None
+        assert found.first.row == found.last.row == scans - 1
     assert (seen, scans) == ([0, 1, 2, 3], 4)
+
+
+def test_a_scan_of_a_run_that_is_read_only_in_part_does_not_say_that_it_was_the_end(
+    local: LocalPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("osmosis_ai.viewer.local.run_index._BATCH", 2)
+    local.start("run", rows=4, n=1)
+    local.add("run", [sample_record(row, 0, 1.0) for row in range(4)])
+    hasty = LocalSource(local.root, cache_dir=local.root / "cache", patience_s=0.0)
+    with closing(hasty):
+        pages, path = visitor(hasty), "/evals/run/samples?q=wanted&in=conversations"
+        text = page_text(pages.get(path))
+        assert "of the journal is read so far" in text and 'http-equiv="refresh"' in text
+        assert "That was the end." not in text
+        for _ in range(4):
+            text = page_text(pages.get(path))
+    assert "That was the end." in text and "from sample 0.0 to 3.0" in text
 
 
 def test_a_line_of_a_journal_may_hold_megabytes_and_the_table_does_not(local: LocalPlace) -> None:

@@ -58,13 +58,25 @@ def test_paging_keeps_the_filter_in_the_address() -> None:
 
 def test_an_empty_list_tells_what_makes_the_first_run_or_what_a_filter_hides() -> None:
     assert "osmosis eval run configs/eval/NAME.toml" in page_text(visitor(FakeSource()).get("/evals"))
+    assert "osmosis eval submit" not in page_text(visitor(FakeSource()).get("/evals"))
     hidden = page_text(visitor(FakeSource([a_run("one")])).get("/evals?q=two"))
     assert "they hide 1" in hidden and "osmosis eval run" not in hidden
 
 
+def test_an_empty_list_of_a_platform_suggests_what_makes_a_run_there_and_not_here() -> None:
+    platform = visitor(FakeSource(), root="/fern")
+    for path in ("/fern/", "/fern/evals"):
+        text = page_text(platform.get(path))
+        assert "osmosis eval submit configs/eval/NAME.toml" in text and "osmosis eval run" not in text
+        assert "osmosis demo" not in text
+    assert "osmosis train submit configs/training/NAME.toml" in page_text(platform.get("/fern/training"))
+    here = page_text(visitor(FakeSource()).get("/training"))
+    assert "configs/training/NAME.toml" not in here and "is on the platform's pages" in here
+
+
 def test_a_filter_over_nothing_is_not_said_to_hide_anything() -> None:
     pages = visitor(FakeSource([a_run("one")]))
-    assert "osmosis train submit" in page_text(pages.get("/training?q=two"))
+    assert "no training directory below" in page_text(pages.get("/training?q=two"))
     assert "This run has no sample with a result." in page_text(
         pages.get("/evals/one/samples?outcome=failed")
     )

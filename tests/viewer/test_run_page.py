@@ -173,7 +173,7 @@ def test_samples_by_row_say_how_many_of_them_passed(pages: TestClient) -> None:
 def test_text_is_found_in_conversations_though_it_is_escaped_there(pages: TestClient) -> None:
     text = page_text(pages.get("/evals/calm-fern-1/samples?q=SECRET+W%C3%96RD&in=conversations"))
     assert (
-        "Looked through 2 conversations" in text
+        "Looked through 2 conversations here, from sample 0.0 to 5.1" in text
         and "follow the other filters, not this text" in text
         and 'href="/evals/calm-fern-1/samples/2.1"' in text
         and "/samples/4.0" not in text

@@ -28,17 +28,15 @@ class SearchedConversations:
         looked_at: how many conversations were read.
         too_large: how many were not, for their size.
         without: how many samples have no conversation.
+        first, last: between which samples, in the order of the list; None where there are none.
     """
 
     page: ItemPage[SampleEntry]
     looked_at: int
     too_large: int
     without: int
-
-    @property
-    def samples(self) -> int:
-        """How many samples the scan came by."""
-        return self.looked_at + self.too_large + self.without
+    first: SampleEntry | None
+    last: SampleEntry | None
 
 
 def search_conversations(
@@ -60,14 +58,13 @@ def search_conversations(
     """
     wanted, rest = query.text.casefold(), replace(query, text="")
     began, found, looked, read, too_large, without = clock(), list[SampleEntry](), 0, 0, 0, 0
-    enough = False
+    first, last, enough, most = None, None, False, LARGEST_CONVERSATION_BYTES
     while True:
         piece = source.samples(run, rest, limit=_AT_ONCE, cursor=cursor)
         for number, sample in enumerate(piece.items, 1):
-            stored = source.conversation(
-                run, sample.row, sample.attempt, max_bytes=LARGEST_CONVERSATION_BYTES
-            )
-            if stored.content is None and stored.size > LARGEST_CONVERSATION_BYTES:
+            first, last = first or sample, sample
+            stored = source.conversation(run, sample.row, sample.attempt, max_bytes=most)
+            if stored.content is None and stored.size > most:
                 too_large += 1
             elif stored.content is None:
                 without += 1
@@ -83,4 +80,5 @@ def search_conversations(
         cursor = piece.next
         if cursor is None or enough:
             counts = {name: count for name, count in piece.counts.items() if name != "total"}
-            return SearchedConversations(ItemPage(found, cursor, None, counts), looked, too_large, without)
+            here = replace(piece, items=found, next=cursor, previous=None, counts=counts)
+            return SearchedConversations(here, looked, too_large, without, first, last)

@@ -14,13 +14,14 @@ from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.source import RunEntry
 
 RUNS_A_PAGE = 50
+_SUBMIT = "osmosis eval submit configs/eval/NAME.toml"
 FIRST_COMMANDS: dict[RunKind | None, Sequence[str]] = {
-    None: ("osmosis eval run configs/eval/NAME.toml", "osmosis demo"),
-    "eval": ("osmosis eval run configs/eval/NAME.toml", "osmosis demo"),
+    None: (_SUBMIT, "osmosis eval run configs/eval/NAME.toml", "osmosis demo"),
+    "eval": (_SUBMIT, "osmosis eval run configs/eval/NAME.toml", "osmosis demo"),
     "training": ("osmosis train submit configs/training/NAME.toml",),
     "rubric": ("osmosis eval rubric --data FILE.jsonl --rubric @RUBRIC.md --model PROVIDER/MODEL",),
 }
-"""What makes the first one."""
+"""What makes the first one: what is submitted on a platform, the others on this machine."""
 
 
 def page(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) -> RenderedPage:
@@ -44,7 +45,7 @@ def page(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) ->
             "address": lambda **more: here + queries.query_string(filters, **more),
             "filtered": queries.is_filtered(query),
             "narrowed": queries.is_filtered(replace(query, text="", status=None)) or query.archived,
-            "commands": FIRST_COMMANDS[kind],
+            "commands": [line for line in FIRST_COMMANDS[kind] if (" submit " in line) != view.is_local],
             "compares": view.can("compare") and kind != "rubric" and bool(found.items),
             "compared": kind or "eval",
             "compare": view.href("compare"),

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from sqlalchemy import select
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
+from osmosis_ai.platform.blobs.store import BlobStoreBusy
+from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.execute.worker_process import ENDED, LEASE_LOST, NOT_MINE, SET_BACK
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.worker_access import WorkerAccess
+from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock, Member
 from tests.platform.runs.pretended_workers import Bench, Pretended, messages
 
@@ -155,3 +159,65 @@ def test_a_stopped_run_whose_working_directory_is_damaged_ends_as_any_other(
     bench.executor.round()
     assert (bench.run(stopped).status, bench.order) == ("stopped", ["b"])
     assert not directory.path.exists()
+
+
+def gives_up_while_the_store_is_away(
+    bench: Bench, clock: ManualClock, patched: pytest.MonkeyPatch, run_id: str
+) -> None:
+    """Have a run with a journal of one record be given up, as far as a store that takes nothing lets it be."""
+
+    def away(*_: Any) -> NoReturn:
+        raise BlobStoreBusy("the bucket cannot be reached.")
+
+    patched.setattr(type(bench.services.blobs), "put", away)
+    events = bench.directory(run_id).evaluation(bench.run(run_id).name).events
+    events.parent.mkdir(parents=True)
+    events.write_bytes(sealed(record(0).to_line(), BEFORE_THE_FIRST)[0])
+    for _ in range(3):
+        bench.executor.round()
+        bench.claim(bench.started[-1])
+        bench.started[-1].status = -9
+        bench.executor.round()
+        clock.advance(300)
+
+
+def test_a_run_that_is_given_up_while_the_store_is_away_ends_with_its_journal_when_it_is_back(
+    bench: Bench, member: Member, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = bench.add("a", member)
+    with monkeypatch.context() as patched:
+        gives_up_while_the_store_is_away(bench, clock, patched, run_id)
+        bench.executor.round()
+        attempt, said = bench.run(run_id).attempt, messages(bench, run_id)
+        for _ in range(100):
+            bench.executor.round()
+            clock.advance(40)
+        assert bench.run(run_id).status == "running"
+        assert (bench.run(run_id).attempt, messages(bench, run_id)) == (attempt, said), "once, however long"
+        waits = [line for line in said if "ends when what it has recorded can be kept" in line]
+        assert waits == ["ends when what it has recorded can be kept: the bucket cannot be reached."]
+        bench.add("b", member)
+        bench.executor.round()
+        assert bench.order[-1] == "b", "others go on"
+    clock.advance(1)
+    bench.executor.round()
+    assert bench.run(run_id).status == "failed" and bench.run(run_id).journal_blob is not None
+    assert "3 times in a row" in (bench.run(run_id).error or "")
+    with bench.services.db.session() as session:
+        assert len(session.scalars(select(DbSample)).all()) == 1
+    bench.executor.round()
+    assert bench.run(run_id).attempt == attempt
+
+
+def test_a_run_that_is_given_up_while_the_store_is_away_ends_without_its_journal_when_it_is_to_stop(
+    bench: Bench, member: Member, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = bench.add("a", member)
+    gives_up_while_the_store_is_away(bench, clock, monkeypatch, run_id)
+    bench.executor.round()
+    with bench.services.db.transaction() as session:
+        bench.leases.ask_to_stop(session.get_one(DbRun, run_id))
+    for _ in range(30):
+        bench.executor.round()
+        clock.advance(1)
+    assert (bench.run(run_id).status, bench.run(run_id).journal_blob) == ("stopped", None)

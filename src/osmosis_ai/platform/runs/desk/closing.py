@@ -86,9 +86,11 @@ class RunClosing:
         self._runs_dir = runs_dir
         self._all_are_elsewhere = all_are_elsewhere
         self._ending: WeakValueDictionary[str, _OneAtATime] = WeakValueDictionary()
-        self._store_away_since: dict[tuple[str, str], float] = {}
+        self._store_away_since: dict[str, tuple[str, float]] = {}
 
-    def end(self, lease: Lease, request: EndRequest, *, is_said_again: bool = False) -> RunClosed:
+    def end(
+        self, lease: Lease, request: EndRequest, *, is_said_again: bool = False, keeps_journal: bool = False
+    ) -> RunClosed:
         """Give a run its outcome; said again, it is what it was.
 
         Who says it again while it is being done, waits for that, some seconds each time: a long journal is folded once.
@@ -97,6 +99,7 @@ class RunClosing:
             lease, request: whose run, and its outcome.
             is_said_again: whether whoever says it tries again where the store does not answer. A run ends without
                 its journal only where the store is away for half a lease.
+            keeps_journal: whether it does not end without it.
 
         Raises:
             LeaseLostError: the lease is over.
@@ -106,16 +109,16 @@ class RunClosing:
         if not turn.lock.acquire(timeout=_TURN_WITHIN_S):
             raise BlobStoreBusy("the run is being ended, which takes long; ask again in a moment.")
         try:
-            closed = self._end(lease, request, is_said_again)
+            closed = self._end(lease, request, is_said_again, keeps_journal)
         except LeaseLostError:
-            self._store_away_since.pop((lease.run_id, lease.token), None)
+            self._forget_outage(lease)
             raise
         finally:
             turn.lock.release()
-        self._store_away_since.pop((lease.run_id, lease.token), None)
+        self._forget_outage(lease)
         return closed
 
-    def _end(self, lease: Lease, request: EndRequest, is_said_again: bool) -> RunClosed:
+    def _end(self, lease: Lease, request: EndRequest, is_said_again: bool, keeps_journal: bool) -> RunClosed:
         with self._db.session() as session:
             run = session.get(DbRun, lease.run_id)
         if run is not None and run.status not in OPEN and run.lease_token == lease.token:
@@ -124,7 +127,7 @@ class RunClosing:
             return _closed(run)
         self._leases.require(lease)
         assert run is not None
-        key = self._kept_journal(run, lease, is_said_again)
+        key = self._kept_journal(run, lease, is_said_again, keeps_journal)
         with self._leases.writing(lease) as (session, run):
             outcome: Outcome = "stopped" if run.stop_requested_at is not None else request.outcome
             if key is not None:
@@ -224,7 +227,7 @@ class RunClosing:
     def _is_hopeless(self, run: DbRun) -> bool:
         return run.fruitless >= FRUITLESS[run.kind]
 
-    def _kept_journal(self, run: DbRun, lease: Lease, is_said_again: bool) -> str | None:
+    def _kept_journal(self, run: DbRun, lease: Lease, is_said_again: bool, keeps_journal: bool) -> str | None:
         """Store the journal of a run that ends; None where there is none, or it could not be stored, which is said.
 
         Raises:
@@ -247,7 +250,7 @@ class RunClosing:
             if (
                 is_said_again
                 and isinstance(error, BlobStoreBusy)
-                and not self._was_store_away_for_long(lease)
+                and (keeps_journal or not self._was_store_away_for_long(lease))
             ):
                 raise
             line = LogLine(f"the journal could not be kept: {error}", level="warning", step="run")
@@ -257,8 +260,16 @@ class RunClosing:
     def _was_store_away_for_long(self, lease: Lease) -> bool:
         """Tell whether the store has been away since this owner first said how the run ends, an earlier one aside."""
         now = self._monotonic()
-        since = self._store_away_since.setdefault((lease.run_id, lease.token), now)
+        token, since = self._store_away_since.get(lease.run_id, ("", now))
+        if token != lease.token:
+            since = now
+        self._store_away_since[lease.run_id] = (lease.token, since)
         return now - since >= self._leases.term.total_seconds() / 2
+
+    def _forget_outage(self, lease: Lease) -> None:
+        token, _ = self._store_away_since.get(lease.run_id, ("", 0.0))
+        if token == lease.token:
+            del self._store_away_since[lease.run_id]
 
     def _number(self, run: DbRun, ending: str | None) -> None:
         if run.kind == "eval" and run.metrics is not None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -23,7 +22,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from osmosis_ai.api.wire.workers import EndRequest
 from osmosis_ai.config.execution import read_execution
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.clock import Clock
@@ -42,7 +40,7 @@ from osmosis_ai.platform.runs.execute.executor import (
     run_and_number,
 )
 from osmosis_ai.platform.runs.execute.failure_streak import FailureStreak
-from osmosis_ai.platform.runs.execute.last_records import send_left_records
+from osmosis_ai.platform.runs.execute.given_up_runs import GivenUpRuns
 from osmosis_ai.platform.runs.execute.runs_to_execute import RunsToExecute, fairest
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import OPEN
@@ -141,6 +139,9 @@ class ExecutorLoop:
         self._tickets = parts.tickets
         self._leases = Leases(parts.db, parts.clock, parts.config.lease_term)
         self._runs = RunsToExecute(parts.db, self._leases)
+        self._given_up = GivenUpRuns(
+            parts.db, parts.clock, parts.logs, parts.desk, self._leases, parts.config.runs_dir
+        )
         self._executor = executor
         self._stop_grace_s = stop_grace_s
         self._jobs: dict[str, _Started] = {}
@@ -308,6 +309,7 @@ class ExecutorLoop:
         """Bring runs to their end that are to end, and that nobody works on."""
         for run_id in self._streaks.keys() - runs.keys():
             del self._streaks[run_id]
+        self._given_up.say_again()
         for run in runs.values():
             streak = self._streaks.get(run.id)
             verdict = streak.verdict if streak is not None else None
@@ -315,22 +317,9 @@ class ExecutorLoop:
             if run.id in self._jobs or not is_over or not self._is_free(run):
                 continue
             if verdict is not None:
-                self._give_up(run.id, verdict)
+                self._given_up.give_up(run.id, verdict)
             elif streak is None or self._clock.monotonic() >= streak.gathers_from:
                 self._finish_stopped(run)
-
-    def _give_up(self, run_id: str, verdict: str) -> None:
-        lease = self._leases.claim(run_id, secrets.token_urlsafe(24))
-        if lease is None:
-            return
-        with self._db.session() as session:
-            run = session.get_one(DbRun, run_id)
-        directory = WorkingDirectory(self._config.runs_dir, run_id)
-        lost = send_left_records(self._desk, run, lease, directory.evaluation(run.name))
-        if lost is not None:
-            self._tell(run_id, lost, "warning")
-        ended = {"lease": lease.token, "outcome": "failed", "error": verdict}
-        self._desk.end(run_id, EndRequest.model_validate(ended))
 
     def _finish_stopped(self, run: DbRun) -> None:
         directory = WorkingDirectory(self._config.runs_dir, run.id)

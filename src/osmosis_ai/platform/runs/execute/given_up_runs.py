@@ -1,0 +1,121 @@
+"""Runs are given up: what their last worker recorded is handed over, and they fail, each under one lease.
+
+A store that is away holds up its own run alone: the end is said again, once a second, until the journal is kept; asked to
+stop, the run ends without it after half a lease, as any other. The lease is claimed once and kept, so that it counts as one
+attempt.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from osmosis_ai.api.wire.workers import EndRequest
+from osmosis_ai.platform.blobs.store import BlobStoreBusy
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.runs.desk.run_desk import RunDesk
+from osmosis_ai.platform.runs.execute.last_records import send_left_records
+from osmosis_ai.platform.runs.leases import Lease, Leases
+from osmosis_ai.platform.runs.lifecycle import OPEN, LeaseLostError
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+
+_EVERY_S = 1.0
+
+
+@dataclass
+class _Ending:
+    """The end of a run that the store has kept from being said.
+
+    Attributes:
+        lease: under which it is said.
+        verdict: why the run fails.
+        not_before: when it is said again, in monotonic seconds.
+        is_sent: whether the platform has all that was recorded.
+    """
+
+    lease: Lease
+    verdict: str
+    not_before: float = 0.0
+    is_sent: bool = False
+
+
+class GivenUpRuns:
+    """Fails runs that nobody works on; every method blocks.
+
+    Args:
+        db, clock, logs, desk, leases: the platform's.
+        runs_dir: where runs work on this machine.
+    """
+
+    def __init__(
+        self, db: Database, clock: Clock, logs: LogStore, desk: RunDesk, leases: Leases, runs_dir: Path
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._logs = logs
+        self._desk = desk
+        self._leases = leases
+        self._runs_dir = runs_dir
+        self._endings: dict[str, _Ending] = {}
+
+    def give_up(self, run_id: str, verdict: str) -> None:
+        """Fail a run; harmless where it has an owner.
+
+        Args:
+            run_id: which run.
+            verdict: why, a sentence.
+        """
+        lease = self._leases.claim(run_id, secrets.token_urlsafe(24))
+        if lease is not None:
+            self._endings[run_id] = _Ending(lease, verdict)
+            self._say(self._endings[run_id])
+
+    def say_again(self) -> None:
+        """Say those ends again that the store has kept from being said."""
+        now = self._clock.monotonic()
+        for ending in list(self._endings.values()):
+            if now >= ending.not_before:
+                self._say(ending)
+
+    def _say(self, ending: _Ending) -> None:
+        run_id = ending.lease.run_id
+        said = {"lease": ending.lease.token, "outcome": "failed", "error": ending.verdict}
+        lost: str | None = None
+        try:
+            run = self._kept(ending.lease)
+            if run is not None and not ending.is_sent:
+                lost = self._send_left(run, ending.lease)
+                ending.is_sent = lost is None
+            is_patient = run is not None and run.stop_requested_at is None
+            self._desk.end(run_id, EndRequest.model_validate(said), keeps_journal=is_patient)
+        except BlobStoreBusy as error:
+            if not ending.not_before:
+                self._tell(run_id, f"ends when what it has recorded can be kept: {error}")
+            ending.not_before = self._clock.monotonic() + _EVERY_S
+            return
+        except LeaseLostError:
+            lost = None
+        del self._endings[run_id]
+        if lost is not None:
+            self._tell(run_id, lost)
+
+    def _kept(self, lease: Lease) -> DbRun | None:
+        """Return the run, whose lease has a new term then; None of one that has ended."""
+        with self._db.session() as session:
+            run = session.get(DbRun, lease.run_id)
+        if run is None or run.status not in OPEN:
+            return None
+        self._leases.renew(lease)
+        return run
+
+    def _send_left(self, run: DbRun, lease: Lease) -> str | None:
+        directory = WorkingDirectory(self._runs_dir, run.id)
+        return send_left_records(self._desk, run, lease, directory.evaluation(run.name))
+
+    def _tell(self, run_id: str, message: str) -> None:
+        self._logs.append(run_id, [LogLine(message, level="warning", step="executor")])

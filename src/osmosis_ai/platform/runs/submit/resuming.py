@@ -17,13 +17,14 @@ from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.blobs.store import BlobError, BlobStore, BlobStoreSilent
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.db.tables import DbRun, DbRunFile
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
 from osmosis_ai.platform.runs.read.run_store import RunStore
 from osmosis_ai.platform.runs.resume_state import newest_step
 from osmosis_ai.platform.runs.submit.training_request import read_training_request
+from osmosis_ai.platform.runs.training_names import KIND as VALIDATION_FILES
 from osmosis_ai.platform.runs.training_names import RESUME
 from osmosis_ai.platform.secrets import resolve_scopes
 
@@ -92,7 +93,9 @@ class TrainingResumption:
         return ResumedRun(run, step)
 
     def forget_old(self) -> None:
-        """Delete the archives that runs would go on from which have finished, or have ended too long ago."""
+        """Delete the archives that runs would go on from which have finished, or have ended too long ago; and the files of
+        validations that others have replaced, where the store was away just then.
+        """
         with self._db.session() as session:
             found = list(
                 session.scalars(select(DbRun.id).where(DbRun.training_state.is_not(None), self._is_over()))
@@ -101,7 +104,7 @@ class TrainingResumption:
             self._forget(run_id)
 
     def _forget(self, run_id: str) -> None:
-        """Delete all archives of a run, also those that it has let go of and that are still there.
+        """Delete all archives of a run, also those that it has let go of and that are still there, and replaced validations.
 
         It loses its right to them first, so that nobody goes on from what is about to go, and is found again until they are gone.
         """
@@ -113,15 +116,24 @@ class TrainingResumption:
             run.training_state = {}
         try:
             self._blobs.delete_below(f"runs/{run_id}/{RESUME}")
+            self._delete_replaced_validations(run_id)
         except BlobStoreSilent:
             raise
         except BlobError as error:  # what is wrong with one run's archives is no matter of the others
-            logger.warning("the archives of the run %s stay for now: %s", run_id, error)
+            logger.warning("the archives and old validations of the run %s stay for now: %s", run_id, error)
             return
         with self._db.transaction() as session:
             run = session.scalars(mine).one_or_none()
             if run is not None:
                 run.training_state = None
+
+    def _delete_replaced_validations(self, run_id: str) -> None:
+        with self._db.session() as session:
+            mine = select(DbRunFile.blob_key).where(DbRunFile.run_id == run_id)
+            kept = {*session.scalars(mine.where(DbRunFile.kind == VALIDATION_FILES))}
+        for key in self._blobs.keys(f"runs/{run_id}/{VALIDATION_FILES}"):
+            if key not in kept:
+                self._blobs.delete(key)
 
     def _is_over(self) -> ColumnElement[bool]:
         too_old = DbRun.completed_at < self._clock.now() - CHECKPOINT_KEPT

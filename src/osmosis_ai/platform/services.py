@@ -193,6 +193,7 @@ def _maintenance(
             "checkpoints of runs": resumption.forget_old,
             "commits of runs that have ended": sources.sweep,
             "stopped runs": desk.close_stopped,
+            "uploads and journals of runs that have ended": desk.clear_ended,
             "workers that are gone": access.known.forget_old,
             "shards of runs": merging.tidy,
             "files of deleted runs": deletion.finish,

@@ -11,14 +11,14 @@ from typing import Literal
 from weakref import WeakValueDictionary
 
 from pydantic import SecretStr
-from sqlalchemy import delete
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import EndRequest, ReleaseRequest, RunClosed
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.blobs.store import BlobStore, BlobStoreBusy
+from osmosis_ai.platform.blobs.store import BlobError, BlobStore, BlobStoreBusy, BlobStoreSilent
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun
+from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun, DbRunUpload
 from osmosis_ai.platform.log_lines import LogLine, bounded, storable
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.desk.journal_folding import JournalFolding
@@ -123,7 +123,7 @@ class RunClosing:
             run = session.get(DbRun, lease.run_id)
         if run is not None and run.status not in OPEN and run.lease_token == lease.token:
             # Who hears no answer says it again: its first end may have been cut off behind the row.
-            self._delete_obsolete(run)
+            self._clear(run)
             return _closed(run)
         self._leases.require(lease)
         assert run is not None
@@ -138,16 +138,39 @@ class RunClosing:
                 forget_resume(run)
             self._say_and_end(session, run, outcome, request.error)
             run.lease_token = lease.token  # expired: it tells who may be answered again, and nothing else
-        self._delete_obsolete(run)
-        self._uploads.forget(lease.run_id)
+        self._clear(run)
         return _closed(run)
 
-    def _delete_obsolete(self, run: DbRun) -> None:
-        """Delete what an ended run has no use for; archives that stay are found again when old ones are deleted."""
+    def clear_ended(self) -> None:
+        """Clear away behind runs whose end came to no more than their row: the store was away, or the platform killed.
+
+        Raises:
+            BlobStoreError, OSError: the store does not take it for one of them, behind all the others.
+        """
+        with_uploads = DbRun.id.in_(select(DbRunUpload.run_id))
+        with self._db.session() as session:
+            ended = session.scalars(select(DbRun).where(DbRun.status.not_in(OPEN), with_uploads)).all()
+        failure: Exception | None = None
+        for run in ended:
+            try:
+                self._clear(run)
+            except BlobStoreSilent:
+                raise
+            except (OSError, BlobError) as error:
+                failure = error  # what is wrong with one run's files is no matter of the others
+        if failure is not None:
+            raise failure
+
+    def _clear(self, run: DbRun) -> None:
+        """Delete what an ended run has no use for; its uploads go last, and tell until then that there is more to do.
+
+        Archives that stay are found again when old ones are deleted.
+        """
         if run.journal_blob is not None:
             self._blobs.delete_below(f"runs/{run.id}/{SEGMENTS_FOLDER}")
         if run.kind == "training" and run.status == "finished":
             self._blobs.delete_below(f"runs/{run.id}/{RESUME}")
+        self._uploads.forget(run.id)
 
     def release(self, lease: Lease, request: ReleaseRequest) -> RunClosed:
         """Let a run go as it is; of those that are worked on elsewhere the desk counts setbacks, of others their executor.

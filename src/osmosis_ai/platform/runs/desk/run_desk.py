@@ -216,6 +216,14 @@ class RunDesk:
         for run_id in self._claims.stopped():
             self.close_abandoned(run_id, "stopped")
 
+    def clear_ended(self) -> None:
+        """Clear away behind runs whose end was cut off.
+
+        Raises:
+            BlobStoreError, OSError: the store does not take it.
+        """
+        self._closing.clear_ended()
+
     def renew_all(self) -> None:
         """Give every owner a whole term: nobody could keep a lease while the platform was away."""
         self.leases.renew_all()

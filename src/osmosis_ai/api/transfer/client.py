@@ -197,6 +197,13 @@ def shown(url: str) -> str:
     return f"{where}/<redacted URL>" if host else "<redacted URL>"
 
 
+def may_pass(status: int | None) -> bool:
+    """Tell whether a store, or what stands before it, may say something else soon of bytes that it is to give or to take:
+    permissions run out and are given anew, disks are full and have room again.
+    """
+    return status is not None and (status == 403 or status >= 500)
+
+
 def refusal(url: str, response: httpx.Response) -> Exception:
     """Return what to raise for a status that is no success."""
     status = response.status_code

@@ -23,7 +23,7 @@ from pathlib import Path
 import httpx
 
 from osmosis_ai.api.retrying import Transient, Waits
-from osmosis_ai.api.transfer.client import BlobClient, TransferError, check_url, refusal, shown
+from osmosis_ai.api.transfer.client import BlobClient, TransferError, check_url, may_pass, refusal, shown
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import sync_directory, write_json
 
@@ -265,7 +265,7 @@ class _Transfer:
             self._url = self._refresh_url()
             check_url(self._url)
             raise Transient(failure)
-        if self.waits_for_store and isinstance(failure, TransferError) and _may_pass(response.status_code):
+        if self.waits_for_store and isinstance(failure, TransferError) and may_pass(response.status_code):
             raise _passing(failure)
         raise failure
 
@@ -316,11 +316,6 @@ class _Transfer:
             hint="nothing was written; run the command again",
         )
         raise Transient(error) if resumed else error
-
-
-def _may_pass(status: int) -> bool:
-    """Tell whether a store, or what stands before it, may say something else soon of bytes that it has."""
-    return status == 403 or status >= 500
 
 
 def _passing(error: TransferError) -> Transient:

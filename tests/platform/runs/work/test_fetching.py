@@ -1,10 +1,11 @@
-"""What a worker fetches comes from a store; others may stand in its place for a while, and say anything."""
+"""What a worker fetches and sends comes from a store and goes there; others may stand in its place for a while, and say anything."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from osmosis_ai.api.retrying import Waits
-from osmosis_ai.api.wire.workers import InputDownload, JournalSegment
+from osmosis_ai.api.transfer.client import TransferError
+from osmosis_ai.api.wire.workers import InputDownload, JournalSegment, UploadGrant
 from osmosis_ai.platform.runs.work import http_link
 from osmosis_ai.platform.runs.work.http_link import HttpLink, StoredBytesError
 from osmosis_ai.platform.runs.work.platform_link import PlatformUnreachableError
@@ -32,10 +34,11 @@ class Bucket:
     def __init__(self) -> None:
         self.answers: list[Response] = []
         self.asked = 0
-        self.app = Starlette(routes=[Route("/blobs/{name}", self.blob)])
+        self.app = Starlette(routes=[Route("/blobs/{name}", self.blob, methods=["GET", "PUT"])])
 
-    async def blob(self, _: Request) -> Response:
+    async def blob(self, asked: Request) -> Response:
         self.asked += 1
+        await asked.body()
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
@@ -109,4 +112,28 @@ def test_what_a_store_has_not_is_said_at_once(
     bucket.answers = [answer]
     with pytest.raises(StoredBytesError, match=words):
         link.fetch(ROWS, tmp_path / "rows")
+    assert bucket.asked == 1
+
+
+@pytest.mark.parametrize(("status", "tries"), [(403, 1), (500, 3), (501, 1), (503, 3), (507, 1)])
+def test_bytes_that_a_store_does_not_take_for_now_fail_no_run_and_are_sent_to_a_new_place(
+    link: HttpLink, bucket: Bucket, status: int, tries: int
+) -> None:
+    grant, content = UploadGrant(name="files/a", id="upload", url="/blobs/a"), BytesIO(CONTENT)
+    bucket.answers = [Response(status_code=status)]
+    with pytest.raises(PlatformUnreachableError, match=f"answered HTTP {status}") as said:
+        link.send(grant, content, len(CONTENT))
+    assert said.value.hint is None, "no command is to be run again"
+    assert bucket.asked == tries, "a URL whose time is over is asked for anew, by whoever says it again"
+    bucket.answers = [Response(headers={"ETag": '"tag"'})]
+    assert link.send(grant, content, len(CONTENT)) == "tag"
+
+
+@pytest.mark.parametrize("status", [400, 404, 413])
+def test_bytes_that_a_store_never_takes_are_said_to_be_so_at_once(
+    link: HttpLink, bucket: Bucket, status: int
+) -> None:
+    bucket.answers = [Response(status_code=status)]
+    with pytest.raises(TransferError, match=f"answered HTTP {status}"):
+        link.send(UploadGrant(name="files/a", id="upload", url="/blobs/a"), BytesIO(CONTENT), len(CONTENT))
     assert bucket.asked == 1

@@ -23,7 +23,7 @@ from osmosis_ai.api.http_errors import PlatformError, Reply, RequestInfo, Unread
 from osmosis_ai.api.platform_url import ensure_secure
 from osmosis_ai.api.redaction import ReplyRedactor
 from osmosis_ai.api.retrying import Transient, Waits, longest_transfer_s
-from osmosis_ai.api.transfer.client import BlobClient, TransferError
+from osmosis_ai.api.transfer.client import BlobClient, TransferError, may_pass
 from osmosis_ai.api.transfer.download import download as fetch_file
 from osmosis_ai.api.wire.base import WireModel
 from osmosis_ai.api.wire.workers import (
@@ -197,7 +197,10 @@ class HttpLink:
             raise StoredBytesError(error.message) from None
 
     def send(self, grant: UploadGrant, content: BinaryIO, size: int) -> str:
-        """Send ``size`` bytes from the beginning of ``content``; return the ETag of the acknowledgement."""
+        """Send ``size`` bytes from the beginning of ``content``; return the ETag of the acknowledgement.
+
+        What may be due to the URL, whose time may be over, is not tried again here: who says it again asks for a new one.
+        """
         url, blobs = self._place(grant.url)
 
         def stream() -> Iterator[bytes]:
@@ -342,6 +345,8 @@ def _told_apart() -> Iterator[None]:
     except TransferError as error:
         if error.is_passing:
             raise PlatformUnreachableError(error.message, hint=error.hint) from None
+        if may_pass(error.status):
+            raise PlatformUnreachableError(error.message) from None
         raise
 
 

@@ -154,8 +154,31 @@ def test_nothing_is_taken_for_stored_read_or_listed_that_a_page_in_a_stores_plac
         "parts": lambda: store.parts(upload),
         "complete": lambda: store.complete_upload(upload, ["1"]),
         "unfinished": lambda: list(store.unfinished_uploads()),
+        "delete": lambda: store.delete("runs/a"),
         "delete below": lambda: store.delete_below("runs"),
     }
     for what, ask in asked.items():
         with pytest.raises(BlobStoreBusy, match="is no store just now"):
             raise AssertionError(f"{what}: {ask()}")
+
+
+THERE = b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 9\r\nConnection: close\r\n\r\n'
+GONE = b"<Error><Code>NoSuchKey</Code></Error>"
+NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+
+
+def test_a_deletion_that_is_not_said_as_stores_do_is_believed_when_nothing_is_there_any_more(
+    answering: Callable[[Answer], tuple[Pretended, S3BlobStore]],
+) -> None:
+    answers = [_closing(b""), NOT_FOUND % 0, NOT_FOUND % len(GONE) + GONE]
+    server, store = answering(lambda send: send(answers[server.asked - 1]))
+    store.delete("runs/a")
+    assert server.asked == 3
+
+    kept, other = answering(lambda send: send(_closing(b"") if kept.asked == 1 else THERE))
+    with pytest.raises(BlobStoreBusy, match="has deleted nothing just now; it is asked again later"):
+        other.delete("runs/a")
+
+    plain, real = answering(lambda send: send(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"))
+    real.delete("runs/a")
+    assert plain.asked == 1, "what a store says itself is not asked about"

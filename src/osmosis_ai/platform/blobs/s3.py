@@ -29,6 +29,7 @@ from osmosis_ai.platform.blobs.signing import OCTET_STREAM, content_disposition
 from osmosis_ai.platform.blobs.store import (
     BlobInfo,
     BlobNotFound,
+    BlobStoreBusy,
     BlobStoreError,
     BlobUpload,
     Part,
@@ -49,6 +50,8 @@ _ATTEMPTS = 2
 # A body that breaks off is not asked for again by boto3.
 _BODY_ATTEMPTS = 3
 _DELETING_THREADS = 8
+_DELETED = 204
+"""How a store says that something is deleted; another success is asked about."""
 _BAD_PARTS = ("InvalidPart", "InvalidPartOrder", "EntityTooSmall")
 
 
@@ -132,7 +135,21 @@ class S3BlobStore:
         """Remove a blob; one that is not there is no error."""
         where = self._where(key)
         with self._speaking("delete"):
-            self._own.delete_object(**where)
+            said = self._own.delete_object(**where)
+        if said["ResponseMetadata"]["HTTPStatusCode"] != _DELETED:
+            self._require_gone(key)
+
+    def _require_gone(self, key: str) -> None:
+        """Ask whether a blob is there whose deletion was answered as what stands before a store may answer anything.
+
+        Raises:
+            BlobStoreBusy: it is, or no store has said so.
+        """
+        with suppress(BlobNotFound):
+            self._look(key)
+            raise BlobStoreBusy(
+                f"what answers for {self._address.shown} has deleted nothing just now; it is asked again later."
+            )
 
     def delete_below(self, prefix: str) -> None:
         """Remove every blob below ``prefix``."""

@@ -105,7 +105,8 @@ class SourceArchives:
     def doubt(self, run_id: str) -> None:
         """Have the archive of a run's commit read before it is handed out again: a worker could not do with what it got.
 
-        Other bytes of the same size are found in no other way.
+        Other bytes of the same size are found in no other way. Doubts are forgotten when the platform ends: the next worker
+        that can not do with these bytes raises them again, and with them its own run begins anew.
         """
         of_run = select(DbRun.workspace_id, DbRun.commit_sha).where(DbRun.id == run_id)
         with self._db.session() as session:

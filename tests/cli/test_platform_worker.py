@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.api.wire.workers import WorkerOffer
 from osmosis_ai.platform.runs.work.host_terms import HostTerms
+from osmosis_ai.platform.runs.work.http_link import HttpLink
+from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError
 from osmosis_ai.platform.runs.work.worked_runs import Ending, WorkedRun
 from osmosis_ai.platform.runs.work.worker_host import host_runs
 from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability
@@ -72,6 +75,28 @@ def test_a_machine_that_requires_a_sandbox_and_can_make_none_takes_nothing_and_s
     with pytest.raises(IsolationUnavailableError, match="no user namespaces") as caught:
         host_runs(URL, TOKEN, HostTerms(pool="gpu"), say=print)
     assert caught.value.hint == "sysctl -w x=1"
+
+
+@pytest.mark.parametrize("setting", ["auto", "off"])
+def test_a_machine_says_with_each_claim_what_its_operator_set(
+    setting: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    offers: list[WorkerOffer] = []
+
+    def refuse(_link: HttpLink, offer: WorkerOffer) -> None:
+        offers.append(offer)
+        raise CredentialRefusedError("this machine gets no runs of 2 workspaces")
+
+    found = SandboxCapability(problem="no user namespaces", remedy="sysctl -w x=1")
+    monkeypatch.setattr("osmosis_ai.platform.runs.work.worker_host.check_sandbox", lambda home: found)
+    monkeypatch.setattr(HttpLink, "claim", refuse)
+    monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path))
+    monkeypatch.setenv("OSMOSIS_ISOLATION", setting)
+    with pytest.raises(CredentialRefusedError, match="no runs of 2 workspaces"):
+        host_runs(URL, TOKEN, HostTerms(pool="gpu"), say=print)
+    [said] = offers
+    assert (said.sandbox, said.isolation) == (False, setting)
+    assert said.sandbox_problem == "no user namespaces; sysctl -w x=1"
 
 
 def test_a_ticket_comes_from_a_variable_or_stdin(

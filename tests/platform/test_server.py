@@ -22,6 +22,7 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbLoraModel, DbRunFile
 from osmosis_ai.platform.process_state import PlatformProcess, running_platform, stop_platform
 from osmosis_ai.platform.server import require_safe_address, run_platform
+from osmosis_ai.sandbox import IsolationSetting, SandboxCapability
 from tests.platform.conftest import World
 from tests.platform.viewer.runs_world import add_run
 
@@ -87,6 +88,24 @@ def test_a_platform_that_is_still_starting_is_known_to_who_asks(
         assert starting is not None and starting.url is None
         assert (starting.pid, starting.started_at) == (os.getpid(), platform.process.started_at)
         assert running_platform(config.home) == platform.process
+
+
+@pytest.mark.parametrize("setting", ["auto", "off"])
+def test_a_platform_of_several_workspaces_that_comes_to_where_no_sandbox_works_asks_its_operator(
+    config: PlatformConfig, setting: IsolationSetting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unable = SandboxCapability(problem="no user namespaces", remedy="sysctl -w x=1")
+    monkeypatch.setattr("osmosis_ai.platform.isolation.check_sandbox", lambda _home: unable)
+    config = replace(config, isolation=setting)
+    with run_platform(config) as platform:
+        assert platform.services.config.executes_nothing is None
+        World(platform.services).member(workspace="moss")
+    with run_platform(config) as platform:
+        waits = platform.services.config.executes_nothing
+        assert (waits is None) == (setting == "off")
+        shown = running_platform(config.home)
+        assert shown is not None and (waits is None or shown.isolation == waits)
+        assert platform.config.executes_nothing == waits
 
 
 def test_a_note_that_a_killed_platform_left_is_not_believed(config: PlatformConfig) -> None:

@@ -111,6 +111,26 @@ def test_nobody_waits_for_a_run_that_can_not_come_and_one_of_others_is_told_as_n
     assert access.authorize_claim(anywhere, offer(run_id="run_foreign", wait_s=20)).pool == "gpu"
 
 
+def test_a_machine_without_a_sandbox_gets_no_runs_of_several_workspaces_without_its_operators_word(
+    access: WorkerAccess, world: World, member: Member
+) -> None:
+    _, everywhere = access.create_token("gpu")
+    unable = {"sandbox": False, "sandbox_problem": "no user namespaces; sysctl -w x=1", "isolation": "auto"}
+    alone = len(access.authorize_claim(everywhere, offer(**unable)).worker_id or "")
+    assert alone
+    other = world.member("tom", workspace="moss")
+    with pytest.raises(WorkerRefused) as caught:
+        access.authorize_claim(everywhere, offer(**unable))
+    assert (caught.value.status, caught.value.reason) == (403, "WORKER_ISOLATION")
+    assert "no runs of 2 workspaces" in caught.value.message and "sysctl -w x=1" in caught.value.message
+    for said in ({"sandbox": True}, {"isolation": "off"}, {"sandbox": None}):
+        assert access.authorize_claim(everywhere, offer(**{**unable, **said})).pool == "gpu"
+    _, of_one = access.create_token("gpu", workspace_ids=[other.workspace.id])
+    assert access.authorize_claim(of_one, offer(**unable)).workspaces == {other.workspace.id}
+    _, of_both = access.create_token("gpu", workspace_ids=[member.workspace.id, other.workspace.id])
+    assert refusal(access, of_both, offer(**unable)) == (403, "WORKER_ISOLATION")
+
+
 def test_a_machine_is_heard_of_by_what_it_asks_and_by_what_its_runs_say(
     services: PlatformServices, access: WorkerAccess, member: Member, clock: ManualClock
 ) -> None:

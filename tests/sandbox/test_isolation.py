@@ -11,7 +11,7 @@ import pytest
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.config import PlatformConfig, from_environment
-from osmosis_ai.platform.isolation import look_at_isolation, require_one_workspace
+from osmosis_ai.platform.isolation import look_at_isolation, require_one_workspace, why_not_shared
 from osmosis_ai.sandbox import (
     IsolationSetting,
     IsolationUnavailableError,
@@ -98,6 +98,16 @@ def test_a_second_workspace_needs_a_sandbox_or_the_operators_word(tmp_path: Path
     with pytest.raises(ConflictError, match="a second workspace is not added") as refused:
         require_one_workspace(config, 1, UNABLE)
     assert "OSMOSIS_ISOLATION=off" in (refused.value.hint or "")
+
+
+def test_several_workspaces_without_a_sandbox_need_the_operators_word_at_a_start_too(tmp_path: Path) -> None:
+    config = PlatformConfig(home=tmp_path)
+    assert why_not_shared(config, 0, UNABLE) is why_not_shared(config, 1, UNABLE) is None
+    assert why_not_shared(config, 2, ABLE) is None
+    assert why_not_shared(PlatformConfig(home=tmp_path, isolation="off"), 2, UNABLE) is None
+    why = why_not_shared(config, 2, UNABLE) or ""
+    assert "there are 2 workspaces" in why and "no run is executed: the kernel allows no user" in why
+    assert "sysctl -w x=1" in why and "OSMOSIS_ISOLATION=off" in why
 
 
 def test_a_platform_that_requires_what_there_is_not_executes_nothing(

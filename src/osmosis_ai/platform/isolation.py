@@ -1,7 +1,7 @@
 """What a platform does about holding rollouts back: looked at once when it starts, and said wherever it is asked about.
 
 Where a sandbox is required and there is none, nothing is executed. Where it is only wished for, a platform may serve the
-people of one workspace, who trust each other; a second one needs the operator's word.
+people of one workspace, who trust each other; a second one needs the operator's word. So does a machine of a pool.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 
+from osmosis_ai.api.wire.workers import WorkerOffer
 from osmosis_ai.config.execution import PLACE, ExecutionSection
 from osmosis_ai.config.issues import Issue
 from osmosis_ai.errors import ConflictError
@@ -63,6 +64,41 @@ def look_at_isolation(config: PlatformConfig) -> tuple[str, bool]:
     return f"{found.words}, network {config.network or 'host'}; {prepare_control().words}", True
 
 
+def why_not_shared(
+    config: PlatformConfig, workspaces: int, capability: SandboxCapability | None = None
+) -> str | None:
+    """Return why a platform that starts executes nothing: several workspaces, as on a machine that it was moved to.
+
+    Args:
+        config, capability: as of :func:`isolation_of`.
+        workspaces: that are there.
+    """
+    if (found := _unshared(config, workspaces - 1, capability)) is None:
+        return None
+    why = (
+        f"none, and there are {workspaces} workspaces, whose runs could read each other's secrets and files, so no run is "
+        f"executed: {found.reason}; {found.remedy}; or, if all of them trust each other, say so with {ISOLATION_ENV}=off"
+    )
+    logger.error("isolation: %s", why)
+    return why
+
+
+def why_not_for_all(offer: WorkerOffer, workspaces: int) -> str | None:
+    """Return why a machine that can not hold rollouts back gets no runs of several workspaces; None where it may.
+
+    Args:
+        offer: what it says of itself; its operator has not said that they trust each other.
+        workspaces: whose runs it might have.
+    """
+    if workspaces < 2:
+        return None
+    return (
+        f"this machine gets no runs of {workspaces} workspaces: rollouts can not be sandboxed there "
+        f"({offer.sandbox_problem or 'it does not say why'}), so runs of one could read the secrets and files of another; "
+        f"give it a token for one (`worker-token create --workspace`), or, if all of them trust each other, set {ISOLATION_ENV}=off there."
+    )
+
+
 def isolation_shown(config: PlatformConfig, run: DbRun) -> str | None:
     """Return what is told of a run: what held its rollouts back, or why this platform does not begin it."""
     waits = run.status == "pending" and run.pool is None
@@ -106,13 +142,18 @@ def require_one_workspace(
     Raises:
         ConflictError: there is one, and the machine only wishes for a sandbox that it can not make.
     """
-    if not workspaces or config.isolation != "auto":
-        return
-    found = isolation_of(config, capability)
-    if found.is_sandboxed:
+    if (found := _unshared(config, workspaces, capability)) is None:
         return
     raise ConflictError(
         f"a second workspace is not added: rollouts can not be sandboxed here ({found.reason}), so runs of one workspace could read the secrets and files of "
         "the other.",
         hint=f"{found.remedy}; or, if all of them trust each other, say so with {ISOLATION_ENV}=off",
     )
+
+
+def _unshared(config: PlatformConfig, others: int, capability: SandboxCapability | None) -> Isolation | None:
+    """Return how little rollouts are held back where a workspace beside ``others`` needs the operator's word."""
+    if others < 1 or config.isolation != "auto":
+        return None
+    found = isolation_of(config, capability)
+    return None if found.is_sandboxed else found

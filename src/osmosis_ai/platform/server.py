@@ -34,7 +34,7 @@ from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.http.connection_limits import ConnectionLimits, limited_protocol
 from osmosis_ai.platform.http.worker_waits import WaitingServer
-from osmosis_ai.platform.isolation import look_at_isolation
+from osmosis_ai.platform.isolation import look_at_isolation, why_not_shared
 from osmosis_ai.platform.local_execution import open_local_executor
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
 from osmosis_ai.platform.ray_cluster import require_usable_cluster
@@ -121,6 +121,10 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
             bound = replace(bound, executes_nothing=isolation)
         services = build_services(bound)
         stack.callback(services.db.dispose)
+        if isolation is not None and executes and (why := _why_not_shared(services)) is not None:
+            isolation, executes = why, False
+            bound = replace(bound, executes_nothing=why)
+            services = replace(services, config=bound)
         _check_blobs(services)
         process = replace(
             process,
@@ -152,6 +156,10 @@ def _check_blobs(services: PlatformServices) -> None:
         marks.require_here("files", services.config.blobs_shown, "OSMOSIS_BLOBS_URL")
     except BlobStoreBusy as error:
         logger.warning("%s", error.message)
+
+
+def _why_not_shared(services: PlatformServices) -> str | None:
+    return why_not_shared(services.config, len(services.workspaces.all()))
 
 
 def _missing_files(services: PlatformServices) -> str | None:

@@ -16,7 +16,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import Any, Literal
 
-from sqlalchemy import Select, bindparam, select, update
+from sqlalchemy import Select, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from osmosis_ai._version import __version__
@@ -33,7 +33,8 @@ from osmosis_ai.platform.bearers import (
 )
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRun, DbWorkerTicket, DbWorkerToken, new_id
+from osmosis_ai.platform.db.tables import DbRun, DbWorkerTicket, DbWorkerToken, DbWorkspace, new_id
+from osmosis_ai.platform.isolation import why_not_for_all
 from osmosis_ai.platform.known_workers import KnownWorkers
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
@@ -47,6 +48,7 @@ RefusalCode = Literal[
     "WORKER_TOKEN_REQUIRED",
     "WORKER_RELEASE",
     "WORKER_POOL",
+    "WORKER_ISOLATION",
     "RUN_NOT_FOR_WORKER",
     "TICKET_VOID",
     "TICKET_USED",
@@ -226,11 +228,23 @@ class WorkerAccess:
         spaces = token.workspace_ids
         if offer.run_id is not None and offer.wait_s > 0:
             self._require_open(offer.run_id, token)
+        worker_id = self.known.note(offer, token)
+        self._require_confined(offer, spaces)
         return ClaimScope(
             workspaces=frozenset(spaces) if spaces is not None else None,
             pool=token.pool,
-            worker_id=self.known.note(offer, token),
+            worker_id=worker_id,
         )
+
+    def _require_confined(self, offer: WorkerOffer, spaces: Collection[str] | None) -> None:
+        """Let no machine without a sandbox have runs of several workspaces, unless its operator says so."""
+        if offer.sandbox is not False or offer.isolation != "auto":
+            return
+        query = select(func.count()).select_from(DbWorkspace)
+        with self._db.session() as session:
+            there = session.scalar(query if spaces is None else query.where(DbWorkspace.id.in_(spaces))) or 0
+        if (why := why_not_for_all(offer, there)) is not None:
+            raise WorkerRefused(403, "WORKER_ISOLATION", why)
 
     def _require_open(self, run_id: str, token: DbWorkerToken) -> None:
         """Let nobody wait for a run that can not come; what is unknown and what is not for the token is told alike."""

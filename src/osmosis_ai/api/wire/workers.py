@@ -80,7 +80,7 @@ class WorkerOffer(WireModel):
 
     ``claim_id`` is drawn anew for each claim: repeated, it gets the same answer until the first sync. ``run_id`` asks for
     one run alone, ``pool`` says whose runs are meant. ``wait_s``: how long to wait for a run. ``machine``: what people call
-    it; ``sandbox``: whether it can hold rollouts back, and why not.
+    it; ``sandbox``: whether it can hold rollouts back, and why not; ``isolation``: whether they are to be there.
     """
 
     claim_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -91,6 +91,7 @@ class WorkerOffer(WireModel):
     labels: Annotated[list[Annotated[Words, Field(max_length=64)]], Field(max_length=64)] = []
     sandbox: bool | None = None
     sandbox_problem: Annotated[Words, Field(max_length=500)] | None = None
+    isolation: Literal["auto", "required", "off"] | None = None
     cpus: Amount | None = None
     gpus: Annotated[int, Field(ge=0, lt=1 << 16)] = 0
     memory_gb: Amount | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.wire.workers import WorkerOffer
-from osmosis_ai.sandbox import SandboxCapability
+from osmosis_ai.sandbox import IsolationSetting, SandboxCapability
 
 _LONGEST_PROBLEM = 500
 RUN_PATIENCE_S = 600.0
@@ -25,6 +25,7 @@ class HostTerms:
         labels, cpus, gpus, memory_gb: what it has for each run.
         machine: what people call it.
         sandbox: what it can do about holding rollouts back; None: nobody has looked.
+        isolation: whether they are to be held back here.
     """
 
     pool: str | None = None
@@ -38,6 +39,7 @@ class HostTerms:
     memory_gb: float | None = None
     machine: str | None = None
     sandbox: SandboxCapability | None = None
+    isolation: IsolationSetting | None = None
 
     @property
     def patience_s(self) -> float:
@@ -64,6 +66,7 @@ class HostTerms:
             machine=self.machine,
             sandbox=self.sandbox.works if self.sandbox is not None else None,
             sandbox_problem=_problem(self.sandbox),
+            isolation=self.isolation,
             labels=list(self.labels),
             cpus=self.cpus,
             gpus=self.gpus,

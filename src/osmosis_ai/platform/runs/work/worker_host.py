@@ -416,7 +416,8 @@ def host_runs(
     sandbox = check_sandbox(config.home)
     if config.isolation == "required" or config.network == "none":
         choose_isolation("required", sandbox, config.network or "host")
-    terms = replace(terms, machine=socket.gethostname()[:128] or None, sandbox=sandbox)
+    machine = socket.gethostname()[:128] or None
+    terms = replace(terms, machine=machine, sandbox=sandbox, isolation=config.isolation)
     taken = TakenRuns(config.runs_dir)
     host = WorkerHost(
         link, lambda run_id, claim_id: start(run_id, credential, claim_id), terms, taken, say=say

@@ -559,6 +559,23 @@ def test_a_run_of_the_platform_whose_name_no_file_can_have_is_asked_of_it(
     assert ("neither on this machine nor on the platform" in outcome.err) is (place == "")
 
 
+@pytest.mark.parametrize("command", ["info", "show", "logs", "watch", "export"])
+def test_of_a_misspelt_run_both_the_platform_s_and_this_machine_s_are_suggested(
+    maze: Maze, command: str
+) -> None:
+    write_run(maze.workspace.evals_dir / "cobalt-fern", [[1.0]])
+    said = {"error": "there is no such run; did you mean cobalt-island-21?", "suggestion": "cobalt-island-21"}
+    maze.get("/eval-runs/cobalt-iland-21").respond(404, json=said)
+    maze.get("/eval-runs/cobalt-iland-21/logs").respond(404, json=said)
+    maze.get("/eval-runs").respond(json={"eval_runs": [{"id": "er_1", "name": "cobalt-island-21"}]})
+    error = maze.osmosis("eval", command, "cobalt-iland-21", "--json").error
+    assert "neither on this machine nor on the platform" in error["message"]
+    assert error["hint"] == (
+        "did you mean cobalt-island-21?; `osmosis eval list` lists the platform's; of the runs of this machine, "
+        "did you mean cobalt-fern? the latest are: cobalt-fern"
+    )
+
+
 def test_a_run_of_this_machine_that_can_not_be_read_is_listed_and_says_why(maze: Maze) -> None:
     directory = write_run(maze.workspace.evals_dir / "good", [[1.0]])
     (directory / "events.jsonl").write_bytes(b"no record\n")

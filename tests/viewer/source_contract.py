@@ -323,6 +323,7 @@ class SourceContract:
             with pytest.raises(NotFoundError) as missing:
                 ask()
             assert missing.value.message == f"the run `{run}` has no sample of row {row}, attempt {attempt}."
+            assert missing.value.details == {"run": run}
             assert missing.value.hint == f"rows are numbered 0 to 8, attempts 0 to 2{without}"
 
     def test_of_a_name_that_is_like_no_other_three_are_told_the_likest_first(

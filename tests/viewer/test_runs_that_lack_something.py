@@ -95,4 +95,6 @@ def test_a_run_that_was_killed_is_shown_up_to_the_line_that_it_was_writing(
     assert "3 samples." in page_text(pages.get("/evals/killed/samples"))
     missing = page_text(pages.get("/evals/killed/samples/1.1"), status=404)
     assert "has no sample of row 1, attempt 1" in missing
+    assert "<p>Rows are numbered 0 to 1, attempts 0 to 1; this one has no result.</p>" in missing
+    assert '<a href="/evals/killed">Back to the run</a>' in missing and '<a href="/evals">' in missing
     assert "3 of 4 planned" in reported(run, tmp_path / "report.html")

@@ -67,6 +67,7 @@ def no_sample(run: str, row: int, attempt: int, *, rows: int, n: int) -> NotFoun
     return NotFoundError(
         f"the run `{run[:100]}` has no sample of row {row}, attempt {attempt}.",
         hint=numbers + without if rows else "which rows it has is not known",
+        details={"run": run},
     )
 
 

@@ -22,11 +22,24 @@ class NoSuchNameError(NotFoundError):
 
     Attributes:
         nearest: names that there are, the likest first, however little they are like it.
+
+    What was probably meant is in ``details["suggestion"]``, for clients that have suggestions of their own.
     """
 
-    def __init__(self, message: str, *, nearest: Iterable[str], hint: str | None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        nearest: Iterable[str],
+        meant: str | None = None,
+        otherwise: str | None = None,
+    ) -> None:
         self.nearest = tuple(nearest)
-        super().__init__(message, hint=hint)
+        super().__init__(
+            message,
+            details={"suggestion": meant} if meant else None,
+            hint=f"did you mean {meant}?" if meant else otherwise,
+        )
 
 
 def row_named(
@@ -66,9 +79,5 @@ def no_such_name(
         otherwise: the hint when none of them is like it.
     """
     near = nearest(wanted[:255], session.scalars(names.limit(_COMPARED)), most=_NAMED, cutoff=0)
-    meant = closest(wanted[:255], near)
-    return NoSuchNameError(
-        f"there is no {called} '{wanted[:200]}' in this workspace.",
-        nearest=near,
-        hint=f"did you mean {meant}?" if meant else otherwise,
-    )
+    message = f"there is no {called} '{wanted[:200]}' in this workspace."
+    return NoSuchNameError(message, nearest=near, meant=closest(wanted[:255], near), otherwise=otherwise)

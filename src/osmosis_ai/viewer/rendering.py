@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 TEMPLATES = Path(__file__).with_name("templates")
-_NEAREST = 3
 
 
 @lru_cache
@@ -67,7 +66,8 @@ def refused(error: OsmosisError, *, section: str = "") -> RenderedPage:
             "title": "Not found" if isinstance(error, NotFoundError) else "This can not be shown",
             "problem": error.message[:1].upper() + error.message[1:],
             "hint": error.hint,
-            "nearest": [str(name) for name in found][:_NEAREST],
+            "nearest": [str(name) for name in found][:3],
+            "run": error.details.get("run"),
             "section": section,
         },
         status=404 if isinstance(error, NotFoundError) else 400,

@@ -470,7 +470,7 @@ def test_a_name_that_is_not_there_is_told_with_the_three_nearest_and_leads_back(
     assert refused.status_code == 404 and '<a href="/fern/datasets">Back to the list</a>' in refused.text
     assert '<a href="/">Back to your workspaces</a>' in browser.get("/nowhere/datasets/multiply").text
     program = browser.get("/api/cli/datasets/multipl", headers=member.headers)
-    assert "nearest" not in program.text
+    assert "nearest" not in program.text and program.json()["suggestion"].startswith("multipl")
 
 
 def test_of_a_name_that_is_like_no_other_those_that_there_are_are_told_and_nobody_else_s(
@@ -491,6 +491,7 @@ def test_of_a_name_that_is_like_no_other_those_that_there_are_are_told_and_nobod
             assert f'<a href="/fern/{section}">Back to the list</a>' in main and "qqq-run" not in main
     program = browser.get("/api/cli/datasets/qqq", headers=member.headers)
     assert "amber" not in program.text and "did you mean" not in program.text
+    assert "suggestion" not in program.json()
 
 
 def test_a_workspace_that_one_is_not_in_is_told_with_those_that_one_is_in(

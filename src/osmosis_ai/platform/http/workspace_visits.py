@@ -68,9 +68,7 @@ def workspace_visit(
         if workspace.lower() == found.name.lower() or workspace == found.id:
             return WorkspaceVisit(request, services, visitor, found, role)
     mine = nearest(workspace[:255], [found.name for found, _ in visitor.workspaces], most=3, cutoff=0)
-    raise NoSuchWorkspaceError(
-        f"you are in no workspace called '{workspace[:100]}'.", nearest=mine, hint=None
-    )
+    raise NoSuchWorkspaceError(f"you are in no workspace called '{workspace[:100]}'.", nearest=mine)
 
 
 WorkspacePage = Annotated[WorkspaceVisit, Depends(workspace_visit)]

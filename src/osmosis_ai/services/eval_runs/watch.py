@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.run_directory import RunDirectory
     from osmosis_ai.evaluation.run_state import ProgressSnapshot
 
+_LONGEST_NAME = 255
 WatchedStatus = Literal["running", "finished", "incomplete"]
 
 
@@ -87,8 +88,11 @@ def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> Osmosi
         )
         return NotFoundError(missing.message, details=missing.details, hint=hint)
     if error.code == "NOT_FOUND" and not (platform_code or "").startswith("GIT_"):
-        meant = error.hint if error.hint is not None and error.hint.startswith("did you mean") else None
-        hints = (meant, "`osmosis eval list` lists the platform's", missing.hint)
+        meant = _meant_there(error)
+        here = missing.hint
+        if meant and missing.details.get("nearest"):
+            here = f"of the runs of this machine, {here}"
+        hints = (meant, "`osmosis eval list` lists the platform's", here)
         return NotFoundError(
             f"there is no run `{run}`, neither on this machine nor on the platform.",
             details=missing.details,
@@ -100,6 +104,14 @@ def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> Osmosi
             f"{error.hint}; or, of the runs of this machine, {missing.hint}" if error.hint else missing.hint
         )
     return error
+
+
+def _meant_there(error: OsmosisError) -> str | None:
+    """Return which of the platform's runs was probably meant, as the platform says or as was found in its list."""
+    if error.hint is not None and error.hint.startswith("did you mean"):
+        return error.hint
+    suggested = getattr(error, "body", {}).get("suggestion")
+    return f"did you mean {suggested[:_LONGEST_NAME]}?" if isinstance(suggested, str) and suggested else None
 
 
 class RunWatcher:

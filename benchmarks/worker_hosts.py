@@ -6,6 +6,7 @@ and the time counts from the first submit to the last run's end. One and three t
 queue in at most two fifths of the time.
 
     python benchmarks/worker_hosts.py [--hosts 3] [--queued 3] [--samples 450] [--latency-ms 200] [--turns 1]
+        [--untimed-turns 1]
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=1, help="rollouts at once of a run")
     parser.add_argument("--latency-ms", type=float, default=200.0, help="of the model")
     parser.add_argument("--turns", type=int, default=1, help="of each number of machines")
+    parser.add_argument("--untimed-turns", type=int, default=1, help="before them, with a first run each")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="osmosis-bench-") as directory:
         figures = asyncio.run(measure(Path(directory), options))
@@ -78,7 +80,7 @@ async def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any
         async with aiohttp.ClientSession() as session:
             content = dataset_bytes(max(options.samples, WARM_UP_ROWS))
             await upload(Latencies(), session, running.url, running.headers(), "bench", content)
-            for turn in range(-1, options.turns):
+            for turn in range(-options.untimed_turns, options.turns):
                 for count, seconds in taken.items():
                     with hosts(directory, running, token, count):
                         # A machine's first run shows that it waits for others, and is not timed.

@@ -32,7 +32,7 @@ SMALLEST = {
     "startup": "--runs 1",
     "viewer": "--samples 40 --runs 3 --repeat 1",
     "viewer_beside_api": "--people 1 --pause-s 0.1 --clients 1 --turns 1 --seconds 0.5 --runs 3 --samples 3",
-    "worker_hosts": "--hosts 2 --queued 2 --samples 2 --latency-ms 1 --turns 1",
+    "worker_hosts": "--hosts 2 --queued 1 --samples 2 --latency-ms 1 --turns 1 --untimed-turns 0",
     "workers": "--workers 2 --exchanges 2 --sqlite",
     "training": "--sessions 1 --rounds 1 --steps 1 --rollouts 8",
 }

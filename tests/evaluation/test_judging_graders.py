@@ -14,7 +14,7 @@ from tests.evaluation.rollouts import write_rollout, write_rows
 from tests.evaluation.test_runner import World
 from tests.standin_model import Reply, StandInModel
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_children_without_torch")]
 
 # Asks no model of its own: every call is the grader's.
 JUDGED = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,6 +81,13 @@ def test_a_run_whose_samples_all_failed_tells_of_no_rate_but_of_what_failed(
     assert "3 agent, 1 grader" in page_text(pages.get("/evals"))
     report = reported(evals / "lost", tmp_path / "report.html")
     assert "4: 3 agent, 1 grader" in report and "samples pass" not in report
+
+
+def test_a_run_of_a_newer_release_is_said_to_be_one_once(evals: Path, pages: TestClient) -> None:
+    manifest = evals / "finished" / "manifest.json"
+    manifest.write_text(re.sub('"schema_version": *1', '"schema_version": 9', manifest.read_text()))
+    page = page_text(pages.get("/evals/finished"))
+    assert page.count("has schema version 9") == page.count("a later release has made the run") == 1
 
 
 def test_a_run_that_was_killed_is_shown_up_to_the_line_that_it_was_writing(

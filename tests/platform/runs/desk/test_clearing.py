@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
 from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobStoreSilent
-from osmosis_ai.platform.db.tables import DbRunUpload
+from osmosis_ai.platform.db.tables import DbRunShard, DbRunUpload
 from osmosis_ai.platform.runs.desk.journal_folding import JournalFolding
 from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER
 from osmosis_ai.platform.services import PlatformServices
@@ -46,7 +46,9 @@ def is_left(worker: DeskWorker) -> tuple[int, int, int]:
     return known, len(waiting), len(list(services.blobs.keys(f"{prefix}{SEGMENTS_FOLDER}")))
 
 
-def ends_cut_off(worker: DeskWorker, monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
+def ends_cut_off(
+    worker: DeskWorker, monkeypatch: pytest.MonkeyPatch, failure: BaseException, known: int = 2
+) -> None:
     """End a run so that its row is all that comes of it."""
 
     def cut_off(*_: Any) -> NoReturn:
@@ -57,7 +59,7 @@ def ends_cut_off(worker: DeskWorker, monkeypatch: pytest.MonkeyPatch, failure: B
         with pytest.raises(type(failure)):
             worker.ends()
     assert worker.run.status == "finished"
-    assert is_left(worker) == (2, 1, 1)
+    assert is_left(worker) == (known, 1, 1)
 
 
 FAILURES = [BlobStoreBusy("the bucket is slow."), KeyboardInterrupt()]
@@ -79,6 +81,35 @@ def test_what_an_end_left_that_nobody_says_again_goes_with_the_next_round(
     ends_cut_off(worker, monkeypatch, failure)
     worker.services.desk.clear_ended()
     assert is_left(worker) == (0, 0, 0)
+
+
+def test_the_only_shard_that_a_worker_did_not_live_to_tell_of_goes_with_its_run(worker: DeskWorker) -> None:
+    blobs, below = worker.services.blobs, f"runs/{worker.run_id}/shards"
+    worker.sync(sent=[worker.sends("shards/untold", b"packed")])
+    assert list(blobs.keys(below)) == [f"{below}/untold"]
+    worker.ends("failed")
+    assert list(blobs.keys(below)) == []
+
+
+def test_a_shard_that_was_told_of_stays_also_where_the_end_is_cleared_up_long_after(
+    worker: DeskWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = {
+        "path": "trajectories/row_0_run_0.json",
+        "kind": "trajectories",
+        "size": 6,
+        "blob": "shards/1",
+    }
+    sent = worker.sends("shards/1", b"packed")
+    worker.sync(sent=[sent], files=[{**described, "shard_offset": 0, "shard_length": 6}])
+    ends_cut_off(worker, monkeypatch, BlobStoreBusy("the bucket is slow."), known=3)
+    worker.services.shard_merging.merge_due()
+    with worker.services.db.session() as session:
+        assert session.scalar(select(func.count()).select_from(DbRunShard)) == 0, "its shards are at rest"
+    worker.services.desk.clear_ended()
+    assert is_left(worker) == (0, 0, 0)
+    below = f"runs/{worker.run_id}/shards"
+    assert list(worker.services.blobs.keys(below)) == [f"{below}/1"]
 
 
 def test_a_run_that_goes_on_keeps_what_it_is_sending(worker: DeskWorker) -> None:

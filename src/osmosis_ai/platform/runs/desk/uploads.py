@@ -29,7 +29,7 @@ from osmosis_ai.platform.blobs.store import (
     check_key,
 )
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRun, DbRunUpload
+from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbRunShard, DbRunUpload
 from osmosis_ai.platform.runs.desk.run_shards import MERGED_FOLDER, SHARDS_FOLDER, is_shard
 from osmosis_ai.platform.runs.heard_runs import HeardRun
 from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER
@@ -120,14 +120,31 @@ class RunUploads:
         return [self._grant(run_id, each) for each in begun]
 
     def forget(self, run_id: str) -> None:
-        """Give up what is still under way of a run that has ended. Blocking."""
+        """Give up what is still under way of a run that has ended, and shards that nothing was told of. Blocking."""
         mine = DbRunUpload.run_id == run_id
         with self._db.session() as session:
             left = session.scalars(select(DbRunUpload).where(mine, DbRunUpload.is_stored.is_(False))).all()
         for row in left:
             self._blobs.abort_upload(BlobUpload(row.upload_id, blob_key(run_id, row.name)))
+        if self._sent_shards_in_vain(run_id):
+            self._blobs.delete_below(f"runs/{run_id}/{SHARDS_FOLDER}")
         with self._db.transaction() as session:
             session.execute(delete(DbRunUpload).where(mine))
+
+    def _sent_shards_in_vain(self, run_id: str) -> bool:
+        """Tell whether a run sent shards, and its worker was killed before it told of any: where there are others, they
+        go with what those were merged from."""
+        sent = select(DbRunUpload.name).where(
+            DbRunUpload.run_id == run_id, DbRunUpload.name.startswith(f"{SHARDS_FOLDER}/")
+        )
+        told = (
+            select(DbRunShard.key).where(DbRunShard.run_id == run_id),
+            select(DbRunFile.path).where(DbRunFile.run_id == run_id, DbRunFile.shard_offset.is_not(None)),
+        )
+        with self._db.session() as session:
+            return session.scalar(sent.limit(1)) is not None and not any(
+                session.scalar(asked.limit(1)) is not None for asked in told
+            )
 
     def _grant(self, run_id: str, begun: BegunUpload) -> UploadGrant:
         name, size = begun.wanted.name, begun.wanted.size

@@ -58,6 +58,19 @@ def test_every_page_is_sound_in_every_window(
     look_at_every_page(browser, site, viewport={"width": width, "height": 800}, color_scheme=scheme)
 
 
+def test_on_a_phone_nothing_lies_over_another_and_who_may_do_what_is_seen(
+    browser: Browser, site: PlatformSite
+) -> None:
+    looking = visit(browser, site.base, site.session(site.noa), viewport={"width": NARROW, "height": 800})
+    for name in ("conversation", "dataset", "members"):
+        looking.open(site.pages()[name])
+        looking.seen(name)
+    rights = looking.page.locator(".scroll[aria-label='Who may do what']")
+    assert rights.evaluate("(box) => box.scrollWidth - box.clientWidth") <= 0
+    assert looking.wrong == []
+    looking.page.context.close()
+
+
 @pytest.mark.soak
 def test_every_page_is_there_without_script(browser: Browser, site: PlatformSite) -> None:
     look_at_every_page(browser, site, viewport={"width": NARROW, "height": 800}, java_script_enabled=False)

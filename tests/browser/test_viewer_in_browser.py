@@ -128,6 +128,18 @@ def test_single_keys_can_be_switched_off_and_stay_off(browser: Browser, opened: 
     page.context.close()
 
 
+def test_on_paper_what_can_be_opened_is_open(browser: Browser, opened: tuple[str, Any]) -> None:
+    looking = visit(browser, opened, viewport={"width": WIDE, "height": 800})
+    looking.open(PAGES["evaluation"])
+    numbers = looking.page.locator("details table").first
+    is_seen = "(table) => table.checkVisibility({ contentVisibilityAuto: true, visibilityProperty: true })"
+    assert not numbers.evaluate(is_seen)
+    looking.page.emulate_media(media="print")
+    assert numbers.evaluate(is_seen)
+    assert looking.wrong == []
+    looking.page.context.close()
+
+
 def test_the_theme_that_was_chosen_is_that_of_the_next_page(
     browser: Browser, opened: tuple[str, Any]
 ) -> None:

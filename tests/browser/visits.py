@@ -13,6 +13,15 @@ if TYPE_CHECKING:
 
 WIDE, NARROW, NARROWEST = 1280, 390, 320
 PATIENCE_MS = 60_000
+# What is written beyond its place: headings of tables that reach into the next column, a heading below the way to it.
+OVERLAPPING = """
+() => {
+  const found = [...document.querySelectorAll("th")].filter((each) => each.scrollWidth > each.clientWidth + 1);
+  const way = document.querySelector(".crumbs")?.getBoundingClientRect();
+  const heading = document.querySelector("h1").getBoundingClientRect();
+  return [...found.map((each) => each.innerText), ...(way && way.bottom > heading.top ? ["h1"] : [])];
+}
+"""
 # Every stream of a page, and whether the page is seen.
 STREAMS_NOTED = """
 window.streams = [];
@@ -40,12 +49,13 @@ class Visit:
         self.page.goto(self.base + path, wait_until="load")
 
     def seen(self, where: str) -> None:
-        """Remember a page that is wider than its window."""
+        """Remember a page that is wider than its window, or on which one text lies over another."""
         width = self.page.evaluate(
             "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         )
         if width > 0:
             self.wrong.append(f"{where}: {width} pixels beyond the window")
+        self.wrong += [f"{where}: over another: {each[:60]}" for each in self.page.evaluate(OVERLAPPING)]
 
     def focused(self) -> str:
         """Return the text of what has the focus."""

@@ -136,6 +136,9 @@ def test_an_archive_is_read_once_for_a_setback_and_not_made_again_where_it_is_ri
     for _ in range(2):
         DeskWorker.claims(services).releases()
     assert (read, exports.count) == ([archive.blob_key], 1)
+    DeskWorker.claims(services).releases(setback="the store is away", store_away=True)
+    DeskWorker.claims(services).releases()
+    assert read == [archive.blob_key], "a store that is away is no doubt about its bytes"
     DeskWorker.claims(services).releases(setback="its disk is full", of_machine=True)
     assert DeskWorker.claims(services).assignment.source is not None
     assert (read, exports.count) == ([archive.blob_key], 1)

@@ -366,12 +366,14 @@ class EndRequest(WireModel):
 
 class ReleaseRequest(WireModel):
     """The run is let go as it is. ``setback``: why our own infrastructure failed it; None when the worker was told to
-    leave. ``of_machine``: that is a matter of this machine alone, such as a full disk, so that another may have more luck.
+    leave. ``of_machine``: that is a matter of this machine alone, such as a full disk, so that another may have more luck;
+    ``store_away``: that the store is away, so that it counts for nothing.
     """
 
     lease: Token
     setback: str | None = None
     of_machine: bool = False
+    store_away: bool = False
     ending: str | None = None
 
 

@@ -20,7 +20,7 @@ from osmosis_ai.api.transfer.client import TransferError
 from osmosis_ai.api.wire.workers import InputDownload, JournalSegment, UploadGrant
 from osmosis_ai.platform.runs.work import http_link
 from osmosis_ai.platform.runs.work.http_link import HttpLink, StoredBytesError
-from osmosis_ai.platform.runs.work.platform_link import PlatformUnreachableError
+from osmosis_ai.platform.runs.work.platform_link import PlatformUnreachableError, StoreAwayError
 from tests.platform.runs.work.socket_server import SocketServer
 
 CONTENT = b"rows"
@@ -77,6 +77,7 @@ def test_what_no_store_says_of_bytes_that_it_has_is_waited_for(
     with pytest.raises(PlatformUnreachableError, match=words) as said:
         link.fetch(ROWS, tmp_path / "others")
     assert said.value.hint is None, "no command is to be run again"
+    assert isinstance(said.value, StoreAwayError) is (status in (200, 500)), "a refusal is counted"
     assert bucket.asked == 3 and [path.name for path in tmp_path.iterdir()] == ["rows"]
 
 
@@ -124,6 +125,7 @@ def test_bytes_that_a_store_does_not_take_for_now_fail_no_run_and_are_sent_to_a_
     with pytest.raises(PlatformUnreachableError, match=f"answered HTTP {status}") as said:
         link.send(grant, content, len(CONTENT))
     assert said.value.hint is None, "no command is to be run again"
+    assert isinstance(said.value, StoreAwayError) is (tries > 1), "a refusal is counted"
     assert bucket.asked == tries, "a URL whose time is over is asked for anew, by whoever says it again"
     bucket.answers = [Response(headers={"ETag": '"tag"'})]
     assert link.send(grant, content, len(CONTENT)) == "tag"

@@ -20,11 +20,12 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import Journal, JournalWriteError
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.runs.execute.worker_process import ENDED, REFUSED, SET_BACK
+from osmosis_ai.platform.runs.execute.worker_process import ENDED, REFUSED, SET_BACK, STORE_AWAY
 from osmosis_ai.platform.runs.work import eval_work
 from osmosis_ai.platform.runs.work.eval_work import EvalWork
 from osmosis_ai.platform.runs.work.inputs import RunInputs
-from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError
+from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, StoreAwayError
+from osmosis_ai.platform.runs.work.publisher import Publisher
 from osmosis_ai.platform.runs.work.run_channel import RunChannel
 from osmosis_ai.platform.runs.work.run_work import WorkResult
 from osmosis_ai.platform.runs.work.training_work import TrainingWork
@@ -79,6 +80,46 @@ def test_what_is_no_fault_of_the_run_leaves_it_open_for_another_worker(
     run = bench.run(run_id)
     assert (run.status, run.lease_expires_at, run.error) == ("running", None, None)
     assert bench.directory(run_id).take_setback() == failure.message
+
+
+@pytest.mark.parametrize("kind", ["eval", "training"])
+@pytest.mark.parametrize("when", ["as it begins", "as it ends"])
+def test_a_store_that_is_away_leaves_the_run_open_and_counts_for_nothing(
+    bench: Bench, member: Member, monkeypatch: pytest.MonkeyPatch, kind: str, when: str
+) -> None:
+    away = StoreAwayError("the connection to https://bucket/ failed: refused.")
+    run_id = bench.add("a", member, kind=kind)
+    release, said = RunChannel.release, []
+
+    def released(channel: RunChannel, **words: Any) -> RunClosed:
+        said.append((words["setback"], words["store_away"]))
+        return release(channel, **words)
+
+    def finish(_: Publisher) -> NoReturn:
+        raise away
+
+    monkeypatch.setattr(RunChannel, "release", released)
+    failure: OsmosisError = away
+    if when == "as it ends":
+        monkeypatch.setattr(Publisher, "finish", finish)
+        failure = OsmosisError("the rollout has no such grader.")
+    assert worked(bench, run_id, failure, monkeypatch) == STORE_AWAY
+    assert said == [(away.message, True)]
+    run = bench.run(run_id)
+    assert (run.status, run.lease_expires_at, run.error) == ("running", None, None)
+    assert bench.directory(run_id).take_setback() == away.message
+
+
+def test_a_run_that_is_to_stop_does_not_wait_for_its_store_however_long(
+    bench: Bench, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish(publisher: Publisher) -> NoReturn:
+        publisher._channel.stop_asked = True
+        raise StoreAwayError("the connection to https://bucket/ failed: refused.")
+
+    monkeypatch.setattr(Publisher, "finish", finish)
+    run_id = bench.add("a", member)
+    assert worked(bench, run_id, OsmosisError("the rollout has no such grader."), monkeypatch) == SET_BACK
 
 
 def no_room() -> OsmosisError:

@@ -37,6 +37,8 @@ training run's many hours are worth 20 minutes of waiting for memory or a GPU th
 has journalled is there for the next one."""
 _FIRST_PAUSE = timedelta(seconds=0.5)
 _LATER = timedelta(seconds=10)
+_STORE_AWAY = timedelta(minutes=1)
+"""How long nobody tries a run whose worker has waited for the store, a lease long."""
 _TURN_WITHIN_S = 5.0
 """How long whoever ends a run waits for another who does: each of them holds a thread."""
 
@@ -187,19 +189,22 @@ class RunClosing:
             is_counted = request.setback is not None and (run.pool is not None or self._all_are_elsewhere)
             is_over = False
             if request.setback is not None and is_counted:
-                run.fruitless += 1
-                is_over = self._is_hopeless(run)
-                sentence = storable(request.setback).rstrip(".")
+                # A store that is away is waited for, however long that takes.
+                run.fruitless += 0 if request.store_away else 1
+                is_over = not request.store_away and self._is_hopeless(run)
                 if not is_over:
                     pause = min(LONGEST_PAUSE, _FIRST_PAUSE * 2 ** max(0, run.fruitless - 1))
-                    run.claimable_at = self._leases.now(session) + pause
-                    again = f"(trying again in {pause.total_seconds():g} s)"
-                    line = LogLine(f"{sentence} {again}", level="warning", step="run")
-                    self._logs.add(session, run.id, [line])
+                    self._put_off(session, run, request.setback, _STORE_AWAY if request.store_away else pause)
             run.lease_expires_at = None
         if is_over:
             return self._give_up(lease, request.setback or "")
         return _closed(run)
+
+    def _put_off(self, session: Session, run: DbRun, setback: str, pause: timedelta) -> None:
+        """Have nobody claim a run for a while, and say why."""
+        run.claimable_at = self._leases.now(session) + pause
+        words = f"{storable(setback).rstrip('.')} (trying again in {pause.total_seconds():g} s)"
+        self._logs.add(session, run.id, [LogLine(words, level="warning", step="run")])
 
     def close_if_over(self, lease: Lease, *, counts_deaths: bool) -> bool:
         """End a run that was claimed and has nothing to be worked on: it is to stop, or no worker ever gets anything done.

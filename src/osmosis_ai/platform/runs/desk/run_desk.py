@@ -189,13 +189,13 @@ class RunDesk:
         lease = self._lease(run_id, request.lease.get_secret_value())
         if request.of_machine:
             self._unfit.note(run_id, lease.token)  # before the run is free
-        elif request.setback is not None:
+        elif request.setback is not None and not request.store_away:
             self._sources.doubt(run_id)  # before it is handed out again
         try:
             return self._closing.release(lease, request)
         except LeaseLostError:
-            if request.setback is None:
-                # No crash: its worker left, or never began.
+            if request.setback is None or request.store_away:
+                # No crash: its worker left, or never began, or waited for the store.
                 self._claims.hear_late(run_id, lease.token)
             raise
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from osmosis_ai.errors import reason_of
-from osmosis_ai.platform.runs.execute.executor import ExecutorAway, JobState, WantedJob
+from osmosis_ai.platform.runs.execute.executor import ExecutorAway, Fault, JobState, WantedJob
 from osmosis_ai.platform.runs.execute.worker_process import (
     ENDED,
     LEARNER_LOST,
@@ -22,6 +22,7 @@ from osmosis_ai.platform.runs.execute.worker_process import (
     NOT_MINE,
     REFUSED,
     SET_BACK,
+    STORE_AWAY,
     StartWorker,
     WorkerProcess,
 )
@@ -157,10 +158,11 @@ class LocalProcesses:
             return JobState(worker.job.id, "ended", "the worker was ended by force")
         if status in _NO_FAILURES:
             return JobState(worker.job.id, "ended")
-        if status == SET_BACK:
+        if status in (SET_BACK, STORE_AWAY):
             why = directory.take_setback().rstrip(".")
+            fault: Fault = "ours" if status == SET_BACK else "nobody"
             unsaid = "the platform could not do its part, and could not say why: its disk may be full"
-            return JobState(worker.job.id, "ended", why or unsaid, "ours")
+            return JobState(worker.job.id, "ended", why or unsaid, fault)
         how = "a process of its learner was lost" if status == LEARNER_LOST else exit_words(status)
         log = f"{directory.log} on the platform's machine"
         return JobState(worker.job.id, "ended", f"the worker ended unexpectedly ({how})", "run", log)

@@ -38,6 +38,9 @@ LEASE_LOST = 76
 """Another worker took the run over while this one was at it."""
 SET_BACK = 78
 """Our own infrastructure failed, and the run is as it was: to be tried again. The working directory says why."""
+STORE_AWAY = 80
+"""The store was away for as long as a worker waits; the run is as it was, and this counts for nothing. The working directory
+says why."""
 REFUSED = 79
 """What the worker shows is not taken any more: the run is as it was, for another worker."""
 LEARNER_LOST = 77

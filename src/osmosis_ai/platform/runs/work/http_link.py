@@ -23,7 +23,7 @@ from osmosis_ai.api.http_errors import PlatformError, Reply, RequestInfo, Unread
 from osmosis_ai.api.platform_url import ensure_secure
 from osmosis_ai.api.redaction import ReplyRedactor
 from osmosis_ai.api.retrying import Transient, Waits, longest_transfer_s
-from osmosis_ai.api.transfer.client import BlobClient, TransferError, may_pass
+from osmosis_ai.api.transfer.client import TRANSIENT_STATUSES, BlobClient, TransferError, may_pass
 from osmosis_ai.api.transfer.download import download as fetch_file
 from osmosis_ai.api.wire.base import WireModel
 from osmosis_ai.api.wire.workers import (
@@ -56,6 +56,7 @@ from osmosis_ai.platform.runs.work.platform_link import (
     CredentialRefusedError,
     NoPlatformError,
     PlatformUnreachableError,
+    StoreAwayError,
     held_at_most_s,
 )
 from osmosis_ai.supervision.server_address import socket_path
@@ -213,9 +214,7 @@ class HttpLink:
         def attempt() -> str:
             headers = blobs.put(url, stream, size=size, headers={}, timeout_s=self._silence_of_store_s())
             if not (etag := str(headers.get("etag", "")).strip('"')):
-                raise Transient(
-                    PlatformUnreachableError("what takes bytes is no store just now: it names no ETag.")
-                )
+                raise Transient(StoreAwayError("what takes bytes is no store just now: it names no ETag."))
             return etag
 
         with _told_apart():
@@ -343,9 +342,9 @@ def _told_apart() -> Iterator[None]:
     try:
         yield
     except TransferError as error:
-        if error.is_passing:
-            raise PlatformUnreachableError(error.message, hint=error.hint) from None
-        if may_pass(error.status):
+        if error.is_passing and (error.status is None or error.status in TRANSIENT_STATUSES):
+            raise StoreAwayError(error.message, hint=error.hint) from None
+        if error.is_passing or may_pass(error.status):
             raise PlatformUnreachableError(error.message) from None
         raise
 

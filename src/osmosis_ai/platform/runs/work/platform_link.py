@@ -26,6 +26,10 @@ class PlatformUnreachableError(OsmosisError):
     is_infrastructure = True
 
 
+class StoreAwayError(PlatformUnreachableError):
+    """The store says nothing, is busy, or another stands in its place: it is waited for, however long that takes."""
+
+
 class CredentialRefusedError(OsmosisError):
     """The platform does not take what this worker shows, or not from this release: it has to leave its run."""
 

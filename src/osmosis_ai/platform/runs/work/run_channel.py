@@ -198,12 +198,19 @@ class RunChannel:
         return self._link.end(self.run.id, EndRequest(lease=self.assignment.lease.token, **said))
 
     def release(
-        self, *, setback: str | None = None, of_machine: bool = False, ending: str | None = None
+        self,
+        *,
+        setback: str | None = None,
+        of_machine: bool = False,
+        store_away: bool = False,
+        ending: str | None = None,
     ) -> RunClosed:
         """Let the run go as it is; ``setback`` says why our own infrastructure failed it, ``of_machine`` that this
-        machine alone did.
+        machine alone did, ``store_away`` that it is the store which is waited for.
         """
         said: dict[str, Any] = {"setback": setback, "of_machine": of_machine, "ending": ending}
+        if store_away:
+            said["store_away"] = True
         return self._link.release(self.run.id, ReleaseRequest(lease=self.assignment.lease.token, **said))
 
     def _pace(self, wanted_s: float) -> float:

@@ -32,6 +32,7 @@ class WorkResult:
         error: why it failed, in a sentence.
         is_infrastructure: whether that is nothing of the run's own, so that it is tried again.
         is_of_machine: whether it is of this machine alone, so that another one tries it first.
+        is_store_away: whether it is that the store is away, which is waited for and counts for nothing.
         keeps_files: whether its working directory stays as it is, for whoever runs the platform to look at.
     """
 
@@ -39,6 +40,7 @@ class WorkResult:
     error: str | None = None
     is_infrastructure: bool = False
     is_of_machine: bool = False
+    is_store_away: bool = False
     keeps_files: bool = False
 
 

@@ -15,6 +15,7 @@ from osmosis_ai.platform.runs.execute.worker_process import (
     NOT_MINE,
     REFUSED,
     SET_BACK,
+    STORE_AWAY,
     WorkerProcess,
 )
 
@@ -24,6 +25,7 @@ ENDINGS: dict[int, Ending] = {
     NOT_MINE: "not_mine",
     LEASE_LOST: "lease_lost",
     SET_BACK: "set_back",
+    STORE_AWAY: "set_back",
     REFUSED: "refused",
 }
 SENTENCES: dict[Ending, str] = {

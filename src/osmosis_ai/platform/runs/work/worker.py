@@ -8,6 +8,7 @@ Nothing is printed unless something went wrong before there was a log to write i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -36,6 +37,7 @@ from osmosis_ai.platform.runs.execute.worker_process import (
     PLATFORM_URL,
     REFUSED,
     SET_BACK,
+    STORE_AWAY,
 )
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError
 from osmosis_ai.platform.runs.work.containment import RunContainment
@@ -43,7 +45,11 @@ from osmosis_ai.platform.runs.work.eval_work import EvalWork
 from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.runs.work.inputs import RunInputs
 from osmosis_ai.platform.runs.work.lease_keeping import LeaseKeeping
-from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, PlatformUnreachableError
+from osmosis_ai.platform.runs.work.platform_link import (
+    CredentialRefusedError,
+    PlatformUnreachableError,
+    StoreAwayError,
+)
 from osmosis_ai.platform.runs.work.publisher import Publisher
 from osmosis_ai.platform.runs.work.run_channel import RunChannel
 from osmosis_ai.platform.runs.work.run_work import (
@@ -129,11 +135,20 @@ class Worker:
         except PlatformUnreachableError as error:
             # All is in the journal: the next worker says it.
             self._directory.note_setback(error.message)
-            return SET_BACK
+            return self._leave_to_store(error) if isinstance(error, StoreAwayError) else SET_BACK
         finally:
             self._keeping.stop()
             if self._containment is not None:
                 self._containment.close()
+
+    def _leave_to_store(self, error: StoreAwayError) -> int:
+        """Let the run go until the store is back; return the exit status. One that is to stop waits for nothing so long."""
+        if self._channel.stop_asked:
+            return SET_BACK
+        self._keeping.stop()
+        with contextlib.suppress(OsmosisError):
+            self._channel.release(setback=error.message, store_away=True, ending=self._work.ending)
+        return STORE_AWAY
 
     def _result(self) -> WorkResult:
         prepared: PreparedRun | None = None
@@ -209,8 +224,13 @@ class Worker:
         ):
             sentence = self._publisher.redactor.text(result.error)
             directory.note_setback(sentence)
-            channel.release(setback=sentence, of_machine=result.is_of_machine, ending=self._work.ending)
-            return SET_BACK
+            channel.release(
+                setback=sentence,
+                of_machine=result.is_of_machine,
+                store_away=result.is_store_away,
+                ending=self._work.ending,
+            )
+            return STORE_AWAY if result.is_store_away else SET_BACK
         if result.outcome is None and not stopped:
             self._publisher.log(LogLine(self._farewell(), step="run"))
             self._publisher.flush()
@@ -245,7 +265,10 @@ class _DamagedRunError(OsmosisError):
 def _failed(error: Exception) -> WorkResult:
     if isinstance(error, OsmosisError):
         damaged = isinstance(error, _DamagedRunError)
-        return WorkResult("failed", one_sentence(error), error.is_infrastructure, keeps_files=damaged)
+        is_away = isinstance(error, StoreAwayError)
+        return WorkResult(
+            "failed", one_sentence(error), error.is_infrastructure, is_store_away=is_away, keeps_files=damaged
+        )
     return WorkResult(
         "failed",
         f"the worker met an unexpected error ({type(error).__name__}); the run's log has the details.",

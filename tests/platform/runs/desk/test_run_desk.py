@@ -19,8 +19,10 @@ from fastapi.testclient import TestClient
 from osmosis_ai.api.wire.workers import Assignment, LogPart, WorkerLogLine
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
+from osmosis_ai.platform.db.engine import DatabaseBusyError
 from osmosis_ai.platform.db.tables import DbDataset, DbJournalSegment, DbRun, DbRunFile
 from osmosis_ai.platform.log_lines import storable
+from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.ray_cluster import RayCluster
 from osmosis_ai.platform.runs.desk import closing, journal_folding
 from osmosis_ai.platform.runs.desk.claims import Claims, ClaimScope
@@ -106,6 +108,29 @@ def test_a_claim_made_again_gets_the_same_answer_until_its_worker_has_begun(
     worker.sync()
     with pytest.raises(ConflictError, match="has been answered"):
         services.desk.claim(asked, ANY)
+
+
+def _fails(*_asked: object) -> NoReturn:
+    raise DatabaseBusyError("the database is busy.")
+
+
+def test_secrets_are_handed_to_nobody_of_whom_the_runs_log_does_not_say_it(
+    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted(api, secrets={"required": ["API_KEY"], "provided": {"API_KEY": "sk-one-two-three"}})
+    asked = offer(machine="basement")
+    with monkeypatch.context() as broken:
+        broken.setattr(LogStore, "_rows", _fails)
+        with pytest.raises(DatabaseBusyError):
+            services.desk.claim(asked, ANY)
+    given = [services.desk.claim(asked, ANY) for _ in range(2)]
+    assert given[0] is not None and given[0].secrets
+    logged = services.logs.page(given[0].run.id).logs
+    [line] = [line for line in logged if "API_KEY" in line.message]
+    assert (line.message, line.details) == (
+        "handed the worker of attempt 1 these secrets: API_KEY",
+        {"machine": "basement"},
+    )
 
 
 def test_runs_of_a_pool_are_for_its_workers_alone(api: TestClient, services: PlatformServices) -> None:

@@ -100,7 +100,7 @@ class RunDesk:
         # Of a run that nothing can be handed out of now, the oldest one, no worker would ever come to another.
         gives_way = scope.run_id is None
         while (taken := self._take(offer, scope)) is not None:
-            lease, is_again = taken
+            lease, _is_again = taken
             if self._closing.close_if_over(lease, counts_deaths=scope.run_id is None):
                 continue
             try:
@@ -117,14 +117,20 @@ class RunDesk:
             except BaseException:
                 self._closing.let_go(lease, is_later=gives_way)
                 raise
-            if assignment.secrets and not is_again:
-                names = ", ".join(sorted(assignment.secrets))
-                line = LogLine(
-                    f"handed the worker of attempt {lease.attempt} these secrets: {names}", step="run"
-                )
-                self._logs.append(lease.run_id, [line])
+            if assignment.secrets:
+                self._note_secrets(lease, assignment, offer, scope)
             return assignment
         return None
+
+    def _note_secrets(
+        self, lease: Lease, assignment: Assignment, offer: WorkerOffer, scope: ClaimScope
+    ) -> None:
+        """Say in a run's log who is handed its secrets, before it is; also where that failed and the claim is repeated."""
+        names = ", ".join(sorted(assignment.secrets))
+        message = f"handed the worker of attempt {lease.attempt} these secrets: {names}"
+        whom = {"machine": offer.machine, "pool": scope.pool}
+        details = {name: value for name, value in whom.items() if value is not None}
+        self._logs.append_once(lease.run_id, LogLine(message, step="run", details=details or None))
 
     def sync(self, run_id: str, request: SyncRequest) -> SyncReply:
         """Keep a worker's lease, take everything new, and say what there is to know.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from difflib import get_close_matches
@@ -174,9 +174,21 @@ class FakeSource:
     def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
         return Changes(f"{len(self.listed.get(run, []))}", self.run(kind, run).summary.status)
 
-    def run_samples(self, run: str) -> RunSamples:
-        self.run("eval", run)
-        return self.samples_of[run]
+    def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:
+        return {name: [run.kind for run in self.entries if run.name == name] for name in names}
+
+    def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]:
+        for run in runs:
+            self.run("eval", run)
+        return [self.samples_of[run] for run in runs]
+
+    def compared_training(self, runs: Sequence[str]) -> Sequence[tuple[RunDetail, TrainingCurves]]:
+        return [(self.run("training", run), self.curves(run)) for run in runs]
+
+    def samples_of_row(self, digest: str, runs: Sequence[str], *, limit: int) -> list[list[SampleEntry]]:
+        return [
+            [each for each in self.listed.get(run, []) if each.row_digest == digest][:limit] for run in runs
+        ]
 
 
 def _outcome(sample: SampleEntry) -> str:

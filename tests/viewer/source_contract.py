@@ -357,6 +357,16 @@ class SourceContract:
         place.add(run, [sample_record(8, 0, 0.0, row_digest=digest)])
         found = place.source.elsewhere(digest, limit=10)
         assert {(entry.name, sample.row) for entry, sample in found} == {(other, 1), (run, 8)}
+        asked = [other, run]
+        kinds = place.source.kinds([*asked, "nobody"])
+        assert {name: list(kinds[name]) for name in kinds} == {other: ["eval"], run: ["eval"], "nobody": []}
+        of_each = place.source.samples_of_row(digest, asked, limit=10)
+        assert [[(each.row, each.attempt, each.passed) for each in samples] for samples in of_each] == [
+            [(1, 0, True)],
+            [(8, 0, False)],
+        ]
+        with pytest.raises(NotFoundError):
+            place.source.samples_of_row(digest, [run, "nobody"], limit=10)
 
     def test_what_finished_since_is_told(self, place: PlaceOfRuns, run: str) -> None:
         before = place.source.changes("eval", run)
@@ -386,7 +396,7 @@ class SourceContract:
 
     def test_numbers_are_those_of_a_comparison(self, place: PlaceOfRuns, run: str) -> None:
         counts = place.source.samples(run, SampleQuery(), limit=1).counts
-        compared = place.source.run_samples(run)
+        compared = place.source.run_samples([run])[0]
         assert int(compared.passed.sum()) == counts["passed"]
         assert int(compared.scored.sum()) == counts["passed"] + counts["failed"]
         assert compared.samples.size == counts["unfiltered"]

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from osmosis_ai.api.wire.training_runs import ValidatedRows
-from osmosis_ai.config.decisions import Decisions
 from osmosis_ai.evaluation.comparison.engine import CompareOptions, compare_runs
 from osmosis_ai.training.runs.curves import CurveValue, TrainingCurves, ViewedCurve
 from osmosis_ai.viewer.source import RunDetail
@@ -114,8 +113,7 @@ def test_a_filter_that_no_sample_can_pass_is_refused(words: str) -> None:
 
 def test_rewards_lie_where_the_decide_file_of_the_last_run_says() -> None:
     source = two_runs()
-    last = source.entries[1]
-    source.details["new"] = RunDetail(last, decided=replace(Decisions.none(), reward_range=(0.0, 0.5)))
+    source.samples_of["new"] = replace(source.samples_of["new"], reward_range=(0.0, 0.5))
     text = page_text(visitor(source).get("/compare?run=old&run=new"))
     assert "0.5" in text and text != page_text(visitor(two_runs()).get("/compare?run=old&run=new"))
 

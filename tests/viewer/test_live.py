@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -111,9 +111,9 @@ def test_a_part_of_a_page_reads_what_that_part_shows() -> None:
             asked.append("log")
             return super().log(*given, **how)
 
-        def run_samples(self, run: str) -> RunSamples:
+        def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]:
             asked.append("samples")
-            return super().run_samples(run)
+            return super().run_samples(runs)
 
         def changes(self, *given: Any, **how: Any) -> Changes:
             asked.append("changes")

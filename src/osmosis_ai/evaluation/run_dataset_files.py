@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_ai.datasets import DatasetRow, file_digest, find_row, row_digest
-from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.evaluation.local_samples import read_inputs, recorded_dataset
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.workspace.layout import DATASET_EXTENSIONS, WorkspaceDirectory, find_workspace
@@ -83,6 +83,20 @@ def find_dataset_file(run: RunSamples, directory: Path, start: Path | None = Non
     for path, digest in digests.items():
         require_unchanged(run, digest, where=f"`{path}`")
     return None
+
+
+def require_dataset_file(run: RunSamples, directory: Path) -> Path:
+    """Return the file of the dataset of a run of this machine, and of this machine alone.
+
+    Raises:
+        NotFoundError: there is none.
+        ConflictError: as :func:`find_dataset_file`.
+    """
+    found = find_dataset_file(run, directory)
+    if found is None:
+        name = run.inputs.dataset_name or "which it does not name"
+        raise NotFoundError(f"the dataset of the run {run.name} ({name}) is not on this machine.")
+    return found
 
 
 def require_unchanged(run: RunSamples, sha256: str, *, where: str) -> None:

@@ -7,7 +7,7 @@ browser ever holds a whole run. Rows and attempts are numbered from 0, as journa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, Protocol, TypeVar
@@ -372,5 +372,14 @@ class RunSource(Protocol):
     def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
         """Return how a run stands; cheap enough to be asked every second."""
 
-    def run_samples(self, run: str) -> RunSamples:
-        """Return an evaluation as ``evaluation.comparison`` reads it."""
+    def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:
+        """Return of which kinds there is a run of each name."""
+
+    def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]:
+        """Return evaluations as ``evaluation.comparison`` reads them."""
+
+    def compared_training(self, runs: Sequence[str]) -> Sequence[tuple[RunDetail, TrainingCurves]]:
+        """Return training runs with their curves, as far as a comparison reads them."""
+
+    def samples_of_row(self, digest: str, runs: Sequence[str], *, limit: int) -> list[list[SampleEntry]]:
+        """Return of each of some evaluations its samples of a row."""

@@ -228,6 +228,25 @@ def decisions_of_run(config: str | None, workspace: WorkspaceDirectory) -> Decis
         return Decisions.none()
 
 
+def decisions_around(config: str | None, directory: Path) -> tuple[Decisions | None, Sequence[str]]:
+    """Return what is decided about a run by its own directory, in the workspace around it, and what is wrong there.
+
+    Args:
+        config: that the run says it was made from.
+        directory: the run's; where it is none of a workspace's, nothing is known.
+    """
+    if len(directory.parts) < 4:
+        return None, ()
+    # Git, which knows a workspace everywhere, would be one more process for every page.
+    workspace = WorkspaceDirectory(directory.parents[2])
+    if directory.parent != workspace.evals_dir:
+        return None, ()
+    try:
+        return decisions_of_run(config, workspace), ()
+    except OsmosisError as error:
+        return None, (error.with_hint,)
+
+
 def entrypoint_path(workspace: WorkspaceDirectory, experiment: Experiment) -> Path:
     """Return the script that serves the rollout of ``experiment``.
 

@@ -13,6 +13,7 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.services import build_services
 from osmosis_ai.platform.viewer import sample_lists
+from osmosis_ai.platform.viewer.found_runs import find_families
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.viewer.source import RunQuery, RunSort, SampleQuery, SampleSort
 from tests.platform.conftest import ManualClock, World
@@ -196,3 +197,27 @@ def test_lists_of_runs_are_read_by_an_index_and_in_few_statements(many: Platform
     assert len(statements) / asked <= 8 and len(plans) == asked
     for plan in plans:
         assert not any(word in plan for word in SORTING), plan
+
+
+def test_runs_are_found_by_their_names_and_no_other_is_looked_at(many: PlatformSource) -> None:
+    names = ["run-1997", "run-1995", "run-1999"]
+    with statements_of(many.services.db) as noted:
+        assert list(many.kinds(names)) == names
+        with many.services.db.session() as session:
+            found = find_families(session, many.workspace_id, "eval", names)
+    assert [(family.original.name, len(family.retries)) for family in found] == [
+        *((name, 0) for name in names[:2]),
+        ("run-1999", 2),
+    ]
+    asked = [each for each in noted if "FROM runs" in each[0]]
+    assert len(asked) == 2
+    if not many.services.db.is_sqlite:
+        return  # it chooses by what it knows of its tables, and knows nothing here
+    with many.services.db.session() as session:
+        explain = session.connection().exec_driver_sql
+        for statement, parameters in asked:
+            plan = [line[3] for line in explain(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+            steps = [step for step in plan if " runs " in step]
+            assert steps and all(
+                any(key in step for key in ("name=?", "(id=?", "retry_of_id=?")) for step in steps
+            ), plan

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.db.tables import DbMetricPoint
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.databases import platform_database, postgres_database
+from tests.platform.evaluations import training_body
 from tests.platform.http.test_workspace_pages import PASSWORD, sign_in, text_of
 from tests.platform.viewer.runs_world import add_run, add_samples, statements_of
 
@@ -58,3 +61,59 @@ def test_a_run_that_was_retried_many_times_takes_no_more_statements_than_any(
         assert shown.status_code == 200, address
         assert 0 < len(noted) <= 12, (address, [statement for statement, _ in noted])
     assert "6 of 6 planned scored" in text_of(client.get("/fern/evals/first"))
+
+
+def _statements(client: TestClient, services: PlatformServices, address: str, status: int = 200) -> int:
+    with statements_of(services.db) as noted:
+        shown = client.get(f"/fern{address}", follow_redirects=False)
+    assert shown.status_code == status, (address, shown.text)
+    return len(noted)
+
+
+def _compared(names: list[str]) -> str:
+    return f"/compare?{urlencode({'run': names, 'allow': 'same'}, doseq=True)}"
+
+
+def test_runs_are_compared_in_as_many_statements_however_many_they_are(
+    client: TestClient, member: Member, services: PlatformServices, clock: ManualClock
+) -> None:
+    client.headers["accept"] = "text/html,application/xhtml+xml"
+    sign_in(client)
+    evals, trainings = [f"try-{number}" for number in range(8)], [f"learned-{number}" for number in range(4)]
+    for number, name in enumerate(evals):
+        clock.advance(1)
+        run = add_run(services, member, name)
+        rewards = [(row * 5 + attempt * 3 + number) % 4 % 2 for row in range(3) for attempt in range(2)]
+        samples = [{"row": at // 2, "attempt": at % 2, "reward": reward} for at, reward in enumerate(rewards)]
+        add_samples(services, run, samples)
+        made = {"retry_of_id": run.id, "retry_of_name": name, "retried": [[1, 1]]}
+        add_samples(
+            services,
+            add_run(services, member, f"{name}-again", **made),
+            [{"row": 1, "attempt": 1, "reward": 1.0}],
+        )
+    for name in trainings:
+        _add_training(services, member, name)
+    # What is asked once in a platform's life is asked now.
+    for names in (evals, trainings):
+        _statements(client, services, _compared(names))
+    of_evals = [_statements(client, services, _compared(evals[:most])) for most in (2, 4, 8)]
+    of_trainings = [_statements(client, services, _compared(trainings[:most])) for most in (2, 4)]
+    assert len(set(of_evals)) == 1 and 0 < of_evals[0] <= 12
+    assert len(set(of_trainings)) == 1 and 0 < of_trainings[0] <= 12
+    refused = {"/compare?run=try-0&run=learned-0": 400, _compared([*evals, "gone"]): 404}
+    assert all(
+        0 < _statements(client, services, address, status) <= 12 for address, status in refused.items()
+    )
+    row = f"/compare/row?run=try-0&run=try-7&row={1:032x}"
+    assert 0 < _statements(client, services, row, 303) <= 12
+
+
+def _add_training(services: PlatformServices, member: Member, name: str) -> None:
+    run = add_run(services, member, name, kind="training", request=training_body())
+    of_run = {"run_id": run.id, "timestamp": services.clock.now()}
+    with services.db.transaction() as session:
+        for key in ("rollout/raw_reward", "eval/validation/reward"):
+            session.add_all(
+                DbMetricPoint(key=key, step=step, value=step / 9, **of_run) for step in range(1, 10)
+            )

@@ -273,7 +273,7 @@ def test_what_another_workspace_has_is_not_there_and_the_nearest_names_are(
         lambda: theirs.changes("eval", run.name),
         lambda: theirs.log("eval", run.name, limit=1),
         lambda: theirs.conversation(run.name, 0, 0, max_bytes=1),
-        lambda: theirs.run_samples(run.name),
+        lambda: theirs.run_samples([run.name]),
         lambda: source_of(services, member).run("training", run.name),
     ):
         with pytest.raises(NotFoundError):
@@ -330,7 +330,7 @@ def test_a_run_and_its_retries_are_compared_as_one(
 ) -> None:
     retry = add_run(services, member, "again", retry_of_id=run.id, retried=[[1, 1]])
     add_samples(services, retry, [{"row": 1, "attempt": 1, "reward": 1.0}])
-    samples = source.run_samples(run.name)
+    samples = source.run_samples([run.name])[0]
     assert (samples.samples.size, int(samples.passed.sum()), len(samples.row_keys)) == (5, 2, 3)
     assert samples.planned == 6
 

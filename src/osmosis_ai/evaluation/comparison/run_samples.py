@@ -124,6 +124,7 @@ class RunSamples:
         summary: where there are no samples to be had, the counts.
         open_dataset: returns the dataset's file, with the bytes the run used; None where it can not be known.
         unverified: results that may have been changed by hand without a trace.
+        reward_range: the least and the greatest reward there can be, where the decide file beside its config says so.
     """
 
     name: str
@@ -143,6 +144,7 @@ class RunSamples:
     summary: CountsOnly | None = None
     open_dataset: Callable[[], Path] | None = field(default=None, repr=False)
     unverified: int = 0
+    reward_range: tuple[float, float] | None = None
 
     @property
     def scored(self) -> NDArray[np.bool_]:

@@ -48,39 +48,61 @@ class ToldSample(Protocol):
         ...
 
 
-def with_told_samples(
-    empty: RunSamples, samples: Iterable[ToldSample], *, rows: int, n: int, teller: str
-) -> RunSamples:
-    """Return a run with its samples, its rows known by their digests where all have one.
+class ToldSamples:
+    """Takes the samples of a run one by one, in any order, in memory for their numbers and a digest each row.
 
     Args:
         empty: the run, without samples.
-        samples: each attempt once, in any order.
         rows, n: how many rows the run has, and attempts on each.
         teller: who tells, for errors.
-
-    Raises:
-        OsmosisError: what is told makes no sense.
     """
-    table, digests, places = SampleTable(rows, n), [""] * rows, [-1] * rows
+
+    def __init__(self, empty: RunSamples, *, rows: int, n: int, teller: str) -> None:
+        self._empty, self._teller = empty, teller
+        self._rows, self._n = rows, n
+        self._table = SampleTable(rows, n)
+        self._digests, self._places = [""] * rows, [-1] * rows
+
+    def add(self, sample: ToldSample) -> None:
+        """Take a sample in; a later one of the same attempt replaces it.
+
+        Raises:
+            OsmosisError: the run has no such attempt.
+        """
+        if sample.row >= self._rows or sample.attempt >= self._n:
+            raise OsmosisError(
+                f"{self._teller} tells of row {sample.row}, attempt {sample.attempt + 1}, which the run "
+                f"{self._empty.name} does not have."
+            )
+        item = sample.row * self._n + sample.attempt
+        self._table.statuses[item] = _STATUS_CODES.get(sample.status, _STATUS_CODES["failed"])
+        for field in _FLOATS:
+            value = getattr(sample, field)
+            self._table.floats[field][item] = math.nan if value is None else value
+        self._digests[sample.row] = self._digests[sample.row] or sample.row_digest or ""
+        if sample.source_row_index is not None:
+            self._places[sample.row] = sample.source_row_index
+
+    def run(self) -> RunSamples:
+        """Return the run with what was told, its rows known by their digests where all have one.
+
+        Raises:
+            OsmosisError: what is told makes no sense.
+        """
+        dataset = self._empty.inputs.dataset_sha256 or self._empty.run_id
+        return _keyed(self._empty, self._table, self._digests, self._places, dataset)
+
+
+def with_told_samples(
+    empty: RunSamples, samples: Iterable[ToldSample], *, rows: int, n: int, teller: str
+) -> RunSamples:
+    """Return a run with its samples, each attempt told once; arguments and errors as :class:`ToldSamples`."""
+    told = ToldSamples(empty, rows=rows, n=n, teller=teller)
     for count, sample in enumerate(samples):
         if count >= rows * n:
             raise OsmosisError(f"{teller} tells of more attempts than the run {empty.name} has.")
-        if sample.row >= rows or sample.attempt >= n:
-            raise OsmosisError(
-                f"{teller} tells of row {sample.row}, attempt {sample.attempt + 1}, which the run "
-                f"{empty.name} does not have."
-            )
-        item = sample.row * n + sample.attempt
-        table.statuses[item] = _STATUS_CODES.get(sample.status, _STATUS_CODES["failed"])
-        for field in _FLOATS:
-            value = getattr(sample, field)
-            table.floats[field][item] = math.nan if value is None else value
-        digests[sample.row] = digests[sample.row] or sample.row_digest or ""
-        if sample.source_row_index is not None:
-            places[sample.row] = sample.source_row_index
-    dataset = empty.inputs.dataset_sha256 or empty.run_id
-    return _keyed(empty, table, digests, places, dataset)
+        told.add(sample)
+    return told.run()
 
 
 def _keyed(

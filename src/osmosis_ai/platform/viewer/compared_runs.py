@@ -1,7 +1,8 @@
-"""An evaluation and its retries as comparisons read them: what it was computed from, and every attempt's numbers."""
+"""Runs as comparisons read them, all of a page in one statement: what each was computed from, and its numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ from sqlalchemy.orm import Session
 from osmosis_ai.api.wire.eval_runs import RunOrigin
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.evaluation.comparison.run_samples import SAMPLE_FIELDS, ComparedInputs, RunSamples
-from osmosis_ai.evaluation.comparison.told_samples import with_told_samples
+from osmosis_ai.evaluation.comparison.told_samples import ToldSamples
 from osmosis_ai.platform.db.tables import DbRun, DbSample
-from osmosis_ai.platform.runs.read.merging import RunFamily, newest_results
+from osmosis_ai.platform.runs.read.merging import RunFamily
+from osmosis_ai.platform.viewer.sample_lists import SAMPLE_COLUMNS, sample_entry
+from osmosis_ai.viewer.source import SampleEntry
 
 _BATCH = 5000
 _NAMES = (
@@ -33,25 +36,66 @@ _COLUMNS = (
 )
 
 
-def compared_run(session: Session, family: RunFamily) -> RunSamples:
-    """Return a run with its retries.
+def compared_runs(session: Session, families: Sequence[RunFamily]) -> list[RunSamples]:
+    """Return evaluations, each with its retries, in one statement however many they are.
 
     Raises:
-        ConflictError: it has no row yet.
+        ConflictError: one has no row yet.
     """
-    run = family.original
-    if not family.rows:
-        raise ConflictError(f"the run {run.name} is {run.status}: it has no row yet.")
-    told = _newest(session, family)
-    return with_told_samples(
-        _without_samples(family), told, rows=family.rows, n=family.n, teller="the platform"
-    )
+    for family in families:
+        if not family.rows:
+            run = family.original
+            raise ConflictError(f"the run {run.name} is {run.status}: it has no row yet.")
+    found = [_ToldFamily(family) for family in families]
+    # A retry that is compared by itself, too, is of two of them.
+    readers: dict[str, list[_ToldFamily]] = {}
+    for each in found:
+        for run_id in each.ages:
+            readers.setdefault(run_id, []).append(each)
+    asked = select(*_COLUMNS).where(DbSample.run_id.in_(readers))
+    for sample in session.execute(asked.execution_options(yield_per=_BATCH)):
+        for each in readers[sample.run_id]:
+            each.add(sample)
+    return [each.told.run() for each in found]
 
 
-def _newest(session: Session, family: RunFamily) -> list[Any]:
-    """Return of each attempt its newest result."""
-    asked = select(*_COLUMNS).where(newest_results(family))
-    return list(session.execute(asked.execution_options(yield_per=_BATCH)))
+def samples_of_row(
+    session: Session, families: Sequence[RunFamily], row_digest: str, *, limit: int
+) -> list[list[SampleEntry]]:
+    """Return of each evaluation the newest results of a row, in one statement for at most ``limit`` of them."""
+    ids = {run.id for family in families for run in family.runs}
+    rows = session.execute(
+        select(*SAMPLE_COLUMNS)
+        .where(DbSample.row_digest == row_digest, DbSample.run_id.in_(ids))
+        .order_by(DbSample.row_index, DbSample.run_index)
+        .limit(limit)
+    ).all()
+    found = []
+    for family in families:
+        newest: dict[tuple[int, int], SampleEntry] = {}
+        for run in family.runs:
+            mine = (sample_entry(row, family.pass_threshold) for row in rows if row.run_id == run.id)
+            newest.update({(each.row, each.attempt): each for each in mine})
+        found.append(list(newest.values()))
+    return found
+
+
+class _ToldFamily:
+    """Takes the samples of a run and its retries in any order; of each attempt the newest result stays."""
+
+    def __init__(self, family: RunFamily) -> None:
+        empty = _without_samples(family)
+        self.told = ToldSamples(empty, rows=family.rows, n=family.n, teller="the platform")
+        self.ages = {run.id: age for age, run in enumerate(family.runs)}
+        self._made_again: dict[tuple[int, int], int] = {}
+
+    def add(self, sample: Any) -> None:
+        item, age = (sample.row, sample.attempt), self.ages[sample.run_id]
+        if age < self._made_again.get(item, 0):
+            return
+        if age:
+            self._made_again[item] = age
+        self.told.add(sample)
 
 
 def _without_samples(family: RunFamily) -> RunSamples:

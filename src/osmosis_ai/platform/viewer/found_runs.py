@@ -1,16 +1,18 @@
-"""Finding a run by its name, with what is read together with it, in one statement."""
+"""Finding runs by their names, with what is read together with them, in one statement."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Select, or_, select
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import ColumnElement, CompoundSelect, Select, String, or_, select, type_coerce, union
+from sqlalchemy.orm import Session
 
 from osmosis_ai.config.issues import nearest
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES
 from osmosis_ai.platform.runs.read.merging import RunFamily
 
@@ -30,24 +32,56 @@ def find_family(session: Session, workspace_id: str, kind: RunKind, name: str) -
     Raises:
         NotFoundError: the workspace has none, with the nearest names in ``details["nearest"]``.
     """
-    found = session.scalars(of_family(select(DbRun), workspace_id, kind, name)).all()
-    named = [run for run in found if run.name == name] or [run for run in found if run.id == name]
-    if not named:
-        raise no_such_run(session, workspace_id, kind, name)
-    original = named[0]
-    return RunFamily(original, tuple(run for run in found if run.retry_of_id == original.id))
+    return find_families(session, workspace_id, kind, [name])[0]
 
 
-def of_family(asked: Select[Any], workspace_id: str, kind: RunKind, name: str) -> Select[Any]:
-    """Return ``asked`` of a run of this name or id, and of its retries, the oldest first."""
-    original = aliased(DbRun)
-    known = name.encode("utf-8", "replace").decode().replace("\0", "")[:255]
-    named = or_(original.name == known, original.id == known)
-    return (
-        asked.join(original, or_(DbRun.id == original.id, DbRun.retry_of_id == original.id))
-        .where(original.workspace_id == workspace_id, original.kind == kind, named)
-        .order_by(DbRun.created_at, DbRun.id)
+def find_families(
+    session: Session, workspace_id: str, kind: RunKind, names: Sequence[str]
+) -> list[RunFamily]:
+    """Return runs with their retries, in one statement; arguments and errors as :func:`find_family`."""
+    # A retry that is named, too, is there once for its original and once for itself.
+    found = dict.fromkeys(session.scalars(of_family(select(DbRun), workspace_id, kind, *names)))
+    by_name = {run.name: run for run in found}
+    by_id = {run.id: run for run in found}
+    families = []
+    for name in names:
+        original = by_name.get(name) or by_id.get(name)
+        if original is None:
+            raise no_such_run(session, workspace_id, kind, name)
+        families.append(RunFamily(original, tuple(run for run in found if run.retry_of_id == original.id)))
+    return families
+
+
+def kinds_of(session: Session, workspace_id: str, names: Sequence[str]) -> dict[str, frozenset[RunKind]]:
+    """Return of which kinds a workspace has a run of each name or id, in one statement."""
+    found = session.execute(_named(workspace_id, names)).all()
+    return {name: frozenset(run.kind for run in found if name in (run.name, run.id)) for name in names}
+
+
+def of_family(asked: Select[Any], workspace_id: str, kind: RunKind, *names: str) -> Select[Any]:
+    """Return ``asked`` of the runs of these names or ids, and of their retries, the oldest first."""
+    mine = _named(workspace_id, names, _not_by_index(DbRun.kind) == kind).subquery()
+    return asked.join(mine, or_(DbRun.id == mine.c.id, DbRun.retry_of_id == mine.c.id)).order_by(
+        DbRun.created_at, DbRun.id
     )
+
+
+def _named(workspace_id: str, names: Sequence[str], *which: ColumnElement[bool]) -> CompoundSelect[Any]:
+    """Return the statement of the runs of these names or ids.
+
+    They are two looks into the indexes of names and ids: of ``or``, and wherever it could go by workspace and kind, SQLite
+    reads every run that a workspace has.
+    """
+    known = [storable(name)[:255] for name in names]
+    asked = select(DbRun.id, DbRun.kind, DbRun.name).where(*which)
+    return union(
+        asked.where(DbRun.workspace_id == workspace_id, DbRun.name.in_(known)),
+        asked.where(_not_by_index(DbRun.workspace_id) == workspace_id, DbRun.id.in_(known)),
+    )
+
+
+def _not_by_index(column: Any) -> ColumnElement[str]:
+    return type_coerce(column.concat(""), String)
 
 
 def no_such_run(session: Session, workspace_id: str, kind: RunKind, name: str) -> NotFoundError:

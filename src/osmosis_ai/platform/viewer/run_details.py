@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from osmosis_ai.api.wire.eval_runs import RunOrigin
@@ -19,6 +20,7 @@ from osmosis_ai.platform.runs.read.training_curves import VALIDATION, MetricCurv
 from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.training_request import effective_training_config, read_training_request
+from osmosis_ai.platform.viewer.run_lists import run_entry
 from osmosis_ai.platform.viewer.sample_lists import FamilySamples
 from osmosis_ai.training.runs.curves import CurveMark, SavedAdapter, TrainingCurves, viewed_curves
 from osmosis_ai.ui.numbers import date
@@ -89,6 +91,15 @@ def training_detail(
         previous=previous,
         commands=commands,
     )
+
+
+def compared_training(
+    run: DbRun, curves: Sequence[MetricCurve], *, now: datetime
+) -> tuple[RunDetail, TrainingCurves]:
+    """Return a training run's settings and curves, which is what a comparison reads of it."""
+    settings = effective_training_config(read_training_request(run.request))
+    entry = run_entry(run, None, None, now=now)
+    return RunDetail(entry, config_effective=settings), viewed_training(run, curves, ())
 
 
 def viewed_training(

@@ -6,7 +6,7 @@ be asked for as long as somebody looks, from several threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
@@ -32,15 +32,20 @@ from osmosis_ai.platform.isolation import isolation_shown
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.read.merging import RunFamily, merge
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
-from osmosis_ai.platform.runs.read.training_curves import read_curves
+from osmosis_ai.platform.runs.read.training_curves import read_curves, read_curves_of
 from osmosis_ai.platform.runs.run_files import open_run_file
 from osmosis_ai.platform.runs.stored_journal import records_beside
 from osmosis_ai.platform.runs.training_names import SAMPLES_PATH, conversation_path
 from osmosis_ai.platform.runs.work.sample_files import diagnostics_path
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.changes import read_changes
-from osmosis_ai.platform.viewer.found_runs import find_family, of_family
-from osmosis_ai.platform.viewer.run_details import eval_detail, training_detail, viewed_training
+from osmosis_ai.platform.viewer.found_runs import find_families, find_family, kinds_of, of_family
+from osmosis_ai.platform.viewer.run_details import (
+    compared_training,
+    eval_detail,
+    training_detail,
+    viewed_training,
+)
 from osmosis_ai.platform.viewer.run_lists import WorkspaceRuns
 from osmosis_ai.platform.viewer.sample_lists import SAMPLE_COLUMNS, FamilySamples, sample_entry
 from osmosis_ai.training.runs.curves import TrainingCurves
@@ -237,12 +242,33 @@ class PlatformSource:
                 session, self.workspace_id, kind, run, since=since, leases=self.services.desk.leases
             )
 
-    def run_samples(self, run: str) -> RunSamples:
-        """Return an evaluation as ``evaluation.comparison`` reads it."""
-        from osmosis_ai.platform.viewer.compared_runs import compared_run
+    def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:
+        """Return of which kinds there is a run of each name, in one statement."""
+        with self.services.db.session() as session:
+            return kinds_of(session, self.workspace_id, names)
+
+    def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]:
+        """Return evaluations as ``evaluation.comparison`` reads them, in two statements."""
+        from osmosis_ai.platform.viewer.compared_runs import compared_runs
 
         with self.services.db.session() as session:
-            return compared_run(session, self._family(session, "eval", run))
+            return compared_runs(session, find_families(session, self.workspace_id, "eval", runs))
+
+    def compared_training(self, runs: Sequence[str]) -> Sequence[tuple[RunDetail, TrainingCurves]]:
+        """Return training runs with their settings and curves, in two statements."""
+        with self.services.db.session() as session:
+            found = [each.original for each in find_families(session, self.workspace_id, "training", runs)]
+        curves = read_curves_of(self.services.db, [run.id for run in found])
+        now = self.services.clock.now()
+        return [compared_training(run, curves[run.id], now=now) for run in found]
+
+    def samples_of_row(self, digest: str, runs: Sequence[str], *, limit: int) -> list[list[SampleEntry]]:
+        """Return of each of some evaluations, its retries included, the samples of a row, in two statements."""
+        from osmosis_ai.platform.viewer.compared_runs import samples_of_row
+
+        with self.services.db.session() as session:
+            families = find_families(session, self.workspace_id, "eval", runs)
+            return samples_of_row(session, families, digest, limit=limit)
 
     def _runs(self, session: Session) -> WorkspaceRuns:
         return WorkspaceRuns(session, self.workspace_id, self.services.clock.now(), self.services.desk.leases)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.errors import OsmosisError
@@ -24,9 +24,6 @@ from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_lock import is_running
 from osmosis_ai.viewer.local.recorded import commit_of, moment, recorded_entry, shown_facts
 from osmosis_ai.viewer.source import RunEntry
-
-if TYPE_CHECKING:
-    from osmosis_ai.config.decisions import Decisions
 
 
 @dataclass(frozen=True)
@@ -98,23 +95,6 @@ def _not_told(manifest: Manifest) -> list[str]:
     """Return what a download that was laid out as a run (``downloaded_runs``) does not tell of it, in sentences."""
     said = manifest.provenance.get("not_told")
     return [each for each in said if isinstance(each, str)] if isinstance(said, list) else []
-
-
-def decided_about(known: KnownEvaluation, directory: Path) -> tuple[Decisions | None, Sequence[str]]:
-    """Return what the decide file beside a run's config says, in the workspace around it, and what is wrong there."""
-    from osmosis_ai.workspace.config_files import decisions_of_run
-    from osmosis_ai.workspace.layout import WorkspaceDirectory
-
-    if len(directory.parts) < 4:
-        return None, ()
-    # Git, which knows a workspace everywhere, would be one more process for every page.
-    workspace = WorkspaceDirectory(directory.parents[2])
-    if directory.parent != workspace.evals_dir:
-        return None, ()
-    try:
-        return decisions_of_run(known.entry.config, workspace), ()
-    except OsmosisError as error:
-        return None, (error.with_hint,)
 
 
 def facts_of(known: KnownEvaluation, directory: Path) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ from osmosis_ai.evaluation.attempt_files import (
 )
 from osmosis_ai.evaluation.local_results import JournalNumbers
 from osmosis_ai.evaluation.log_pages import LogDirection, cursor_at, read_log
-from osmosis_ai.evaluation.run_dataset_files import expected_answer, find_dataset_file
+from osmosis_ai.evaluation.run_dataset_files import expected_answer, require_dataset_file
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_places import RunKind, RunPlace, RunPlaces, namesakes
 from osmosis_ai.files import size_of
@@ -38,7 +38,6 @@ from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.viewer.local.evaluations import (
     KnownEvaluation,
     commands_of,
-    decided_about,
     facts_of,
     read_evaluation,
 )
@@ -60,6 +59,7 @@ from osmosis_ai.viewer.source import (
     SampleQuery,
 )
 from osmosis_ai.viewer.validation import known_of, validated_record
+from osmosis_ai.workspace.config_files import decisions_around
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.base import LogPage
@@ -262,13 +262,34 @@ class LocalSource:
         if samples.index.damage is not None and not samples.index.read:
             raise OsmosisError(samples.index.damage)
 
-    def run_samples(self, run: str) -> RunSamples:
-        """Return an evaluation as ``evaluation.comparison`` reads it."""
+    def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:
+        """Return of which kinds there is a run of each name."""
+        return {
+            name: [kind for kind in get_args(RunKind) if self._places.named(kind, name)] for name in names
+        }
+
+    def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]:
+        """Return evaluations as ``evaluation.comparison`` reads them."""
+        return [self._run_samples(run) for run in runs]
+
+    def compared_training(self, runs: Sequence[str]) -> Sequence[tuple[RunDetail, TrainingCurves]]:
+        """Return training runs with their curves."""
+        return [(self.run("training", run), self.curves(run)) for run in runs]
+
+    def samples_of_row(self, digest: str, runs: Sequence[str], *, limit: int) -> list[list[SampleEntry]]:
+        """Return of each of some evaluations its samples of a row."""
+        opened = [self._samples(self._place("eval", run))[0] for run in runs]
+        return [samples.of_digest(digest, limit=limit) for samples in opened]
+
+    def _run_samples(self, run: str) -> RunSamples:
         from osmosis_ai.evaluation.local_samples import read_local_samples
 
         directory = self._place("eval", run).path
         samples = read_local_samples(directory)
-        return replace(samples, name=run, open_dataset=lambda: _dataset(samples, directory))
+        decided, _ = decisions_around(samples.inputs.config, directory)
+        reward_range = decided.reward_range if decided is not None else None
+        opened = partial(require_dataset_file, samples, directory)
+        return replace(samples, name=run, reward_range=reward_range, open_dataset=opened)
 
     def _place(self, kind: RunKind, name: str) -> RunPlace:
         place = self._places.named(kind, name)
@@ -286,7 +307,7 @@ class LocalSource:
         problems = [*known.problems, *(each for each in samples.index.problems if each not in known.problems)]
         if progress is not None:
             problems.append(_PARTLY_READ.format(share=progress))
-        decided, refused = decided_about(known, place.path)
+        decided, refused = decisions_around(known.entry.config, place.path)
         problems += refused
         return RunDetail(
             summary=known.entry,
@@ -334,19 +355,6 @@ class LocalSource:
         record = samples.index.record(row * samples.index.n + attempt)
         rollout_id = record.rollout_id if record is not None else "-"
         return AttemptFiles(samples.index.directory, rollout_id, row, attempt)
-
-
-def _dataset(run: RunSamples, directory: Path) -> Path:
-    """Return the file of a run's dataset, of this machine alone.
-
-    Raises:
-        OsmosisError: there is none, or it has changed.
-    """
-    found = find_dataset_file(run, directory)
-    if found is None:
-        name = run.inputs.dataset_name or "which it does not name"
-        raise NotFoundError(f"the dataset of the run {run.name} ({name}) is not on this machine.")
-    return found
 
 
 def _bytes_seen(since: str) -> int:

@@ -12,7 +12,7 @@ from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.pages import compare_evaluations, compare_training
 from osmosis_ai.viewer.queries import Words, query_string, word
-from osmosis_ai.viewer.source import RunDetail, SampleEntry
+from osmosis_ai.viewer.source import SampleEntry
 
 _MOST_RUNS = 10
 _MOST_PLACES = 1_000
@@ -33,23 +33,18 @@ def page(view: Viewing, words: Words) -> RenderedPage:
     given = {"title": "Compare", "names": names, "turned": turned, "again": here}
     if len(names) < 2:
         return RenderedPage("compare.html", {**given, "itself": len(given_names) > 1})
-    # Of the others that is asked where it is shown: a platform takes six statements to tell all of a run.
-    last = _found(view, names[-1], word(words, "kind"))
-    if last.summary.kind == "training":
-        runs = [*_others(view, names, words, last), last]
-        return RenderedPage("compare_training.html", {**given, **compare_training.found(view, names, runs)})
-    # As `eval compare` has it: the file beside the last run's config says between what rewards lie.
-    options = compare_evaluations.options_of(words, last.decided.reward_range if last.decided else None)
-    choices = compare_evaluations.choices(words)
+    options = compare_evaluations.options_of(words)
+    kind = _kind(view, names, words)
     try:
+        if kind == "training":
+            return RenderedPage("compare_training.html", {**given, **compare_training.found(view, names)})
+        given |= compare_evaluations.choices(words)
         found = compare_evaluations.found(view, names, options)
-    except NotFoundError:
-        _others(view, names, words, last)
-        raise
+        return RenderedPage("compare_evaluations.html", {**given, **found})
     except OsmosisError as error:
+        _kind(view, names, words)  # says which of them was deleted meanwhile
         told = {"refused": error.message, "mended_by": compare_evaluations.allowance_for(error)}
-        return RenderedPage("compare.html", {**given, **choices, **told})
-    return RenderedPage("compare_evaluations.html", {**given, **choices, **found})
+        return RenderedPage("compare.html", {**given, **told})
 
 
 def row(view: Viewing, words: Words) -> Response:
@@ -59,11 +54,8 @@ def row(view: Viewing, words: Words) -> Response:
         NotFoundError: no run has it.
     """
     names, digest = list(words.get("run", ()))[:2], word(words, "row") or ""
-    places: dict[str, SampleEntry] = {}
-    for run, sample in view.source.elsewhere(digest, limit=_MOST_PLACES):
-        if run.name in names and (run.name not in places or _tells_more(sample, places[run.name])):
-            places[run.name] = sample
-    there = [(name, places[name]) for name in names if name in places]
+    found = zip(names, view.source.samples_of_row(digest, names, limit=_MOST_PLACES), strict=True)
+    there = [(name, min(samples, key=_telling)) for name, samples in found if samples]
     if not there:
         raise NotFoundError("neither run has this row, or which rows they have was not recorded.")
     address = view.sample_href(there[0][0], there[0][1].row, there[0][1].attempt)
@@ -73,25 +65,31 @@ def row(view: Viewing, words: Words) -> Response:
     return RedirectResponse(address, status_code=303)
 
 
-def _tells_more(one: SampleEntry, other: SampleEntry) -> bool:
-    """Whether an attempt is rather read than another one: failed ones tell why, and the first is the first."""
-    return (one.passed is not False, one.attempt) < (other.passed is not False, other.attempt)
+def _telling(sample: SampleEntry) -> tuple[bool, int]:
+    """Return by what attempts are sorted for who reads one: failed ones tell why, and the first is the first."""
+    return sample.passed is not False, sample.attempt
 
 
-def _others(view: Viewing, names: Sequence[str], words: Words, last: RunDetail) -> list[RunDetail]:
-    others = [_found(view, name, word(words, "kind")) for name in names[:-1]]
-    if any(each.summary.kind != last.summary.kind for each in others):
+def _kind(view: Viewing, names: Sequence[str], words: Words) -> RunKind:
+    """Return of which kind all the runs are.
+
+    Raises:
+        OsmosisError: NOT_FOUND, one is not there; VALIDATION, they are of two kinds.
+    """
+    asked: Mapping[str | None, Sequence[RunKind]] = {"training": ("training",), "eval": ("eval",)}
+    wanted = asked.get(word(words, "kind"), ("eval", "training"))
+    there = view.source.kinds(names)
+    for kind in wanted:
+        if all(kind in there[name] for name in names):
+            return kind
+    missing = next((name for name in names if not {*wanted} & {*there[name]}), None)
+    if missing is None:
         raise OsmosisError("an evaluation and a training run can not be compared.")
-    return others
-
-
-def _found(view: Viewing, name: str, given: str | None) -> RunDetail:
-    kinds: Mapping[str | None, Sequence[RunKind]] = {"training": ("training",), "eval": ("eval",)}
     nearest: list[list[str]] = []
-    for kind in kinds.get(given, ("eval", "training")):
+    for kind in wanted:
         try:
-            return view.source.run(kind, name)
+            view.source.run(kind, missing)
         except NotFoundError as error:
             nearest.append([f"{SECTIONS[kind]}/{near}" for near in error.details.get("nearest", ())])
     of_each = [near for best in zip_longest(*nearest) for near in best if near is not None]
-    raise NotFoundError(f"there is no run '{name[:200]}' to compare.", details={"nearest": of_each[:3]})
+    raise NotFoundError(f"there is no run '{missing[:200]}' to compare.", details={"nearest": of_each[:3]})

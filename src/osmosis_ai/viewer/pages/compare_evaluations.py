@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from osmosis_ai.errors import OsmosisError
@@ -51,7 +52,9 @@ def found(view: Viewing, names: Sequence[str], options: engine.CompareOptions) -
     def row_href(key: str, runs: tuple[str, str]) -> str:
         return view.href("compare", "row") + query_string({"run": runs, "row": key})
 
-    baseline, *others = runs = [view.source.run_samples(name) for name in names]
+    baseline, *others = runs = view.source.run_samples(names)
+    # As `eval compare` has it: the file beside the last run's config says between what rewards lie.
+    options = replace(options, reward_range=runs[-1].reward_range)
     return shown(engine.compare_runs(baseline, others, options), runs, row_href)
 
 
@@ -80,8 +83,8 @@ def shown(
     }
 
 
-def options_of(words: Words, reward_range: tuple[float, float] | None) -> engine.CompareOptions:
-    """Return how an address asks to compare runs whose rewards lie in a range, where that is known.
+def options_of(words: Words) -> engine.CompareOptions:
+    """Return how an address asks to compare runs.
 
     Raises:
         OsmosisError: VALIDATION, a word makes no sense.
@@ -94,7 +97,6 @@ def options_of(words: Words, reward_range: tuple[float, float] | None) -> engine
         metric=word(words, "metric"),
         slices=tuple(dict.fromkeys(filter(None, slices))),
         rows_shown=_ROWS_SHOWN,
-        reward_range=reward_range,
         allowances=Allowances(**{name: name in allowed for name in ALLOWANCES}),
     )
 

@@ -18,10 +18,11 @@ from osmosis_ai.viewer.source import RunDetail
 _DRAWN = ("rollout/raw_reward", "eval/validation/reward", "train/kl_base", "rollout/response_lengths")
 
 
-def found(view: Viewing, names: Sequence[str], details: Sequence[RunDetail]) -> dict[str, Any]:
+def found(view: Viewing, names: Sequence[str]) -> dict[str, Any]:
     """Return the values of the page about the runs of these names; every run is compared with the first."""
-    curves = [view.source.curves(name) for name in names]
-    runs = [_compared(detail, own) for detail, own in zip(details, curves, strict=True)]
+    told = view.source.compared_training(names)
+    curves = [own for _, own in told]
+    runs = [_compared(detail, own) for detail, own in told]
     differences = [run_differences.compare_training(runs[0], run) for run in runs[1:]]
     return {
         "sentence": " ".join(each.verdict.sentence for each in differences),

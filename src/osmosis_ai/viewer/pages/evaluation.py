@@ -164,7 +164,7 @@ def _slices(
     columns = (named,) if named is not None else decided
     found: list[tuple[str, Sequence[RunSlice], str | None]] = []
     try:
-        samples = view.source.run_samples(detail.summary.name)
+        samples = view.source.run_samples([detail.summary.name])[0]
     except NotFoundError:
         raise
     except OsmosisError as error:

@@ -19,9 +19,16 @@ VALIDATION = "validation"
 
 # Plain columns: a long run has hundreds of thousands of points.
 _POINTS = (
-    select(DbMetricPoint.key, DbMetricPoint.step, DbMetricPoint.value, DbMetricPoint.timestamp)
-    .where(DbMetricPoint.run_id == bindparam("run_id"))
-    .order_by(DbMetricPoint.key, DbMetricPoint.step)
+    select(
+        DbMetricPoint.run_id,
+        DbMetricPoint.key,
+        DbMetricPoint.step,
+        DbMetricPoint.value,
+        DbMetricPoint.timestamp,
+    )
+    .where(DbMetricPoint.run_id.in_(bindparam("run_ids", expanding=True)))
+    .order_by(DbMetricPoint.run_id, DbMetricPoint.key, DbMetricPoint.step)
+    .execution_options(yield_per=5000)
 )
 _POSITION = {key: position for position, key in enumerate(TITLES)}
 
@@ -70,13 +77,19 @@ class MetricCurve:
 
 def read_curves(db: Database, run_id: str) -> list[MetricCurve]:
     """Return a run's curves in the order people want to see them; metrics of other trainers come last."""
+    return read_curves_of(db, [run_id])[run_id]
+
+
+def read_curves_of(db: Database, run_ids: Sequence[str]) -> dict[str, list[MetricCurve]]:
+    """Return the curves of each of some runs as :func:`read_curves`, in one statement."""
+    found: dict[str, list[MetricCurve]] = {run_id: [] for run_id in run_ids}
     with db.session() as session:
-        rows = session.execute(_POINTS, {"run_id": run_id}).all()
-    curves = [
-        MetricCurve(key, [CurvePoint(*row[1:]) for row in points])
-        for key, points in groupby(rows, key=lambda row: row[0])
-    ]
-    return sorted(curves, key=lambda curve: (_POSITION.get(curve.key, len(_POSITION)), curve.key))
+        rows = session.execute(_POINTS, {"run_ids": list(run_ids)})
+        for (run_id, key), points in groupby(rows, key=lambda row: (row[0], row[1])):
+            found[run_id].append(MetricCurve(key, [CurvePoint(*row[2:]) for row in points]))
+    for curves in found.values():
+        curves.sort(key=lambda curve: (_POSITION.get(curve.key, len(_POSITION)), curve.key))
+    return found
 
 
 def validation_of(curves: Sequence[MetricCurve]) -> ValidationHeadline | None:

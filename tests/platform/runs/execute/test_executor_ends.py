@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
-from osmosis_ai.platform.blobs.store import BlobStoreBusy
+from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.execute.worker_process import ENDED, LEASE_LOST, NOT_MINE, SET_BACK
@@ -221,3 +221,24 @@ def test_a_run_that_is_given_up_while_the_store_is_away_ends_without_its_journal
         bench.executor.round()
         clock.advance(1)
     assert (bench.run(run_id).status, bench.run(run_id).journal_blob) == ("stopped", None)
+
+
+def test_a_given_up_run_whose_files_can_not_be_deleted_ends_no_round_but_its_own(
+    bench: Bench, member: Member, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> NoReturn:
+        raise BlobStoreError("the bucket says: AccessDenied.")
+
+    run_id = bench.add("a", member)
+    with monkeypatch.context() as patched:
+        gives_up_while_the_store_is_away(bench, clock, patched, run_id)
+        bench.executor.round()
+        assert bench.run(run_id).status == "running"
+    monkeypatch.setattr(type(bench.services.blobs), "delete_below", refused)
+    clock.advance(1)
+    with pytest.raises(BlobStoreError):
+        bench.executor.round()
+    assert bench.run(run_id).status == "failed"
+    bench.add("b", member)
+    bench.executor.round()
+    assert bench.order[-1] == "b"

@@ -72,14 +72,15 @@ class GivenUpRuns:
         """
         lease = self._leases.claim(run_id, secrets.token_urlsafe(24))
         if lease is not None:
-            self._endings[run_id] = _Ending(lease, verdict)
-            self._say(self._endings[run_id])
+            self._say(_Ending(lease, verdict))
 
     def say_again(self) -> None:
         """Say those ends again that the store has kept from being said."""
         now = self._clock.monotonic()
-        for ending in list(self._endings.values()):
+        for run_id, ending in list(self._endings.items()):
             if now >= ending.not_before:
+                # What fails for another reason is not said again: it would end every round, for all other runs.
+                del self._endings[run_id]
                 self._say(ending)
 
     def _say(self, ending: _Ending) -> None:
@@ -97,10 +98,10 @@ class GivenUpRuns:
             if not ending.not_before:
                 self._tell(run_id, f"ends when what it has recorded can be kept: {error}")
             ending.not_before = self._clock.monotonic() + _EVERY_S
+            self._endings[run_id] = ending
             return
         except LeaseLostError:
-            lost = None
-        del self._endings[run_id]
+            return
         if lost is not None:
             self._tell(run_id, lost)
 

@@ -197,7 +197,7 @@ def test_a_model_is_deployed_and_taken_back_by_who_may(
     assert "disabled" in theirs.text and "that needs the role" in theirs.text
     form = {"csrf": csrf_of(theirs)}
     refused = browser.post("/fern/models/trained-5/undeploy", data=form)
-    assert refused.status_code == 409 and "needs the role &#39;admin&#39;" in refused.text
+    assert refused.status_code == 403 and "needs the role &#39;admin&#39;" in refused.text
     assert services.lora_models.get(member.workspace.id, "trained-5").model.deployment_status == "active"
 
 

@@ -76,7 +76,7 @@ def _asking(kind: RunKind, action: RunAction) -> Callable[..., Response]:
         try:
             return _confirm(page, run, action, propose(page, run, action))
         except (ApiError, OsmosisError) as error:
-            return _confirm(page, run, action, None, problem=_problem(error), status=409)
+            return _confirm(page, run, action, None, problem=_problem(error), status=_status(error))
 
     return ask
 
@@ -93,7 +93,7 @@ def _doing(kind: RunKind, action: RunAction) -> Callable[..., Response]:
         except NotFoundError:
             raise
         except (ApiError, OsmosisError) as error:
-            return _confirm(page, run, action, None, problem=_problem(error), status=409)
+            return _confirm(page, run, action, None, problem=_problem(error), status=_status(error))
         return RedirectResponse(page.href(SECTIONS[kind], led_to), status_code=303)
 
     return do
@@ -129,7 +129,7 @@ def _change_deployment(
         change = deploy_lora_model if action == "deploy" else undeploy_lora_model
         change(page.services, scope_of(page, repository_of(page, None)), name)
     except (ApiError, OsmosisError) as error:
-        return page.message("Models", _problem(error), status=409, tab=("models",))
+        return page.message("Models", _problem(error), status=_status(error), tab=("models",))
     if was_active != (action == "deploy"):
         note_in_log(page, found.model.run_id, f"{action}ed `{name}`")
     return RedirectResponse(page.href("models", name), status_code=303)
@@ -156,6 +156,11 @@ def _confirm(
         once=secrets.token_hex(16),
         back=page.href(section, run.name),
     )
+
+
+def _status(error: ApiError | OsmosisError) -> int:
+    """Return 403 for who has not the right, as the API does; what can not be done now is a conflict."""
+    return 403 if isinstance(error, ApiError) and error.status == 403 else 409
 
 
 def _problem(error: ApiError | OsmosisError) -> str:

@@ -11,7 +11,7 @@ import pytest
 from osmosis_ai.ui.charts.bars import bars, bins, counted_histogram, histograms, waterfall
 from osmosis_ai.ui.charts.comparisons import forest, scatter
 from osmosis_ai.ui.charts.curves import line, sparkline
-from osmosis_ai.ui.charts.drawing import ChartMark, ChartPoint, ChartSeries, SvgChart, TimeSpan
+from osmosis_ai.ui.charts.drawing import LEFT, ChartMark, ChartPoint, ChartSeries, SvgChart, TimeSpan
 
 NAN = float("nan")
 HOSTILE = "</svg><script>alert(1)</script>\u202e{{ 7 }}"
@@ -128,6 +128,17 @@ def test_three_long_curves_are_a_small_drawing_with_a_short_table() -> None:
     assert chart.notes == ["The table has 100 of 1,000 places of step."]
 
 
+@pytest.mark.parametrize(
+    ("most", "longest"), [(0.00076, "0.0006"), (0.001, "0.0005"), (-0.0007, "-0.0006"), (400_000.0, "400000")]
+)
+def test_the_numbers_of_an_axis_have_room_beside_it(most: float, longest: str) -> None:
+    chart = line([ChartSeries("a", [ChartPoint(0, 0.0), ChartPoint(9, most)])], label="", axis="step")
+    numbers = re.findall(r'<text class="tick end" x="([^"]*)" y="[^"]*">([^<]*)</text>', chart.svg)
+    assert longest in {each for _, each in numbers}
+    # A digit of the 12 pixels that kit.css gives text is 7.7 pixels wide at most.
+    assert all(float(x) >= 7.7 * len(each) for x, each in numbers), numbers
+
+
 def drawn_points(chart: SvgChart, kind: str) -> list[tuple[float, float]]:
     """Follow the path of a class and return where it goes."""
     (path,) = re.findall(rf'<path class="{kind}" d="M([^"]*)"', chart.svg)
@@ -144,9 +155,9 @@ def test_a_thinned_curve_keeps_its_ends_and_its_single_outlier() -> None:
     chart = line([ChartSeries("a", points)], label="", axis="step")
     places = drawn_points(chart, "line-1")
     assert len(places) < 600
-    assert places[0][0] == pytest.approx(44, abs=0.2) and places[-1][0] == pytest.approx(546, abs=0.2)
+    assert places[0][0] == pytest.approx(LEFT, abs=0.2) and places[-1][0] == pytest.approx(546, abs=0.2)
     top = min(places, key=lambda place: place[1])
-    assert top[0] == pytest.approx(44 + 502 * 777 / 1999, abs=2.1)
+    assert top[0] == pytest.approx(LEFT + (546 - LEFT) * 777 / 1999, abs=2.1)
     assert sum(y < 200 for _, y in places) == 1
 
 

@@ -162,3 +162,19 @@ def test_training_runs_have_their_curves_over_each_other_and_the_settings_that_d
     )
     assert "training.rollout_batch_size" in text and ">16<" in text
     assert text.count("<svg viewBox") >= 2 and "0.800" in text
+    assert "under 90 % scored" not in text
+
+
+def test_a_validation_with_few_scores_is_hollow_beside_others_too() -> None:
+    made = {name: learned(name, 0.01, 8) for name in ("whole", "part")}
+    detail, curves = made["part"]
+    few = [replace(point, over=4) for point in curves.points("eval/validation/reward")]
+    made["part"] = detail, replace(curves, curves=[curves.curves[0], replace(curves.curves[1], points=few)])
+    source = FakeSource(
+        [detail.summary for detail, _ in made.values()],
+        {name: detail for name, (detail, _) in made.items()},
+        curves_of={name: curves for name, (_, curves) in made.items()},
+    )
+    text = page_text(visitor(source).get("/compare?run=whole&run=part"))
+    assert 'line-2 hollow"' in text and 'line-1 hollow" d="M7.0' in text
+    assert "over 4, under 90 % scored" in text and "over 8, under" not in text

@@ -104,6 +104,19 @@ def test_a_validation_with_few_scores_is_hollow_and_the_page_says_so() -> None:
     assert "under 90 % scored" in text and "0.200 (0.100 to 0.300) over 4, under 90 % scored" in text
 
 
+@pytest.mark.parametrize(
+    ("few", "said"),
+    [
+        ([3, 6], "after steps 3, 6, under 90 %"),
+        (list(range(1, 12)), "after 11 steps, the last of them 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, under 90 %"),
+    ],
+)
+def test_validations_with_few_scores_are_named_by_their_steps(few: list[int], said: str) -> None:
+    points = [CurveValue(step, 0.5, over=4, of=8) for step in few]
+    curves = TrainingCurves([ViewedCurve("eval/validation/reward", "Validation reward", points)])
+    assert said in page_text(visitor(a_source(curves)).get("/training/keen-owl-2"))
+
+
 def test_smoothing_leaves_the_raw_line_to_be_seen_and_stands_in_the_address() -> None:
     pages = visitor(a_source(learned()))
     assert ' raw"' not in page_text(pages.get("/training/keen-owl-2"))

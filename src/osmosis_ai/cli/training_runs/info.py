@@ -94,6 +94,7 @@ def _local_info(
         *(("Problem", Styled(problem, "bad")) for problem in found.detail.problems),
         ("Started", Timestamp(started.isoformat()) if started is not None else None),
         ("Reward", formats.compact(entry.reward)),
+        *(found.validation.facts() if found.validation is not None else ()),
     ]
     trends = tables.is_wide_terminal(current())
     blocks: list[Block] = [

@@ -13,6 +13,7 @@ from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredErro
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.training_runs import TrainingMetrics
     from osmosis_ai.training.runs.curves import TrainingCurves
+    from osmosis_ai.training.runs.validation_headline import ValidationHeadline
     from osmosis_ai.viewer.source import RunDetail
 
 
@@ -25,6 +26,11 @@ class LocalTraining:
     curves: TrainingCurves
     metrics: TrainingMetrics
 
+    @property
+    def validation(self) -> ValidationHeadline | None:
+        """What the newest validation came to; None before there is one."""
+        return self.curves.headline()
+
     def data(self) -> dict[str, Any]:
         """Return it as scripts see it."""
         from osmosis_ai.services.eval_runs.local_runs import local_item
@@ -34,6 +40,7 @@ class LocalTraining:
             "config": dict(self.detail.config_effective),
             "config_written": self.detail.config_written,
             "problems": list(self.detail.problems),
+            "validation": self.validation.to_json() if self.validation is not None else None,
             "checkpoints": [
                 {"name": saved.name, "step": saved.step, "reward": saved.reward, "size_bytes": saved.size}
                 for saved in self.curves.checkpoints

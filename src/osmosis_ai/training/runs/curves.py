@@ -36,6 +36,7 @@ from osmosis_ai.training.runs.metrics import (
     read_history,
 )
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from osmosis_ai.training.runs.validation_headline import CURVES, ValidationHeadline
 
 _MOST_LOG_BYTES = 32 << 20
 _LARGEST_STEP = 2**53 - 1
@@ -103,6 +104,18 @@ class TrainingCurves:
     marks: Sequence[CurveMark] = ()
     checkpoints: Sequence[SavedAdapter] = ()
     validation: ValidatedRows | None = None
+
+    def points(self, key: str) -> Sequence[CurveValue]:
+        """Return a curve's points; none where there is no such curve."""
+        return next((curve.points for curve in self.curves if curve.key == key), ())
+
+    def headline(self) -> ValidationHeadline | None:
+        """Return what the newest validation came to; None before there is one."""
+        told: dict[str, list[tuple[int, float]]] = {}
+        for last in self.points(VALIDATION_REWARD)[-1:]:
+            values = zip(CURVES, (last.value, last.low, last.high, last.over, last.of), strict=True)
+            told = {key: [(last.step, value)] for key, value in values if value is not None}
+        return ValidationHeadline.of(told)
 
 
 def viewed_curves(

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from osmosis_ai.ui.text import visible
 
-WIDTH, LEFT, RIGHT = 560, 44, 14
+WIDTH, LEFT, RIGHT = 560, 60, 14
 _COLOURS = 7
 """Of kit.css; the eighth series has the first colour again, and another shape."""
 

@@ -12,7 +12,7 @@ from osmosis_ai.training.runs.run_differences import ComparedTraining, TrainingD
 from osmosis_ai.ui.charts.drawing import ChartSeries, SvgChart
 from osmosis_ai.ui.numbers import MISSING
 from osmosis_ai.viewer.access import Viewing
-from osmosis_ai.viewer.pages.training import chart_points
+from osmosis_ai.viewer.pages.training import HOLLOW, chart_points
 from osmosis_ai.viewer.source import RunDetail
 
 _DRAWN = ("rollout/raw_reward", "eval/validation/reward", "train/kl_base", "rollout/response_lengths")
@@ -59,8 +59,8 @@ def _charts(names: Sequence[str], curves: Sequence[TrainingCurves]) -> Iterator[
             if curve.key == key and curve.points
         ]
         if len(drawn) >= 2:
-            series = [ChartSeries(name, chart_points(curve, hollow=False)) for name, curve in drawn]
-            yield line(series, label=drawn[0][1].title, axis="step")
+            series = [ChartSeries(name, chart_points(curve)) for name, curve in drawn]
+            yield line(series, label=drawn[0][1].title, axis="step", hollow=HOLLOW)
 
 
 def _settings(names: Sequence[str], differences: Sequence[TrainingDifferences]) -> ComparedTable:

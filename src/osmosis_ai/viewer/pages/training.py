@@ -12,7 +12,6 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.headline import LEAST_SCORED
 from osmosis_ai.training.runs.curves import CurveValue, TrainingCurves, ViewedCurve
 from osmosis_ai.training.runs.metrics import TITLES, VALIDATION_REWARD
-from osmosis_ai.training.runs.validation_headline import CURVES, ValidationHeadline
 from osmosis_ai.ui.charts.drawing import ChartMark, ChartPoint, ChartSeries, SvgChart
 from osmosis_ai.ui.numbers import percent
 from osmosis_ai.viewer.access import RenderedPage, Viewing
@@ -35,7 +34,7 @@ _CHARTS: Sequence[tuple[str, Sequence[str]]] = (
 """What is drawn, under which heading; the first two with what happened on the way."""
 _MOST_MARKS = 40
 _LEAST = percent(LEAST_SCORED, digits=0)
-_HOLLOW = f"under {_LEAST} scored"
+HOLLOW = f"under {_LEAST} scored"
 
 
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
@@ -73,9 +72,9 @@ def shown(
         "title": detail.summary.name,
         "run": detail.summary,
         "detail": detail,
-        "validation": _validation(curves),
-        "rewards": _points(curves, "rollout/raw_reward"),
-        "hollow": [each.step for each in _points(curves, VALIDATION_REWARD) if is_hollow(each)],
+        "validation": curves.headline(),
+        "rewards": curves.points("rollout/raw_reward"),
+        "hollow": [each.step for each in curves.points(VALIDATION_REWARD) if is_hollow(each)],
         "least": _LEAST,
         "charts": list(_charts(curves, smoothing)) if draws else [],
         "smoothing": smoothing,
@@ -115,20 +114,6 @@ def _smoothing(words: Words) -> float:
     return weight
 
 
-def _validation(curves: TrainingCurves) -> ValidationHeadline | None:
-    """Return what the newest validation came to, in the words of ``train info``."""
-    told: dict[str, list[tuple[int, float]]] = {}
-    for last in _points(curves, VALIDATION_REWARD)[-1:]:
-        values = zip(CURVES, (last.value, last.low, last.high, last.over, last.of), strict=True)
-        told = {key: [(last.step, value)] for key, value in values if value is not None}
-    return ValidationHeadline.of(told)
-
-
-def _points(curves: TrainingCurves, key: str) -> Sequence[CurveValue]:
-    """Return a curve's points; none where there is no such curve."""
-    return next((curve.points for curve in curves.curves if curve.key == key), ())
-
-
 def is_hollow(point: CurveValue) -> bool:
     """Tell whether a point stands on too little of what it was to stand on."""
     return point.over is not None and point.of is not None and point.over < LEAST_SCORED * point.of
@@ -151,14 +136,14 @@ def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
                 # A validation stands on enough samples of its own to be read as it is, and is drawn with its interval.
                 smoothing=0.0 if keys[0].startswith("eval/") else smoothing,
                 marks=marks if place < 2 else (),
-                hollow=_HOLLOW,
+                hollow=HOLLOW,
             )
 
 
-def chart_points(curve: ViewedCurve, *, hollow: bool = True) -> list[ChartPoint]:
-    """Return a curve's points as charts take them; ``hollow`` is whether some are drawn as such."""
+def chart_points(curve: ViewedCurve) -> list[ChartPoint]:
+    """Return a curve's points as charts take them."""
     return [
-        ChartPoint(point.step, point.value, point.low, point.high, point.over, hollow and is_hollow(point))
+        ChartPoint(point.step, point.value, point.low, point.high, point.over, is_hollow(point))
         for point in curve.points
     ]
 

@@ -160,6 +160,14 @@ class Told(TrainingHooks):
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
     latest: SamplingProgress | None = None
     on_step: Callable[[StepRecord], None] = lambda _: None
+    rests: list[Callable[[], None]] = field(default_factory=list)
+
+    async def goes_on(self) -> bool:
+        """Go on as often as there is a rest to do meanwhile."""
+        if not self.rests:
+            return False
+        self.rests.pop(0)()
+        return True
 
     def note(self, message: str) -> None:
         self.notes.append(message)

@@ -159,6 +159,41 @@ async def test_a_stopped_run_goes_on_to_the_history_of_an_undisturbed_one(tmp_pa
     assert world.learner.seen == undisturbed.learner.seen
 
 
+@pytest.mark.parametrize(("hang_in", "hang_at"), [("valid", 0), ("train", 3), ("valid", 2), ("valid", 4)])
+@pytest.mark.parametrize("max_staleness", [0, 2])
+async def test_a_run_that_is_let_go_on_behind_a_stop_does_so_with_what_is_loaded(
+    tmp_path, hang_in, hang_at, max_staleness
+):
+    undisturbed = LoopWorld(tmp_path / "undisturbed", eval_interval=2)
+    (tmp_path / "undisturbed").mkdir(exist_ok=True)
+    await undisturbed.run()
+
+    world = LoopWorld(tmp_path / "stopped", eval_interval=2, max_staleness=max_staleness)
+    world.runner.hang_at, world.runner.hang_in = hang_at, hang_in
+    asked_at_rest = []
+
+    def rest() -> None:
+        assert world.runner.cancelled
+        assert not world.loop._batches, "nothing is made meanwhile"
+        asked_at_rest.append(len(world.runner.asked))
+        world.runner.hang_at = None
+        if len(asked_at_rest) == 1:
+            world.loop.stop()  # cut off again, before anything is begun
+
+    world.told.rests = [rest, rest]
+    running = asyncio.create_task(world.run())
+    await world.runner.hanging.wait()
+    world.loop.stop()
+    assert (await running).because == "finished"
+    assert asked_at_rest[0] == asked_at_rest[1], (
+        "a stop that came before anything was begun lets nothing begin"
+    )
+    key = "eval/validation/reward"
+    calm, stormy = (series(list(read_history(each.history.path)), key) for each in (undisturbed, world))
+    assert stormy == calm
+    assert max_staleness or world.learner.seen == undisturbed.learner.seen
+
+
 async def test_a_validation_that_a_stop_cut_off_is_made_by_who_goes_on_and_stands_once(tmp_path):
     undisturbed = LoopWorld(tmp_path / "undisturbed", eval_interval=2)
     (tmp_path / "undisturbed").mkdir(exist_ok=True)

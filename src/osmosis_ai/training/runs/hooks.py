@@ -93,6 +93,10 @@ class TrainingHooks:
     def started(self, stop: Callable[[], None]) -> None:
         """Take the function that stops the run gracefully; it may be called from any thread."""
 
+    async def goes_on(self) -> bool:
+        """Tell a run that was stopped whether it goes on after all, with all that is loaded; nothing is made meanwhile."""
+        return False
+
 
 class LoggedHooks(TrainingHooks):
     """Passes everything on, and writes what is worth keeping into the run's log."""
@@ -139,3 +143,6 @@ class LoggedHooks(TrainingHooks):
 
     def started(self, stop: Callable[[], None]) -> None:
         self._hooks.started(stop)
+
+    async def goes_on(self) -> bool:
+        return await self._hooks.goes_on()

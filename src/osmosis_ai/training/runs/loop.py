@@ -172,20 +172,38 @@ class TrainingLoop:
 
     async def _run(self) -> Ending:
         last = self._parts.order.total_steps
-        try:
-            if self.state.step == 0:
-                await self._measure_base()
-            elif await asyncio.to_thread(self._lacks_validation):
-                await self._validate_alone("validating the policy where the run was interrupted")
-            for step in range(self.state.step + 1, last + 1):
-                await self._take_step(step)
-                if ending := self.state.end_without_signal(self._parts.learner.updates):
+        is_going = True
+        while is_going:
+            try:
+                if ending := await self._take_steps(last):
                     return ending
-        except _Stopped:
-            if self.state.step < last:
-                return Ending("stopped", f"stopped after step {self.state.step} of {last}.")
+                is_going = False
+            except _Stopped:
+                is_going = await self._goes_on()
+                if not is_going and self.state.step < last:
+                    return Ending("stopped", f"stopped after step {self.state.step} of {last}.")
         self.state.require_a_reward()
         return Ending("finished", f"all {last} steps are done.")
+
+    async def _take_steps(self, last: int) -> Ending | None:
+        """Take the steps that are left; return why no more of them are worth it, if they are not."""
+        if self._stop.is_set():
+            raise _Stopped
+        if await asyncio.to_thread(self._lacks_validation):
+            began = "before the first step" if self.state.step == 0 else "where the run was interrupted"
+            await self._validate_alone(f"validating the policy {began}")
+        for step in range(self.state.step + 1, last + 1):
+            await self._take_step(step)
+            if ending := self.state.end_without_signal(self._parts.learner.updates):
+                return ending
+        return None
+
+    async def _goes_on(self) -> bool:
+        """Rest, with everything as it stands after the last step; return whether the run goes on from there after all."""
+        await self._abandon_batches()
+        # Before it is asked: what is said from then on is another stop.
+        self._stop.clear()
+        return await self._hooks.goes_on()
 
     # --- one step ---------------------------------------------------------------------------------
 
@@ -290,17 +308,12 @@ class TrainingLoop:
 
     # --- validation, records, checkpoints -------------------------------------------------------------
 
-    async def _measure_base(self) -> None:
-        """Record step 0: how the policy does before it learned anything."""
-        if self._parts.rows.held_out:
-            await self._validate_alone("validating the policy before the first step")
-
     def _is_due(self, step: int) -> bool:
         due = step % self._settings.eval_interval == 0 or step == self._parts.order.total_steps
         return due and bool(self._parts.rows.held_out)
 
     def _lacks_validation(self) -> bool:
-        """Tell whether an earlier session was stopped while it validated what it had learned in its last step."""
+        """Tell whether the policy is to be validated first: nothing is learned yet, or its last step was cut off at that."""
         step = self.state.step
         return self._is_due(step) and not any(
             record.step == step and VALIDATION_PLANNED in record.metrics

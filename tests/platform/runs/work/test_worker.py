@@ -6,7 +6,7 @@ import asyncio
 import errno
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -21,7 +21,7 @@ from osmosis_ai.evaluation.journal import Journal, JournalWriteError
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.execute.worker_process import ENDED, REFUSED, SET_BACK, STORE_AWAY
-from osmosis_ai.platform.runs.work import eval_work
+from osmosis_ai.platform.runs.work import eval_work, worker
 from osmosis_ai.platform.runs.work.eval_work import EvalWork
 from osmosis_ai.platform.runs.work.inputs import RunInputs
 from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, StoreAwayError
@@ -232,3 +232,105 @@ def test_a_worker_that_is_asked_to_end_says_in_the_runs_log_who_goes_on(
     assert worked(bench, run_id, AssertionError("it was left"), monkeypatch) == ENDED
     assert messages(bench, run_id) == [f"the worker was asked to end; {next_one} goes on with the run"]
     assert bench.run(run_id).status == "running"
+
+
+class CutOffs:
+    """A worker of a training run whose platform is heard of when the test says so, and a clock of the test's."""
+
+    def __init__(self, bench: Bench, member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+        run_id = bench.add("a", member, kind="training")
+        self.directory = bench.directory(run_id)
+        self.directory.create()
+        lease = bench.leases.claim(run_id, "w")
+        assert lease is not None
+        self.now = 0.0
+        self.channel = held(bench.services, lease)
+        self.channel._clock = lambda: self.now
+        self.channel.sync()
+        self.channel._answered_at = 0.0
+        inputs = RunInputs(bench.services.config, self.channel, self.directory)
+        self.worker = Worker(self.channel, inputs, self.directory, bench.clock)
+        self.interrupt = self.worker._interrupt
+        self.stops = 0
+        self.interrupt.listen(self._stopped)
+        self.knocks: list[Callable[[], object]] = []
+        waiting = SimpleNamespace(wait=lambda _: self.knocks.pop(0)())
+        monkeypatch.setattr(worker, "threading", SimpleNamespace(Event=lambda: waiting))
+
+    def _stopped(self) -> None:
+        self.stops += 1
+
+    def cut_off(self) -> None:
+        """Let a whole term go by without a word."""
+        self.now += self.channel.term_s
+        self.worker._cut_off()
+
+    def pass_s(self, seconds: float) -> None:
+        self.now += seconds
+
+    def said(self) -> list[str]:
+        return [line.message for line in self.worker._publisher._lines]
+
+
+@pytest.fixture
+def cut_offs(bench: Bench, member: Member, monkeypatch: pytest.MonkeyPatch) -> CutOffs:
+    return CutOffs(bench, member, monkeypatch)
+
+
+def test_what_stands_still_goes_on_when_the_platform_answers_within_a_term_more(cut_offs: CutOffs) -> None:
+    for times in (1, 2):
+        cut_offs.cut_off()
+        assert cut_offs.stops == times
+        cut_offs.knocks = [lambda: cut_offs.pass_s(20.0), cut_offs.channel.sync]
+        assert cut_offs.interrupt.outlast()
+        assert not cut_offs.interrupt, "it can be said anew"
+    assert cut_offs.said() == ["the platform was away for 50 s; the run goes on"] * 2
+
+
+def test_what_was_loaded_while_the_platform_was_away_and_came_back_goes_on_at_once(cut_offs: CutOffs) -> None:
+    cut_offs.cut_off()
+    cut_offs.pass_s(300.0)
+    cut_offs.channel.sync()
+    assert cut_offs.interrupt.outlast()
+    assert cut_offs.said() == ["the platform was away for 30 s; the run goes on"]
+
+
+def test_what_stands_still_ends_one_term_later(cut_offs: CutOffs) -> None:
+    cut_offs.cut_off()
+    cut_offs.knocks = [lambda: cut_offs.pass_s(29.0), lambda: cut_offs.pass_s(1.0)]
+    assert not cut_offs.interrupt.outlast()
+    assert not cut_offs.knocks
+    assert cut_offs.interrupt
+    assert cut_offs.said() == []
+
+
+@pytest.mark.parametrize("asked", ["to leave", "to stop"])
+def test_what_stands_still_ends_where_the_run_is_to(cut_offs: CutOffs, asked: str) -> None:
+    cut_offs.cut_off()
+    if asked == "to leave":
+        cut_offs.knocks = [cut_offs.worker.leave]
+    else:
+        cut_offs.channel.stop_asked = True
+        cut_offs.knocks = [cut_offs.channel.sync]
+    assert not cut_offs.interrupt.outlast()
+    assert cut_offs.interrupt
+    assert cut_offs.said() == []
+
+
+def test_a_lease_that_runs_out_just_as_the_run_is_to_go_on_stops_it(
+    cut_offs: CutOffs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_offs.cut_off()
+    cut_offs.channel.sync()
+    withdraw = cut_offs.interrupt.withdraw
+
+    def late() -> None:
+        # Said while the interrupt is still set, so that nobody hears of it.
+        monkeypatch.setattr(cut_offs.interrupt, "withdraw", withdraw)
+        cut_offs.cut_off()
+        withdraw()
+
+    monkeypatch.setattr(cut_offs.interrupt, "withdraw", late)
+    cut_offs.knocks = [lambda: cut_offs.pass_s(30.0)]
+    assert not cut_offs.interrupt.outlast()
+    assert cut_offs.worker._was_cut_off, "so that it is waited for"

@@ -45,9 +45,15 @@ class WorkResult:
 
 
 class Interrupt:
-    """Says once, from any thread, that the run is to end; whoever listens is told, also afterwards."""
+    """Says once, from any thread, that the run is to end; whoever listens is told, also afterwards.
 
-    def __init__(self) -> None:
+    Args:
+        outlast: waits, for as long as what was begun may stand still, until what ends the run is over; False where it is
+            not, or the run is to end for good.
+    """
+
+    def __init__(self, outlast: Callable[[], bool] = lambda: False) -> None:
+        self.outlast = outlast
         self._lock = threading.RLock()
         self._listener: Callable[[], None] | None = None
         self._is_set = False
@@ -59,6 +65,11 @@ class Interrupt:
                 self._is_set = True
                 if self._listener is not None:
                     self._listener()
+
+    def withdraw(self) -> None:
+        """Take it back; it can be said anew."""
+        with self._lock:
+            self._is_set = False
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` when it is said; at once when it has been."""

@@ -315,6 +315,10 @@ class PublishingHooks(TrainingHooks):
         # By the loop, so that what is about to be started is there to be stopped.
         self._interrupt.listen(lambda: None if loop.is_closed() else stop())
 
+    async def goes_on(self) -> bool:
+        is_back = await asyncio.to_thread(self._interrupt.outlast)
+        return is_back and self._training.refused is None
+
     def _keep(self, keep: Callable[[], None]) -> None:
         keep()
         if self._training.refused is not None:

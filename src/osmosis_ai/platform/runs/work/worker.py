@@ -9,6 +9,7 @@ Nothing is printed unless something went wrong before there was a log to write i
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -89,7 +90,7 @@ class Worker:
     ) -> None:
         self._channel = channel
         self._directory = directory
-        self._interrupt = Interrupt()
+        self._interrupt = Interrupt(self._outlast)
         self._is_leaving = self._is_refused = False
         self._was_cut_off = False
         self._publisher = Publisher(channel, clock, inputs.redactor)
@@ -185,24 +186,34 @@ class Worker:
             is_over = result.outcome is not None or self._is_leaving or self._channel.stop_asked
             if is_over or not self._was_cut_off or not self._wait_for_platform():
                 return result
-            words = f"the platform was away for {self._away_s:.0f} s; the run goes on"
-            self._publisher.log(LogLine(words, level="warning", step="run"))
 
     def _cut_off(self) -> None:
         self._was_cut_off, self._away_s = True, self._channel.silence_s()
         self._interrupt.set()
 
-    def _wait_for_platform(self) -> bool:
-        """Wait until the platform answers again; False where the run is to be left."""
-        waiting = threading.Event()
-        while self._channel.has_run_out():
+    def _outlast(self) -> bool:
+        """Wait for the platform beside a session that stands still: one term more, then its rollout servers have to end."""
+        return self._wait_for_platform(terms=2) and not self._interrupt
+
+    def _wait_for_platform(self, *, terms: float = math.inf) -> bool:
+        """Wait until the platform answers again; False where the run is to be left, or nothing was heard for ``terms``."""
+        waiting, was_cut_off, is_withdrawn = threading.Event(), self._was_cut_off, False
+        # Looked at again behind it: what ran out just before was said to an interrupt that was set.
+        while self._channel.has_run_out() or not is_withdrawn:
+            is_withdrawn = not self._channel.has_run_out()
+            self._was_cut_off = not is_withdrawn
+            if is_withdrawn:
+                self._interrupt.withdraw()
+                continue
             self._away_s = self._channel.silence_s()
-            if self._is_leaving:
+            if self._is_leaving or self._away_s >= terms * self._channel.term_s:
                 return False
             waiting.wait(_KNOCK_S)
-        self._was_cut_off, self._interrupt = False, Interrupt()
         if self._is_leaving or self._channel.stop_asked:
             self._interrupt.set()
+        elif was_cut_off:
+            words = f"the platform was away for {self._away_s:.0f} s; the run goes on"
+            self._publisher.log(LogLine(words, level="warning", step="run"))
         return True
 
     def _farewell(self) -> str:

@@ -20,6 +20,9 @@ _MOST_LEVELS = 64
 
 Level = Literal["debug", "info", "warning", "error"]
 
+PLAN = "plan"
+"""The ``step`` of the line in which a worker of a training run says where it goes on."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogLine:

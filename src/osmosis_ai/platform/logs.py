@@ -103,6 +103,13 @@ class LogStore:
             next_cursor=str(shown[-1].id) if more else None,
         )
 
+    def of_step(self, subject_id: str, step: str, *, limit: int = 100) -> list[LogEntry]:
+        """Return the newest lines about a part of the work, oldest first."""
+        lines = select(DbLogLine).where(DbLogLine.subject_id == subject_id, DbLogLine.step == step)
+        with self._db.session() as session:
+            found = list(session.scalars(lines.order_by(DbLogLine.id.desc()).limit(limit)))
+        return [_entry(line) for line in reversed(found)]
+
     def _rows(self, subject_id: str, lines: Iterable[LogLine], redactor: Redactor) -> list[dict[str, Any]]:
         now = self._clock.now()
         return [

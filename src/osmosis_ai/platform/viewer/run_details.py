@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from osmosis_ai.api.wire.base import LogEntry
 from osmosis_ai.api.wire.eval_runs import RunOrigin
 from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.config.written import config_text
@@ -22,7 +23,7 @@ from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.training_request import effective_training_config, read_training_request
 from osmosis_ai.platform.viewer.run_lists import run_entry
 from osmosis_ai.platform.viewer.sample_lists import FamilySamples
-from osmosis_ai.training.runs.curves import CurveMark, SavedAdapter, TrainingCurves, viewed_curves
+from osmosis_ai.training.runs.curves import CurveMark, SavedAdapter, TrainingCurves, restarts, viewed_curves
 from osmosis_ai.ui.numbers import date
 from osmosis_ai.viewer.source import RunDetail, RunEntry
 
@@ -103,13 +104,24 @@ def compared_training(
 
 
 def viewed_training(
-    run: DbRun, curves: Sequence[MetricCurve], models: Sequence[DbLoraModel]
+    run: DbRun,
+    curves: Sequence[MetricCurve],
+    models: Sequence[DbLoraModel],
+    plans: Sequence[LogEntry] = (),
 ) -> TrainingCurves:
-    """Return the curves of a run, its checkpoints and its newest validation."""
+    """Return the curves of a run, its checkpoints and its newest validation.
+
+    Args:
+        run, curves: the run and what it measured.
+        models: what it saved.
+        plans: what each worker said of its plan.
+    """
+    marks = [CurveMark(model.step, "checkpoint", model.name) for model in models]
+    marks += restarts(plan.details for plan in plans if plan.details)
     metrics = {curve.key: [(point.step, point.value) for point in curve.points] for curve in curves}
     return TrainingCurves(
         viewed_curves(metrics, {curve.key: curve.title for curve in curves}),
-        [CurveMark(model.step, "checkpoint", model.name) for model in models],
+        sorted(marks, key=lambda mark: mark.step),
         [_saved(model) for model in models],
         ValidatedRows(**run.metrics[VALIDATION]) if run.metrics and VALIDATION in run.metrics else None,
     )

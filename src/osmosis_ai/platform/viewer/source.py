@@ -29,7 +29,7 @@ from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.isolation import isolation_shown
-from osmosis_ai.platform.log_lines import storable
+from osmosis_ai.platform.log_lines import PLAN, storable
 from osmosis_ai.platform.runs.read.merging import RunFamily, merge
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.read.training_curves import read_curves, read_curves_of
@@ -221,8 +221,10 @@ class PlatformSource:
         """Return the curves of a training run."""
         with self.services.db.session() as session:
             found = self._family(session, "training", run).original
-        curves = read_curves(self.services.db, found.id)
-        return viewed_training(found, curves, self.services.lora_models.of_run(found.id))
+        services = self.services
+        curves = read_curves(services.db, found.id)
+        models, plans = services.lora_models.of_run(found.id), services.logs.of_step(found.id, PLAN)
+        return viewed_training(found, curves, models, plans)
 
     def validation(self, run: str) -> ValidationSamples | None:
         """Return what became of the samples of a training run's newest validation."""

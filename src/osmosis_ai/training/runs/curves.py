@@ -6,7 +6,7 @@ and is said.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -219,10 +219,7 @@ def _curves(
         if record.validation_rewards:
             with suppress(ValidationError):
                 validation = ValidatedRows(step=record.step, rewards=dict(record.validation_rewards))
-    for session in sessions:
-        done = session.get("steps_done")
-        if isinstance(done, int) and 0 < done <= _LARGEST_STEP:
-            marks.append(CurveMark(done, "restart", f"went on after step {done}"))
+    marks += restarts(sessions)
     saved = [
         SavedAdapter(checkpoint.directory.name, checkpoint.step, reward_at(metrics, checkpoint.step), size)
         for checkpoint in checkpoints_in(directory.checkpoints)
@@ -232,6 +229,14 @@ def _curves(
     return TrainingCurves(
         viewed_curves(metrics), sorted(marks, key=lambda mark: mark.step), saved, validation=validation
     )
+
+
+def restarts(sessions: Iterable[Mapping[str, Any]]) -> Iterator[CurveMark]:
+    """Yield a mark for each session that went on where another had ended, by what it said of its plan."""
+    for session in sessions:
+        done = session.get("steps_done")
+        if isinstance(done, int) and 0 < done <= _LARGEST_STEP:
+            yield CurveMark(done, "restart", f"went on after step {done}")
 
 
 def _readable_history(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:

@@ -96,7 +96,8 @@ class PretendedTrainer:
             Manifest.new("training", {}, {}).write(self.directory.manifest)
         loop = asyncio.get_running_loop()
         self.hooks.started(lambda: loop.call_soon_threadsafe(self.stopped.set))
-        self.hooks.plan(TrainingPlan(self.directory.path, "osmosis/tiny", 100, 5, 32, STEPS, 0, "cpu"))
+        done = max((each.step for each in checkpoints_in(self.directory.checkpoints)), default=0)
+        self.hooks.plan(TrainingPlan(self.directory.path, "osmosis/tiny", 100, 5, 32, STEPS, done, "cpu"))
         ending = type(self).ends(self)
         return TrainingSummary(self.directory.path, ending, 0, STEPS, [])
 
@@ -274,6 +275,21 @@ def test_a_stored_checkpoint_that_can_not_be_used_is_told_and_leaves_nothing_beh
     with pytest.raises(OsmosisError, match="that the run was to go on from can not be used"):
         bench.work()
     assert list(bench.directory.training.path.iterdir()) == []
+
+
+def test_where_another_worker_went_on_is_a_mark_on_the_curves(
+    bench: Bench, ends: Any, services: PlatformServices
+) -> None:
+    ends(is_stopped)
+    bench.work()
+    with services.db.session() as session:
+        source = PlatformSource(services, session.get_one(DbRun, bench.id).workspace_id, SampleCounts())
+    assert {mark.kind for mark in source.curves(bench.name).marks} == {"checkpoint"}
+    ends(goes_on)
+    assert bench.work() == WorkResult("finished")
+    marks = [(mark.step, mark.kind, mark.text) for mark in source.curves(bench.name).marks]
+    assert [each[:2] for each in marks] == [(5, "checkpoint"), (7, "restart"), (STEPS, "checkpoint")]
+    assert marks[1][2] == "went on after step 7"
 
 
 def test_a_finished_run_keeps_the_checkpoints_that_are_due_and_the_last(bench: Bench, ends: Any) -> None:

@@ -29,7 +29,7 @@ from osmosis_ai.api.wire.workers import (
 )
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.log_lines import PLAN, LogLine
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError, UploadLimitError
 from osmosis_ai.platform.runs.training_names import CHECKPOINTS, RESUME, RESUME_FILE
 from osmosis_ai.platform.runs.work.training_sink import TrainingSink
@@ -284,7 +284,8 @@ class PublishingHooks(TrainingHooks):
         self._interrupt = interrupt
 
     def plan(self, plan: TrainingPlan) -> None:
-        self._say(_described(plan), step="plan")
+        done = {"steps_done": plan.steps_done}  # where the run's page marks that it went on
+        self._publisher.log(LogLine(_described(plan), step=PLAN, details=done))
         self._publisher.write(lambda: self._training.begin(plan))
         self._publisher.write(lambda: self._keep(self._training.catch_up))
 

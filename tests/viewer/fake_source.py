@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from difflib import get_close_matches
@@ -121,6 +121,12 @@ class FakeSource:
         if len(content) > max_bytes:
             return StoredConversation(None, len(content), open=lambda: io.BytesIO(content))
         return StoredConversation(content, len(content))
+
+    def read_conversations(
+        self, run: str, samples: Sequence[SampleEntry], *, max_bytes: int
+    ) -> Iterator[StoredConversation]:
+        """Yield the trajectories of samples."""
+        return (self.conversation(run, each.row, each.attempt, max_bytes=max_bytes) for each in samples)
 
     def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
         found = self.files.get((run, row, attempt), {})

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES, holds
+from osmosis_ai.viewer.cursors import position_of, sample_cursor
 from osmosis_ai.viewer.source import ItemPage, RunSource, SampleEntry, SampleQuery
 
 MOST_SAMPLES = 500
 MOST_BYTES = 64 * 1024 * 1024
 MOST_SECONDS = 1.0
-_AT_ONCE = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +58,24 @@ def search_conversations(
     """
     wanted, rest = query.text.casefold(), replace(query, text="")
     began, found, looked, read, too_large, without = clock(), list[SampleEntry](), 0, 0, 0, 0
-    first, last, enough, most = None, None, False, LARGEST_CONVERSATION_BYTES
-    while True:
-        piece = source.samples(run, rest, limit=_AT_ONCE, cursor=cursor)
-        for number, sample in enumerate(piece.items, 1):
-            first, last = first or sample, sample
-            stored = source.conversation(run, sample.row, sample.attempt, max_bytes=most)
-            if stored.content is None and stored.size > most:
-                too_large += 1
-            elif stored.content is None:
-                without += 1
-            else:
-                looked, read = looked + 1, read + stored.size
-                if holds(stored.content, wanted):
-                    found.append(sample)
-            enough = looked >= MOST_SAMPLES or read >= MOST_BYTES or clock() - began >= MOST_SECONDS
-            if enough and number < len(piece.items):
-                # Files may be large: it goes on from the midst of what was asked for.
-                piece = source.samples(run, rest, limit=number, cursor=cursor)
-                break
-        cursor = piece.next
-        if cursor is None or enough:
-            counts = {name: count for name, count in piece.counts.items() if name != "total"}
-            here = replace(piece, items=found, next=cursor, previous=None, counts=counts)
-            return SearchedConversations(here, looked, too_large, without, first, last)
+    piece = source.samples(run, rest, limit=MOST_SAMPLES, cursor=cursor)
+    first = last = piece.items[0] if piece.items else None
+    conversations = source.read_conversations(run, piece.items, max_bytes=LARGEST_CONVERSATION_BYTES)
+    for sample, stored in zip(piece.items, conversations, strict=True):
+        last = sample
+        if stored.content is None and stored.size > LARGEST_CONVERSATION_BYTES:
+            too_large += 1
+        elif stored.content is None:
+            without += 1
+        else:
+            looked, read = looked + 1, read + stored.size
+            if holds(stored.content, wanted):
+                found.append(sample)
+        if read >= MOST_BYTES or clock() - began >= MOST_SECONDS:
+            break
+    if last is not None and last is not piece.items[-1]:
+        # Files may be large: it goes on from the midst of what was asked for.
+        piece = replace(piece, next=sample_cursor(rest, position_of(rest, last)))
+    counts = {name: count for name, count in piece.counts.items() if name != "total"}
+    here = replace(piece, items=found, previous=None, counts=counts)
+    return SearchedConversations(here, looked, too_large, without, first, last)

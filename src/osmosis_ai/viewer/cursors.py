@@ -14,18 +14,27 @@ import base64
 import binascii
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.viewer.source import ItemPage, ItemT, RunQuery, SampleQuery
+from osmosis_ai.viewer.source import ItemPage, ItemT, RunQuery, SampleEntry, SampleQuery
 
 RowT = TypeVar("RowT")
 _LONGEST = 2048
 _LARGEST = 2**31 - 1
 _LARGEST_AMOUNT = sys.float_info.max
 Scalar = str | int | float | None
+
+SORTED_BY: Mapping[str, str | None] = {
+    "row": None,
+    "reward": "reward",
+    "duration": "duration_ms",
+    "tokens": "tokens",
+    "cost": "cost_usd",
+}
+"""What of a sample each sort goes by; None for the order of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +129,12 @@ def sample_cursor(query: SampleQuery, position: SamplePosition) -> str:
     """Return the cursor of a place in a list of samples."""
     key = (position.value, position.row, position.attempt)
     return encode(order_of(query), key, backward=position.backward)
+
+
+def position_of(query: SampleQuery, entry: SampleEntry, *, backward: bool = False) -> SamplePosition:
+    """Return where a sample stands in the order of a query; ``backward`` where the page before it is meant."""
+    value = getattr(entry, SORTED_BY[query.sort] or "", None)
+    return SamplePosition(value, entry.row, entry.attempt, backward=backward)
 
 
 def sample_position(cursor: str, query: SampleQuery) -> SamplePosition:

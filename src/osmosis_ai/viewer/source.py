@@ -335,6 +335,11 @@ class RunSource(Protocol):
     def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
         """Return the trajectory of a sample."""
 
+    def read_conversations(
+        self, run: str, samples: Sequence[SampleEntry], *, max_bytes: int
+    ) -> Iterator[StoredConversation]:
+        """Yield the trajectories of samples that :meth:`samples` has told of, one held at a time."""
+
     def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
         """Return the files that an attempt left."""
 

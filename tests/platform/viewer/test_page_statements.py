@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlencode
@@ -9,14 +11,17 @@ from urllib.parse import urlencode
 import pytest
 from fastapi.testclient import TestClient
 
+from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbMetricPoint
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.viewer import conversation_search
+from osmosis_ai.viewer.source import SampleQuery
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.databases import platform_database, postgres_database
 from tests.platform.evaluations import training_body
 from tests.platform.http.test_workspace_pages import PASSWORD, sign_in, text_of
-from tests.platform.viewer.runs_world import add_run, add_samples, statements_of
+from tests.platform.viewer.runs_world import add_file, add_run, add_samples, places, source_of, statements_of
 
 _LISTS = "", "/evals", "/evals?sort=reward"
 _COMPARISONS = "/compare?run=first&run=retry-3", "/compare?run=retry-3&run=first"
@@ -61,6 +66,51 @@ def test_a_run_that_was_retried_many_times_takes_no_more_statements_than_any(
         assert shown.status_code == 200, address
         assert 0 < len(noted) <= 12, (address, [statement for statement, _ in noted])
     assert "6 of 6 planned scored" in text_of(client.get("/fern/evals/first"))
+
+
+def test_conversations_are_searched_in_as_many_statements_however_many_they_are(
+    client: TestClient,
+    member: Member,
+    services: PlatformServices,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client.headers["accept"] = "text/html,application/xhtml+xml"
+    sign_in(client)
+    for name, count in (("few", 5), ("many", 60)):
+        clock.advance(1)
+        run = add_run(services, member, name)
+        add_samples(services, run, [{"row": row, "attempt": 0, "reward": 1.0} for row in range(count)])
+        for row in range(count - 1):
+            add_file(services, run, f"trajectories/{item_name(row, 0)}.json", _saying("a hedgehog"))
+        clock.advance(1)
+        retry = add_run(services, member, f"{name}-again", retry_of_id=run.id, retry_of_name=name)
+        add_samples(services, retry, [{"row": row, "attempt": 0, "reward": 1.0} for row in (0, 1)])
+        add_file(services, retry, f"trajectories/{item_name(0, 0)}.json", _saying("a badger"))
+    told = []
+    for most_bytes in (1 << 26, len(_saying("a badger")) + 1):
+        monkeypatch.setattr(conversation_search, "MOST_BYTES", most_bytes)
+        # The whole scan is of interest here, not what a busy machine has time for.
+        monkeypatch.setattr(conversation_search, "MOST_SECONDS", math.inf)
+        for name in ("few", "few", "many"):
+            services.sample_counts._known.clear()
+            address = f"/evals/{name}/samples?q=hedgehog&in=conversations"
+            told.append(_statements(client, services, address))
+    # The first of all asks what is asked once in a platform's life.
+    assert told[1] == told[2] and told[3] == told[4] == told[5] and 0 < max(told) <= 12, told
+    monkeypatch.setattr(conversation_search, "MOST_BYTES", 1 << 26)
+    source = source_of(services, member)
+    for name, count in (("few", 5), ("many", 60)):
+        found = conversation_search.search_conversations(
+            source, name, SampleQuery(text="hedgehog"), cursor=None
+        )
+        # What was made again says something else, or left nothing; the last has never had any.
+        assert places(found.page.items) == [(row, 0) for row in range(2, count - 1)]
+        assert (found.looked_at, found.without) == (count - 2, 2)
+
+
+def _saying(text: str) -> bytes:
+    return json.dumps({"steps": [{"step_id": 1, "source": "agent", "message": text}]}).encode()
 
 
 def _statements(client: TestClient, services: PlatformServices, address: str, status: int = 200) -> int:

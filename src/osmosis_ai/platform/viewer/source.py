@@ -6,7 +6,7 @@ be asked for as long as somebody looks, from several threads.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
@@ -172,6 +172,16 @@ class PlatformSource:
         path = f"trajectories/{item_name(row, attempt)}.json"
         file = next(iter(self._files(run, row, attempt, DbRunFile.path == path)), None)
         return self._content(file, max_bytes=max_bytes)
+
+    def read_conversations(
+        self, run: str, samples: Sequence[SampleEntry], *, max_bytes: int
+    ) -> Iterator[StoredConversation]:
+        """Yield the trajectories of samples; where they lie is read in one statement however many they are."""
+        from osmosis_ai.platform.viewer.conversation_places import conversation_places
+
+        with self.services.db.session() as session:
+            files = conversation_places(session, self.workspace_id, run, samples)
+        return (self._content(file, max_bytes=max_bytes) for file in files)
 
     def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
         """Return the files that an attempt left."""

@@ -9,19 +9,11 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from osmosis_ai.viewer.cursors import SamplePosition, item_page, sample_cursor, sample_position
+from osmosis_ai.viewer import cursors
+from osmosis_ai.viewer.cursors import SamplePosition
 from osmosis_ai.viewer.local.run_index import COLUMNS, RunIndex
 from osmosis_ai.viewer.shared_reads import ReadT, SharedReads
 from osmosis_ai.viewer.source import FailureCount, Histogram, ItemPage, SampleEntry, SampleQuery
-
-SORTED_BY: Mapping[str, str | None] = {
-    "row": None,
-    "reward": "reward",
-    "duration": "duration_ms",
-    "tokens": "tokens",
-    "cost": "cost_usd",
-}
-"""The column of each sort; None for the order of rows."""
 
 _FLAKY = "item / :n IN (SELECT place FROM selected_rows WHERE flaky = 1)"
 _CONDITIONS = {
@@ -55,16 +47,16 @@ class SampleList:
         Raises:
             OsmosisError: the cursor is none of this order.
         """
-        position = sample_position(cursor, query) if cursor else None
+        position = cursors.sample_position(cursor, query) if cursor else None
         with self.index.lock:
             found = self.around(query, position, limit=limit + 1)
             counts = self.counts(query)
 
         def cursor_at(entry: SampleEntry, backward: bool) -> str:
-            return sample_cursor(query, position_of(query, entry, backward=backward))
+            return cursors.sample_cursor(query, cursors.position_of(query, entry, backward=backward))
 
         backward = position.backward if position is not None else None
-        page = item_page(found, backward, limit=limit, entry=lambda entry: entry, cursor=cursor_at)
+        page = cursors.item_page(found, backward, limit=limit, entry=lambda entry: entry, cursor=cursor_at)
         return replace(page, counts=counts)
 
     def around(self, query: SampleQuery, position: SamplePosition | None, *, limit: int) -> list[SampleEntry]:
@@ -80,7 +72,7 @@ class SampleList:
         self, query: SampleQuery, entry: SampleEntry
     ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
         """Return (row, attempt) of the next and the previous sample of a query."""
-        places = (position_of(query, entry, backward=backward) for backward in (False, True))
+        places = (cursors.position_of(query, entry, backward=backward) for backward in (False, True))
         found = (self.around(query, place, limit=1) for place in places)
         following, preceding = ((page[0].row, page[0].attempt) if page else None for page in found)
         return following, preceding
@@ -178,18 +170,11 @@ class SampleList:
         return SampleEntry(row=row, attempt=attempt, passed=passed, flaky=line[-1] == 1, **known)
 
 
-def position_of(query: SampleQuery, entry: SampleEntry, *, backward: bool = False) -> SamplePosition:
-    """Return where a sample stands in the order of a query; ``backward`` where the page before it is meant."""
-    column = SORTED_BY[query.sort]
-    value = getattr(entry, column) if column is not None else None
-    return SamplePosition(value, entry.row, entry.attempt, backward=backward)
-
-
 def _parts(
     query: SampleQuery, position: SamplePosition | None, *, n: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the statements whose results, one after the other, are the list from a place on."""
-    column, backward = SORTED_BY[query.sort], position is not None and position.backward
+    column, backward = cursors.SORTED_BY[query.sort], position is not None and position.backward
     parts: list[tuple[list[str], tuple[str, ...], bool]] = [([], (), query.descending != backward)]
     if column is not None:
         valued = [f"{column} IS NOT NULL"], (column,), query.descending != backward
@@ -231,7 +216,7 @@ def _conditions(query: SampleQuery) -> list[str]:
     if query.boundary is not None:
         conditions.append("status = 'failed' AND boundary = :boundary")
     for name, (low, high) in _ranges(query).items():
-        column = name if SORTED_BY[query.sort] == name else f"+{name}"
+        column = name if cursors.SORTED_BY[query.sort] == name else f"+{name}"
         conditions += [f"{column} >= :{name}_low"] if low is not None else []
         conditions += [f"{column} <= :{name}_high"] if high is not None else []
     if query.text:

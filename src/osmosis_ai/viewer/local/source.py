@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -179,6 +179,12 @@ class LocalSource:
     def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
         """Return the trajectory of a sample."""
         return self._attempt(run, row, attempt).conversation(max_bytes=max_bytes)
+
+    def read_conversations(
+        self, run: str, samples: Sequence[SampleEntry], *, max_bytes: int
+    ) -> Iterator[StoredConversation]:
+        """Yield the trajectories of samples."""
+        return (self.conversation(run, each.row, each.attempt, max_bytes=max_bytes) for each in samples)
 
     def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
         """Return the files that an attempt left."""

@@ -264,6 +264,30 @@ def test_a_file_of_a_platforms_run_has_the_reward_that_each_adapter_was_validate
     assert adapters == [("copper-step-20", "0.625"), ("copper-step-40", "–")]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "column"),
+    [({}, None), ({"copper-step-40": 20480}, ["–", "20.0 KB"])],
+    ids=["of a platform that tells none", "of ours"],
+)
+def test_a_file_of_a_platforms_run_has_the_sizes_of_adapters_that_it_tells(
+    maze: Maze, tmp_path: Path, sizes: dict[str, int], column: list[str] | None
+) -> None:
+    offer(maze, "finished")
+    listed = [
+        {**one, "size": sizes.get(one["checkpoint_name"])} if sizes else one
+        for one in CHECKPOINTS["checkpoints"]
+    ]
+    told = {**CHECKPOINTS, "checkpoints": listed}
+    maze.get(f"/training-runs/{OWN['id']}/checkpoints").respond(json=told)
+    report = tmp_path / "copper.html"
+    assert maze.osmosis("train", "info", "copper", "--report", str(report)).status == 0
+    _, _, table = report.read_text().partition('id="adapters"')
+    headings = re.findall(r'<th scope="col"[^>]*>([^<]*)<', table.partition("</table>")[0])
+    assert headings == ["Adapter", "Step", "Reward", *(["Size"] if column else [])]
+    cells = [re.findall(r"<td[^>]*>([^<]*)<", row) for row in re.findall(r"<tr data-id.*?</tr>", table)]
+    assert [each[2:] for each in cells] == ([[size] for size in column] if column else [[], []])
+
+
 def test_scripts_get_a_run_in_full_and_nothing_is_written(maze: Maze) -> None:
     offer(maze)
     data = maze.osmosis("train", "info", "copper", "--json").json["data"]

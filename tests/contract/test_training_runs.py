@@ -231,6 +231,15 @@ def test_checkpoints_minimal_and_null(client: PlatformClient, wire: Wire, reply:
     assert all((one.checkpoint_name, one.checkpoint_step) == (None, None) for one in found.checkpoints)
 
 
+@pytest.mark.parametrize(("size", "read"), [("20480", 20480), ('"large"', None), ("NaN", None)])
+def test_the_size_of_an_adapter_is_read_where_it_is_told(
+    client: PlatformClient, wire: Wire, size: str, read: int | None
+) -> None:
+    reply = f'{{"checkpoints": [{{"id": "ck_1", "size": {size}}}]}}'
+    wire.answers("GET", "/api/cli/training-runs/tr_8/checkpoints", reply)
+    assert client.training_runs.checkpoints("tr_8").checkpoints[0].size == read
+
+
 def test_logs_and_stop(client: PlatformClient, wire: Wire) -> None:
     wire.answers(
         "GET",

@@ -133,6 +133,14 @@ def test_checkpoints_have_their_numbers_and_the_commands_that_use_them() -> None
     assert "osmosis/tiny:keen-owl-2-step-12" in text
 
 
+def test_whether_adapters_are_served_stands_where_they_can_be() -> None:
+    saved = TrainingCurves(checkpoints=[SavedAdapter("step-12", 12, 0.25, 20480)])
+    served = ">Served</th>"
+    assert served in page_text(visitor(a_source(saved), root="/fern").get("/fern/training/keen-owl-2"))
+    here = page_text(visitor(a_source(saved)).get("/training/keen-owl-2"))
+    assert served not in here and "20.0 KB" in here
+
+
 @pytest.mark.parametrize("curves", [TrainingCurves(), TrainingCurves([ViewedCurve("x", "x", [])])])
 def test_a_run_without_a_step_has_a_page(curves: TrainingCurves) -> None:
     text = page_text(visitor(a_source(curves, status="running")).get("/training/keen-owl-2"))

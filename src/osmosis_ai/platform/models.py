@@ -197,6 +197,11 @@ class LoraModelStore:
             return model
 
 
+def adapter_size(model: DbLoraModel) -> int | None:
+    """Return how many bytes an adapter's files have; None where it has none."""
+    return sum(int(known["size"]) for known in model.files.values()) if model.files else None
+
+
 def copy_adapter(blobs: BlobStore, model: DbLoraModel, directory: Path) -> None:
     """Write an adapter's files into ``directory``, which is made.
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
+from osmosis_ai.api.wire.training_runs import CheckpointList, TrainingRunDetail
 from osmosis_ai.api.wire.workers import CheckpointPart, TrainingNews, TrainingStart, TrainingStep
 from osmosis_ai.platform.blobs.store import BlobError, BlobStoreSilent
-from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
 from osmosis_ai.platform.runs.desk.training import ROLLOUTS
 from osmosis_ai.platform.runs.execute.leftovers import remove_leftovers
 from osmosis_ai.platform.runs.leases import Lease, Leases
@@ -20,6 +23,9 @@ from osmosis_ai.platform.runs.lifecycle import LeaseLostError
 from osmosis_ai.platform.runs.submit import resuming
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.services.report_files import ReportFile
+from osmosis_ai.services.training_runs.info import DescribedTraining
+from osmosis_ai.services.training_runs.report import report_training
 from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD, StepRecord
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
@@ -392,6 +398,9 @@ def test_checkpoints_are_listed_by_step_and_kept_once(
     first = api.get(f"{RUNS}/{run['name']}/checkpoints").json()
     store.add_checkpoint(10, b"others", reward=0.75)
     again = api.get(f"{RUNS}/{run['name']}/checkpoints").json()
+    sizes = [[one.pop("size") for one in each["checkpoints"]] for each in (first, again)]
+    config, before, after = (len(content) for content in (b"{}", b"weights", b"others"))
+    assert sizes == [[config + before, config + before], [config + before, config + after]]
     assert again == first
     assert (again["training_run_name"], again["training_run_id"]) == (run["name"], run["id"])
     assert [(one["checkpoint_step"], one["status"]) for one in again["checkpoints"]] == [
@@ -406,6 +415,30 @@ def test_checkpoints_are_listed_by_step_and_kept_once(
     assert (stored["size"], found.reward) == (6, 0.75)
     # Storing it again has left nothing behind.
     assert len(list(services.blobs.keys(f"runs/{run['id']}/checkpoints/10"))) == 2
+
+
+def test_a_report_has_the_size_that_the_platform_tells_of_an_adapter(
+    api: TestClient, services: PlatformServices, tmp_path: Path
+) -> None:
+    run = submitted(api)
+    store = store_of(services, claimed(services, run["id"]))
+    store.add_checkpoint(5, bytes(20478))
+    told = api.get(f"{RUNS}/{run['name']}/checkpoints").json()
+    detail = TrainingRunDetail.model_validate(api.get(f"{RUNS}/{run['name']}").json())
+    saved = tuple(CheckpointList.model_validate(told).checkpoints)
+    report = ReportFile(tmp_path / "run.html")
+    report_training(DescribedTraining(detail, checkpoints=saved), report)
+    assert f'{run["name"]}-step-5</th><td class="number">5</td>' in report.path.read_text()
+    assert '<td class="number">20.0 KB</td>' in report.path.read_text()
+
+
+def test_of_an_adapter_without_files_no_size_is_told(api: TestClient, services: PlatformServices) -> None:
+    run = submitted(api)
+    store_of(services, claimed(services, run["id"])).add_checkpoint(5)
+    with services.db.transaction() as session:
+        session.execute(update(DbLoraModel).where(DbLoraModel.run_id == run["id"]).values(files={}))
+    (checkpoint,) = api.get(f"{RUNS}/{run['name']}/checkpoints").json()["checkpoints"]
+    assert "size" not in checkpoint
 
 
 def test_a_worker_that_was_replaced_writes_nothing(

@@ -170,13 +170,17 @@ class TrainingMetrics(WireModel):
 
 
 class Checkpoint(WireModel):
-    """A LoRA adapter that a run has saved; ``checkpoint_name`` is the model's name once it is deployed."""
+    """A LoRA adapter that a run has saved; ``checkpoint_name`` is the model's name once it is deployed.
+
+    ``size``: its files in bytes; ours, and left out where nothing is known of them.
+    """
 
     id: str
     checkpoint_name: str | None = None
     checkpoint_step: Counted = None
     status: str | None = None
     created_at: Timestamp | None = None
+    size: Counted = None
 
 
 class CheckpointList(WireModel):

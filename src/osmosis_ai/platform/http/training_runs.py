@@ -15,6 +15,7 @@ from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceSc
 from osmosis_ai.platform.http.page_links import runs_url
 from osmosis_ai.platform.http.paging import Paging, SamplePaging
 from osmosis_ai.platform.http.routing import quick_read
+from osmosis_ai.platform.models import adapter_size
 from osmosis_ai.platform.runs.read.sample_pages import validation_page
 from osmosis_ai.platform.runs.read.training_curves import VALIDATION, MetricCurve, read_curves
 from osmosis_ai.platform.runs.submit.training_request import effective_training_config, read_training_request
@@ -108,6 +109,7 @@ def training_run_checkpoints(
                 checkpoint_step=model.step,
                 status="uploaded",
                 created_at=model.created_at,
+                **runs.present({"size": adapter_size(model)}),
             )
             for model in services.lora_models.of_run(run.id)
         ],

@@ -14,6 +14,7 @@ from osmosis_ai.config.written import config_text
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
+from osmosis_ai.platform.models import adapter_size
 from osmosis_ai.platform.runs.eval_results import rows_of
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS
 from osmosis_ai.platform.runs.read.merging import RunFamily
@@ -213,5 +214,4 @@ def _commands(run: DbRun) -> list[str]:
 
 
 def _saved(model: DbLoraModel) -> SavedAdapter:
-    size = sum(int(file["size"]) for file in model.files.values())
-    return SavedAdapter(model.name, model.step, model.reward, size, model.deployment_status)
+    return SavedAdapter(model.name, model.step, model.reward, adapter_size(model), model.deployment_status)

@@ -72,9 +72,11 @@ def _curves(described: DescribedTraining) -> TrainingCurves:
     }
     titles = {**TITLES, **{each.metric_key: each.title for each in series if each.metric_key not in TITLES}}
     saved = [
-        # How large they are, no platform tells.
         SavedAdapter(
-            each.checkpoint_name or each.id, each.checkpoint_step, reward_at(values, each.checkpoint_step)
+            each.checkpoint_name or each.id,
+            each.checkpoint_step,
+            reward_at(values, each.checkpoint_step),
+            each.size,
         )
         for each in described.checkpoints
         if each.checkpoint_step is not None

@@ -231,7 +231,9 @@ def test_checkpoints_minimal_and_null(client: PlatformClient, wire: Wire, reply:
     assert all((one.checkpoint_name, one.checkpoint_step) == (None, None) for one in found.checkpoints)
 
 
-@pytest.mark.parametrize(("size", "read"), [("20480", 20480), ('"large"', None), ("NaN", None)])
+@pytest.mark.parametrize(
+    ("size", "read"), [("20480", 20480), ('"large"', None), ("NaN", None), ("9" * 400, None)]
+)
 def test_the_size_of_an_adapter_is_read_where_it_is_told(
     client: PlatformClient, wire: Wire, size: str, read: int | None
 ) -> None:

@@ -19,9 +19,12 @@ from osmosis_ai.api.wire.runs import Resubmittable, Run
 
 def _finite_or_none(value: Any) -> float | None:
     """Read a number that is shown if it is one, and is no reason to fail if it is not."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return value
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # A whole number beyond any float.
+        return None
 
 
 def _whole_or_none(value: Any) -> int | None:

@@ -22,6 +22,8 @@ Level = Literal["debug", "info", "warning", "error"]
 
 PLAN = "plan"
 """The ``step`` of the line in which a worker of a training run says where it goes on."""
+WARNED = "warning"
+"""The ``step`` of the lines that say what a person should look at in a training step's numbers."""
 
 
 @dataclass(frozen=True, slots=True)

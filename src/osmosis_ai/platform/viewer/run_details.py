@@ -24,7 +24,14 @@ from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.training_request import effective_training_config, read_training_request
 from osmosis_ai.platform.viewer.run_lists import run_entry
 from osmosis_ai.platform.viewer.sample_lists import FamilySamples
-from osmosis_ai.training.runs.curves import CurveMark, SavedAdapter, TrainingCurves, restarts, viewed_curves
+from osmosis_ai.training.runs.curves import (
+    CurveMark,
+    SavedAdapter,
+    TrainingCurves,
+    marked_warnings,
+    restarts,
+    viewed_curves,
+)
 from osmosis_ai.ui.numbers import date
 from osmosis_ai.viewer.source import RunDetail, RunEntry
 
@@ -109,6 +116,7 @@ def viewed_training(
     curves: Sequence[MetricCurve],
     models: Sequence[DbLoraModel],
     plans: Sequence[LogEntry] = (),
+    warnings: Sequence[LogEntry] = (),
 ) -> TrainingCurves:
     """Return the curves of a run, its checkpoints and its newest validation.
 
@@ -116,9 +124,11 @@ def viewed_training(
         run, curves: the run and what it measured.
         models: what it saved.
         plans: what each worker said of its plan.
+        warnings: what a person should look at in a step's numbers.
     """
     marks = [CurveMark(model.step, "checkpoint", model.name) for model in models]
     marks += restarts(plan.details for plan in plans if plan.details)
+    marks += marked_warnings((line.message or "", line.details) for line in warnings if line.details)
     metrics = {curve.key: [(point.step, point.value) for point in curve.points] for curve in curves}
     return TrainingCurves(
         viewed_curves(metrics, {curve.key: curve.title for curve in curves}),

@@ -29,7 +29,7 @@ from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.isolation import isolation_shown
-from osmosis_ai.platform.log_lines import PLAN, storable
+from osmosis_ai.platform.log_lines import PLAN, WARNED, storable
 from osmosis_ai.platform.runs.read.merging import RunFamily, merge
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.read.training_curves import read_curves, read_curves_of
@@ -233,8 +233,8 @@ class PlatformSource:
             found = self._family(session, "training", run).original
         services = self.services
         curves = read_curves(services.db, found.id)
-        models, plans = services.lora_models.of_run(found.id), services.logs.of_step(found.id, PLAN)
-        return viewed_training(found, curves, models, plans)
+        plans, warnings = (services.logs.of_step(found.id, step) for step in (PLAN, WARNED))
+        return viewed_training(found, curves, services.lora_models.of_run(found.id), plans, warnings)
 
     def validation(self, run: str) -> ValidationSamples | None:
         """Return what became of the samples of a training run's newest validation."""

@@ -239,6 +239,16 @@ def restarts(sessions: Iterable[Mapping[str, Any]]) -> Iterator[CurveMark]:
             yield CurveMark(done, "restart", f"went on after step {done}")
 
 
+def marked_warnings(lines: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[CurveMark]:
+    """Yield a mark for each line of a log that warns of a training step, once however often it was made."""
+    told = set()
+    for message, facts in lines:
+        step = facts.get("training_step")
+        if isinstance(step, int) and 0 <= step <= _LARGEST_STEP and (step, message) not in told:
+            told.add((step, message))
+            yield CurveMark(step, "warning", message)
+
+
 def _readable_history(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:
     """Return the steps of a history up to the first that is damaged, and a sentence about that one."""
     records: list[StepRecord] = []

@@ -75,6 +75,10 @@ class TrainingHooks:
     def note(self, message: str) -> None:
         """Tell something worth knowing."""
 
+    def warning(self, step: int, message: str) -> None:
+        """Tell what a person should look at in a step's numbers."""
+        self.note(message)
+
     def stage(self, message: str) -> None:
         """Tell what the run is busy with now (``loading the model``)."""
 
@@ -120,6 +124,10 @@ class LoggedHooks(TrainingHooks):
     def note(self, message: str) -> None:
         self._log.write("run", message, level="WARNING")
         self._hooks.note(message)
+
+    def warning(self, step: int, message: str) -> None:
+        self._log.write("run", message, level="WARNING")
+        self._hooks.warning(step, message)
 
     def stage(self, message: str) -> None:
         self._log.write("stage", message)

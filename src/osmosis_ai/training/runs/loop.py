@@ -376,7 +376,7 @@ class TrainingLoop:
         record = StepRecord(step, round(time.time() * 1000), metrics, unscored, warnings, rewards)
         await asyncio.to_thread(self._parts.history.append, record)
         for warning in warnings:
-            self._hooks.note(warning)
+            self._hooks.warning(step, warning)
         self._hooks.step(record, self._parts.order.total_steps)
 
     async def _save_checkpoint(self, provenance: Mapping[str, Any], *, keep: bool = False) -> None:

@@ -26,7 +26,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.log_lines import WARNED, LogLine
 from osmosis_ai.platform.runs.desk.claims import ClaimScope
 from osmosis_ai.platform.runs.execute.worker_process import LEARNER_LOST
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
@@ -290,6 +290,31 @@ def test_where_another_worker_went_on_is_a_mark_on_the_curves(
     marks = [(mark.step, mark.kind, mark.text) for mark in source.curves(bench.name).marks]
     assert [each[:2] for each in marks] == [(5, "checkpoint"), (7, "restart"), (STEPS, "checkpoint")]
     assert marks[1][2] == "went on after step 7"
+
+
+def test_what_a_step_warns_of_is_a_mark_on_the_curves_once(
+    bench: Bench, ends: Any, services: PlatformServices
+) -> None:
+    def warns(trainer: PretendedTrainer) -> Ending:
+        for step in (3, 3, 7):
+            trainer.hooks.warning(step, f"step {step}: most rewards are the same")
+        return finishes(trainer)
+
+    ends(warns)
+    assert bench.work() == WorkResult("finished")
+    with services.db.session() as session:
+        run = session.get_one(DbRun, bench.id)
+    for told in ([], "3", -1, 2**70, None):
+        facts = {"training_step": told}
+        services.logs.append(run.id, [LogLine("no step", "warning", step=WARNED, details=facts)])
+    source = PlatformSource(services, run.workspace_id, SampleCounts())
+    marks = [mark for mark in source.curves(bench.name).marks if mark.kind == "warning"]
+    assert [(mark.step, mark.text) for mark in marks] == [
+        (3, "step 3: most rewards are the same"),
+        (7, "step 7: most rewards are the same"),
+    ]
+    lines = services.logs.of_step(run.id, WARNED)
+    assert {line.level for line in lines} == {"warning"}
 
 
 def test_a_finished_run_keeps_the_checkpoints_that_are_due_and_the_last(bench: Bench, ends: Any) -> None:

@@ -29,7 +29,7 @@ from osmosis_ai.api.wire.workers import (
 )
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.log_lines import PLAN, LogLine
+from osmosis_ai.platform.log_lines import PLAN, WARNED, LogLine
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError, UploadLimitError
 from osmosis_ai.platform.runs.training_names import CHECKPOINTS, RESUME, RESUME_FILE
 from osmosis_ai.platform.runs.work.training_sink import TrainingSink
@@ -291,6 +291,10 @@ class PublishingHooks(TrainingHooks):
 
     def note(self, message: str) -> None:
         self._say(message)
+
+    def warning(self, step: int, message: str) -> None:
+        about = {"training_step": step}  # where the run's page marks it
+        self._publisher.log(LogLine(message, "warning", step=WARNED, details=about))
 
     def stage(self, message: str) -> None:
         self._say(message)

@@ -134,8 +134,12 @@ def test_on_paper_what_can_be_opened_is_open(browser: Browser, opened: tuple[str
     numbers = looking.page.locator("details table").first
     is_seen = "(table) => table.checkVisibility({ contentVisibilityAuto: true, visibilityProperty: true })"
     assert not numbers.evaluate(is_seen)
+    # Of this one only the form is there, which is for the screen.
+    by_column = looking.page.locator("#slices")
+    assert by_column.is_visible()
     looking.page.emulate_media(media="print")
     assert numbers.evaluate(is_seen)
+    assert not by_column.is_visible()
     assert looking.wrong == []
     looking.page.context.close()
 

@@ -169,7 +169,7 @@ def test_a_search_reads_so_many_conversations_and_says_so(
     monkeypatch.setattr(service, "MOST_SEARCHED", 1)
     monkeypatch.setattr(service, "_AT_ONCE", 1)
     outcome = maze.osmosis("eval", "show", "fern", "--search", "seven")
-    assert "1 conversations were searched, not all" in outcome.out
+    assert "1 conversation was searched, not all" in outcome.out
     told = maze.osmosis("eval", "show", "fern", "--search", "seven", "--json").json["data"]["search"]
     assert told == {"conversations": 1, "without_conversation": 0, "too_large": 0, "complete": False}
 

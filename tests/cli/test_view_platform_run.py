@@ -71,6 +71,16 @@ def test_a_run_of_a_platform_is_written_into_one_file(stored: DownloadableRun, t
     assert is_clean(stored, tmp_path)
 
 
+def test_what_a_report_holds_is_told_in_words(stored: DownloadableRun, tmp_path: Path) -> None:
+    kept = {name: content for name, content in stored.store.blobs.items() if "row_1" not in name}
+    kept["summary.jsonl"] = kept["summary.jsonl"].splitlines(keepends=True)[0]
+    two = stored.maze.osmosis("view", NAMED, "--report", str(tmp_path / "two.html"), "--json").json
+    stored.holds(kept)
+    one = stored.maze.osmosis("view", NAMED, "--report", str(tmp_path / "one.html"), "--json").json
+    assert two["message"].endswith(": 2 samples, 2 conversations")
+    assert one["message"].endswith(": 1 sample, 1 conversation")
+
+
 def test_what_can_not_be_read_of_a_platform_s_list_is_counted_on_the_page(
     stored: DownloadableRun, tmp_path: Path
 ) -> None:

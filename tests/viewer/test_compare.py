@@ -63,6 +63,17 @@ def test_runs_that_may_not_be_compared_say_why_and_the_form_can_allow_it() -> No
     assert 'role="alert"' not in page_text(pages.get("/compare?run=old&run=new&allow=partial"))
 
 
+def test_a_refused_comparison_is_a_sentence_that_begins_as_one_and_a_name_stays_as_it_is() -> None:
+    pages = visitor(two_runs())
+    metric = page_text(pages.get("/compare?run=old&run=new&metric=pass_rat"))
+    assert 'id="refused">There is no metric' in metric
+    named = two_runs()
+    named.samples_of["new"] = replace(named.samples_of["new"], unfinished="20 of 30 samples are there.")
+    assert 'id="refused">new: 20 of 30 samples are there.' in page_text(
+        visitor(named).get("/compare?run=old&run=new")
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "status"),
     [

@@ -74,6 +74,8 @@ def test_conversations_without_a_score_come_first_and_what_is_left_out_is_counte
     small = report(source(), most_bytes=2500)
     assert "are left out for their size" in small and 'id="3.0"' in small and 'id="2.0"' not in small
     assert report(source(), most_bytes=0, everything=True).count('<details class="more" id=') == 4
+    one = report(source(rows=1))
+    assert "1 conversation is here." in one and "1 sample." in one
 
 
 def test_without_text_it_holds_nothing_that_anybody_said() -> None:

@@ -83,11 +83,16 @@ def test_a_run_whose_samples_all_failed_tells_of_no_rate_but_of_what_failed(
     assert "4: 3 agent, 1 grader" in report and "samples pass" not in report
 
 
-def test_a_run_of_a_newer_release_is_said_to_be_one_once(evals: Path, pages: TestClient) -> None:
+def test_a_run_of_a_newer_release_is_said_to_be_one_once_and_nothing_of_its_samples(
+    evals: Path, pages: TestClient, tmp_path: Path
+) -> None:
     manifest = evals / "finished" / "manifest.json"
     manifest.write_text(re.sub('"schema_version": *1', '"schema_version": 9', manifest.read_text()))
     page = page_text(pages.get("/evals/finished"))
     assert page.count("has schema version 9") == page.count("a later release has made the run") == 1
+    assert "No sample failed" not in page and "What failed" not in page
+    # Of one that can be read it is known.
+    assert "No sample failed" in page_text(pages.get("/evals/partial"))
 
 
 def test_a_run_that_was_killed_is_shown_up_to_the_line_that_it_was_writing(

@@ -89,13 +89,14 @@ def view(
 
 
 def _written(run: str | None, file: ReportFile, options: RunReportOptions) -> OperationResult:
+    from osmosis_ai.evaluation.result_words import amount
     from osmosis_ai.services.viewing import report_run
 
     with platform_when_needed() as client:
         name, content = report_run(run, file, options, client=client)
     held = ""
     if content is not None:
-        held = f": {content.samples:,} samples, {content.conversations:,} conversations"
+        held = f": {amount(content.samples, 'sample')}, {amount(content.conversations, 'conversation')}"
         if content.conversations_left_out:
             held += f", {content.conversations_left_out:,} left out (--max-mb, --all)"
     return OperationResult(

@@ -114,6 +114,7 @@ def _closing(shown: ShownConversation) -> Styled:
 
 def _hints(found: ShownRun, wanted: WantedSamples) -> Iterator[str]:
     from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
+    from osmosis_ai.evaluation.result_words import amount
 
     yield from map(plain, found.problems)
     if not found.conversations:
@@ -126,7 +127,8 @@ def _hints(found: ShownRun, wanted: WantedSamples) -> Iterator[str]:
         most = f"{LARGEST_CONVERSATION_BYTES >> 20} MiB"
         yield f"Conversations that were not searched, each larger than {most}: {found.too_large:,}."
     if found.unsearched:
-        yield f"{found.searched:,} conversations were searched, not all: name a --row, or an outcome."
+        were = "was" if found.searched == 1 else "were"
+        yield f"{amount(found.searched or 0, 'conversation')} {were} searched, not all: name a --row, or an outcome."
     if found.more:
         pages = "its page on the platform" if found.place == "platform" else "`osmosis view`"
         yield f"There are more than {wanted.limit}: --limit prints more of them, {pages} shows all."

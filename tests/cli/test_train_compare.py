@@ -124,6 +124,18 @@ def test_where_the_data_allow_no_interval_there_is_none(maze: Maze) -> None:
     assert "all settings\tsame\tsame" in maze.osmosis("train", "compare", "old", "new", "--plain").out
 
 
+def test_a_validation_with_few_scores_is_told_in_the_first_sentence(maze: Maze) -> None:
+    counted = {"eval/validation/samples": (8, 8, 8)}
+    for name, scored in (("old", (8, 8, 8)), ("new", (4, 8, 7))):
+        curves = {VALIDATION: (0.5, 0.6, 0.7), "eval/validation/scored": scored, **counted}
+        offer(maze, name, {}, {key: list(values) for key, values in curves.items()})
+    said = "In the validation of new after steps 1, 3, under 90 % of the samples have a score"
+    data = maze.osmosis("train", "compare", "old", "new", "--json").json["data"]
+    assert f"(the runs' numbers allow no interval). {said}:" in data["verdict"]["sentence"]
+    plain = maze.osmosis("train", "compare", "old", "new", "--plain").out
+    assert said in plain and "validation of old" not in plain
+
+
 @pytest.mark.parametrize(
     ("old", "new", "because"),
     [

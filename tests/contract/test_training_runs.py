@@ -192,7 +192,22 @@ def test_metrics_full(client: PlatformClient, wire: Wire) -> None:
 def test_metrics_minimal_and_null(client: PlatformClient, wire: Wire, reply: str) -> None:
     wire.answers("GET", "/api/cli/training-runs/tr_8/metrics", reply)
     found = client.training_runs.metrics("tr_8")
-    assert (found.status, found.metrics, found.overview.metric_summaries) == ("", [], [])
+    assert (found.status, found.metrics, found.marks, found.overview.metric_summaries) == ("", [], [], [])
+
+
+def test_the_marks_of_a_run_are_read_where_they_are_told(client: PlatformClient, wire: Wire) -> None:
+    marks = (
+        '[{"step": 4, "kind": "restart", "text": "went on after step 4"}, {"kind": "warning"},'
+        ' {"step": null, "kind": null}, {"step": "soon", "kind": "eclipse", "why": 1}]'
+    )
+    wire.answers("GET", "/api/cli/training-runs/tr_8/metrics", f'{{"marks": {marks}}}')
+    found = client.training_runs.metrics("tr_8").marks
+    assert [(mark.step, mark.kind, mark.text) for mark in found] == [
+        (4, "restart", "went on after step 4"),
+        (None, "warning", ""),
+        (None, "", ""),
+        (None, "eclipse", ""),
+    ]
 
 
 def test_a_series_that_does_not_say_what_it_is_is_not_understood(client: PlatformClient, wire: Wire) -> None:

@@ -189,3 +189,6 @@ def test_a_validation_with_few_scores_is_hollow_beside_others_too() -> None:
     text = page_text(visitor(source).get("/compare?run=whole&run=part"))
     assert 'line-2 hollow"' in text and 'line-1 hollow" d="M7.0' in text
     assert "over 4, under 90 % scored" in text and "over 8, under" not in text
+    lead = text[text.index('<p class="lead">') :]
+    assert "In the validation of part after step 12, under 90 % of the samples have a score" in lead
+    assert "the validation of whole" not in lead

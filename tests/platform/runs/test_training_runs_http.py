@@ -12,10 +12,11 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from osmosis_ai.api.wire.training_runs import CheckpointList, TrainingRunDetail
+from osmosis_ai.api.wire.training_runs import CheckpointList, TrainingMetrics, TrainingRunDetail
 from osmosis_ai.api.wire.workers import CheckpointPart, TrainingNews, TrainingStart, TrainingStep
 from osmosis_ai.platform.blobs.store import BlobError, BlobStoreSilent
 from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
+from osmosis_ai.platform.log_lines import PLAN, WARNED, LogLine
 from osmosis_ai.platform.runs.desk.training import ROLLOUTS
 from osmosis_ai.platform.runs.execute.leftovers import remove_leftovers
 from osmosis_ai.platform.runs.leases import Lease, Leases
@@ -430,6 +431,33 @@ def test_a_report_has_the_size_that_the_platform_tells_of_an_adapter(
     report_training(DescribedTraining(detail, checkpoints=saved), report)
     assert f'{run["name"]}-step-5</th><td class="number">5</td>' in report.path.read_text()
     assert '<td class="number">20.0 KB</td>' in report.path.read_text()
+
+
+def test_a_report_has_the_marks_of_what_the_log_tells_of_the_curves(
+    api: TestClient, services: PlatformServices, clock: ManualClock, tmp_path: Path
+) -> None:
+    run = submitted(api)
+    store = store_of(services, claimed(services, run["id"]))
+    store.begin(total_steps=4)
+    store.append_steps([done(step, {TRAINING_REWARD: 0.1 * step}, clock) for step in (1, 2)])
+    path = f"{RUNS}/{run['name']}"
+    assert "marks" not in api.get(f"{path}/metrics").json()
+    plans = [LogLine("the plan", step=PLAN, details={"steps_done": steps}) for steps in (0, 1)]
+    about = {"training_step": 2}
+    warned = [LogLine("rewards <are> the same", "warning", step=WARNED, details=about)] * 2
+    services.logs.append(run["id"], [*plans, *warned, LogLine("another thing", step="run", details=about)])
+    told = api.get(f"{path}/metrics").json()
+    assert told["marks"] == [
+        {"step": 1, "kind": "restart", "text": "went on after step 1"},
+        {"step": 2, "kind": "warning", "text": "rewards <are> the same"},
+    ]
+    detail = TrainingRunDetail.model_validate(api.get(path).json())
+    metrics = TrainingMetrics.model_validate(told)
+    report = ReportFile(tmp_path / "run.html")
+    report_training(DescribedTraining(detail, metrics=metrics), report)
+    page = report.path.read_text()
+    assert "step 2: rewards &lt;are&gt; the same" in page and "another thing" not in page
+    assert page.count("<title>went on after step 1</title>") == 1
 
 
 def test_of_an_adapter_without_files_no_size_is_told(api: TestClient, services: PlatformServices) -> None:

@@ -164,12 +164,23 @@ class ValidationConversation(WireModel):
     missing: str | None = None
 
 
+class TrainingMark(WireModel):
+    """What happened at a step: ``kind`` is ``restart`` or ``warning``, others may come."""
+
+    step: Counted = None
+    kind: str = ""
+    text: str = ""
+
+
 class TrainingMetrics(WireModel):
+    """Every point of every metric; ``marks`` and ``validation`` are ours, and left out where there are none."""
+
     status: str = ""
     overview: TrainingMetricsOverview = TrainingMetricsOverview()
     metrics: list[MetricSeries] = []
     training_run_id: str | None = None
     validation: ValidatedRows | None = None
+    marks: list[TrainingMark] = []
 
 
 class Checkpoint(WireModel):

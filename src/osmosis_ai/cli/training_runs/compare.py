@@ -36,7 +36,7 @@ def compare(
             data={**found.data(), **context.resource()},
             title="Training runs",
             rows=[
-                ("Verdict", found.differences.verdict.sentence),
+                ("Verdict", found.sentence),
                 *_rows("A", found.a),
                 *_rows("B", found.b),
             ],

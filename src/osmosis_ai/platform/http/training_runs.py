@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from osmosis_ai.api.wire import training_runs as wire
@@ -17,7 +18,12 @@ from osmosis_ai.platform.http.paging import Paging, SamplePaging
 from osmosis_ai.platform.http.routing import quick_read
 from osmosis_ai.platform.models import adapter_size
 from osmosis_ai.platform.runs.read.sample_pages import validation_page
-from osmosis_ai.platform.runs.read.training_curves import VALIDATION, MetricCurve, read_curves
+from osmosis_ai.platform.runs.read.training_curves import (
+    VALIDATION,
+    MetricCurve,
+    logged_marks,
+    read_curves,
+)
 from osmosis_ai.platform.runs.submit.training_request import effective_training_config, read_training_request
 from osmosis_ai.platform.runs.waiting import waits_for
 from osmosis_ai.platform.secrets import MissingSecretsError
@@ -81,15 +87,17 @@ def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str)
 
 @router.get("/{name_or_id}/metrics")
 def training_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.TrainingMetrics:
-    """Return every point of every metric so far, and each metric in a line."""
+    """Return every point of every metric so far, each metric in a line, and what happened at which steps."""
     run = services.training_runs.get(scope.workspace_id, name_or_id).run
     curves = read_curves(services.db, run.id)
+    validation = wire.ValidatedRows(**run.metrics[VALIDATION]) if run.metrics else None
+    marks = [wire.TrainingMark(**asdict(mark)) for mark in logged_marks(services.logs, run.id)]
     return wire.TrainingMetrics(
         status=run.status,
         overview=_overview(run, curves, services.clock),
         metrics=[_series(curve) for curve in curves],
         training_run_id=run.id,
-        **({"validation": wire.ValidatedRows(**run.metrics[VALIDATION])} if run.metrics else {}),
+        **runs.present({"validation": validation, "marks": marks or None}),
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from osmosis_ai.api.wire.base import LogEntry
 from osmosis_ai.api.wire.eval_runs import RunOrigin
 from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.config.written import config_text
@@ -28,8 +27,6 @@ from osmosis_ai.training.runs.curves import (
     CurveMark,
     SavedAdapter,
     TrainingCurves,
-    marked_warnings,
-    restarts,
     viewed_curves,
 )
 from osmosis_ai.ui.numbers import date
@@ -115,20 +112,16 @@ def viewed_training(
     run: DbRun,
     curves: Sequence[MetricCurve],
     models: Sequence[DbLoraModel],
-    plans: Sequence[LogEntry] = (),
-    warnings: Sequence[LogEntry] = (),
+    happened: Sequence[CurveMark] = (),
 ) -> TrainingCurves:
     """Return the curves of a run, its checkpoints and its newest validation.
 
     Args:
         run, curves: the run and what it measured.
         models: what it saved.
-        plans: what each worker said of its plan.
-        warnings: what a person should look at in a step's numbers.
+        happened: what its log tells of its steps.
     """
-    marks = [CurveMark(model.step, "checkpoint", model.name) for model in models]
-    marks += restarts(plan.details for plan in plans if plan.details)
-    marks += marked_warnings((line.message or "", line.details) for line in warnings if line.details)
+    marks = [*happened, *(CurveMark(model.step, "checkpoint", model.name) for model in models)]
     metrics = {curve.key: [(point.step, point.value) for point in curve.points] for curve in curves}
     return TrainingCurves(
         viewed_curves(metrics, {curve.key: curve.title for curve in curves}),

@@ -29,10 +29,10 @@ from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.isolation import isolation_shown
-from osmosis_ai.platform.log_lines import PLAN, WARNED, storable
+from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.read.merging import RunFamily, merge
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
-from osmosis_ai.platform.runs.read.training_curves import read_curves, read_curves_of
+from osmosis_ai.platform.runs.read.training_curves import logged_marks, read_curves, read_curves_of
 from osmosis_ai.platform.runs.run_files import open_run_file
 from osmosis_ai.platform.runs.stored_journal import records_beside
 from osmosis_ai.platform.runs.training_names import SAMPLES_PATH, conversation_path
@@ -233,8 +233,8 @@ class PlatformSource:
             found = self._family(session, "training", run).original
         services = self.services
         curves = read_curves(services.db, found.id)
-        plans, warnings = (services.logs.of_step(found.id, step) for step in (PLAN, WARNED))
-        return viewed_training(found, curves, services.lora_models.of_run(found.id), plans, warnings)
+        happened = logged_marks(services.logs, found.id)
+        return viewed_training(found, curves, services.lora_models.of_run(found.id), happened)
 
     def validation(self, run: str) -> ValidationSamples | None:
         """Return what became of the samples of a training run's newest validation."""

@@ -20,11 +20,18 @@ class TrainingComparison:
     a: DescribedTraining
     b: DescribedTraining
     differences: TrainingDifferences
+    hollow: str
+    """The sentence about validations in which few samples have a score; empty where there is none."""
+
+    @property
+    def sentence(self) -> str:
+        """Which run is better, and what that leaves out."""
+        return f"{self.differences.verdict.sentence} {self.hollow}".rstrip()
 
     def data(self) -> dict[str, Any]:
         """Return it as scripts see it."""
         return {
-            "verdict": self.differences.verdict.data(),
+            "verdict": {**self.differences.verdict.data(), "sentence": self.sentence},
             "a": _described(self.a),
             "b": _described(self.b),
             "config_differences": [asdict(setting) for setting in self.differences.settings],
@@ -42,17 +49,19 @@ def compare_runs(client: PlatformClient, a: str, b: str) -> TrainingComparison:
         PlatformError: one of them does not exist, or as every call.
     """
     from osmosis_ai.services.training_runs.info import describe_run
-    from osmosis_ai.training.runs.run_differences import compare_training
+    from osmosis_ai.training.runs.run_differences import compare_training, hollow_words
 
     first, second = describe_run(client, a), describe_run(client, b)
     if first.run.id == second.run.id:
         raise ConflictError(
             f"the run {first.run.name or first.run.id} is compared with itself.", hint="name another run"
         )
-    return TrainingComparison(first, second, compare_training(_compared(first), _compared(second)))
+    compared = _compared(first), _compared(second)
+    return TrainingComparison(first, second, compare_training(*compared), hollow_words(compared))
 
 
 def _compared(run: DescribedTraining) -> ComparedTraining:
+    from osmosis_ai.services.training_runs.report import curves_of
     from osmosis_ai.services.training_runs.watch import points
     from osmosis_ai.training.runs.run_differences import ComparedTraining
 
@@ -63,6 +72,7 @@ def _compared(run: DescribedTraining) -> ComparedTraining:
         titles,
         {key: dict(points(run.metrics, key)) for key in titles},
         run.metrics.validation if run.metrics else None,
+        curves_of(run).hollow_validations(),
     )
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Literal
 
 from osmosis_ai.services.report_files import ReportFile
-from osmosis_ai.training.runs.curves import CurveMark, SavedAdapter, TrainingCurves
+from osmosis_ai.training.runs.curves import LARGEST_STEP, CurveMark, SavedAdapter, TrainingCurves
 from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 if TYPE_CHECKING:
+    from osmosis_ai.api.wire.training_runs import TrainingMark
     from osmosis_ai.services.training_runs.info import DescribedTraining
     from osmosis_ai.services.training_runs.local_runs import LocalTraining
+
+_DRAWN: Mapping[str, Literal["restart", "warning"]] = {"restart": "restart", "warning": "warning"}
 
 
 def report_training(run: LocalTraining | DescribedTraining, report: ReportFile) -> None:
@@ -26,7 +30,7 @@ def report_training(run: LocalTraining | DescribedTraining, report: ReportFile) 
     if isinstance(run, LocalTraining):
         detail, curves = run.detail, run.curves
     else:
-        detail, curves = _detail(run), _curves(run)
+        detail, curves = _detail(run), curves_of(run)
     with report.opened() as file:
         write_training_report(file, detail, curves, text=report.text)
 
@@ -60,8 +64,8 @@ def _detail(described: DescribedTraining) -> RunDetail:
     )
 
 
-def _curves(described: DescribedTraining) -> TrainingCurves:
-    """Return a platform's metrics and checkpoints as the viewer draws them."""
+def curves_of(described: DescribedTraining) -> TrainingCurves:
+    """Return a platform's metrics, checkpoints and marks as the viewer draws them."""
     from osmosis_ai.training.runs.curves import reward_at, viewed_curves
     from osmosis_ai.training.runs.metrics import TITLES
 
@@ -81,8 +85,18 @@ def _curves(described: DescribedTraining) -> TrainingCurves:
         for each in described.checkpoints
         if each.checkpoint_step is not None
     ]
+    marks = [CurveMark(adapter.step, "checkpoint", adapter.name) for adapter in saved]
+    marks += _marks(described.metrics.marks if described.metrics is not None else ())
     return TrainingCurves(
         viewed_curves({key: points for key, points in values.items() if points}, titles),
-        [CurveMark(adapter.step, "checkpoint", adapter.name) for adapter in saved],
+        sorted(marks, key=lambda mark: mark.step),
         saved,
     )
+
+
+def _marks(told: Iterable[TrainingMark]) -> Iterator[CurveMark]:
+    """Yield what is drawn of what a platform tells: marks of kinds that are known, at a step that a run can have."""
+    for mark in told:
+        kind = _DRAWN.get(mark.kind)
+        if kind is not None and mark.step is not None and 0 <= mark.step <= LARGEST_STEP:
+            yield CurveMark(mark.step, kind, mark.text)

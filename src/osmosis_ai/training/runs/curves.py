@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.errors import OsmosisError, reason_of
+from osmosis_ai.evaluation.headline import LEAST_SCORED
 from osmosis_ai.evaluation.lenient_json import as_number, as_table
 from osmosis_ai.evaluation.log_pages import parse_line
 from osmosis_ai.files import open_regular
@@ -39,7 +40,8 @@ from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.validation_headline import CURVES, ValidationHeadline
 
 _MOST_LOG_BYTES = 32 << 20
-_LARGEST_STEP = 2**53 - 1
+LARGEST_STEP = 2**53 - 1
+"""What any chart and any reader of JSON can still tell from the next one."""
 _INTERVALS = {
     TRAINING_REWARD: (TRAINING_REWARD_LOW, TRAINING_REWARD_HIGH),
     VALIDATION_REWARD: (VALIDATION_REWARD_LOW, VALIDATION_REWARD_HIGH),
@@ -61,6 +63,11 @@ class CurveValue:
     high: float | None = None
     over: int | None = None
     of: int | None = None
+
+    @property
+    def is_hollow(self) -> bool:
+        """Whether it stands on too little of what it was to stand on."""
+        return self.over is not None and self.of is not None and self.over < LEAST_SCORED * self.of
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,10 @@ class TrainingCurves:
     def points(self, key: str) -> Sequence[CurveValue]:
         """Return a curve's points; none where there is no such curve."""
         return next((curve.points for curve in self.curves if curve.key == key), ())
+
+    def hollow_validations(self) -> list[int]:
+        """Return the steps after which too few samples of the validation had a score."""
+        return [point.step for point in self.points(VALIDATION_REWARD) if point.is_hollow]
 
     def headline(self) -> ValidationHeadline | None:
         """Return what the newest validation came to; None before there is one."""
@@ -235,7 +246,7 @@ def restarts(sessions: Iterable[Mapping[str, Any]]) -> Iterator[CurveMark]:
     """Yield a mark for each session that went on where another had ended, by what it said of its plan."""
     for session in sessions:
         done = session.get("steps_done")
-        if isinstance(done, int) and 0 < done <= _LARGEST_STEP:
+        if isinstance(done, int) and 0 < done <= LARGEST_STEP:
             yield CurveMark(done, "restart", f"went on after step {done}")
 
 
@@ -244,7 +255,7 @@ def marked_warnings(lines: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[
     told = set()
     for message, facts in lines:
         step = facts.get("training_step")
-        if isinstance(step, int) and 0 <= step <= _LARGEST_STEP and (step, message) not in told:
+        if isinstance(step, int) and 0 <= step <= LARGEST_STEP and (step, message) not in told:
             told.add((step, message))
             yield CurveMark(step, "warning", message)
 
@@ -270,7 +281,7 @@ def _as_written(record: StepRecord) -> StepRecord:
     """Return a step with what can be of one: no metric but finite numbers, no warning but texts."""
     return replace(
         record,
-        step=max(0, min(record.step, _LARGEST_STEP)),
+        step=max(0, min(record.step, LARGEST_STEP)),
         metrics=_numbers(record.metrics),
         warnings=[each for each in record.warnings if isinstance(each, str)]
         if isinstance(record.warnings, list)

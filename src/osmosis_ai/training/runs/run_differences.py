@@ -110,6 +110,7 @@ class ComparedTraining:
         titles: of its metrics, by their keys.
         curves: by metric the value of each step that has one.
         validation: what each row came to in the newest validation, where that is known.
+        hollow: the steps after which too few samples of the validation had a score.
     """
 
     name: str
@@ -117,6 +118,7 @@ class ComparedTraining:
     titles: Mapping[str, str]
     curves: Mapping[str, Mapping[int, float]]
     validation: ValidatedRows | None = None
+    hollow: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,17 @@ def compare_training(a: ComparedTraining, b: ComparedTraining) -> TrainingDiffer
     return TrainingDifferences(
         _decided(metrics, a, b), tuple(_setting_differences(a, b)), metrics, other_prompts
     )
+
+
+def hollow_words(runs: Sequence[ComparedTraining]) -> str:
+    """Return the sentence about validations in which few samples have a score; nothing where there is none."""
+    from osmosis_ai.training.runs.validation_headline import LEAST_WORDS, after_steps
+
+    told = [f"of {run.name} after {after_steps(run.hollow)}" for run in runs if run.hollow]
+    if not told:
+        return ""
+    few = f"under {LEAST_WORDS} of the samples have a score"
+    return f"In the validation {' and '.join(told)}, {few}: those points say nothing of the rest."
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

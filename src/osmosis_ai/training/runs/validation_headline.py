@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from osmosis_ai.evaluation.headline import few_scored, scored_of_planned
+from osmosis_ai.evaluation.headline import LEAST_SCORED, few_scored, scored_of_planned
 from osmosis_ai.training.runs.metrics import (
     VALIDATION_PLANNED,
     VALIDATION_REWARD,
@@ -19,6 +19,7 @@ from osmosis_ai.training.runs.metrics import (
     VALIDATION_REWARD_LOW,
     VALIDATION_SCORED,
 )
+from osmosis_ai.ui.numbers import percent
 
 CURVES = (
     VALIDATION_REWARD,
@@ -28,6 +29,18 @@ CURVES = (
     VALIDATION_PLANNED,
 )
 """The metrics that a headline is made from."""
+
+LEAST_WORDS = percent(LEAST_SCORED, digits=0)
+"""The share of a validation's samples below which it says nothing of the rest."""
+_MOST_STEPS = 10
+
+
+def after_steps(steps: Sequence[int]) -> str:
+    """Return the steps in words, the last of them where they are many: ``steps 5, 10``; nothing without any."""
+    listed = ", ".join(str(step) for step in steps[-_MOST_STEPS:])
+    if len(steps) <= _MOST_STEPS:
+        return f"step{'s' * (len(steps) > 1)} {listed}" if steps else ""
+    return f"{len(steps)} steps, the last of them {listed}"
 
 
 class ValidationHeadline(BaseModel):

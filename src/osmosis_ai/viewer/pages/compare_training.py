@@ -25,7 +25,9 @@ def found(view: Viewing, names: Sequence[str]) -> dict[str, Any]:
     runs = [_compared(detail, own) for detail, own in told]
     differences = [run_differences.compare_training(runs[0], run) for run in runs[1:]]
     return {
-        "sentence": " ".join(each.verdict.sentence for each in differences),
+        "sentence": " ".join(
+            [*(each.verdict.sentence for each in differences), run_differences.hollow_words(runs)]
+        ).rstrip(),
         "charts": list(_charts(names, curves)),
         "settings": _settings(names, differences),
         "metrics": [
@@ -45,6 +47,7 @@ def _compared(run: RunDetail, curves: TrainingCurves) -> ComparedTraining:
         {curve.key: curve.title for curve in curves.curves},
         {curve.key: {point.step: point.value for point in curve.points} for curve in curves.curves},
         curves.validation,
+        curves.hollow_validations(),
     )
 
 

@@ -9,11 +9,10 @@ from shlex import quote
 from typing import Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.headline import LEAST_SCORED
-from osmosis_ai.training.runs.curves import CurveValue, TrainingCurves, ViewedCurve
-from osmosis_ai.training.runs.metrics import TITLES, VALIDATION_REWARD
+from osmosis_ai.training.runs.curves import TrainingCurves, ViewedCurve
+from osmosis_ai.training.runs.metrics import TITLES
+from osmosis_ai.training.runs.validation_headline import LEAST_WORDS, after_steps
 from osmosis_ai.ui.charts.drawing import ChartMark, ChartPoint, ChartSeries, SvgChart
-from osmosis_ai.ui.numbers import percent
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.pages.evaluation import flat_config, known_facts, live_changes, log_tail
 from osmosis_ai.viewer.queries import Words, word
@@ -33,8 +32,7 @@ _CHARTS: Sequence[tuple[str, Sequence[str]]] = (
 )
 """What is drawn, under which heading; the first two with what happened on the way."""
 _MOST_MARKS = 40
-_LEAST = percent(LEAST_SCORED, digits=0)
-HOLLOW = f"under {_LEAST} scored"
+HOLLOW = f"under {LEAST_WORDS} scored"
 
 
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
@@ -74,8 +72,8 @@ def shown(
         "detail": detail,
         "validation": curves.headline(),
         "rewards": curves.points("rollout/raw_reward"),
-        "hollow": [each.step for each in curves.points(VALIDATION_REWARD) if is_hollow(each)],
-        "least": _LEAST,
+        "hollow": after_steps(curves.hollow_validations()),
+        "least": LEAST_WORDS,
         "charts": list(_charts(curves, smoothing)) if draws else [],
         "smoothing": smoothing,
         "metrics": [_line(curve) for curve in curves.curves if curve.points],
@@ -114,11 +112,6 @@ def _smoothing(words: Words) -> float:
     return weight
 
 
-def is_hollow(point: CurveValue) -> bool:
-    """Tell whether a point stands on too little of what it was to stand on."""
-    return point.over is not None and point.of is not None and point.over < LEAST_SCORED * point.of
-
-
 def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
     from osmosis_ai.ui.charts.curves import line
 
@@ -143,7 +136,7 @@ def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
 def chart_points(curve: ViewedCurve) -> list[ChartPoint]:
     """Return a curve's points as charts take them."""
     return [
-        ChartPoint(point.step, point.value, point.low, point.high, point.over, is_hollow(point))
+        ChartPoint(point.step, point.value, point.low, point.high, point.over, point.is_hollow)
         for point in curve.points
     ]
 

@@ -1,4 +1,4 @@
-"""The curves of a training run: the points of each metric in the order of its steps, and each in a line."""
+"""The curves of a training run: the points of each metric in the order of its steps, and what its log tells of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from sqlalchemy import bindparam, select
 
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbMetricPoint
+from osmosis_ai.platform.log_lines import PLAN, WARNED
+from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.training.runs.curves import CurveMark, marked_warnings, restarts
 from osmosis_ai.training.runs.metrics import TITLES
 from osmosis_ai.training.runs.validation_headline import ValidationHeadline
 
@@ -90,6 +93,13 @@ def read_curves_of(db: Database, run_ids: Sequence[str]) -> dict[str, list[Metri
     for curves in found.values():
         curves.sort(key=lambda curve: (_POSITION.get(curve.key, len(_POSITION)), curve.key))
     return found
+
+
+def logged_marks(logs: LogStore, run_id: str) -> list[CurveMark]:
+    """Return at which steps another worker went on, and what steps warn of, as the run's log has it."""
+    plans, warnings = (logs.of_step(run_id, step) for step in (PLAN, WARNED))
+    told = ((line.message or "", line.details) for line in warnings if line.details)
+    return [*restarts(plan.details for plan in plans if plan.details), *marked_warnings(told)]
 
 
 def validation_of(curves: Sequence[MetricCurve]) -> ValidationHeadline | None:

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,29 @@ def test_a_claim_is_kept_until_its_worker_has_begun_and_no_longer(play: Play) ->
         (first.claim_id, "run_first", 0.0)
     }
     assert [pause >= 10.0 for pause in pauses(platform)] == [True] * 4, "a third of the lease"
+
+
+def test_a_claim_is_kept_while_the_runs_place_on_the_disk_is_waited_for(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform, host = play([assignment("first") for _ in range(4)], [ENDED], once=True)
+    take, waiting = TakenRuns.take, threading.Event()
+
+    def taken_late(runs: TakenRuns, run_id: str, claim_id: str) -> None:
+        threading.current_thread().name = "waits for another process of this home"
+        deadline = time.monotonic() + 60
+        while len(platform.offers) < 4 and time.monotonic() < deadline:
+            waiting.wait(0.001)
+        take(runs, run_id, claim_id)
+
+    monkeypatch.setattr(TakenRuns, "take", taken_late)
+    assert endings(host.run()) == ["ended"]
+    first, *again = platform.offers[:4]
+    assert [(offer.claim_id, offer.run_id, offer.wait_s) for offer in again] == [
+        (first.claim_id, "run_first", 0.0)
+    ] * 3
+    assert all(pause >= 10.0 for pause in pauses(platform)), "a third of the lease"
+    assert platform.started == [("run_first", first.claim_id)] and not platform.released
 
 
 def test_once_is_one_run_and_a_run_that_is_named_is_asked_for_alone(play: Play) -> None:

@@ -47,26 +47,38 @@ class WorkedRun:
     ending: Ending | None = None
 
 
+@dataclass
+class KeptClaim:
+    """A claim that was answered: made again until the run's worker has begun, so that its lease does not run out.
+
+    Attributes:
+        claimed_at: when it was made last.
+    """
+
+    run_id: str
+    claim_id: str
+    lease: AssignedLease = field(repr=False)
+    claimed_at: float
+    has_begun: bool = False
+
+
 @dataclass(eq=False)
 class ComingRun:
     """A run whose place on this machine's disk is made; ``error``: why there is none."""
 
     assignment: Assignment
-    claim_id: str
+    claim: KeptClaim
     error: OSError | None = None
 
 
 @dataclass
 class HostedWorker:
-    """The worker of a run, and what is kept of the claim that it repeats."""
+    """The worker of a run, and the claim that it repeats."""
 
     run: WorkedRun
-    lease: AssignedLease = field(repr=False)
+    claim: KeptClaim
     process: WorkerProcess
-    claim_id: str
     began_at: float
-    claimed_at: float
-    has_begun: bool = False
     is_told: bool = False
 
     def ask_to_end(self) -> None:

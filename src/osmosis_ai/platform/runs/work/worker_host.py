@@ -33,7 +33,14 @@ from osmosis_ai.platform.runs.work.platform_link import (
     PlatformUnreachableError,
 )
 from osmosis_ai.platform.runs.work.taken_runs import TakenRuns
-from osmosis_ai.platform.runs.work.worked_runs import ENDINGS, SENTENCES, ComingRun, HostedWorker, WorkedRun
+from osmosis_ai.platform.runs.work.worked_runs import (
+    ENDINGS,
+    SENTENCES,
+    ComingRun,
+    HostedWorker,
+    KeptClaim,
+    WorkedRun,
+)
 from osmosis_ai.sandbox import check_sandbox, choose_isolation
 from osmosis_ai.supervision import exit_words, keep_to_itself
 from osmosis_ai.supervision.listening import told_of_signals
@@ -242,13 +249,14 @@ class WorkerHost:
 
     def _make_place(self, assignment: Assignment) -> None:
         """Make a run's place on the disk, in a thread of its own: what another process clears away there may take long."""
-        coming, self._claim_id = ComingRun(assignment, self._claim_id), secrets.token_hex(16)
+        claim = KeptClaim(assignment.run.id, self._claim_id, assignment.lease, self._monotonic())
+        coming, self._claim_id = ComingRun(assignment, claim), secrets.token_hex(16)
         self._coming.append(coming)
         self._told = ""
 
         def make() -> None:
             try:
-                self._taken.take(assignment.run.id, coming.claim_id)
+                self._taken.take(claim.run_id, claim.claim_id)
             except OSError as error:
                 coming.error = error
             self._answers.put(coming)
@@ -256,21 +264,20 @@ class WorkerHost:
         threading.Thread(target=make, name="claim a place", daemon=True).start()
 
     def _begin(self, coming: ComingRun) -> None:
-        assignment, claim_id = coming.assignment, coming.claim_id
+        assignment, claim = coming.assignment, coming.claim
         run = WorkedRun(assignment.run.id, assignment.run.name, assignment.lease.attempt)
         try:
             if coming.error is not None:
                 raise coming.error
-            process = self._start_worker(run.id, claim_id)
+            process = self._start_worker(run.id, claim.claim_id)
         except OSError as error:
             run.ending = "set_back"
             self._worked.append(run)
             why = f"the machine {socket.gethostname()} could not start its worker: {error.strerror or error}"
-            self._release(run.id, assignment.lease, why, of_machine=True)
+            self._release(run.id, claim.lease, why, of_machine=True)
             self._count_failure(run, why)
             return
-        now = self._monotonic()
-        self._workers.append(HostedWorker(run, assignment.lease, process, claim_id, now, now))
+        self._workers.append(HostedWorker(run, claim, process, self._monotonic()))
         self._worked.append(run)
         self._say(f"took the run {run.name} (attempt {run.attempt})")
 
@@ -289,8 +296,10 @@ class WorkerHost:
 
     def _tend_workers(self) -> None:
         while self._is_leaving and self._coming:
-            early = self._coming.pop().assignment
-            self._release(early.run.id, early.lease, None)
+            early = self._coming.pop().claim
+            self._release(early.run_id, early.lease, None)
+        for coming in self._coming:
+            self._keep_claim(coming.claim)
         for worker in list(self._workers):
             status = worker.process.poll()
             if status is not None:
@@ -301,15 +310,17 @@ class WorkerHost:
             elif self._is_leaving:
                 worker.ask_to_end()
             else:
-                self._keep_claim(worker)
+                self._keep_claim(worker.claim)
 
-    def _keep_claim(self, worker: HostedWorker) -> None:
-        """Claim again what a worker has not begun, in a thread of its own: it may take longer to start than a lease lasts."""
+    def _keep_claim(self, claim: KeptClaim) -> None:
+        """Claim again what no worker has begun, in a thread of its own: a place on the disk and a worker's start may take
+        longer than a lease lasts.
+        """
         now = self._monotonic()
-        if worker.has_begun or now - worker.claimed_at < worker.lease.term_s / 3:
+        if claim.has_begun or now - claim.claimed_at < claim.lease.term_s / 3:
             return
-        worker.claimed_at = now
-        offer = self._terms.offer(worker.claim_id, 0.0).model_copy(update={"run_id": worker.run.id})
+        claim.claimed_at = now
+        offer = self._terms.offer(claim.claim_id, 0.0).model_copy(update={"run_id": claim.run_id})
 
         def ask() -> None:
             try:
@@ -317,10 +328,10 @@ class WorkerHost:
             except CredentialRefusedError as error:
                 self._refused = error
             except OsmosisError as error:
-                worker.has_begun = worker.has_begun or error.code == "CONFLICT"
+                claim.has_begun = claim.has_begun or error.code == "CONFLICT"
             else:
-                worker.has_begun = again is None  # or it is another's by now, which the worker will hear, too
-                worker.lease = again.lease if again is not None else worker.lease
+                claim.has_begun = again is None  # or it is another's by now, which the worker will hear, too
+                claim.lease = again.lease if again is not None else claim.lease
 
         threading.Thread(target=ask, name="claim again", daemon=True).start()
 
@@ -338,10 +349,10 @@ class WorkerHost:
         if run.ending in ("ended", "left", "refused"):
             return
         if run.ending == "lease_lost":
-            self._do("lost run", lambda: self._taken.lose(run.id, worker.claim_id))
+            self._do("lost run", lambda: self._taken.lose(run.id, worker.claim.claim_id))
         reason = f"its worker died ({exit_words(status)})" if run.ending == "died" else None
         if run.ending in ("died", "not_mine"):
-            self._release(run.id, worker.lease, reason)
+            self._release(run.id, worker.claim.lease, reason)
         if run.ending == "lease_lost" or self._monotonic() - worker.began_at >= _LONGEST_PAUSE_S:
             self._failures = 0  # a machine that was cut off, or that could work for so long, is a good one
         unsaid = run.ending not in SENTENCES
@@ -355,10 +366,8 @@ class WorkerHost:
         """End the workers, and let go of their runs, for a moment or until asked to end once more."""
         for worker in self._workers:
             worker.process.kill()
-        telling = [self._release(worker.run.id, worker.lease, None) for worker in self._workers]
-        telling += [
-            self._release(each.assignment.run.id, each.assignment.lease, None) for each in self._coming
-        ]
+        telling = [self._release(worker.run.id, worker.claim.lease, None) for worker in self._workers]
+        telling += [self._release(each.claim.run_id, each.claim.lease, None) for each in self._coming]
         deadline = self._monotonic() + LAST_WORD_S
         while still := [each for each in telling if each.is_alive()]:
             if self._asked_to_end > 2 or self._monotonic() >= deadline:

@@ -88,6 +88,7 @@ def soak_routes(seconds: float, first_seed: int) -> Iterator[str]:
                 if time.monotonic() >= deadline:
                     break
             round_number += 1
+        services.sample_filling.close()
         services.db.dispose()
     kinds = Counter({f"{status // 100}xx": 0 for status in statuses})
     for status, count in statuses.items():

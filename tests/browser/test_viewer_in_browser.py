@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from osmosis_ai.api.wire.base import LogEntry
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.ui.assets import asset_name
@@ -240,6 +241,49 @@ def test_what_was_opened_stays_open_while_the_page_follows_its_run(
     assert page.evaluate("scrollY") == place > 0
     assert looking.wrong == []
     page.context.close()
+
+
+# The first line that is seen of a log's box, and whether the box is at its end.
+READ_LINE = """
+(box) => {
+  const line = [...box.children].find((each) => each.offsetTop + each.offsetHeight > box.scrollTop);
+  return [line.querySelector(".said").textContent, box.scrollTop + box.clientHeight >= box.scrollHeight - 1];
+}
+"""
+
+
+def test_a_log_is_followed_at_its_end_until_who_reads_scrolls_up(
+    browser: Browser, opened: tuple[str, Any], site: FakeSource
+) -> None:
+    def lines(first: int, last: int) -> list[LogEntry]:
+        return [LogEntry(message=f"line {number}", step="run") for number in range(first, last)]
+
+    going_on(site, "telling")
+    told = site.lines
+    site.lines = lines(0, 400)
+    looking = visit(browser, opened, viewport={"width": WIDE, "height": 500})
+    page = looking.page
+    try:
+        looking.open("/evals/telling/log")
+        box = page.locator(".log")
+        page.get_by_text("line 399", exact=True).wait_for()
+        assert box.evaluate(READ_LINE)[1] is True
+        site.lines = lines(0, 430)
+        one_more_finished(site, "telling")
+        page.get_by_text("line 429", exact=True).wait_for()
+        assert box.evaluate(READ_LINE)[1] is True
+
+        # A page of a log has its last 200 lines: what was read moves up as those before it go away.
+        box.evaluate("(box) => { box.scrollTop = box.scrollHeight / 2; }")
+        read = box.evaluate(READ_LINE)
+        site.lines = lines(0, 460)
+        one_more_finished(site, "telling")
+        page.get_by_text("line 459", exact=True).wait_for(state="attached")
+        assert box.evaluate(READ_LINE) == read == [read[0], False]
+        assert looking.wrong == []
+    finally:
+        site.lines = told
+        page.context.close()
 
 
 def test_what_changes_is_said_at_most_every_five_seconds(browser: Browser, opened: tuple[str, Any]) -> None:

@@ -113,7 +113,7 @@ async function update(parts) {
 }
 
 function replace(part, fresh) {
-  const ends = [part, ...part.querySelectorAll("[data-follow]")].filter((each) => "follow" in each.dataset && isAtEnd(each));
+  const boxes = [...part.querySelectorAll("[data-follow]")].map((box) => [box, isAtEnd(box) ? null : readIn(box)]);
   const held = part.contains(document.activeElement) ? document.activeElement : null;
   const was = held && called(held);
   morph(part, fresh);
@@ -121,12 +121,26 @@ function replace(part, fresh) {
   if (held && !(held.isConnected && called(held) === was)) {
     [...part.querySelectorAll(held.nodeName)].find((each) => called(each) === was)?.focus({ preventScroll: true });
   }
-  for (const each of ends) each.scrollTop = each.scrollHeight;
+  for (const [box, read] of boxes) keep(box, read);
   document.dispatchEvent(new CustomEvent("updated", { detail: part }));
 }
 
 const called = (node) => node.getAttribute("href") ?? (node.id || node.textContent);
 const isAtEnd = (box) => box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_END_PX;
+
+// The line that is read in a box: the first that is seen.
+function readIn(box) {
+  const lines = [...box.children];
+  const index = lines.findIndex((line) => line.offsetTop + line.offsetHeight > box.scrollTop);
+  return { index, text: lines[index]?.textContent, below: lines[index]?.offsetTop - box.scrollTop };
+}
+
+// A box is at its end, or its line stays where it was read: lines before it go away as others come.
+function keep(box, read) {
+  const line = read && [...box.children].slice(0, read.index + 1).reverse().find((each) => each.textContent === read.text);
+  if (!read) box.scrollTop = box.scrollHeight;
+  else if (line) box.scrollTop = line.offsetTop - read.below;
+}
 
 // Nodes that are alike stay the nodes they are: with focus, selection, scroll position, and open parts.
 function morph(old, fresh) {

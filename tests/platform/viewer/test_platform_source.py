@@ -146,7 +146,13 @@ def test_a_retry_s_results_stand_in_for_those_before_and_alone_on_its_own_page(
     detail = source.run("eval", run.name)
     assert detail.estimates is not None and detail.estimates.counts.scored == 6
     assert ("Retry", "again (finished)") in detail.facts
-    assert ("Retry of", "first") in source.run("eval", "again").facts
+    alone = source.run("eval", "again")
+    assert ("Retry of", "first") in alone.facts and detail.problems == []
+    assert alone.problems == [
+        "Only samples that had no score in first are here; that run's page has the numbers of all together."
+    ]
+    # What was chosen by its failures is not measured by the run that it was chosen from.
+    assert alone.previous is None
 
 
 @pytest.mark.parametrize("sort", get_args(SampleSort))

@@ -67,6 +67,7 @@ def eval_detail(
         secret_names=_secret_names(run),
         failures=samples.failures(),
         rewards=samples.rewards(),
+        problems=_alone(run),
         previous=previous,
         commands=_commands(run),
     )
@@ -158,6 +159,14 @@ def _eval_facts(run: DbRun, family: RunFamily, isolation: str) -> Iterator[tuple
     yield "Rows", rows.words if rows is not None else ""
     yield from _common_facts(run, isolation)
     yield "Grader", run.grader_digest or ""
+
+
+def _alone(run: DbRun) -> list[str]:
+    """Return what the numbers of a retry alone leave out."""
+    if run.retry_of_id is None:
+        return []
+    original = run.retry_of_name or run.retry_of_id
+    return [f"Only samples that had no score in {original} are here; that run's page has the numbers of all together."]
 
 
 def _training_facts(run: DbRun, curves: Sequence[MetricCurve], isolation: str) -> Iterator[tuple[str, str]]:

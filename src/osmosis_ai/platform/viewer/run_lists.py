@@ -97,9 +97,10 @@ class WorkspaceRuns:
         return {row[0].id: self._entry(*row, trend=known.get(row[0].id, [])) for row in rows}
 
     def with_previous(self, run: DbRun) -> tuple[RunEntry, RunEntry | None]:
-        """Return a run's line, and that of the run before it that it can be compared with."""
+        """Return a run's line, and that of the run before it that it can be compared with; a retry with none."""
         found = self._entries(_with_preceding(), {"run_id": run.id}, trends=True)
-        return found.pop(run.id), next(iter(found.values()), None)
+        own, before = found.pop(run.id), next(iter(found.values()), None)
+        return own, before if run.retry_of_id is None else None
 
     def _entry(
         self,

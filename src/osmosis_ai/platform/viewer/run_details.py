@@ -166,7 +166,9 @@ def _alone(run: DbRun) -> list[str]:
     if run.retry_of_id is None:
         return []
     original = run.retry_of_name or run.retry_of_id
-    return [f"Only samples that had no score in {original} are here; that run's page has the numbers of all together."]
+    return [
+        f"Only samples that had no score in {original} are here; that run's page has the numbers of all together."
+    ]
 
 
 def _training_facts(run: DbRun, curves: Sequence[MetricCurve], isolation: str) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from osmosis_ai.api.wire.workers import WorkerOffer
 from osmosis_ai.platform.runs.work.host_terms import HostTerms
 from osmosis_ai.platform.runs.work.http_link import HttpLink
-from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError
+from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, StoreAwayError
 from osmosis_ai.platform.runs.work.worked_runs import Ending, WorkedRun
 from osmosis_ai.platform.runs.work.worker_host import host_runs
 from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability
@@ -134,6 +135,33 @@ def test_the_exit_status_says_whether_this_machine_failed(
     assert (
         cli("platform", "worker", "--url", URL, "--pool", "gpu", "--token-file", "gpu.token").status == status
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "status"), [("--run run_1", 80), ("--pool gpu --once", 80), ("--pool gpu", 1)]
+)
+def test_a_run_that_waits_for_the_store_has_an_exit_status_of_its_own(
+    cli: Cli, hosted: dict[str, Any], words: str, status: int
+) -> None:
+    hosted["ending"] = "store_away"
+    done = cli("platform", "worker", "--url", URL, "--token-file", "gpu.token", *words.split())
+    assert done.status == status
+    assert "amber-fox-12: waits for the platform's store" in " ".join(done.out.split())
+
+
+def test_a_run_that_the_store_keeps_from_being_handed_out_has_it_too(
+    cli: Cli, hosted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise StoreAwayError("the platform cannot get at its stored files now.")
+
+    monkeypatch.setattr("osmosis_ai.platform.runs.work.worker_host.host_runs", refuse)
+    asked = ("platform", "worker", "--url", URL, "--token-file", "gpu.token")
+    done = cli(*asked, "--run", "run_1", "--json")
+    told = json.loads(done.out)
+    assert (done.status, told["resource"]["runs"]) == (80, [])
+    assert told["message"].endswith("cannot get at its stored files now.")
+    assert cli(*asked, "--pool", "gpu").status == 1
 
 
 @pytest.mark.parametrize(

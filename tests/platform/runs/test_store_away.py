@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 from fastapi.testclient import TestClient
 
+from osmosis_ai.platform.blobs.local import LocalBlobStore
+from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.runs.desk.claims import ClaimScope
 from osmosis_ai.platform.runs.execute.worker_process import STORE_AWAY
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member
 from tests.platform.evaluations import Submits, submit_body
-from tests.platform.runs.desk.desk_workers import DeskWorker, offer
+from tests.platform.runs.desk.desk_workers import DeskWorker, offer, records
 from tests.platform.runs.pretended_workers import Bench, messages
 
 AWAY = "the connection to https://bucket.example/ failed: refused."
@@ -61,3 +63,35 @@ def test_a_run_of_a_pool_is_tried_each_minute_until_its_store_is_back(
     assert worker.run.fruitless == 0
     assert worker.messages()[-1] == f"{AWAY.rstrip('.')} (trying again in 60 s)"
     assert DeskWorker.claims(services, pool).ends().status == "finished"
+
+
+def test_a_claim_that_the_store_keeps_from_being_answered_is_said_once_and_is_no_attempt(
+    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = submitted(api)["id"]
+    worker = DeskWorker.claims(services)
+    worker.write(records(2))
+    worker.sync(journal=worker.part())
+    worker.releases()
+    access = services.worker_access
+    ticket, again = access.issue_ticket(run_id), offer()
+
+    def refuse(*_: object) -> None:
+        raise BlobStoreBusy("the bucket cannot be reached.")
+
+    waits = "waits for the store: the bucket cannot be reached."
+    for outage in (1, 2):
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalBlobStore, "put", refuse)
+            for _ in range(5):
+                with pytest.raises(BlobStoreBusy):
+                    services.desk.claim(again, access.authorize_claim(ticket, again))
+        assert worker.messages().count(waits) == outage
+        if outage == 1:
+            found = services.desk.claim(again, access.authorize_claim(ticket, again))
+            assert found is not None and found.lease.attempt == 2
+            worker.token = found.lease.token
+            worker.write(records(1, first=2))
+            worker.sync(journal=worker.part(worker.run.journal_bytes))
+            worker.releases()
+            ticket, again = access.issue_ticket(run_id), offer()

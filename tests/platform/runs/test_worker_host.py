@@ -22,9 +22,20 @@ from osmosis_ai.api.wire.workers import (
     WorkerOffer,
 )
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.runs.execute.worker_process import ENDED, LEASE_LOST, NOT_MINE, REFUSED, SET_BACK
+from osmosis_ai.platform.runs.execute.worker_process import (
+    ENDED,
+    LEASE_LOST,
+    NOT_MINE,
+    REFUSED,
+    SET_BACK,
+    STORE_AWAY,
+)
 from osmosis_ai.platform.runs.work.host_terms import HostTerms
-from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, PlatformUnreachableError
+from osmosis_ai.platform.runs.work.platform_link import (
+    CredentialRefusedError,
+    PlatformUnreachableError,
+    StoreAwayError,
+)
 from osmosis_ai.platform.runs.work.taken_runs import TakenRuns
 from osmosis_ai.platform.runs.work.worker_host import WorkerHost
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
@@ -106,9 +117,20 @@ def test_a_run_whose_worker_died_is_let_go_of_at_once_with_the_reason(play: Play
 
 
 def test_a_worker_that_lost_its_lease_or_was_set_back_has_said_so_itself(play: Play) -> None:
-    platform, host = play([assignment("first"), assignment("second")], [LEASE_LOST, SET_BACK])
-    assert endings(host.run()) == ["lease_lost", "set_back"]
+    answers = [assignment("first"), assignment("second"), assignment("third")]
+    platform, host = play(answers, [LEASE_LOST, SET_BACK, STORE_AWAY])
+    assert endings(host.run()) == ["lease_lost", "set_back", "store_away"]
     assert platform.released == []
+
+
+@pytest.mark.parametrize("last", ["none", "void"])
+def test_a_run_that_is_not_handed_out_for_its_store_is_told_as_such(play: Play, last: str) -> None:
+    away = StoreAwayError("the platform cannot get at its stored files now.")
+    void = CredentialRefusedError("this ticket is void: ten minutes for a claim have passed.")
+    answers = [None, *[away] * 3, void] if last == "void" else [None, *[away] * 1000]
+    _, host = play(answers, idle_exit_s=30, pool=None, run_id="run_first")
+    with pytest.raises(StoreAwayError, match="stored files"):
+        host.run()
 
 
 def test_asked_to_end_it_asks_its_workers_once_and_takes_no_more(play: Play) -> None:

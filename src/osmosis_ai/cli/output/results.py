@@ -236,6 +236,7 @@ class OperationResult(_Result):
         next_steps_structured: the same for scripts.
         extra: further top-level JSON keys; reserved ones win.
         blocks: what people see between the message and the next steps.
+        exits_with: the exit status, where it tells more than the status.
     """
 
     operation: str
@@ -247,6 +248,7 @@ class OperationResult(_Result):
     next_steps_structured: Sequence[Mapping[str, Any]] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     blocks: Sequence[Block] = ()
+    exits_with: int | None = None
 
     @property
     def sentence(self) -> str:
@@ -256,7 +258,7 @@ class OperationResult(_Result):
     @property
     def exit_code(self) -> int:
         """What follows from the status; 0 for one that is good."""
-        return _EXIT_CODES.get(self.status, 0)
+        return _EXIT_CODES.get(self.status, 0) if self.exits_with is None else self.exits_with
 
 
 @dataclass(frozen=True)

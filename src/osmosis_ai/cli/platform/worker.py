@@ -25,6 +25,7 @@ _WORDS = {
     "not_mine": "given back, not begun",
     "lease_lost": "taken over by another worker, or ended",
     "set_back": "set back by this machine or the platform",
+    "store_away": "waits for the platform's store",
     "died": "its worker died",
 }
 
@@ -110,6 +111,7 @@ def worker(
 
         from osmosis_ai.driving.server_count import granted_cores
         from osmosis_ai.platform.runs.work.host_terms import HostTerms
+        from osmosis_ai.platform.runs.work.platform_link import StoreAwayError
         from osmosis_ai.platform.runs.work.worker_host import host_runs
     terms = HostTerms(
         pool=pool,
@@ -122,8 +124,25 @@ def worker(
         gpus=gpus,
         memory_gb=memory_gb,
     )
-    worked = host_runs(address, _credential(token_file, token_env), terms, say=current().note)
-    return _result(address, worked)
+    try:
+        worked = host_runs(address, _credential(token_file, token_env), terms, say=current().note)
+    except StoreAwayError as error:
+        if run is None:
+            raise
+        return _waits_for_store(address, error)
+    return _result(address, worked, is_single=run is not None or once)
+
+
+def _waits_for_store(address: str, error: OsmosisError) -> OperationResult:
+    from osmosis_ai.platform.runs.execute.worker_process import STORE_AWAY
+
+    return OperationResult(
+        operation="platform.worker",
+        status="partial",
+        message=f"The run was not begun: {error.message}",
+        resource={"platform_url": address, "runs": []},
+        exits_with=STORE_AWAY,
+    )
 
 
 def _labels(written: str | None) -> tuple[str, ...]:
@@ -138,8 +157,11 @@ def _labels(written: str | None) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _result(address: str, worked: list[WorkedRun]) -> OperationResult:
-    bad = [run for run in worked if run.ending in ("refused", "died", "set_back")]
+def _result(address: str, worked: list[WorkedRun], *, is_single: bool) -> OperationResult:
+    from osmosis_ai.platform.runs.execute.worker_process import STORE_AWAY
+
+    bad = [run for run in worked if run.ending in ("refused", "died", "set_back", "store_away")]
+    waits_for_store = is_single and any(run.ending == "store_away" for run in worked)
     told = "; ".join(f"{run.name}: {_WORDS[run.ending or 'ended']}" for run in worked[-5:])
     return OperationResult(
         operation="platform.worker",
@@ -153,6 +175,7 @@ def _result(address: str, worked: list[WorkedRun]) -> OperationResult:
                 for run in worked
             ],
         },
+        exits_with=STORE_AWAY if waits_for_store else None,
     )
 
 

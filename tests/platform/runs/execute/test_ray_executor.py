@@ -353,6 +353,20 @@ def test_a_worker_that_let_its_run_go_is_followed_by_another(cluster: Cluster, m
     assert cluster.run(run).status == "pending"
 
 
+@pytest.mark.parametrize("kind", ["eval", "training"])
+def test_a_run_whose_store_is_away_is_tried_until_it_is_back(
+    cluster: Cluster, member: Member, kind: str
+) -> None:
+    run = cluster.bench.add("a", member, kind=kind)
+    for _ in range(20):
+        cluster.rounds(310)
+        cluster.ray.become("failed_80")
+    cluster.rounds(310)
+    assert cluster.run(run).status == "pending"
+    assert len(cluster.ray.jobs) == 21
+    assert not any("has ended" in line for line in cluster.log(run)), "the desk says what it waits for"
+
+
 @pytest.mark.parametrize("has_it", [True, False])
 def test_a_submit_of_which_nobody_knows_what_became_makes_one_job(
     cluster: Cluster, member: Member, has_it: bool

@@ -143,6 +143,7 @@ def test_what_the_cluster_says_of_a_refused_job_is_its_last_line_without_the_tic
         ("running", "running", "the Ray job osm-run_1-1 is running", "nobody"),
         ("succeeded", "ended", f"{ENDED}its worker ended with 0", "nobody"),
         ("failed_7", "ended", f"{ENDED}its worker ended with 7", "run"),
+        ("failed_80", "ended", "", "nobody"),
         ("failed_127", "ended", f"{ENDED}the node has no command `osmosis` on the PATH of its Ray", "run"),
         ("stopped", "ended", f"{ENDED}it was stopped", "nobody"),
         ("node_lost", "ended", f"{ENDED}its node was lost", "nobody"),

@@ -37,6 +37,7 @@ from osmosis_ai.platform.runs.work.platform_link import (
     CredentialRefusedError,
     NoPlatformError,
     PlatformUnreachableError,
+    StoreAwayError,
 )
 from osmosis_ai.platform.runs.work.run_channel import OutgoingBlob, RunChannel
 from tests.platform.runs.work.socket_server import SocketServer
@@ -185,6 +186,22 @@ def test_words_of_another_server_about_a_run_fail_no_run(
         desk.replies = [answer]
         with pytest.raises(PlatformUnreachableError):
             say()
+
+
+def test_a_claim_that_waits_for_the_store_is_told_from_a_platform_that_is_away(
+    link: HttpLink, desk: Desk
+) -> None:
+    def busy(code: str) -> list[Response]:
+        return [JSONResponse({"error": "busy", "code": code}, status_code=503) for _ in range(3)]
+
+    offer = WorkerOffer(claim_id="a" * 32, sdk_version="0.3.18")
+    desk.replies = busy("BLOBS_UNAVAILABLE")
+    with pytest.raises(StoreAwayError, match="busy"):
+        link.claim(offer)
+    desk.replies = busy("DATABASE_BUSY")
+    with pytest.raises(PlatformUnreachableError) as caught:
+        link.claim(offer)
+    assert not isinstance(caught.value, StoreAwayError)
 
 
 def test_an_exchange_names_its_lease_and_a_large_one_is_packed(channel: RunChannel, desk: Desk) -> None:

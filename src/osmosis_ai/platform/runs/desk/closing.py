@@ -234,6 +234,7 @@ class RunClosing:
         """Let a run go whose claim was not answered: it may be made again; ``is_later``: not at once, others go first."""
         with self._leases.writing(lease) as (session, run):
             run.claim_id = run.lease_token = run.lease_expires_at = None
+            run.attempt -= 1  # a ticket is for the next one, and nobody has begun it
             run.claimable_at = self._leases.now(session) + _LATER if is_later else None
 
     def _end_claimed(self, lease: Lease, outcome: Outcome, sentence: str | None = None) -> None:

@@ -18,7 +18,7 @@ from osmosis_ai.api.wire.workers import (
 )
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.signing import UrlSigner
-from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.blobs.store import BlobError, BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
@@ -38,6 +38,9 @@ from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError, Outcome
 from osmosis_ai.platform.runs.source_archives import SourceArchives, StillPackingError
 from osmosis_ai.platform.vault import Vault
+
+_MOST_WAITING = 10_000
+"""Runs of which it is remembered that their log says what they wait for; of more it is said again."""
 
 
 class RunDesk:
@@ -88,6 +91,7 @@ class RunDesk:
             monotonic=clock.monotonic,
             all_are_elsewhere=config.ray is not None,
         )
+        self._waiting: set[str] = set()
         self.pace = SyncPace(clock, term)
 
     def claim(self, offer: WorkerOffer, scope: ClaimScope) -> Assignment | None:
@@ -113,14 +117,27 @@ class RunDesk:
                     self._closing.close_unassigned(lease, error)
                     continue
                 self._closing.let_go(lease, is_later=gives_way)
+                self._tell_what_it_waits_for(lease.run_id, error)
                 raise
             except BaseException:
                 self._closing.let_go(lease, is_later=gives_way)
                 raise
+            self._waiting.discard(lease.run_id)
             if assignment.secrets:
                 self._note_secrets(lease, assignment, offer, scope)
             return assignment
         return None
+
+    def _tell_what_it_waits_for(self, run_id: str, error: OsmosisError) -> None:
+        """Say on a run why no worker is given it, once until one is: claims come every second, maybe for days."""
+        if run_id in self._waiting:
+            return
+        if len(self._waiting) >= _MOST_WAITING:
+            self._waiting.clear()
+        self._waiting.add(run_id)
+        what = "the store" if isinstance(error, BlobError) else "what its worker is handed"
+        line = LogLine(f"waits for {what}: {error.message}", level="warning", step="run")
+        self._logs.append(run_id, [line])
 
     def _note_secrets(
         self, lease: Lease, assignment: Assignment, offer: WorkerOffer, scope: ClaimScope

@@ -27,7 +27,7 @@ from osmosis_ai.api.connections import open_http, reason
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.ray_cluster import ALLOW_OPEN_ENV, TOKEN_FILE_ENV, RayCluster
 from osmosis_ai.platform.runs.execute.executor import ExecutorAway, Fault, JobState, WantedJob, run_and_number
-from osmosis_ai.platform.runs.execute.worker_process import ENDED, NOT_MINE
+from osmosis_ai.platform.runs.execute.worker_process import ENDED, NOT_MINE, STORE_AWAY
 from osmosis_ai.redaction import Redactor
 
 if TYPE_CHECKING:
@@ -342,6 +342,8 @@ class _JobAnswer(BaseModel):
         is_lost = _LOST_NODE in (self.message or "")
         is_blameless = is_lost or self.status == "STOPPED" or self.error_type in _NEVER_STARTED
         fault: Fault = "nobody" if is_blameless or self.driver_exit_code in _NO_FAILURES else "run"
+        if self.driver_exit_code == STORE_AWAY:
+            return JobState(job, "ended")  # the desk has said on the run what it waits for
         told = f"the Ray job {job} has ended: {self._ending(is_lost)}"
         return JobState(job, "ended", told, fault, f"`ray job logs {job}`")
 

@@ -84,6 +84,7 @@ _OF_UPLOADS: Mapping[str | None, type[ConflictError]] = {
     UPLOAD_GONE: UploadGoneError,
     UPLOAD_LIMIT: UploadLimitError,
 }
+_NO_BLOBS = "BLOBS_UNAVAILABLE"
 _BUSY = frozenset({408, 429, *range(500, 600)}) - {501}
 """Statuses that pass; 501 is the word of a server that takes no POST, which is no platform."""
 
@@ -126,6 +127,8 @@ class HttpLink:
             reply = self._ask(CLAIM, offer, wait_s=offer.wait_s)
         except _ForeignRefusal:
             raise self._no_platform() from None
+        except _NoBlobs as error:
+            raise StoreAwayError(error.message, hint=error.hint) from None
         is_empty = not reply.content.strip()
         # Other servers say nothing, or answer with a page, with the same status.
         shown = PROTOCOL_HEADER in reply.headers if is_empty else _is_json(reply)
@@ -305,7 +308,8 @@ class HttpLink:
             kind = CredentialRefusedError if error.body else _ForeignRefusal
             return kind(error.message, hint=error.hint)
         if reply.status in _BUSY:
-            unreachable = PlatformUnreachableError(error.message, hint=error.hint)
+            away = _NoBlobs if error.platform_code == _NO_BLOBS else PlatformUnreachableError
+            unreachable = away(error.message, hint=error.hint)
             return Transient(unreachable) if reply.status in (429, 502, 503, 504) else unreachable
         return error
 
@@ -318,6 +322,10 @@ class StoredBytesError(OsmosisError):
 
     default_code = "PLATFORM_ERROR"
     is_infrastructure = True
+
+
+class _NoBlobs(PlatformUnreachableError):
+    """The platform answers, and can not get at its stored files."""
 
 
 class _ForeignRefusal(CredentialRefusedError):

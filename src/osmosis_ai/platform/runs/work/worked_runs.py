@@ -19,13 +19,13 @@ from osmosis_ai.platform.runs.execute.worker_process import (
     WorkerProcess,
 )
 
-Ending = Literal["ended", "left", "refused", "not_mine", "lease_lost", "set_back", "died"]
+Ending = Literal["ended", "left", "refused", "not_mine", "lease_lost", "set_back", "store_away", "died"]
 ENDINGS: dict[int, Ending] = {
     ENDED: "ended",
     NOT_MINE: "not_mine",
     LEASE_LOST: "lease_lost",
     SET_BACK: "set_back",
-    STORE_AWAY: "set_back",
+    STORE_AWAY: "store_away",
     REFUSED: "refused",
 }
 SENTENCES: dict[Ending, str] = {
@@ -34,6 +34,7 @@ SENTENCES: dict[Ending, str] = {
     "refused": "left the run {}: what this worker shows is not taken any more",
     "not_mine": "gave the run {} back: its worker did not begin with it",
     "lease_lost": "lost the run {}: another worker has it, or it has ended",
+    "store_away": "left the run {} until the store is back",
 }
 
 

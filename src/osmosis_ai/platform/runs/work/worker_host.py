@@ -31,6 +31,7 @@ from osmosis_ai.platform.runs.work.platform_link import (
     NoPlatformError,
     PlatformLink,
     PlatformUnreachableError,
+    StoreAwayError,
 )
 from osmosis_ai.platform.runs.work.taken_runs import TakenRuns
 from osmosis_ai.platform.runs.work.worked_runs import (
@@ -95,6 +96,7 @@ class WorkerHost:
         self._refused: Exception | None = None
         self._has_heard = False
         self._unreached: Exception | None = None
+        self._store_away: Exception | None = None
         self._told = ""
         self._failures = self._unanswered = 0
         self._not_before = self._sweep_at = 0.0
@@ -164,8 +166,8 @@ class WorkerHost:
     def _was_idle_for_long(self) -> bool:
         if self._is_asking or self._idle_left_s() > 0:
             return False
-        if self._unreached is not None:
-            raise self._unreached
+        if (waited_for := self._store_away or self._unreached) is not None:
+            raise waited_for
         if self._terms.run_id is not None and self._refused is None:
             raise OsmosisError(
                 self._missed(), hint="look at it with `osmosis eval info` or `osmosis train info`"
@@ -224,6 +226,10 @@ class WorkerHost:
             self._unanswered = 0
         self._has_heard = self._has_heard or not isinstance(answer, PlatformUnreachableError)
         self._unreached = answer if isinstance(answer, Exception) and not self._has_heard else None
+        # A ticket may be void before the store is back: what its run waits for is the store all the same.
+        waited_for, self._store_away = self._store_away, None
+        if isinstance(answer, StoreAwayError) and self._terms.run_id is not None:
+            self._store_away = answer
         if answer is None:
             self._failures = 0  # whoever has no run for a while does not make up for old ones
             self._not_before = self._monotonic() + _FIRST_PAUSE_S  # of a platform that does not wait
@@ -239,7 +245,7 @@ class WorkerHost:
             self._pause(answer.message, self._unanswered)
             self._unanswered += 1
         elif isinstance(answer, Exception):
-            self._refused = _explained(answer)
+            self._refused = waited_for or _explained(answer)
             if self._workers:
                 self._say(f"no more runs are taken: {answer}")
         elif self._is_leaving:

@@ -71,6 +71,11 @@ class OsmosisError(Exception):
         self.hint = hint
 
     @property
+    def sentence(self) -> str:
+        """The message as it stands alone: it begins with a capital letter."""
+        return self.message[:1].upper() + self.message[1:]
+
+    @property
     def with_hint(self) -> str:
         """The message, with the hint in brackets where there is one."""
         return f"{self.message} ({self.hint})" if self.hint else self.message

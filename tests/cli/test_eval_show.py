@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from osmosis_ai.services.eval_runs import conversation_readers as readers
 from osmosis_ai.services.eval_runs import show as service
+from osmosis_ai.viewer.source import SampleEntry
 from tests.api.blob_server import serve
 from tests.cli.eval_downloads import DownloadableRun
 from tests.cli.eval_replies import DETAIL
@@ -135,7 +137,7 @@ def test_two_conversations_stand_beside_each_other_where_there_is_room(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["fern", "--row", "9"], "has no result of row 9"),
+        (["fern", "--row", "9"], "the run `fern` has no sample of row 9."),
         (["fern", "--failed", "--passed"], "mutually exclusive"),
         (["nosuch"], "no run `nosuch`"),
         (["local:nosuch"], "no run `nosuch`"),
@@ -145,6 +147,20 @@ def test_what_is_not_there_is_said_in_a_line(maze: Maze, arguments: list[str], s
     maze.router.get(url__regex=r".*/api/cli/eval-runs.*").respond(404, json={"error": "no run `nosuch`"})
     outcome = maze.osmosis("eval", "show", *arguments)
     assert outcome.status == 1 and sentence in outcome.err and "Traceback" not in outcome.err
+
+
+NEAREST = "rows are numbered 0 to 1, attempts 0 to 1; the nearest, as ROW.ATTEMPT: 1.0, 1.1, 0.0"
+
+
+def test_of_a_sample_that_is_not_there_the_nearest_are_named_as_on_its_page(maze: Maze) -> None:
+    for row in ("9", "9" * 30):
+        outcome = maze.osmosis("eval", "show", "fern", "--row", row, "--json")
+        assert outcome.error["message"] == f"the run `fern` has no sample of row {row}."
+        assert outcome.error["details"] == {"run": "fern", "samples": ["1.0", "1.1", "0.0"]}
+    assert NEAREST in " ".join(maze.osmosis("eval", "show", "fern", "--row", "9").err.split())
+    named = maze.osmosis("eval", "show", "fern", "--row", "0", "--attempt", "3", "--json").error
+    assert named["message"] == "the run `fern` has no sample of row 0, attempt 3."
+    assert named["details"]["samples"] == ["0.1", "0.0", "1.1"]
 
 
 def test_a_broken_conversation_is_shown_as_far_as_it_can_be_read(maze: Maze) -> None:
@@ -240,6 +256,27 @@ def test_a_run_of_the_hosted_service_is_read_by_its_list_of_files(stored: Downlo
     assert stored.found() == {}, "nothing is left in the workspace"
 
 
+def test_of_a_platform_s_run_the_nearest_are_named_and_no_more_are_read_than_tell_them(
+    stored: DownloadableRun,
+) -> None:
+    missing = stored.maze.osmosis("eval", "show", "platform:amber-otter-42", "--row", "4", "--json").error
+    assert missing["message"] == "the run `amber-otter-42` has no sample of row 4."
+    assert missing["details"]["samples"] == ["1.0", "0.0", "0.1"]
+    run = object.__new__(readers.PlatformConversations)
+    run.name, run._rows, run._n = "amber", 0, 0
+    asked: list[int] = []
+
+    def told(row: int | None, outcome: object) -> Iterator[SampleEntry]:
+        for number in range(1, 1_000):
+            asked.append(number)
+            yield from (SampleEntry(number, attempt, "success") for attempt in range(2) if number != 5)
+
+    run.samples = told  # type: ignore[method-assign]
+    missing_here = run.no_sample(5, 1)
+    assert missing_here.details["samples"] == ["4.1", "6.1", "4.0"] and len(asked) <= 8
+    assert missing_here.hint == "which rows it has is not known"
+
+
 def test_conversations_of_a_run_without_a_list_of_samples_are_shown_and_the_list_is_missed(
     stored: DownloadableRun,
 ) -> None:
@@ -309,7 +346,7 @@ def test_any_conversation_is_printed_without_escapes(texts: list[str]) -> None:
     from osmosis_ai.evaluation.attempt_files import StoredConversation
     from osmosis_ai.evaluation.conversation import read_conversation
     from osmosis_ai.services.eval_runs.show import ShownConversation, ShownRun, WantedSamples
-    from osmosis_ai.viewer.source import SampleDetail, SampleEntry
+    from osmosis_ai.viewer.source import SampleDetail
 
     steps = [
         {"source": text, "message": text, "tool_calls": [{"function_name": text, "arguments": text}]}

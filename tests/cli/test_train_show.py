@@ -98,7 +98,7 @@ def test_scripts_get_the_step_and_how_many_samples_are_kept(here: Maze) -> None:
     [
         (
             ["--row", "9"],
-            "the validation of `walks` after step 3 (4 of 4 samples are kept) has no result of row 9",
+            "the validation of `walks` after step 3 (4 of 4 samples are kept) has no sample of row 9",
         ),
         (["--step", "2"], "of the validation after step 2 are not kept: the newest is that after step 3"),
         (["--failed", "--passed"], "mutually exclusive"),

@@ -309,11 +309,17 @@ class SourceContract:
             assert refused.value.code == "VALIDATION"
 
     @pytest.mark.parametrize(
-        ("row", "attempt", "without"),
-        [(900, 0, ""), (0, 3, ""), (2**62, 2**62, ""), (8, 0, "; this one has no result")],
+        ("row", "attempt", "without", "nearest"),
+        [
+            (900, 0, "", ["7.0", "7.1", "7.2"]),
+            (0, 3, "", ["0.2", "0.1", "0.0"]),
+            (2**62, 2**62, "", ["7.2", "7.1", "7.0"]),
+            (10**40, 10**40, "", ["7.2", "7.1", "7.0"]),
+            (8, 0, "; this one has no result", ["7.0", "7.1", "7.2"]),
+        ],
     )
     def test_a_sample_that_is_not_there_is_told_with_the_rows_and_attempts_that_are(
-        self, place: PlaceOfRuns, run: str, row: int, attempt: int, without: str
+        self, place: PlaceOfRuns, run: str, row: int, attempt: int, without: str, nearest: list[str]
     ) -> None:
         for ask in (
             lambda: place.source.sample(run, row, attempt, SampleQuery()),
@@ -323,8 +329,36 @@ class SourceContract:
             with pytest.raises(NotFoundError) as missing:
                 ask()
             assert missing.value.message == f"the run `{run}` has no sample of row {row}, attempt {attempt}."
-            assert missing.value.details == {"run": run}
+            assert missing.value.details == {"run": run, "samples": nearest}
             assert missing.value.hint == f"rows are numbered 0 to 8, attempts 0 to 2{without}"
+
+    @pytest.mark.parametrize("n", [1, 2, 5])
+    def test_the_three_samples_that_are_nearest_are_those_of_the_nearest_rows_then_attempts(
+        self, place: PlaceOfRuns, n: int
+    ) -> None:
+        name = f"with-holes-{next(_numbers)}"
+        place.start(name, rows=12, n=n)
+        there = [
+            (row, attempt) for row in range(12) for attempt in range(n) if (row * 7 + attempt * 3) % 4 == 0
+        ]
+        place.add(name, [sample_record(row, attempt, 1.0) for row, attempt in there])
+        for row in (*range(13), 500):
+            for attempt in {*range(n + 1)} - {each for at, each in there if at == row}:
+
+                def distance(place: tuple[int, int]) -> tuple[int, int, tuple[int, int]]:
+                    return abs(place[0] - row), abs(place[1] - attempt), place  # noqa: B023 - it is used at once
+
+                with pytest.raises(NotFoundError) as missing:
+                    place.source.sample(name, row, attempt, SampleQuery())
+                nearest = [f"{at}.{each}" for at, each in sorted(there, key=distance)[:3]]
+                assert missing.value.details["samples"] == nearest, (row, attempt)
+
+    def test_where_there_is_no_sample_none_is_near(self, place: PlaceOfRuns) -> None:
+        name = f"empty-{next(_numbers)}"
+        place.start(name, rows=2, n=1)
+        with pytest.raises(NotFoundError) as missing:
+            place.source.sample(name, 0, 0, SampleQuery())
+        assert missing.value.details == {"run": name, "samples": []}
 
     def test_of_a_name_that_is_like_no_other_three_are_told_the_likest_first(
         self, place: PlaceOfRuns, run: str

@@ -241,7 +241,14 @@ def test_a_conversation_of_a_validation_has_the_page_that_all_conversations_have
     beside = page_text(pages.get(f"{here}?with=3.0"))
     assert "No conversation was recorded." in beside and 'class="beside"' in beside
     for nothing in ("9.0", "2.1", "nonsense"):
-        page_text(pages.get(f"/fern/training/keen-owl-2/validation/{nothing}"), status=404)
+        missing = page_text(pages.get(f"/fern/training/keen-owl-2/validation/{nothing}"), status=404)
+        near = re.findall(r'<a href="/fern/training/keen-owl-2/validation/([0-9.]+)">Row', missing)
+        assert (
+            bool(near)
+            == ('<a href="/fern/training/keen-owl-2">Back to the run' in missing)
+            == ("." in nothing)
+        )
+        assert near[:1] == {"9.0": ["3.0"], "2.1": ["2.0"]}.get(nothing, [])
 
 
 def test_a_run_without_a_record_of_its_validation_says_so(tmp_path: Path) -> None:

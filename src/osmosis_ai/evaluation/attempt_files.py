@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from heapq import nsmallest
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,6 +29,7 @@ from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.files import open_regular
 from osmosis_ai.rollout.artifacts import DIAGNOSTICS_FILE, PENDING_TRAJECTORY_FILE
 
+_NEAREST = 3
 _MOST_FILES = 2_000
 _MOST_OF_A_LINE = 4096
 _NOT_KEPT = "the conversation was not kept: it is neither with the attempt's files nor in `trajectories/`"
@@ -60,14 +62,48 @@ class StoredArtifact:
     size: int
 
 
-def no_sample(run: str, row: int, attempt: int, *, rows: int, n: int) -> NotFoundError:
-    """Return what to say of a sample that is not there, of a run of ``rows`` rows with ``n`` attempts each."""
-    numbers = f"rows are numbered 0 to {rows - 1}, attempts 0 to {n - 1}"
-    without = "; this one has no result" if row < rows and attempt < n else ""
+def nearest_samples(
+    places: Iterable[tuple[int, int]], row: int, attempt: int | None = None
+) -> list[tuple[int, int]]:
+    """Return the three of ``places``, (row, attempt) each, that are nearest to a sample: by row, then by attempt."""
+
+    def distance(place: tuple[int, int]) -> tuple[int, int, tuple[int, int]]:
+        return abs(place[0] - row), abs(place[1] - (attempt or 0)), place
+
+    return nsmallest(_NEAREST, set(places), key=distance)
+
+
+def no_sample(
+    run: str,
+    row: int,
+    attempt: int | None,
+    near: Iterable[tuple[int, int]],
+    *,
+    rows: int = 0,
+    n: int = 0,
+    subject: str | None = None,
+) -> NotFoundError:
+    """Return what to say of a sample that is not there; those that are nearest to it are its ``samples``.
+
+    Args:
+        run: its name.
+        row: that was asked for.
+        attempt: None where any of the row would have done.
+        near: places among which the nearest are.
+        rows: how many the run has; 0 where nobody knows.
+        n: how many attempts it makes on each; 0 where nobody knows.
+        subject: what the sentence begins with, where that is not the run.
+    """
+    asked = f"row {row}" if attempt is None else f"row {row}, attempt {attempt}"
+    numbers = f"rows are numbered 0 to {rows - 1}" + (f", attempts 0 to {n - 1}" if n else "")
+    without = "; this one has no result" if row < rows and (attempt or 0) < n else ""
     return NotFoundError(
-        f"the run `{run[:100]}` has no sample of row {row}, attempt {attempt}.",
+        f"{subject or f'the run `{run[:100]}`'} has no sample of {asked}.",
         hint=numbers + without if rows else "which rows it has is not known",
-        details={"run": run},
+        details={
+            "run": run,
+            "samples": ["{}.{}".format(*place) for place in nearest_samples(near, row, attempt)],
+        },
     )
 
 

@@ -59,16 +59,15 @@ def refused(error: OsmosisError, *, section: str = "") -> RenderedPage:
         error: why.
         section: below which what was asked for would stand (``evals``), "" for none.
     """
-    found = error.details.get("nearest") or () if isinstance(error, NotFoundError) else ()
+    is_missing = isinstance(error, NotFoundError)
     return RenderedPage(
         "message.html",
         {
-            "title": "Not found" if isinstance(error, NotFoundError) else "This can not be shown",
-            "problem": error.message[:1].upper() + error.message[1:],
+            "title": "Not found" if is_missing else "This can not be shown",
+            "problem": error.sentence,
             "hint": error.hint,
-            "nearest": [str(name) for name in found][:3],
-            "run": error.details.get("run"),
+            "details": error.details if is_missing else {},
             "section": section,
         },
-        status=404 if isinstance(error, NotFoundError) else 400,
+        status=404 if is_missing else 400,
     )

@@ -105,7 +105,6 @@ def _in_file(values: Any, options: RunReportOptions) -> dict[str, Any]:
         "row_href": lambda row: f"#row-{row.row_index}",
         "samples_href": "#samples",
         "before": None,
-        "log": None,
         "log_href": None,
     }
 

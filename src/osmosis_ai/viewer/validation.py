@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from osmosis_ai.errors import NotFoundError
+from osmosis_ai.evaluation.attempt_files import no_sample
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.training.runs.validation_samples import ValidationSamples, reward_of
 from osmosis_ai.viewer.source import SampleDetail, SampleEntry
@@ -22,13 +22,12 @@ def validated_record(samples: ValidationSamples | None, run: str, row: int, atte
     Raises:
         NotFoundError: the newest validation has none, or it is not among the worst, which are kept.
     """
-    for record in samples.records if samples is not None else ():
-        if (record.row_index, record.run_index) == (row, attempt):
-            return record
-    raise NotFoundError(
-        f"the newest validation of the run `{run[:100]}` has no sample of row {row}, attempt {attempt}.",
-        hint="its page lists those that are kept",
-    )
+    kept = {(each.row_index, each.run_index): each for each in samples.records} if samples is not None else {}
+    if (row, attempt) in kept:
+        return kept[row, attempt]
+    missing = no_sample(run, row, attempt, kept, subject=f"the newest validation of the run `{run[:100]}`")
+    missing.hint = "its page lists those that are kept"
+    raise missing
 
 
 def known_of(record: TerminalRecord) -> dict[str, Any]:

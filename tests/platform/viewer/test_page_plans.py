@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 from sqlalchemy import insert, text, update
 
+from osmosis_ai.errors import NotFoundError
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.services import build_services
@@ -152,6 +153,19 @@ def test_attempts_of_one_row_are_found_by_the_row_whatever_they_are_sorted_by(ma
         assert [each.row for each in page.items] == [3, 3]
         (plan,) = plans
         assert any(index in plan for index in _INDEXES["row"]) and "row_index" in plan, plan
+
+
+@pytest.mark.parametrize("place", [(0, 7), (1_000, 2), (10**9, 0)])
+def test_the_samples_nearest_to_none_are_read_by_the_index_and_few(
+    many: PlatformSource, place: tuple[int, int]
+) -> None:
+    with plans_of_pages(many.services.db) as plans, pytest.raises(NotFoundError) as missing:
+        many.sample("run-1999", *place, SampleQuery())
+    row = min(place[0], 1_999)
+    assert {each.split(".")[0] for each in missing.value.details["samples"][:2]} == {f"{row}"}
+    # The first finds the attempts of the row that is asked for.
+    plan = plans[-1]
+    assert any(index in plan for index in _INDEXES["row"]) and not any(word in plan for word in SORTING), plan
 
 
 @pytest.mark.parametrize("many", [pytest.param("postgresql", marks=pytest.mark.e2e)], indirect=True)

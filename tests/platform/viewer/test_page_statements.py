@@ -66,6 +66,13 @@ def test_a_run_that_was_retried_many_times_takes_no_more_statements_than_any(
         assert shown.status_code == 200, address
         assert 0 < len(noted) <= 12, (address, [statement for statement, _ in noted])
     assert "6 of 6 planned scored" in text_of(client.get("/fern/evals/first"))
+    for item in ("0.7", "99.0", f"{10**40}.0"):
+        services.sample_counts._known.clear()
+        assert 0 < _statements(client, services, f"/evals/first/samples/{item}", status=404) <= 12
+    assert (
+        '<a href="/fern/evals/first/samples/2.0">Row 2, attempt 0</a>'
+        in client.get("/fern/evals/first/samples/99.0").text
+    )
 
 
 def test_conversations_are_searched_in_as_many_statements_however_many_they_are(

@@ -143,6 +143,14 @@ class FamilySamples:
         is_flaky = self._are_mixed(found)
         return [self._entry(each, is_flaky) for each in found]
 
+    def near(self, row: int, attempt: int) -> list[tuple[int, int]]:
+        """Return (row, attempt) of so many samples on either side of a place that the three nearest are among them."""
+        place, everything = KeysetPlace(None, (row, attempt)), SampleQuery()
+        ranges: Sequence[Any] = [each.with_only_columns(*_PLACE) for each in self._ranges(everything)]
+        places, limit = [place, reversed_place(place)], 3 * self.family.n
+        found = read_pages(self.session, ranges, self._order(everything), places, limit=limit, is_last=True)
+        return [(each.row_index, each.run_index) for side in found for each in side]
+
     def neighbours(
         self, query: SampleQuery, entry: SampleEntry
     ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:

@@ -154,7 +154,7 @@ class PlatformSource:
             attempts = samples.attempts(row) if row <= _LARGEST else []
             entry = next((each for each in attempts if each.attempt == attempt), None)
             if entry is None:
-                raise _no_sample(samples.family, row, attempt)
+                raise _no_sample(samples, row, attempt)
             following, preceding = samples.neighbours(query, entry)
             newest, journal, told = self._newest(session, samples.family, row, attempt)
         kept = self._content(told, max_bytes=MOST_OF_DIAGNOSTICS).content
@@ -368,7 +368,7 @@ class PlatformSource:
                 .order_by(DbRunFile.path)
             ).all()
             if not found:
-                raise _no_sample(self._family(session, "eval", run), row, attempt)
+                raise _no_sample(self._samples(session, run), row, attempt)
         newest = found[-1].run_id
         return [file for run_id, file in found if run_id == newest and file is not None]
 
@@ -383,5 +383,6 @@ def _threshold(run: RunEntry) -> float:
     return run.headline.pass_threshold if run.headline is not None else 1.0
 
 
-def _no_sample(family: RunFamily, row: int, attempt: int) -> NotFoundError:
-    return no_sample(family.original.name, row, attempt, rows=family.rows, n=family.n)
+def _no_sample(samples: FamilySamples, row: int, attempt: int) -> NotFoundError:
+    run, near = samples.family, samples.near(min(row, _LARGEST), min(attempt, _LARGEST))
+    return no_sample(run.original.name, row, attempt, near, rows=run.rows, n=run.n)

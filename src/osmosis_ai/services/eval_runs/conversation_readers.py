@@ -15,8 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.attempt_files import StoredConversation
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.attempt_files import StoredConversation, nearest_samples, no_sample
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.viewer.source import Outcome, SampleDetail, SampleEntry, SampleQuery, pieces
 
@@ -52,6 +52,10 @@ class RunConversations(Protocol):
 
     def conversations(self, samples: Sequence[SampleEntry]) -> Sequence[StoredConversation]:
         """Return the conversation of each of ``samples``."""
+        ...
+
+    def no_sample(self, row: int, attempt: int | None) -> NotFoundError:
+        """Return what to say of a sample that is not there."""
         ...
 
     def problems(self) -> Sequence[str]:
@@ -95,6 +99,10 @@ class LocalConversations(AbstractContextManager["LocalConversations"]):
             for each in samples
         ]
 
+    def no_sample(self, row: int, attempt: int | None) -> NotFoundError:
+        """Return what to say of a sample that is not there."""
+        return self._source.no_sample(self.name, row, attempt)
+
     def problems(self) -> Sequence[str]:
         """Return why not all of the journal is there, or whatever else is wrong with the run's files."""
         return self._source.run("eval", self.name).problems
@@ -124,6 +132,9 @@ class PlatformConversations:
         self.name = self._run.name or self._run.id
         self.subject = f"the run `{self.name}`"
         threshold = detail.results.pass_threshold if detail.results is not None else None
+        self._rows = (detail.results.sampled_rows or 0) if detail.results is not None else 0
+        attempts = (detail.config or {}).get("n")
+        self._n = attempts if type(attempts) is int and attempts > 0 else 0
         self._threshold = threshold if threshold is not None and math.isfinite(threshold) else 1.0
         self._plans: dict[int | None, DownloadPlan] = {}
         self._noted: dict[tuple[int, int], Mapping[str, Any]] = {}
@@ -169,6 +180,16 @@ class PlatformConversations:
                 found[file.path] = StoredConversation(content, len(content))
         none = StoredConversation(None, missing="the platform has no conversation of it")
         return [found.get(path, none) for path in paths]
+
+    def no_sample(self, row: int, attempt: int | None) -> NotFoundError:
+        """Return what to say of a sample that is not there; no more of them are read than tell which are nearest."""
+        near: list[tuple[int, int]] = []
+        for number, attempts in groupby(self.samples(None, None), key=lambda sample: sample.row):
+            # Rows come in their order: this one and those behind it are farther off than all that are known.
+            if len(near) == 3 and number - row > abs(near[-1][0] - row):
+                break
+            near = nearest_samples([*near, *((number, each.attempt) for each in attempts)], row, attempt)
+        return no_sample(self.name, row, attempt, near, rows=self._rows, n=self._n)
 
     def problems(self) -> Sequence[str]:
         """Return what is missing where the platform has conversations, and no list of what came of them."""

@@ -167,11 +167,7 @@ def shown_samples(
     scan = _Scan(run, wanted)
     found = scan.read()
     if not found and wanted.row is not None and wanted.outcome is None and not wanted.text:
-        attempt = f", attempt {wanted.attempt}" if wanted.attempt is not None else ""
-        raise NotFoundError(
-            f"{run.subject} has no result of row {wanted.row}{attempt}.",
-            hint=" ".join(run.problems()) or "rows and attempts are numbered from 0, as in `osmosis view`",
-        )
+        raise _with_nearest(run.no_sample(wanted.row, wanted.attempt), run.problems())
     shown = [_shown(run, sample, stored, other) for sample, stored in found]
     return ShownRun(
         name=run.name,
@@ -185,6 +181,14 @@ def shown_samples(
         unsearched=scan.gave_up,
         problems=run.problems(),
     )
+
+
+def _with_nearest(missing: NotFoundError, problems: Sequence[str]) -> NotFoundError:
+    """Return the same with the nearest samples, which are links on a page, in its hint."""
+    near = ", ".join(missing.details["samples"])
+    numbers = f"{missing.hint}; the nearest, as ROW.ATTEMPT: {near}" if near else missing.hint
+    hint = " ".join([*problems, numbers or ""])
+    return NotFoundError(missing.message, hint=hint, details=missing.details)
 
 
 def _opened(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.evaluation.attempt_files import StoredConversation
+from osmosis_ai.evaluation.attempt_files import StoredConversation, no_sample
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.services.eval_runs.conversation_readers import of_outcome, told_entry
 from osmosis_ai.services.eval_runs.show import ShownRun, WantedSamples, shown_samples
@@ -79,6 +79,11 @@ class _Validation:
 
     def conversations(self, samples: Sequence[SampleEntry]) -> Sequence[StoredConversation]:
         return [self.fetch(each.row, each.attempt) for each in samples]
+
+    def no_sample(self, row: int, attempt: int | None) -> NotFoundError:
+        missing = no_sample(self.name, row, attempt, self.details, subject=self.subject)
+        missing.hint = "rows and attempts are numbered from 0"
+        return missing
 
     def problems(self) -> Sequence[str]:
         return ()

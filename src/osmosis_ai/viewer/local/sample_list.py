@@ -9,6 +9,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from osmosis_ai.errors import NotFoundError
+from osmosis_ai.evaluation.attempt_files import no_sample
 from osmosis_ai.viewer import cursors
 from osmosis_ai.viewer.cursors import SamplePosition
 from osmosis_ai.viewer.local.run_index import COLUMNS, RunIndex
@@ -67,6 +69,16 @@ class SampleList:
                 values |= {**self._values(query), "limit": limit - len(found)}
                 found += map(self._entry, self.index.find(statement, values))
         return found
+
+    def no_sample(self, run: str, row: int, attempt: int | None) -> NotFoundError:
+        """Return what to say of a sample that is not there: of so many on either side three are the nearest."""
+        rows, n = self.index.rows, self.index.n
+        values = {"place": min(row, rows) * n + min(attempt or 0, n), "most": 3 * n}
+        near: list[tuple[int, int]] = []
+        for side in ("< :place ORDER BY item DESC", ">= :place ORDER BY item"):
+            found = self.index.find(f"SELECT item FROM samples WHERE item {side} LIMIT :most", values)
+            near += [divmod(item, n) for (item,) in found]
+        return no_sample(run, row, attempt, near, rows=rows, n=n)
 
     def neighbours(
         self, query: SampleQuery, entry: SampleEntry
@@ -156,7 +168,8 @@ class SampleList:
 
     def _values(self, query: SampleQuery) -> dict[str, Any]:
         values: dict[str, Any] = {"n": self.index.n, "threshold": self.index.threshold}
-        values |= {"category": query.category, "boundary": query.boundary, "row": query.row}
+        values |= {"category": query.category, "boundary": query.boundary}
+        values["row"] = min(query.row or 0, self.index.rows)  # SQLite takes no number of any size
         for name, (low, high) in _ranges(query).items():
             values |= {f"{name}_low": low, f"{name}_high": high}
         return {**values, "text": f"%{_escaped(query.text)}%"}

@@ -22,7 +22,6 @@ from osmosis_ai.evaluation.attempt_files import (
     AttemptFiles,
     StoredArtifact,
     StoredConversation,
-    no_sample,
     read_config,
     read_diagnostics,
     traceback_in,
@@ -111,21 +110,20 @@ class LocalSource:
             it when None.
     """
 
+    capabilities: frozenset[Capability] = frozenset(get_args(Capability))
+    """What this source can do."""
+
     def __init__(self, root: Path, *, cache_dir: Path, patience_s: float | None = None) -> None:
-        self._cache_dir = cache_dir
         self._patience_s = patience_s
         self._places = RunPlaces(root, results=cache_dir / "eval_result")
         self._list = RunList(root, cache_dir=cache_dir, patience_s=patience_s)
         self._lock = RLock()
         self._indexes = _OpenRuns(
-            self._opened, lambda samples: samples.index.is_of_this_run(), most=_OPEN_INDEXES
+            lambda directory: SampleList(RunIndex(directory, cache_dir=cache_dir)),
+            lambda samples: samples.index.is_of_this_run(),
+            most=_OPEN_INDEXES,
         )
         self._followed = _OpenRuns(JournalNumbers, JournalNumbers.still_holds, most=_FOLLOWED_RUNS)
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        """What this source can do."""
-        return frozenset(get_args(Capability))
 
     def close(self) -> None:
         """Release the files of the indexes."""
@@ -258,6 +256,11 @@ class LocalSource:
             log_cursor=cursor_at(log),
         )
 
+    def no_sample(self, run: str, row: int, attempt: int | None) -> NotFoundError:
+        """Return what to say of a sample that is not there."""
+        samples, _ = self._samples(self._place("eval", run))
+        return samples.no_sample(run, row, attempt)
+
     def require_samples(self, run: str) -> None:
         """Refuse an evaluation of whose journal nothing can be read: it is not one without samples.
 
@@ -335,9 +338,6 @@ class LocalSource:
         with self._lock:
             return read_evaluation(place.path, place.name, follow=partial(self._followed.of, place.path))
 
-    def _opened(self, directory: Path) -> SampleList:
-        return SampleList(RunIndex(directory, cache_dir=self._cache_dir))
-
     def _samples(self, place: RunPlace) -> tuple[SampleList, float | None]:
         """Return a run's samples and how much of them is read, None where that is all.
 
@@ -350,10 +350,10 @@ class LocalSource:
 
     def _sample(self, run: str, row: int, attempt: int) -> tuple[SampleList, SampleEntry]:
         samples, _ = self._samples(self._place("eval", run))
-        n = samples.index.n
-        entry = samples.entry(row * n + attempt) if row >= 0 and 0 <= attempt < n else None
+        rows, n = samples.index.rows, samples.index.n
+        entry = samples.entry(row * n + attempt) if 0 <= row < rows and 0 <= attempt < n else None
         if entry is None:
-            raise no_sample(run, row, attempt, rows=samples.index.rows, n=n)
+            raise samples.no_sample(run, row, attempt)
         return samples, entry
 
     def _attempt(self, run: str, row: int, attempt: int) -> AttemptFiles:

@@ -43,8 +43,8 @@ def page(view: Viewing, words: Words) -> RenderedPage:
         return RenderedPage("compare_evaluations.html", {**given, **found})
     except OsmosisError as error:
         _kind(view, names, words)  # says which of them was deleted meanwhile
-        named = error.message.startswith(tuple(names))  # a name is written as it is
-        refused = error.message if named else error.message[:1].upper() + error.message[1:]
+        # A name is written as it is.
+        refused = error.message if error.message.startswith(tuple(names)) else error.sentence
         told = {"refused": refused, "mended_by": compare_evaluations.allowance_for(error)}
         return RenderedPage("compare.html", {**given, **told})
 

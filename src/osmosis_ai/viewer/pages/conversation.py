@@ -29,7 +29,7 @@ from osmosis_ai.viewer.validation import validated_sample
 HIDEABLE = ("system", "tools", "reasoning")
 WORDS = ("show", "from", "with", "text", "hide", "elsewhere")
 """Of an address, beside those of the list that the sample is in."""
-_ITEM = re.compile(r"(\d{1,9})\.(\d{1,9})", re.ASCII)
+_ITEM = re.compile(r"(\d{1,999})\.(\d{1,999})", re.ASCII)
 _STEP = re.compile(r"\d{1,9}", re.ASCII)
 _ELSEWHERE = 20
 _COPIED = 16 << 10

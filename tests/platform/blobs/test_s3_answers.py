@@ -182,3 +182,26 @@ def test_a_deletion_that_is_not_said_as_stores_do_is_believed_when_nothing_is_th
     plain, real = answering(lambda send: send(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"))
     real.delete("runs/a")
     assert plain.asked == 1, "what a store says itself is not asked about"
+
+
+NO_UPLOAD = b"<Error><Code>NoSuchUpload</Code></Error>"
+LISTED = b"<ListPartsResult><IsTruncated>false</IsTruncated></ListPartsResult>"
+
+
+def test_an_upload_is_given_up_when_a_store_says_so_or_has_it_no_more(
+    answering: Callable[[Answer], tuple[Pretended, S3BlobStore]],
+) -> None:
+    upload = BlobUpload("upload", "runs/a")
+    gone, store = answering(
+        lambda send: send(_closing(b"") if gone.asked == 1 else NOT_FOUND % len(NO_UPLOAD) + NO_UPLOAD)
+    )
+    store.abort_upload(upload)
+    assert gone.asked == 2
+
+    kept, other = answering(lambda send: send(_closing(b"" if kept.asked == 1 else LISTED)))
+    with pytest.raises(BlobStoreBusy, match="has deleted nothing just now; it is asked again later"):
+        other.abort_upload(upload)
+
+    plain, real = answering(lambda send: send(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"))
+    real.abort_upload(upload)
+    assert plain.asked == 1, "what a store says itself is not asked about"

@@ -147,9 +147,12 @@ class S3BlobStore:
         """
         with suppress(BlobNotFound):
             self._look(key)
-            raise BlobStoreBusy(
-                f"what answers for {self._address.shown} has deleted nothing just now; it is asked again later."
-            )
+            raise self._unheard_deletion()
+
+    def _unheard_deletion(self) -> BlobStoreBusy:
+        return BlobStoreBusy(
+            f"what answers for {self._address.shown} has deleted nothing just now; it is asked again later."
+        )
 
     def delete_below(self, prefix: str) -> None:
         """Remove every blob below ``prefix``."""
@@ -224,9 +227,13 @@ class S3BlobStore:
         """Give an upload up and forget its parts; one that has ended is no error."""
         try:
             with self._asking("delete"):
-                self._own.abort_multipart_upload(**self._where(upload.key), UploadId=upload.id)
+                said = self._own.abort_multipart_upload(**self._where(upload.key), UploadId=upload.id)
         except BlobNotFound:
-            pass
+            return
+        if said["ResponseMetadata"]["HTTPStatusCode"] != _DELETED:
+            with suppress(UploadNotFound):
+                self.parts(upload)
+                raise self._unheard_deletion()
 
     def unfinished_uploads(self) -> Iterator[tuple[BlobUpload, datetime]]:
         """Yield the uploads that have not ended, each with the moment it began."""

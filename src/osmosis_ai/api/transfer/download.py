@@ -92,10 +92,18 @@ def download(
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             partial = stack.enter_context(_Partial(target))
-            transfer = _Transfer(blobs, url, partial, expected_size, expected_sha256, progress, refresh_url)
-            transfer.largest_size = largest_size
-            transfer.waits_for_store = waits_for_store
-            transfer.within_s = math.inf if within_s is None else within_s
+            transfer = _Transfer(
+                blobs,
+                url,
+                partial,
+                expected_size=expected_size,
+                expected_sha256=expected_sha256,
+                largest_size=largest_size,
+                progress=progress,
+                refresh_url=refresh_url,
+                within_s=math.inf if within_s is None else within_s,
+                waits_for_store=waits_for_store,
+            )
             waits.run(transfer.attempt)
             size = partial.size()
             partial.finish()
@@ -191,23 +199,27 @@ class _Transfer:
         blobs: BlobClient,
         url: str,
         partial: _Partial,
+        *,
         expected_size: int | None,
         expected_sha256: str | None,
+        largest_size: int | None,
         progress: Progress | None,
         refresh_url: Callable[[], str] | None,
+        within_s: float,
+        waits_for_store: bool,
     ) -> None:
         self._blobs = blobs
         self._url = url
         self._partial = partial
         self._expected_size = expected_size
         self._expected_sha256 = expected_sha256
+        self._largest_size = largest_size
         self._progress = progress
         self._refresh_url = refresh_url
-        self.suggested_name: str | None = None
-        self.largest_size: int | None = None
-        self.waits_for_store = False
+        self._within_s = within_s
+        self._waits_for_store = waits_for_store
         self._is_named = False
-        self.within_s = math.inf
+        self.suggested_name: str | None = None
 
     def attempt(self) -> None:
         """Fetch what is missing and check the whole."""
@@ -232,7 +244,7 @@ class _Transfer:
 
     def _receive(self, response: httpx.Response, have: int) -> None:
         # Counted from here: a store that was waited for is not slow.
-        until = time.monotonic() + self.within_s
+        until = time.monotonic() + self._within_s
         for block in response.iter_raw():
             self._partial.append(block)
             have += len(block)
@@ -249,7 +261,7 @@ class _Transfer:
     def _ensure_success(self, response: httpx.Response) -> None:
         if response.is_success:
             self._is_named = "etag" in response.headers
-            if self.waits_for_store and "html" in response.headers.get("content-type", "").lower():
+            if self._waits_for_store and "html" in response.headers.get("content-type", "").lower():
                 raise _passing(
                     TransferError(
                         f"{shown(self._url)} answered with a page: what answers is no store just now."
@@ -265,7 +277,7 @@ class _Transfer:
             self._url = self._refresh_url()
             check_url(self._url)
             raise Transient(failure)
-        if self.waits_for_store and isinstance(failure, TransferError) and may_pass(response.status_code):
+        if self._waits_for_store and isinstance(failure, TransferError) and may_pass(response.status_code):
             raise _passing(failure)
         raise failure
 
@@ -280,7 +292,7 @@ class _Transfer:
     def _check_size(self, size: int, *, final: bool) -> None:
         expected = self._expected_size
         if (
-            self.waits_for_store
+            self._waits_for_store
             and final
             and not self._is_named
             and size < (1 if expected is None else expected)
@@ -291,9 +303,9 @@ class _Transfer:
                     f"{shown(self._url)} answered with {size} bytes and no ETag: what answers is no store just now."
                 )
             )
-        if expected is None and self.largest_size is not None and size > self.largest_size:
+        if expected is None and self._largest_size is not None and size > self._largest_size:
             self._partial.restart(None, None)
-            raise TransferError(f"{shown(self._url)} has more than {self.largest_size} bytes.")
+            raise TransferError(f"{shown(self._url)} has more than {self._largest_size} bytes.")
         if expected is None or size == expected or (size < expected and not final):
             return
         self._partial.restart(None, None)

@@ -23,9 +23,8 @@ from osmosis_ai.platform.http.page_links import page_url
 from osmosis_ai.platform.http.page_shell import page_router, render_page, shell_of
 from osmosis_ai.platform.http.run_buttons import PageActions
 from osmosis_ai.platform.http.workspace_visits import WorkspacePage, WorkspaceVisit
-from osmosis_ai.platform.models import FoundLoraModel
+from osmosis_ai.platform.viewer.run_details import saved_adapter
 from osmosis_ai.platform.workspaces import ROLES, Role
-from osmosis_ai.training.runs.curves import SavedAdapter
 from osmosis_ai.ui.shell import NavItem
 from osmosis_ai.viewer.queries import query_string
 from osmosis_ai.viewer.source import ItemPage
@@ -116,7 +115,7 @@ def models_page(page: WorkspacePage, cursor: Cursor = None) -> Response:
 def model_page(page: WorkspacePage, name: str) -> Response:
     """Show a trained adapter."""
     found = page.services.lora_models.get(page.workspace.id, name)
-    buttons = PageActions(page).adapter_buttons(_saved(found))
+    buttons = PageActions(page).adapter_buttons(saved_adapter(found.model))
     crumbs = [NavItem("Models", page.href("models"))]
     return page.page("model.html", ("models",), crumbs=crumbs, found=found, buttons=buttons)
 
@@ -187,8 +186,3 @@ def _cell(value: Any) -> str:
     """Return a cell of a dataset in a line."""
     text = "–" if value is None else str(value)
     return text if len(text) <= _CELL_CHARACTERS else f"{text[: _CELL_CHARACTERS - 1]}…"
-
-
-def _saved(found: FoundLoraModel) -> SavedAdapter:
-    model = found.model
-    return SavedAdapter(model.name, model.step, model.reward, deployment=model.deployment_status)

@@ -127,7 +127,7 @@ def viewed_training(
     return TrainingCurves(
         viewed_curves(metrics, {curve.key: curve.title for curve in curves}),
         sorted(marks, key=lambda mark: mark.step),
-        [_saved(model) for model in models],
+        [saved_adapter(model) for model in models],
         ValidatedRows(**run.metrics[VALIDATION]) if run.metrics and VALIDATION in run.metrics else None,
     )
 
@@ -227,5 +227,6 @@ def _commands(run: DbRun) -> list[str]:
     return [*commands, f"{group} download {run.name}"] if run.kind == "eval" else commands
 
 
-def _saved(model: DbLoraModel) -> SavedAdapter:
+def saved_adapter(model: DbLoraModel) -> SavedAdapter:
+    """Return an adapter as pages show it."""
     return SavedAdapter(model.name, model.step, model.reward, adapter_size(model), model.deployment_status)

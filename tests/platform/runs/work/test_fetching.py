@@ -116,7 +116,9 @@ def test_what_a_store_has_not_is_said_at_once(
     assert bucket.asked == 1
 
 
-@pytest.mark.parametrize(("status", "tries"), [(403, 1), (500, 3), (501, 1), (503, 3), (507, 1)])
+@pytest.mark.parametrize(
+    ("status", "tries"), [(403, 1), (404, 1), (405, 1), (410, 1), (500, 3), (501, 1), (503, 3), (507, 1)]
+)
 def test_bytes_that_a_store_does_not_take_for_now_fail_no_run_and_are_sent_to_a_new_place(
     link: HttpLink, bucket: Bucket, status: int, tries: int
 ) -> None:
@@ -131,7 +133,7 @@ def test_bytes_that_a_store_does_not_take_for_now_fail_no_run_and_are_sent_to_a_
     assert link.send(grant, content, len(CONTENT)) == "tag"
 
 
-@pytest.mark.parametrize("status", [400, 404, 413])
+@pytest.mark.parametrize("status", [400, 413, 422])
 def test_bytes_that_a_store_never_takes_are_said_to_be_so_at_once(
     link: HttpLink, bucket: Bucket, status: int
 ) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import gzip
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
@@ -67,6 +68,10 @@ _SILENCE_S = 20.0
 _SILENCE_OF_LAST_WORD = 1 / 6
 """As a part of a lease: said into a cut of half a lease, the word is said again while some of the lease is left."""
 _SHORTEST_SILENCE_S = 1.0
+_SILENCE_OF_QUESTION = 1 / 3
+"""As a part of a lease: what only asks to keep it is asked after half of it at the latest, and again before it has run out."""
+_SHORTEST_OF_QUESTION_S = 1.5
+"""Half of the shortest lease: of one so short, what is answered later comes too late anyway."""
 _FIRST_TERM_S = 30.0
 """How long a lease lasts, before the platform has said so."""
 _LARGEST_REPLY_BYTES = 64 << 20
@@ -80,6 +85,8 @@ _ONCE = Waits()
 _BLOB_WAITS = Waits((0.5, 1.0, 2.0, 4.0))
 _LONGEST_SILENCE_OF_STORE_S = 120.0
 _BLOCK_BYTES = 1 << 18
+_NO_SUCH_PLACE = frozenset({404, 405, 410})
+"""Statuses that say nothing of the bytes that are sent: their bucket or upload is not there, or another server is."""
 _OF_UPLOADS: Mapping[str | None, type[ConflictError]] = {
     UPLOAD_GONE: UploadGoneError,
     UPLOAD_LIMIT: UploadLimitError,
@@ -163,6 +170,11 @@ class HttpLink:
             hold_s = held_at_most_s(self._term_s)
             content = self._say(route, request, wait_s=hold_s, silence_s=min(_SILENCE_S, hold_s), waits=_ONCE)
             reply = _read(content, SyncReply, route)
+        elif request.model_fields_set <= {"lease"}:
+            silence_s = max(_SHORTEST_OF_QUESTION_S, self._term_s * _SILENCE_OF_QUESTION)
+            # Twice as long each time: a platform that is slow for everybody is still heard.
+            content = self._say(route, request, silence_s=silence_s, growth=2.0)
+            reply = _read(content, SyncReply, route)
         else:
             reply = self._exchange(route, request, SyncReply)
         self._term_s = reply.term_s
@@ -220,7 +232,8 @@ class HttpLink:
                 raise Transient(StoreAwayError("what takes bytes is no store just now: it names no ETag."))
             return etag
 
-        with _told_apart():
+        # Whatever is sent, the run is not to blame for a place that is not there, and another may be given.
+        with _told_apart(_NO_SUCH_PLACE):
             return _BLOB_WAITS.lasting(self._term_s).run(attempt)
 
     def _silence_of_store_s(self) -> float:
@@ -255,8 +268,10 @@ class HttpLink:
         *,
         wait_s: float = 0.0,
         silence_s: float = _SILENCE_S,
+        growth: float = 1.0,
         waits: Waits | None = None,
     ) -> Reply:
+        """Ask until there is an answer; each time ``growth`` times as long as before, and for :data:`_SILENCE_S` at most."""
         body = request.model_dump_json(by_alias=True, exclude_unset=True).encode()
         headers = {
             "Authorization": f"Bearer {self._credential.get_secret_value()}",
@@ -264,9 +279,11 @@ class HttpLink:
         }
         if len(body) > _WORTH_PACKING_BYTES:
             body, headers["Content-Encoding"] = gzip.compress(body, _PACKING_LEVEL, mtime=0), "gzip"
-        timeout = httpx.Timeout(silence_s + wait_s, connect=silence_s)
+        limits_s = (min(_SILENCE_S, silence_s * growth**tries) for tries in count())
 
         def attempt() -> Reply:
+            limit_s = next(limits_s)
+            timeout = httpx.Timeout(limit_s + wait_s, connect=limit_s)
             asked: dict[str, Any] = {"content": body, "headers": headers, "timeout": timeout}
             try:
                 with self._http.stream("POST", f"{self._base}{route}", **asked) as reply:
@@ -345,14 +362,18 @@ def _is_json(reply: Reply) -> bool:
 
 
 @contextlib.contextmanager
-def _told_apart() -> Iterator[None]:
-    """Say of bytes that did not come or go whether that is the way to the store: it fails no run."""
+def _told_apart(passing: Collection[int] = ()) -> Iterator[None]:
+    """Say of bytes that did not come or go whether that is the way to the store: it fails no run.
+
+    Args:
+        passing: statuses that are so beside those that are anyway.
+    """
     try:
         yield
     except TransferError as error:
         if error.is_passing and (error.status is None or error.status in TRANSIENT_STATUSES):
             raise StoreAwayError(error.message, hint=error.hint) from None
-        if error.is_passing or may_pass(error.status):
+        if error.is_passing or may_pass(error.status) or error.status in passing:
             raise PlatformUnreachableError(error.message) from None
         raise
 

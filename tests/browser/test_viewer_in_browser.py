@@ -307,6 +307,26 @@ def test_what_changes_is_said_at_most_every_five_seconds(browser: Browser, opene
     page.context.close()
 
 
+@pytest.mark.parametrize("page", ["", "/samples", "/samples?outcome=passed"])
+def test_a_page_of_a_run_that_is_deleted_says_so_and_keeps_what_it_shows(
+    browser: Browser, opened: tuple[str, Any], site: FakeSource, page: str
+) -> None:
+    going_on(site, "passing")
+    one_more_finished(site, "passing")
+    looking = visit(browser, opened)
+    looking.page.add_init_script(STREAMS_NOTED)
+    looking.open(f"/evals/passing{page}")
+    looking.page.wait_for_function(f"{OPEN_STREAMS} === 1")
+    heading = looking.page.locator("h1").text_content()
+    one_more_finished(site, "passing")
+    site.entries = [each for each in site.entries if each.name != "passing"]
+    problem = looking.page.locator("main .problem[role=alert]")
+    problem.wait_for()
+    assert problem.text_content() == "This run is not there any more."
+    assert looking.page.locator("h1").text_content() == heading
+    looking.page.context.close()
+
+
 @pytest.mark.soak
 def test_twenty_tabs_of_one_browser_are_all_there_and_all_follow(
     browser: Browser, opened: tuple[str, Any], site: FakeSource

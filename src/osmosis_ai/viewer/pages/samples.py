@@ -11,13 +11,14 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.conversation_search import search_conversations
+from osmosis_ai.viewer.pages.evaluation import live_changes
 from osmosis_ai.viewer.source import Outcome, SampleQuery
 
 SAMPLES_A_PAGE = 100
 
 
 def page(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
-    """Return samples of an evaluation."""
+    """Return samples of an evaluation; the page hears when the run ends, or is deleted."""
     query, grouped = queries.sample_query(words), queries.choice_of(words, "group", ("row",))
     in_conversations = queries.searches_conversations(words, query)
     if in_conversations:
@@ -30,10 +31,7 @@ def page(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
         require_category(view, run, query)
     filters = queries.words_of_sample_query(query)
     here = view.run_href("eval", run, "samples")
-    shown = filters | {
-        "group": grouped or "",
-        "in": "conversations" if in_conversations else "",
-    }
+    shown = filters | {"group": grouped or "", "in": "conversations" if in_conversations else ""}
     # A sample's neighbours come from the table, which does not know what conversations hold.
     near = queries.query_string(filters | {"q": ""} if in_conversations else filters)
     return RenderedPage(
@@ -60,7 +58,8 @@ def page(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
             "narrowed": queries.is_filtered(replace(query, text="", outcome=None)),
             "exported": queries.query_string(shown, group=""),
         },
-        parts={"samples": "samples_table.html"},
+        # One that is not read to its end comes again by itself.
+        live=live_changes(view, "eval", run) if found.progress is None else None,
     )
 
 

@@ -64,7 +64,8 @@ async function poll() {
 function news(now, changes) {
   if (now === cursor) return;
   cursor = now;
-  refresh().then(() => say(words(changes)));
+  // A page on which nothing changes hears of its run's end alone.
+  if (document.querySelector("[data-live]")) refresh().then(() => say(words(changes)));
 }
 
 function words(changes) {

@@ -247,6 +247,26 @@ def test_another_claim_with_a_used_ticket_is_refused_and_noted_on_the_run_once_a
     assert "with the ticket of attempt 1" in lines[0].message
 
 
+def test_a_node_without_a_sandbox_gets_no_runs_of_several_workspaces_and_the_run_says_why(
+    services: PlatformServices, access: WorkerAccess, world: World, run_id: str
+) -> None:
+    unable = {"sandbox": False, "sandbox_problem": "no user namespaces; sysctl -w x=1", "isolation": "auto"}
+    node = {**unable, "machine": "node-7"}
+    assert access.authorize_claim(access.issue_ticket(run_id), offer(**node)).run_id == run_id
+    world.member("tom", workspace="moss")
+    ticket = access.issue_ticket(run_id)
+    for _ in range(3):
+        assert refusal(access, ticket, offer(**node)) == (403, "WORKER_ISOLATION")
+    [line] = services.logs.page(run_id).logs
+    assert (line.level, line.step) == ("warning", "worker")
+    assert line.message.startswith(
+        "the machine 'node-7' gets no runs of 2 workspaces: rollouts can not be sandboxed"
+    )
+    assert "sysctl -w x=1" in line.message and line.message.endswith("set OSMOSIS_ISOLATION=off there.")
+    for said in ({"sandbox": True}, {"isolation": "off"}, {"sandbox": None}):
+        assert access.authorize_claim(access.issue_ticket(run_id), offer(**{**node, **said})).run_id == run_id
+
+
 def test_a_withdrawn_ticket_is_void_and_one_for_an_ended_or_later_attempt_claims_nothing(
     services: PlatformServices, access: WorkerAccess, run_id: str
 ) -> None:

@@ -83,19 +83,27 @@ def why_not_shared(
     return why
 
 
-def why_not_for_all(offer: WorkerOffer, workspaces: int) -> str | None:
+def lacks_isolation(offer: WorkerOffer) -> bool:
+    """Tell whether a machine can not hold rollouts back, and its operator has not said that they trust each other."""
+    return offer.sandbox is False and offer.isolation == "auto"
+
+
+def why_not_for_all(offer: WorkerOffer, workspaces: int, *, of_cluster: bool = False) -> str | None:
     """Return why a machine that can not hold rollouts back gets no runs of several workspaces; None where it may.
 
     Args:
-        offer: what it says of itself; its operator has not said that they trust each other.
+        offer: what it says of itself.
         workspaces: whose runs it might have.
+        of_cluster: whether it is a node that runs of all of them come to, by a ticket each.
     """
     if workspaces < 2:
         return None
+    name = f"the machine '{offer.machine}'" if of_cluster and offer.machine else "this machine"
+    remedy = "" if of_cluster else "give it a token for one (`worker-token create --workspace`), or, "
     return (
-        f"this machine gets no runs of {workspaces} workspaces: rollouts can not be sandboxed there "
+        f"{name} gets no runs of {workspaces} workspaces: rollouts can not be sandboxed there "
         f"({offer.sandbox_problem or 'it does not say why'}), so runs of one could read the secrets and files of another; "
-        f"give it a token for one (`worker-token create --workspace`), or, if all of them trust each other, set {ISOLATION_ENV}=off there."
+        f"{remedy}if all of them trust each other, set {ISOLATION_ENV}=off there."
     )
 
 

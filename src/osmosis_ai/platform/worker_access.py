@@ -34,7 +34,7 @@ from osmosis_ai.platform.bearers import (
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbWorkerTicket, DbWorkerToken, DbWorkspace, new_id
-from osmosis_ai.platform.isolation import why_not_for_all
+from osmosis_ai.platform.isolation import lacks_isolation, why_not_for_all
 from osmosis_ai.platform.known_workers import KnownWorkers
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
@@ -238,7 +238,7 @@ class WorkerAccess:
 
     def _require_confined(self, offer: WorkerOffer, spaces: Collection[str] | None) -> None:
         """Let no machine without a sandbox have runs of several workspaces, unless its operator says so."""
-        if offer.sandbox is not False or offer.isolation != "auto":
+        if not lacks_isolation(offer):
             return
         query = select(func.count()).select_from(DbWorkspace)
         with self._db.session() as session:
@@ -323,10 +323,19 @@ class WorkerAccess:
             ticket: DbWorkerTicket = _found(session, _TICKET.with_for_update(), bearer)
             run = session.get_one(DbRun, ticket.run_id)
             refused = self._refusal(ticket, run, offer)
+            if refused is None and ticket.claim_id is None:
+                refused = _unconfined(session, offer)
             if refused is None:
                 ticket.claim_id = offer.claim_id
             elif refused.reason == "TICKET_USED":
-                self._note_refused(session, ticket)
+                self._note_refused(
+                    session,
+                    ticket,
+                    f"somebody tried to claim this run with the ticket of attempt {ticket.attempt}, which its worker has used, "
+                    "and was refused",
+                )
+            elif refused.reason == "WORKER_ISOLATION":
+                self._note_refused(session, ticket, refused.message)
         if refused is not None:
             raise refused
         return ClaimScope(run_id=ticket.run_id)
@@ -354,18 +363,21 @@ class WorkerAccess:
             )
         return None
 
-    def _note_refused(self, session: Session, ticket: DbWorkerTicket) -> None:
+    def _note_refused(self, session: Session, ticket: DbWorkerTicket, message: str) -> None:
         now = self._clock.now()
         if ticket.refused_at is not None and abs(now - ticket.refused_at) < _REFUSAL_NOTED_EVERY:
             return
         ticket.refused_at = now
-        line = LogLine(
-            f"somebody tried to claim this run with the ticket of attempt {ticket.attempt}, which its worker has used, "
-            "and was refused",
-            level="warning",
-            step="worker",
-        )
-        self._logs.add(session, ticket.run_id, [line])
+        self._logs.add(session, ticket.run_id, [LogLine(message, level="warning", step="worker")])
+
+
+def _unconfined(session: Session, offer: WorkerOffer) -> WorkerRefused | None:
+    """Return why a node of a cluster, to which runs of all workspaces come, gets none: it can not hold rollouts back."""
+    if not lacks_isolation(offer):
+        return None
+    there = session.scalar(select(func.count()).select_from(DbWorkspace)) or 0
+    why = why_not_for_all(offer, there, of_cluster=True)
+    return WorkerRefused(403, "WORKER_ISOLATION", why) if why is not None else None
 
 
 def _found(session: Session, query: Select[Any], bearer: str) -> Any:

@@ -60,19 +60,35 @@ def test_what_is_wrong_in_it_is_said_by_key(
     assert read_execution({"execution": written}) == ExecutionSection()
 
 
+def test_less_isolation_than_a_machine_gives_is_refused_and_nothing_else_of_an_earlier_run_is_lost() -> None:
+    asked = {**WHOLE, "isolation": "off"}
+    ((key, (said, _)),) = found(asked).items()
+    assert key == "advanced.execution.isolation"
+    assert said.startswith(
+        "a config may ask for more isolation than a machine gives by itself, never for less"
+    )
+    assert "OSMOSIS_ISOLATION=off" in said
+    assert read_execution({"execution": asked}) == ExecutionSection(**asked)
+
+
 def test_a_misspelled_table_is_told_from_tables_of_others() -> None:
     assert found({"cpus": 1}, "excution") == {"advanced.excution": ("Unrecognized table", "execution")}
     assert found({"max_parallel": 6}, "engine") == {}
     assert found(3) == {"advanced.execution": ("must be a table, got 3", None)}
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "suggestion"), [("networks", "none", "network"), ("isolation", "off", None)]
+)
 @pytest.mark.parametrize("kind", [EVAL, TRAINING])
-def test_a_platform_refuses_what_a_command_doubts(kind: ConfigKind) -> None:
-    advanced = {"execution": {"networks": "none"}}
+def test_a_platform_refuses_what_a_command_doubts(
+    kind: ConfigKind, key: str, value: str, suggestion: str | None
+) -> None:
+    advanced = {"execution": {key: value}}
     (doubt,) = release_issues({"advanced": advanced}, kind)
     _, issues = check_body({"advanced_config": advanced}, kind)
     assert doubt in issues
-    assert (doubt.key, doubt.suggestion) == ("advanced.execution.networks", "network")
+    assert (doubt.key, doubt.suggestion) == (f"advanced.execution.{key}", suggestion)
 
 
 def test_the_trainer_does_not_call_the_table_ignored() -> None:

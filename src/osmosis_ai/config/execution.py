@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field
 from osmosis_ai.config.checks import table_issues
 from osmosis_ai.config.issues import Issue, as_written, closest
 from osmosis_ai.config.sections import ConfigSection, CountOrZero, Positive
-from osmosis_ai.sandbox.isolation import IsolationSetting
+from osmosis_ai.sandbox.isolation import ISOLATION_ENV, IsolationSetting
 from osmosis_ai.sandbox.network import Network
 
 EXECUTION = "execution"
@@ -81,7 +81,7 @@ class ExecutionSection(ConfigSection):
     )
     isolation: IsolationSetting | None = Field(
         default=None,
-        description="whether rollouts need a sandbox; more than the machine's setting counts, less does not",
+        description="whether rollouts need a sandbox; `required` asks for more than a machine gives by itself, `off` is refused",
     )
     servers: Annotated[int, Field(ge=1, le=MOST_SERVERS)] | None = Field(
         default=None, examples=[2], description="rollout servers that work on the run at once"
@@ -95,6 +95,19 @@ class ExecutionSection(ConfigSection):
 
 def execution_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
     """Yield everything wrong in the execution table of a config, and a table that looks like a misspelling of it."""
+    yield from _unreadable(document)
+    advanced = document.get("advanced")
+    table = advanced.get(EXECUTION) if isinstance(advanced, Mapping) else None
+    if isinstance(table, Mapping) and table.get("isolation") == "off":
+        yield Issue(
+            f"{PLACE}.isolation",
+            "a config may ask for more isolation than a machine gives by itself, never for less: leave it out; whoever runs "
+            f"that machine can set {ISOLATION_ENV}=off there",
+        )
+
+
+def _unreadable(document: Mapping[str, Any]) -> Iterator[Issue]:
+    """Yield what keeps the table from being read."""
     advanced = document.get("advanced")
     if not isinstance(advanced, Mapping):
         return
@@ -116,7 +129,7 @@ def read_execution(advanced: Mapping[str, Any] | None) -> ExecutionSection:
     A run that was accepted by an earlier release may hold what was nobody's business then.
     """
     document = {"advanced": advanced or {}}
-    if any(execution_issues(document)):
+    if any(_unreadable(document)):
         return ExecutionSection()
     return ExecutionSection.model_validate(dict((advanced or {}).get(EXECUTION, {})))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -176,6 +177,16 @@ def test_another_conversation_is_shown_beside_it(word: str) -> None:
     assert text.count('class="outcome"') == 2
     assert ("Elsewhere" in text) == (word == "two/1.0")
     assert 'id="step-1"' in text and (('id="other-1"' in text) == (word == "two/1.0"))
+
+
+def test_of_two_conversations_each_message_says_whose_it_is() -> None:
+    source = a_source()
+    source.conversations = {**source.conversations, ("two", 1, 0): trajectory(*STEPS)}
+    alone, both = (page_text(visitor(source).get(HERE + words)) for words in ("", "?with=two/1.0"))
+    told = [re.findall(r'<span class="of sr">(.*?): </span>', page) for page in (alone, both)]
+    messages = both.count("data-step")
+    assert messages > 2
+    assert told == [[], ["one, row 1, attempt 0", "two, row 1, attempt 0"] * (messages // 2)]
 
 
 def test_the_time_of_each_of_two_conversations_is_shown() -> None:

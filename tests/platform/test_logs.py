@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
+
 import pytest
 from sqlalchemy import text
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.log_lines import MAX_MESSAGE_CHARS, LogLine
-from osmosis_ai.platform.logs import Direction
+from osmosis_ai.platform.clock import SystemClock
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.log_lines import MAX_MESSAGE_CHARS, PLAN, WARNED, LogLine
+from osmosis_ai.platform.logs import Direction, LogStore
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.redaction import Redactor
+from tests.platform.databases import postgres_database
+from tests.platform.viewer.runs_world import statements_of
 
 
 def pages(services: PlatformServices, direction: Direction, limit: int) -> list[list[str | None]]:
@@ -110,3 +117,31 @@ def test_lines_can_be_part_of_a_larger_transaction(services: PlatformServices) -
     with pytest.raises(ZeroDivisionError):
         half()
     assert services.logs.page("run_1").logs == []
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_the_marks_of_a_run_are_found_by_an_index_in_a_log_of_any_length(kind: str, tmp_path: Path) -> None:
+    with (
+        nullcontext(f"sqlite:///{tmp_path / 'platform.db'}")
+        if kind == "sqlite"
+        else postgres_database() as url
+    ):
+        db = Database(url)
+        db.migrate()
+        logs = LogStore(db, SystemClock())
+        steps = ["run"] * 5_000 + [PLAN] + ["warning"] * 2 + ["run"] * 5_000 + [PLAN]
+        logs.append("run_1", [LogLine(f"line {number}", step=step) for number, step in enumerate(steps)])
+        logs.append("run_2", [LogLine("of another run", step=PLAN)])
+        with statements_of(db) as statements:
+            assert [line.message for line in logs.marks("run_1", PLAN)] == ["line 5000", "line 10003"]
+            assert [line.message for line in logs.marks("run_1", WARNED, limit=1)] == ["line 5002"]
+        explain = "EXPLAIN QUERY PLAN " if db.is_sqlite else "EXPLAIN "
+        asked = [each for each in statements if "log_lines" in each[0]]
+        with db.session() as session:
+            plans = [
+                str(session.connection().exec_driver_sql(explain + statement, values).all())
+                for statement, values in asked
+            ]
+        assert len(plans) == 2 and all("ix_log_lines_marks" in plan for plan in plans), plans
+        db.dispose()

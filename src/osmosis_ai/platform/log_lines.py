@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from osmosis_ai.redaction import Redactor
 
@@ -20,9 +20,9 @@ _MOST_LEVELS = 64
 
 Level = Literal["debug", "info", "warning", "error"]
 
-PLAN = "plan"
+PLAN: Final = "plan"
 """The ``step`` of the line in which a worker of a training run says where it goes on."""
-WARNED = "warning"
+WARNED: Final = "warning"
 """The ``step`` of the lines that say what a person should look at in a training step's numbers."""
 
 

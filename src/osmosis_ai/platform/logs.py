@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, text
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.base import LogEntry, LogPage, wire_time
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbLogLine
+from osmosis_ai.platform.db.log_tables import OF_MARKS, DbLogLine
 from osmosis_ai.platform.log_lines import LogLine, bounded, bounded_details, storable
 from osmosis_ai.redaction import Redactor
 
@@ -103,11 +103,13 @@ class LogStore:
             next_cursor=str(shown[-1].id) if more else None,
         )
 
-    def of_step(self, subject_id: str, step: str, *, limit: int = 100) -> list[LogEntry]:
-        """Return the newest lines about a part of the work, oldest first."""
+    def marks(self, subject_id: str, step: Literal["plan", "warning"], *, limit: int = 100) -> list[LogEntry]:
+        """Return the newest lines that are marks on a run's curves, of one kind, oldest first."""
         lines = select(DbLogLine).where(DbLogLine.subject_id == subject_id, DbLogLine.step == step)
+        # Neither database takes the index of some steps for a step that it is not told in the statement.
+        lines = lines.where(text(OF_MARKS)).order_by(DbLogLine.id.desc())
         with self._db.session() as session:
-            found = list(session.scalars(lines.order_by(DbLogLine.id.desc()).limit(limit)))
+            found = list(session.scalars(lines.limit(limit)))
         return [_entry(line) for line in reversed(found)]
 
     def _rows(self, subject_id: str, lines: Iterable[LogLine], redactor: Redactor) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from osmosis_ai.platform.db.base import Base as Base
 from osmosis_ai.platform.db.eval_import_tables import DbEvalImport as DbEvalImport
 from osmosis_ai.platform.db.eval_import_tables import DbEvalImportFile as DbEvalImportFile
+from osmosis_ai.platform.db.log_tables import DbLogLine as DbLogLine
 from osmosis_ai.platform.db.run_numbers import CONFIG_COLUMNS, SORT_COLUMNS, RunNumbers
 from osmosis_ai.platform.db.worker_access_tables import DbKnownWorker as DbKnownWorker
 from osmosis_ai.platform.db.worker_access_tables import DbWorkerTicket as DbWorkerTicket
@@ -425,18 +426,3 @@ class DbLoraModel(Base):
     deployed_at: Mapped[datetime | None]
     deployer_id: Mapped[str | None] = mapped_column(ForeignKey("users.id", ondelete="SET NULL"))
     created_at: Mapped[datetime]
-
-
-class DbLogLine(Base):
-    """A line of the log of a dataset or a run (``subject_id``), in the order of ``id``."""
-
-    __tablename__ = "log_lines"
-    __table_args__ = (Index("ix_log_lines_subject", "subject_id", "id"),)
-
-    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
-    subject_id: Mapped[str] = mapped_column(String(40))
-    timestamp: Mapped[datetime]
-    level: Mapped[str] = mapped_column(String(16))
-    step: Mapped[str] = mapped_column(String(64))
-    message: Mapped[str] = mapped_column(Text)
-    details: Mapped[dict[str, Any] | None]

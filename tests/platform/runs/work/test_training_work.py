@@ -313,7 +313,7 @@ def test_what_a_step_warns_of_is_a_mark_on_the_curves_once(
         (3, "step 3: most rewards are the same"),
         (7, "step 7: most rewards are the same"),
     ]
-    lines = services.logs.of_step(run.id, WARNED)
+    lines = services.logs.marks(run.id, WARNED)
     assert {line.level for line in lines} == {"warning"}
 
 

@@ -229,6 +229,7 @@ def test_a_ticket_is_bound_to_its_first_claim_until_the_worker_has_said_somethin
     access.authorize_run(ticket, run_id)
     access.authorize_run(ticket, run_id)
     assert refusal(access, ticket, offer()) == (409, "TICKET_USED")
+    assert services.logs.page(run_id).logs == [], "its machine finds out whether the worker has begun"
     assert refusal(access, ticket, "run_other") == (403, "RUN_NOT_FOR_WORKER")
 
 

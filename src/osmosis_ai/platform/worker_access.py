@@ -327,7 +327,7 @@ class WorkerAccess:
                 refused = _unconfined(session, offer)
             if refused is None:
                 ticket.claim_id = offer.claim_id
-            elif refused.reason == "TICKET_USED":
+            elif refused.reason == "TICKET_USED" and ticket.claim_id != offer.claim_id:
                 self._note_refused(
                     session,
                     ticket,

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.blobs.store import BlobStore, BlobStoreBusy, BlobUpload
+from osmosis_ai.platform.blobs.store import BlobStore, BlobStoreBusy, BlobStoreError, BlobUpload
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, assert_flat_error
@@ -59,15 +59,20 @@ def test_a_body_is_kept_and_its_etag_completes_the_upload(
     assert blobs.open("datasets/x.csv").read() == DATA
 
 
+@pytest.mark.parametrize(("failure", "is_away"), [(BlobStoreBusy, True), (BlobStoreError, None)])
 def test_a_store_that_is_away_is_no_damaged_file(
-    client: TestClient, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
+    failure: type[BlobStoreError],
+    is_away: bool | None,
+    client: TestClient,
+    blobs: BlobStore,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def away(*_: object) -> None:
-        raise BlobStoreBusy("the bucket 'planted' answered 503; it is asked again later.")
+        raise failure("the bucket 'planted' does not do what it is asked.")
 
     monkeypatch.setattr(blobs, "open", away)
     reply = client.get(blobs.signed_get_url("runs/a", filename="a", ttl=HOUR))
-    assert_flat_error(reply, 503, "BLOBS_UNAVAILABLE")
+    assert assert_flat_error(reply, 503, "BLOBS_UNAVAILABLE").get("store_away") is is_away
     assert "planted" not in reply.text
 
 

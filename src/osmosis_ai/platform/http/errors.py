@@ -22,10 +22,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from osmosis_ai.api.redaction import ReplyRedactor
+from osmosis_ai.api.wire.workers import STORE_AWAY
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import is_disk_full
 from osmosis_ai.installation import installed_state
-from osmosis_ai.platform.blobs.store import BlobStoreError
+from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobStoreError
 from osmosis_ai.platform.db.engine import DatabaseBusyError, DatabaseUnreachableError, StorageFullError
 
 logger = logging.getLogger("osmosis_ai.platform.http")
@@ -158,7 +159,7 @@ def as_api_error(error: Exception, request: Request) -> ApiError:
         return _storage_full()
     if isinstance(error, BlobStoreError):
         logger.error("%s", as_sentence(error))
-        return _no_blobs()
+        return _no_blobs(is_away=isinstance(error, BlobStoreBusy))
     if isinstance(error, OSError) and is_disk_full(error):
         logger.error("%s", error)
         return _storage_full()
@@ -193,13 +194,17 @@ def _no_database() -> ApiError:
     )
 
 
-def _no_blobs() -> ApiError:
-    return ApiError(
+def _no_blobs(*, is_away: bool) -> ApiError:
+    """Return what is said where the store gives no bytes; ``is_away``: it refuses nothing, and may be waited for."""
+    refusal = ApiError(
         503,
         "BLOBS_UNAVAILABLE",
         "the platform cannot get at its stored files now; its log says why. Try again a little later.",
         headers={"Retry-After": "5"},
     )
+    if is_away:
+        refusal.extra[STORE_AWAY] = True
+    return refusal
 
 
 def _http_error(error: HTTPException, request: Request) -> ApiError:

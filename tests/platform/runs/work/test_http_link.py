@@ -188,20 +188,22 @@ def test_words_of_another_server_about_a_run_fail_no_run(
             say()
 
 
-def test_a_claim_that_waits_for_the_store_is_told_from_a_platform_that_is_away(
-    link: HttpLink, desk: Desk
+def test_a_store_that_is_away_is_told_from_one_that_refuses_and_from_a_platform_that_is_away(
+    link: HttpLink, channel: RunChannel, desk: Desk
 ) -> None:
-    def busy(code: str) -> list[Response]:
-        return [JSONResponse({"error": "busy", "code": code}, status_code=503) for _ in range(3)]
+    def busy(code: str, **more: Any) -> list[Response]:
+        return [JSONResponse({"error": "busy", "code": code, **more}, status_code=503) for _ in range(3)]
 
     offer = WorkerOffer(claim_id="a" * 32, sdk_version="0.3.18")
-    desk.replies = busy("BLOBS_UNAVAILABLE")
-    with pytest.raises(StoreAwayError, match="busy"):
-        link.claim(offer)
-    desk.replies = busy("DATABASE_BUSY")
-    with pytest.raises(PlatformUnreachableError) as caught:
-        link.claim(offer)
-    assert not isinstance(caught.value, StoreAwayError)
+    for ask in (lambda: link.claim(offer), channel.sync):
+        desk.replies = busy("BLOBS_UNAVAILABLE", store_away=True)
+        with pytest.raises(StoreAwayError, match="busy"):
+            ask()
+        for code in ("BLOBS_UNAVAILABLE", "DATABASE_BUSY"):
+            desk.replies = busy(code)
+            with pytest.raises(PlatformUnreachableError) as caught:
+                ask()
+            assert not isinstance(caught.value, StoreAwayError)
 
 
 def test_an_exchange_names_its_lease_and_a_large_one_is_packed(channel: RunChannel, desk: Desk) -> None:

@@ -32,6 +32,7 @@ from osmosis_ai.api.wire.workers import (
     JOURNAL_OFFSET,
     LEASE_LOST,
     PROTOCOL_HEADER,
+    STORE_AWAY,
     UPLOAD_GONE,
     UPLOAD_LIMIT,
     Assignment,
@@ -91,7 +92,6 @@ _OF_UPLOADS: Mapping[str | None, type[ConflictError]] = {
     UPLOAD_GONE: UploadGoneError,
     UPLOAD_LIMIT: UploadLimitError,
 }
-_NO_BLOBS = "BLOBS_UNAVAILABLE"
 _BUSY = frozenset({408, 429, *range(500, 600)}) - {501}
 """Statuses that pass; 501 is the word of a server that takes no POST, which is no platform."""
 
@@ -134,8 +134,6 @@ class HttpLink:
             reply = self._ask(CLAIM, offer, wait_s=offer.wait_s)
         except _ForeignRefusal:
             raise self._no_platform() from None
-        except _NoBlobs as error:
-            raise StoreAwayError(error.message, hint=error.hint) from None
         is_empty = not reply.content.strip()
         # Other servers say nothing, or answer with a page, with the same status.
         shown = PROTOCOL_HEADER in reply.headers if is_empty else _is_json(reply)
@@ -325,7 +323,7 @@ class HttpLink:
             kind = CredentialRefusedError if error.body else _ForeignRefusal
             return kind(error.message, hint=error.hint)
         if reply.status in _BUSY:
-            away = _NoBlobs if error.platform_code == _NO_BLOBS else PlatformUnreachableError
+            away = StoreAwayError if error.body.get(STORE_AWAY) is True else PlatformUnreachableError
             unreachable = away(error.message, hint=error.hint)
             return Transient(unreachable) if reply.status in (429, 502, 503, 504) else unreachable
         return error
@@ -339,10 +337,6 @@ class StoredBytesError(OsmosisError):
 
     default_code = "PLATFORM_ERROR"
     is_infrastructure = True
-
-
-class _NoBlobs(PlatformUnreachableError):
-    """The platform answers, and can not get at its stored files."""
 
 
 class _ForeignRefusal(CredentialRefusedError):

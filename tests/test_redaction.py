@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 import pytest
@@ -105,6 +106,28 @@ def test_no_value_survives_in_any_text_made_of_them(values: list[str], glue: str
 
     rest = redacted.replace("[REDACTED]", "\0")
     assert not any(value in rest for value in values if "\0" not in value)
+
+
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=5), max_size=3),
+    st.lists(st.text("abc\n", max_size=12), max_size=8),
+)
+def test_a_text_in_pieces_is_blanked_as_if_it_were_whole(values: list[str], pieces: list[str]) -> None:
+    redactor = Redactor(values, shortest=1)
+    assert "".join(redactor.in_pieces(pieces)) == redactor.text("".join(pieces))
+
+
+@given(st.lists(st.integers(min_value=0, max_value=60), max_size=6))
+def test_a_value_that_lies_in_several_pieces_is_blanked_and_nothing_else(cuts: list[int]) -> None:
+    text = "a key is s3cret-of-nine-lives\\u00e9 and s3cret-of-nine-livesé, s3cret-of"
+    at = [0, *sorted(cuts), len(text)]
+    pieces = [text[start:stop] for start, stop in pairwise(at)]
+    whole = Redactor(["s3cret-of-nine-livesé"])
+    assert (
+        "".join(whole.in_pieces(pieces))
+        == whole.text(text)
+        == f"a key is {REDACTED} and {REDACTED}, {REDACTED}"
+    )
 
 
 def test_a_redactor_never_prints_what_it_hides() -> None:

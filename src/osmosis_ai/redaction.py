@@ -61,6 +61,34 @@ class Redactor:
             end = stop
         return "".join([*pieces, text[end:]]) if pieces else text
 
+    def in_pieces(self, texts: Iterable[str]) -> Iterator[str]:
+        """Yield, piece by piece, what :meth:`text` returns of all ``texts`` as one; of them only a piece is kept at a time."""
+        rest, blanked = "", -1
+        for text in texts:
+            rest += text
+            # What begins before it is in `rest` to its end, however a value is spelled.
+            end = max(0, len(rest) - max(map(len, self._spellings), default=1) + 1)
+            piece, blanked = self._blanked(rest, blanked, end, self._whole(rest))
+            yield piece
+            rest = rest[end:]
+        yield self._blanked(rest, blanked, len(rest), self._occurrences(rest))[0]
+
+    def _blanked(self, text: str, before: int, end: int, found: Iterable[tuple[int, int]]) -> tuple[str, int]:
+        """Return what is said of ``text`` up to ``end``, and how far behind it the last blank reaches.
+
+        Args:
+            text: the text.
+            before: how far a blank that was said before reaches into it; less than 0 where there was none.
+            end: up to where it is said.
+            found: where values stand.
+        """
+        said, at = [], 0
+        spans = sorted(span for span in found if span[0] < end)
+        for start, stop in _merged([(-1, before), *spans] if before >= 0 else spans):
+            said += [text[at : max(at, start)], REDACTED if start >= 0 else ""]
+            at = stop
+        return "".join([*said, text[at:end]]), at - end if at >= end and (said or before >= 0) else -1
+
     def tree(self, value: Any) -> Any:
         """Return a JSON value with every secret blanked in its texts and keys.
 
@@ -77,14 +105,18 @@ class Redactor:
         return self.text(str(value))
 
     def _occurrences(self, text: str) -> Iterator[tuple[int, int]]:
+        yield from self._whole(text)
+        for spelling in self._spellings:
+            cut = _cut_off(text, spelling)
+            if cut is not None:
+                yield cut, len(text)
+
+    def _whole(self, text: str) -> Iterator[tuple[int, int]]:
         for spelling in self._spellings:
             start = text.find(spelling)
             while start >= 0:
                 yield start, start + len(spelling)
                 start = text.find(spelling, start + 1)
-            cut = _cut_off(text, spelling)
-            if cut is not None:
-                yield cut, len(text)
 
 
 def why_not_hidden(value: str) -> str | None:

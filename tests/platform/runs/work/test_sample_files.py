@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES
 from osmosis_ai.platform.runs.run_files import open_run_file
-from osmosis_ai.platform.runs.work import sample_files
+from osmosis_ai.platform.runs.work import artifact_cleaning, sample_files
 from osmosis_ai.platform.runs.work.run_channel import OutgoingBlob
 from osmosis_ai.platform.runs.work.sample_files import FileNews, RecordedItem, SampleFiles
 from osmosis_ai.platform.services import PlatformServices
@@ -68,6 +69,35 @@ def test_no_value_of_a_secret_makes_an_artifact_of_json_unreadable(
     assert row.size == len(stored)
     if name.endswith(".json"):
         assert json.loads(kept)
+
+
+def test_a_line_without_end_is_blanked_piece_by_piece_and_never_in_memory(
+    services: PlatformServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifact_cleaning, "_LARGEST_DOCUMENT_BYTES", 1 << 18)
+    monkeypatch.setattr(artifact_cleaning, "_PIECE_BYTES", 1 << 16)
+    directory, key = RunDirectory(tmp_path / "run"), "schlüssel-of-the-run"
+    artifact = directory.artifacts / "row_0_run_0" / "trace.txt"
+    artifact.parent.mkdir(parents=True)
+    # One across the end of what is read first, one across each kind of border, cut within a letter, too; and one in the next line.
+    places = [(1 << 18) - 4, (1 << 18) + (1 << 16) - 5, (1 << 20) - 1, 10 << 20, (32 << 20) - 7]
+    with artifact.open("wb") as line:
+        for place in places:
+            line.write(b"x" * (place - line.tell()) + key.encode())
+        line.write(b"\xff\n" + key.encode() + b"\n")
+    files = SampleFiles(directory, storing_in(services), Redactor([key]))
+    files.expect([item_of(record())])
+    tracemalloc.start()
+    try:
+        (row,) = files.rest().files
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    with services.blobs.open(f"runs/run_1/{row.blob}") as blob:
+        kept = blob.read()
+    assert kept == artifact.read_bytes().replace(key.encode(), b"[REDACTED]")
+    assert kept.count(b"[REDACTED]") == len(places) + 1
+    assert most < 8 << 20, "of 32 MiB"
 
 
 class Worker:

@@ -7,11 +7,9 @@ that is no text, a path too long) is left out, and so is what is no file of the 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -19,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import IO, BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple
 
 from osmosis_ai.api.wire.workers import RunFilePart, SentUpload
 from osmosis_ai.evaluation.attempt_files import read_diagnostics
@@ -27,6 +25,7 @@ from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, RunDirectory
 from osmosis_ai.evaluation.trajectory_export import NAMED_WITHIN_S, TRAJECTORY_WAIT_S, item_name
 from osmosis_ai.files import open_regular
 from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES, MOST_BYTES, ShardPiece, ShardWriter
+from osmosis_ai.platform.runs.work.artifact_cleaning import clean_artifact
 from osmosis_ai.platform.runs.work.run_channel import OutgoingBlob
 from osmosis_ai.redaction import Redactor, clean_json
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
@@ -48,8 +47,6 @@ LONGEST_AGE_S = 0.5
 """How long a shard is filled at most, in seconds: whoever looks at a run, however old, sees each sample within two, of which the
 page may take one. The platform merges them."""
 _ARTIFACTS_AT_ONCE = 32
-_IN_MEMORY_BYTES = 1024 * 1024
-_LARGEST_DOCUMENT_BYTES = 8 * 1024 * 1024
 
 
 class _Item(NamedTuple):
@@ -333,7 +330,7 @@ class SampleFiles:
                     raw = stack.enter_context(open_regular(each.file))
                 except OSError:
                     continue  # a link, a pipe, a device, or gone
-                clean.append((each, stack.enter_context(_clean(raw, self._redactor))))
+                clean.append((each, stack.enter_context(clean_artifact(raw, self._redactor))))
             self._store_alone(clean, shard)
 
     def _store_alone(self, found: Sequence[tuple[_SampleFile, BinaryIO]], shard: _OpenShard) -> None:
@@ -386,45 +383,3 @@ def _is_downloadable(path: str) -> bool:
     except UnicodeEncodeError:
         return False
     return len(path) <= MAX_PATH_CHARS and "\\" not in path and all(c.isprintable() for c in path)
-
-
-def _clean(raw: BinaryIO, redactor: Redactor) -> BinaryIO:
-    """Return an artifact without secrets; a document of JSON stays one."""
-    clean: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - the caller closes it
-        max_size=_IN_MEMORY_BYTES
-    )
-    if not _copy_clean_json(raw, clean, redactor):
-        for line in raw:
-            clean.write(_clean_line(line, redactor))
-    clean.seek(0)
-    return cast(BinaryIO, clean)
-
-
-def _copy_clean_json(raw: BinaryIO, clean: IO[bytes], redactor: Redactor) -> bool:
-    """Copy an artifact that is one JSON value; return False, having copied nothing, when it is none."""
-    if os.fstat(raw.fileno()).st_size > _LARGEST_DOCUMENT_BYTES:
-        return False
-    document = _clean_document(raw.read(), redactor)
-    if document is None:
-        raw.seek(0)
-        return False
-    clean.write(document)
-    return True
-
-
-def _clean_line(line: bytes, redactor: Redactor) -> bytes:
-    """Return a line of an artifact: of JSON, which it stays (``.jsonl``), or of text."""
-    if line[:1] in b"{[" and (document := _clean_document(line, redactor)) is not None:
-        return document if document.endswith(b"\n") or not line.endswith(b"\n") else document + b"\n"
-    return redactor.text(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-
-
-def _clean_document(content: bytes, redactor: Redactor) -> bytes | None:
-    """Return a JSON value without secrets, byte for byte as it was where it has none; None when it is no JSON."""
-    try:
-        document = json.loads(content)
-        clean = redactor.tree(document)
-    except (ValueError, RecursionError):
-        return None
-    # Compared as written: NaN equals nothing, and 1 equals true.
-    return content if repr(clean) == repr(document) else json.dumps(clean).encode()

@@ -201,6 +201,31 @@ def test_a_model_is_deployed_and_taken_back_by_who_may(
     assert services.lora_models.get(member.workspace.id, "trained-5").model.deployment_status == "active"
 
 
+@pytest.mark.parametrize(
+    ("pressed", "leads_to"),
+    [
+        ("/fern/models/trained-5/deploy", "/fern/models/trained-5"),
+        ("/fern/models/trained-5/undeploy", "/fern/models/trained-5"),
+        ("/logout", "/"),
+    ],
+)
+def test_who_presses_a_button_in_a_session_that_ended_is_led_back_to_a_page(
+    browser: TestClient, member: Member, services: PlatformServices, pressed: str, leads_to: str
+) -> None:
+    run = add_run(services, member, "trained", kind="training", request=_training_request())
+    with services.db.transaction() as session:
+        known = {"workspace_id": member.workspace.id, "run_id": run.id, "created_at": services.clock.now()}
+        session.add(DbLoraModel(id="m1", name="trained-5", base_model="b", step=5, files={}, **known))
+    browser.cookies.delete("osmosis_session")
+    sent = browser.post(pressed, data={"csrf": "x"})
+    assert (sent.status_code, sent.headers["location"]) == (303, f"/login?next={quote(pressed, safe='')}")
+    assert sign_in(browser, wanted=pressed).headers["location"] == pressed
+    back = browser.get(pressed)
+    assert (back.status_code, back.headers["location"]) == (303, leads_to)
+    assert browser.get(leads_to).status_code in (200, 303)
+    assert services.lora_models.get(member.workspace.id, "trained-5").model.deployment_status is None
+
+
 def _training_request() -> dict[str, Any]:
     from tests.platform.evaluations import training_body
 

@@ -106,6 +106,13 @@ for _kind, _actions in RUN_ACTIONS.items():
         router.add_api_route(_path, _doing(_kind, _action), methods=["POST"], include_in_schema=False)
 
 
+@router.get("/{workspace}/models/{name}/deploy", include_in_schema=False)
+@router.get("/{workspace}/models/{name}/undeploy", include_in_schema=False)
+def where_the_buttons_are(page: WorkspacePage, name: str) -> Response:
+    """Lead to the adapter: who has to sign in after pressing one of its buttons comes back to this address."""
+    return RedirectResponse(page.href("models", name), status_code=303)
+
+
 @router.post("/{workspace}/models/{name}/deploy", include_in_schema=False)
 def deploy(page: WorkspacePage, name: str, csrf: Csrf = "") -> Response:
     """Have an adapter served; once more changes nothing."""

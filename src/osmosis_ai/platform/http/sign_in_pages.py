@@ -26,7 +26,7 @@ from osmosis_ai.platform.http.browser_sessions import (
     page_not_found,
 )
 from osmosis_ai.platform.http.csrf import MAX_TOKEN_CHARS, STALE_FORM, is_own_form
-from osmosis_ai.platform.http.page_shell import asset_reply, page_router, render_page, source_of
+from osmosis_ai.platform.http.page_shell import asset_reply, page_router, render_page, root_path, source_of
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.sign_in import TooManyAttempts
 
@@ -77,6 +77,12 @@ def login(
             return begin_session(services, user, wanted)
         problem = _WRONG_PASSWORD
     return render_page(request, services, "login.html", status=403, problem=problem, **shown)
+
+
+@router.get("/logout", include_in_schema=False)
+def signed_in_again(services: Services, visitor: SignedIn) -> Response:
+    """Lead to the first page: who signs out of a session that had ended, and in again, comes back to this address."""
+    return RedirectResponse(f"{root_path(services)}/", status_code=303)
 
 
 @router.post("/logout", response_class=HTMLResponse, include_in_schema=False)

@@ -465,6 +465,12 @@ class SourceContract:
         assert [entry.name for entry in wanted.items] == [run]
         assert wanted.counts["unfiltered"] >= 1
         assert wanted.items[0].headline is None or not math.isnan(wanted.items[0].headline.scored)
+        entry = wanted.items[0]
+        names = [name for name in (entry.model, entry.dataset, entry.rollout) if name]
+        assert names
+        for name in names:
+            found = place.source.runs(RunQuery(kind="eval", text=name[1:].upper()), limit=500)
+            assert run in [each.name for each in found.items], name
         nothing = place.source.runs(replace(RunQuery(text=run), model="no such model"), limit=5)
         assert list(nothing.items) == []
         assert nothing.counts["total"] == 0

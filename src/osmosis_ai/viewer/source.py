@@ -73,7 +73,8 @@ def pieces(piece_at: Callable[[str | None], ItemPage[ItemT]]) -> Iterator[ItemPa
 
 @dataclass(frozen=True, slots=True)
 class RunQuery:
-    """Which runs are wanted; what is None or empty does not matter. ``text`` is searched for in names.
+    """Which runs are wanted; what is None or empty does not matter. ``text`` is searched for in the names of run,
+    model, dataset and rollout.
 
     ``archived`` are wanted, too: runs that `--fresh` has put aside, where the source keeps such.
     """

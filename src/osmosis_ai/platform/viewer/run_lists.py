@@ -258,6 +258,9 @@ def _order(query: RunQuery) -> KeysetOrder:
     )
 
 
+_SEARCHED = (DbRun.name, DbRun.model_path, DbRun.dataset_name, DbRun.rollout_name)
+
+
 def _conditions(query: RunQuery) -> list[ColumnElement[bool]]:
     found = [column == getattr(query, name) for name, column in _EQUAL.items() if getattr(query, name)]
     if query.person:
@@ -270,7 +273,8 @@ def _conditions(query: RunQuery) -> list[ColumnElement[bool]]:
     if query.until is not None:
         found.append(DbRun.created_at <= query.until)
     if query.text:
-        found.append(DbRun.name.icontains(storable(query.text), autoescape=True))
+        text = storable(query.text)
+        found.append(or_(*(column.icontains(text, autoescape=True) for column in _SEARCHED)))
     return found
 
 

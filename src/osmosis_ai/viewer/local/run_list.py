@@ -244,7 +244,8 @@ def _fits(entry: RunEntry, query: RunQuery) -> bool:
     started = entry.started_at or _LONG_AGO
     if not (query.since or _LONG_AGO) <= started <= (query.until or _FAR_AHEAD):
         return False
-    return query.text.lower() in entry.name.lower() or query.text.lower() in (entry.config or "").lower()
+    searched = (entry.name, entry.config, entry.model, entry.dataset, entry.rollout)
+    return any(query.text.lower() in (each or "").lower() for each in searched)
 
 
 def _in_series(entries: Iterable[RunEntry]) -> dict[_Series, list[RunEntry]]:

@@ -80,7 +80,7 @@ def login(
 
 
 @router.get("/logout", include_in_schema=False)
-def signed_in_again(services: Services, visitor: SignedIn) -> Response:
+def signed_in_again(services: Services) -> Response:
     """Lead to the first page: who signs out of a session that had ended, and in again, comes back to this address."""
     return RedirectResponse(f"{root_path(services)}/", status_code=303)
 

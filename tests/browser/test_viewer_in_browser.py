@@ -15,7 +15,16 @@ from osmosis_ai.ui.assets import asset_name
 from osmosis_ai.viewer.source import RunDetail
 from tests.browser import visits
 from tests.browser.site import PAGES, a_site, served
-from tests.browser.visits import NARROW, NARROWEST, PATIENCE_MS, STREAMS_NOTED, WIDE, Visit, look_at_pages
+from tests.browser.visits import (
+    DRAWN_WORDS,
+    NARROW,
+    NARROWEST,
+    PATIENCE_MS,
+    STREAMS_NOTED,
+    WIDE,
+    Visit,
+    look_at_pages,
+)
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.test_training_page import learned
 
@@ -157,6 +166,21 @@ def test_the_theme_that_was_chosen_is_that_of_the_next_page(
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 22, 27)"
     assert looking.wrong == []
     page.context.close()
+
+
+@pytest.mark.parametrize("width", [NARROW, 481, 609, 1000, WIDE])
+def test_the_words_of_every_drawing_are_large_enough_to_be_read(
+    browser: Browser, opened: tuple[str, Any], width: int
+) -> None:
+    looking = visit(browser, opened, viewport={"width": width, "height": 900})
+    for name in ("evaluation", "training", "comparison", "rubric", "conversation"):
+        looking.open(PAGES[name])
+        drawn = looking.page.evaluate(DRAWN_WORDS)
+        assert drawn["drawings"] and drawn["least"] >= 10, (name, drawn)
+        assert drawn["over"] == drawn["beyond"] == [], (name, drawn)
+        looking.seen(name)
+    assert looking.wrong == []
+    looking.page.context.close()
 
 
 def test_the_numbers_of_a_curve_are_told_where_the_pointer_is(

@@ -15,8 +15,8 @@ WIDTH, LEFT, RIGHT = 560, 60, 14
 _COLOURS = 7
 """Of kit.css; the eighth series has the first colour again, and another shape."""
 
-_LONGEST = 64
-"""Characters of a title."""
+_LONGEST = 52
+"""Characters of a title, which is larger in the drawing where the window is small."""
 Written = Callable[[float | None], str]
 """How a number is written in the table under a chart."""
 

@@ -41,7 +41,6 @@ from osmosis_ai.platform.runs.submit.packing import PACKING, SourcePacking
 from osmosis_ai.platform.runs.submit.resuming import TrainingResumption
 from osmosis_ai.platform.runs.submit.retrying import EvalRetries
 from osmosis_ai.platform.runs.submit.submitter import RunSubmitter
-from osmosis_ai.platform.runs.waiting import waits_for
 from osmosis_ai.platform.secrets import SecretStore
 from osmosis_ai.platform.sign_in import SignIns
 from osmosis_ai.platform.vault import Vault, open_vault
@@ -104,7 +103,7 @@ class PlatformServices:
         """Return why nobody works on a run that is there, in a sentence; None where that is no matter or not known."""
         if run.status == "pending" and self.sources.is_making(run.workspace_id, run.commit_sha):
             return PACKING
-        return self.worker_access.known.why_it_waits(run) or waits_for(run, self.desk.leases)
+        return self.worker_access.known.why_it_waits(run) or self.desk.why_it_waits(run)
 
 
 def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> PlatformServices:

@@ -266,6 +266,18 @@ def test_a_run_that_was_put_aside_says_what_it_waits_for(machine: Spoken, servic
     assert told()[:2] == (None, None)
 
 
+def test_a_run_that_waits_for_the_store_says_so(
+    machine: Spoken, services: PlatformServices, clock: ManualClock
+) -> None:
+    given = machine.claimed()
+    said = {"lease": given.lease.token.get_secret_value(), "setback": "refused.", "store_away": True}
+    assert machine.post(run_route(given.run.id, "release"), said).status_code == 200
+    assert waits_of(machine, services, given)[1] == "it waits for the store, and its log says why."
+    clock.advance(61)
+    machine.claimed()
+    assert waits_of(machine, services, given)[1] is None
+
+
 def test_a_run_whose_worker_is_silent_says_so_and_when_another_one_may_take_it(
     machine: Spoken, services: PlatformServices, clock: ManualClock
 ) -> None:

@@ -22,6 +22,7 @@ from osmosis_ai.platform.blobs.store import BlobError, BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.desk.assignment import Assignments
@@ -37,10 +38,12 @@ from osmosis_ai.platform.runs.desk.watching import RunWatch
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError, Outcome
 from osmosis_ai.platform.runs.source_archives import SourceArchives, StillPackingError
+from osmosis_ai.platform.runs.waiting import waits_for
 from osmosis_ai.platform.vault import Vault
 
 _MOST_WAITING = 10_000
-"""Runs of which it is remembered that their log says what they wait for; of more it is said again."""
+"""Runs of which it is remembered what they wait for; of more their logs say it again."""
+_STORE = "the store"
 
 
 class RunDesk:
@@ -91,7 +94,7 @@ class RunDesk:
             monotonic=clock.monotonic,
             all_are_elsewhere=config.ray is not None,
         )
-        self._waiting: set[str] = set()
+        self._waiting: dict[str, str] = {}
         self.pace = SyncPace(clock, term)
 
     def claim(self, offer: WorkerOffer, scope: ClaimScope) -> Assignment | None:
@@ -122,7 +125,7 @@ class RunDesk:
             except BaseException:
                 self._closing.let_go(lease, is_later=gives_way)
                 raise
-            self._waiting.discard(lease.run_id)
+            self._waiting.pop(lease.run_id, None)
             if assignment.secrets:
                 self._note_secrets(lease, assignment, offer, scope)
             return assignment
@@ -130,14 +133,23 @@ class RunDesk:
 
     def _tell_what_it_waits_for(self, run_id: str, error: OsmosisError) -> None:
         """Say on a run why no worker is given it, once until one is: claims come every second, maybe for days."""
-        if run_id in self._waiting:
-            return
+        what = _STORE if isinstance(error, BlobError) else "what its worker is handed"
+        if self._note_waiting(run_id, what):
+            line = LogLine(f"waits for {what}: {error.message}", level="warning", step="run")
+            self._logs.append(run_id, [line])
+
+    def _note_waiting(self, run_id: str, what: str) -> bool:
+        """Remember what a run waits for until a worker is given it; return whether that is news."""
+        is_news = run_id not in self._waiting
         if len(self._waiting) >= _MOST_WAITING:
             self._waiting.clear()
-        self._waiting.add(run_id)
-        what = "the store" if isinstance(error, BlobError) else "what its worker is handed"
-        line = LogLine(f"waits for {what}: {error.message}", level="warning", step="run")
-        self._logs.append(run_id, [line])
+        self._waiting[run_id] = what
+        return is_news
+
+    def why_it_waits(self, run: DbRun) -> str | None:
+        """Return what a run waits for whose worker has let it go or is silent, in a sentence; None of any other."""
+        why, what = waits_for(run, self.leases), self._waiting.get(run.id)
+        return f"it waits for {what}, and its log says why." if why is not None and what is not None else why
 
     def _note_secrets(
         self, lease: Lease, assignment: Assignment, offer: WorkerOffer, scope: ClaimScope
@@ -215,7 +227,10 @@ class RunDesk:
         elif request.setback is not None and not request.store_away:
             self._sources.doubt(run_id)  # before it is handed out again
         try:
-            return self._closing.release(lease, request)
+            closed = self._closing.release(lease, request)
+            if request.store_away:
+                self._note_waiting(run_id, _STORE)  # its log says so
+            return closed
         except LeaseLostError:
             if request.setback is None or request.store_away:
                 # No crash: its worker left, or never began, or waited for the store.

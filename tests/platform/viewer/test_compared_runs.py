@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
+
 import pytest
 
-from osmosis_ai.errors import NotFoundError
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.comparison.run_slices import run_slices
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from tests.platform.conftest import ManualClock, Member
+from tests.platform.evaluations import add_dataset
 from tests.platform.viewer.runs_world import add_run, add_samples, places, source_of
 
 
@@ -44,6 +49,38 @@ def test_a_row_is_found_in_the_runs_that_are_compared_whatever_was_done_on_it_si
     assert places(source.samples_of_row(f"{1:032x}", ["again"], limit=9)[0]) == [(1, 1)]
     with pytest.raises(NotFoundError, match="'gone'"):
         source.samples_of_row(f"{1:032x}", ["first", "gone"], limit=9)
+
+
+def test_a_run_is_cut_by_a_column_of_its_dataset_while_that_is_the_one_it_used(
+    source: PlatformSource,
+    services: PlatformServices,
+    member: Member,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    rows = [{"user_prompt": "?", "ground_truth": "1", "level": level} for level in ("easy", "hard", "easy")]
+    used = add_dataset(services, member, "sums", rows=rows)
+    known = {"dataset_name": "sums", "selection": {"sha256": used.sha256}}
+    run = add_run(services, member, "cut", **known)
+    samples = [{"row": row, "attempt": 0, "reward": float(row == 1)} for row in range(3)]
+    add_samples(services, run, samples)
+
+    def by_level() -> list[tuple[str | None, int]]:
+        return [(each.value, each.rows) for each in run_slices(source.run_samples(["cut"])[0], ["level"])]
+
+    assert sorted(by_level()) == [("easy", 2), ("hard", 1)]
+    gc.collect()
+    assert list(tmp_path.glob("osmosis-dataset-*")) == [], "a copy for one look at a page"
+    with pytest.raises(OsmosisError, match=r"the dataset sums\.jsonl has no column 'levle'"):
+        run_slices(source.run_samples(["cut"])[0], ["levle"])
+    monkeypatch.setattr("osmosis_ai.platform.viewer.run_datasets.LARGEST_BYTES", used.file_size - 1)
+    with pytest.raises(OsmosisError, match="too large to be read for a page"):
+        by_level()
+    with services.db.transaction() as session:
+        session.merge(used).sha256 = "ab" * 32
+    with pytest.raises(OsmosisError, match="not there any more, or another one by now"):
+        by_level()
 
 
 def test_evaluations_are_read_together_as_each_is_by_itself(

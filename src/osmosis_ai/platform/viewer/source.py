@@ -262,9 +262,13 @@ class PlatformSource:
     def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]:
         """Return evaluations as ``evaluation.comparison`` reads them, in two statements."""
         from osmosis_ai.platform.viewer.compared_runs import compared_runs
+        from osmosis_ai.platform.viewer.run_datasets import RunDataset
 
         with self.services.db.session() as session:
-            return compared_runs(session, find_families(session, self.workspace_id, "eval", runs))
+            found = compared_runs(session, find_families(session, self.workspace_id, "eval", runs))
+        inputs = [(run.name, run.inputs.dataset_name, run.inputs.dataset_sha256) for run in found]
+        opened = [RunDataset(self.services, self.workspace_id, *known) for known in inputs]
+        return [replace(run, open_dataset=dataset) for run, dataset in zip(found, opened, strict=True)]
 
     def compared_training(self, runs: Sequence[str]) -> Sequence[tuple[RunDetail, TrainingCurves]]:
         """Return training runs with their settings and curves, in two statements."""

@@ -74,6 +74,8 @@ _category = func.coalesce(DbSample.category, DbSample.error_type)
 _SCORED = and_(DbSample.status == "success", DbSample.reward.is_not(None))
 _TEXTS = (DbSample.input, DbSample.output, DbSample.error)
 _FEW_ROWS = 100
+_MOST_RANGES = 100
+"""Runs that a page is read from range by range; SQLite takes 500 parts in a statement, of which each run has up to four."""
 _MARK = b"\1"
 
 
@@ -188,20 +190,31 @@ class FamilySamples:
 
     def _order(self, query: SampleQuery) -> KeysetOrder:
         value = _VALUES[query.sort]
-        few = query.row is not None or (query.outcome == "flaky" and self._flaky().few is not None)
+        few = (
+            self._are_sorted
+            or query.row is not None
+            or (query.outcome == "flaky" and self._flaky().few is not None)
+        )
         have_value = query.sort == "duration" or (query.sort == "reward" and query.outcome in _BY_REWARD)
         if value is not None and getattr(query, value.key) != (None, None):
             have_value = True
         return KeysetOrder(value, _PLACE, query.descending, nullable=not have_value, few=few)
 
     def _ranges(self, query: SampleQuery) -> list[Select[Any]]:
-        """Return the samples of a query run by run: each is a range of every index."""
+        """Return the samples of a query run by run: each is a range of every index. Of very many runs they are one."""
         conditions = self._conditions(query, walked=_VALUES[query.sort])
+        if self._are_sorted:
+            return [self._all(select(*_COLUMNS)).where(*conditions)]
         ids = [run.id for run in self.family.runs]
         return [
             select(*_COLUMNS).where(DbSample.run_id == id, *not_made_again(ids[age + 1 :]), *conditions)
             for age, id in enumerate(ids)
         ]
+
+    @property
+    def _are_sorted(self) -> bool:
+        """Whether there are more runs than a statement can have parts: then a page is sorted, and walks no index."""
+        return len(self.family.runs) > _MOST_RANGES
 
     def _all(self, statement: Select[Any]) -> Select[Any]:
         """Return a statement over all samples that count."""

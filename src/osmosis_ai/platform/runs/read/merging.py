@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, exists, or_, select
+from sqlalchemy import ColumnElement, String, and_, cast, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
 from osmosis_ai.config.sections import EvaluationSettings
@@ -242,9 +242,34 @@ def _is_number(reward: float | None) -> bool:
 
 
 def newest_results(family: RunFamily) -> ColumnElement[bool]:
-    """Return the condition that a sample is the newest result of its work item in a family."""
-    ids = [run.id for run in family.runs]
-    return or_(*(and_(DbSample.run_id == id, *not_made_again(ids[age + 1 :])) for age, id in enumerate(ids)))
+    """Return the condition that a sample is the newest result of its work item in a family.
+
+    It names each run twice, however many retries there are, and the retries' samples are gone through once.
+    """
+    original, *retries = (run.id for run in family.runs)
+    if not retries:
+        return DbSample.run_id == original
+    again, retry = aliased(DbSample), aliased(DbRun)
+    item = (again.row_index, again.run_index)
+    newest_first = (retry.created_at.desc(), retry.id.desc())
+    # What a retry made takes the place of the newest of the earlier retries' results, without any of the original's.
+    replaced = func.lead(again.run_id, 1, original, type_=String).over(
+        partition_by=item, order_by=newest_first
+    )
+    made_again = (
+        select(_sample_key(replaced, *item))
+        .join(retry, retry.id == again.run_id)
+        .where(again.run_id.in_(retries))
+    )
+    # Of a key in one piece either database makes a set first; of three columns SQLite reads the list for each sample.
+    key = _sample_key(DbSample.run_id, DbSample.row_index, DbSample.run_index)
+    return and_(DbSample.run_id.in_([original, *retries]), key.not_in(made_again))
+
+
+def _sample_key(run_id: Any, row: Any, attempt: Any) -> ColumnElement[str]:
+    """Return a sample's run and work item as one text."""
+    key: ColumnElement[str] = run_id + "/" + cast(row, String) + "/" + cast(attempt, String)
+    return key
 
 
 def not_made_again(later: Sequence[str]) -> list[ColumnElement[bool]]:

@@ -99,6 +99,16 @@ def test_a_training_directory_that_can_not_be_read_is_refused_in_a_sentence(
     assert "is not a run's manifest" in maze.osmosis("train", "info", "./walks").err
 
 
+def test_an_evaluation_is_asked_of_a_training_directory_in_vain(maze: Maze) -> None:
+    trained_here(maze.workspace.root / "trained" / "walks")
+    write_run(maze.workspace.evals_dir / "fern", [[1.0]])
+    for words in (("info", "trained/walks"), ("show", "trained/walks"), ("compare", "trained/walks", "fern")):
+        refused = maze.osmosis("eval", *words, "--json").error
+        assert "trained/walks is a training directory, and no evaluation." in refused["message"]
+        assert "osmosis train info" in refused["hint"]
+    assert not maze.router.calls
+
+
 def test_what_is_no_training_directory_is_told_as_what_it_is(maze: Maze) -> None:
     root = maze.workspace.root
     write_run(maze.workspace.evals_dir / "fern", [[1.0]])

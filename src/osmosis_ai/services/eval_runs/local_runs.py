@@ -80,8 +80,9 @@ def describe_local_run(directory: Path) -> RunDetail:
         laid_out,
         require_types,
     )
+    from osmosis_ai.services.eval_runs.run_directories import evaluation
 
-    require_types(directory, "metrics")
+    require_types(evaluation(directory), "metrics")
     if is_download(directory) and not (directory / "summary.jsonl").is_file():
         return _numbers_alone(directory)
     try:

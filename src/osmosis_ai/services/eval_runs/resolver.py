@@ -16,6 +16,7 @@ from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.files import can_be_path
 from osmosis_ai.services.eval_runs.run_directories import (
     archived_names,
+    evaluation,
     newest_runs,
     readable,
     workspace_of_runs,
@@ -112,7 +113,7 @@ def resolve_run(
     """
     place, word = _forced(reference)
     if place is None and (directory := _at_path(word, downloads)) is not None:
-        return ResolvedRun("file", directory.name, readable(directory))
+        return ResolvedRun("file", directory.name, evaluation(readable(directory)))
     if place == "platform":
         return ResolvedRun("platform", _name_there(word, client(), start, like))
     here = _find_here(word, start, like)

@@ -74,3 +74,22 @@ def readable(directory: Path) -> Path:
         f"the run `{directory.name}` can not be read: `{directory / name}` is no regular file.",
         hint="no run leaves such a thing there; move it away, or the run",
     )
+
+
+def evaluation(directory: Path) -> Path:
+    """Return a run's directory that is an evaluation's.
+
+    Raises:
+        OsmosisError: it is a training run's.
+    """
+    from shlex import quote
+
+    from osmosis_ai.evaluation.run_places import kind_of
+
+    if kind_of(directory) != "training":
+        return directory
+    named = quote(str(directory))
+    raise OsmosisError(
+        f"{directory} is a training directory, and no evaluation.",
+        hint=f"osmosis train info {named}, osmosis train show {named}",
+    )

@@ -114,6 +114,18 @@ def test_submitting_again_shows_config_rows_samples_and_cost_first(
     assert f"mara@fern.example submitted {run} again" in log_of(services, member, name)
 
 
+def test_submitting_a_training_again_shows_its_steps_and_samples(
+    browser: TestClient, member: Member, services: PlatformServices
+) -> None:
+    request = _training_request()
+    request["training_config"] |= {"total_epochs": 2, "rollout_batch_size": 32, "n_samples_per_prompt": 4}
+    name = submitted(browser, "/api/cli/training-runs", request, member)["name"]
+    shown = text_of(browser.get(f"/fern/training/{name}/resubmit"))
+    assert "Rows 200 of 200" in shown
+    assert "Steps, at most 14" in shown and "Samples to train on, at most 1,792" in shown
+    assert "Cost not known" in shown
+
+
 @pytest.mark.parametrize("action", ["stop", "retry", "resubmit"])
 @pytest.mark.parametrize(
     ("changes", "headers"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_ai.api.wire.runs import RunAgain
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.db.tables import DbRepository, DbRun
 from osmosis_ai.platform.http.authentication import Scope
@@ -17,6 +19,7 @@ from osmosis_ai.platform.http.workspace_visits import WorkspaceVisit
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, OPEN, RunKind
 from osmosis_ai.platform.runs.submit.submitter import CheckedSubmission, RunSubmission
+from osmosis_ai.platform.runs.submit.training_request import TrainingRequest
 from osmosis_ai.ui.numbers import money
 
 
@@ -156,7 +159,23 @@ def _new_run_facts(run: DbRun, checked: CheckedSubmission) -> list[tuple[str, An
             ("Samples", f"{rows * attempts:,}"),
             ("Cost, at most about", _bound(run, rows * attempts)),
         ]
+    elif isinstance(checked.request, TrainingRequest):
+        facts += _training_facts(checked.request.settings, rows)
     return facts
+
+
+def _training_facts(settings: TrainingSettings, rows: int) -> list[tuple[str, Any]]:
+    steps = settings.total_epochs * math.ceil(rows / settings.rollout_batch_size)
+    steps = min(steps, settings.max_steps or steps)
+    samples = steps * settings.rollout_batch_size * settings.n_samples_per_prompt
+    return [
+        ("Steps, at most", f"{steps:,}"),
+        ("Samples to train on, at most", f"{samples:,}; those of its validations are beside them"),
+        (
+            "Cost",
+            "not known: the model is this platform's own, and what agent and graders ask of others is not counted",
+        ),
+    ]
 
 
 def _bound(run: DbRun, samples: int) -> str:

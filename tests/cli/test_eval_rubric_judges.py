@@ -161,7 +161,11 @@ def test_a_report_is_written_beside_the_results(cli: Cli, judge: JudgeServer) ->
     assert "Be good and clear." in page and KEY not in page
     assert "data.jsonl, SHA-256 " in page and str(Path.cwd()) not in page
     assert "What goes into the report: scores" in outcome.err
-    score(cli, "-n", "2", "-o", "out.json", "--report", "deep/report.html", "--no-text")
+    again = ["-n", "2", "-o", "out.json", "--report", "deep/report.html", "--no-text"]
+    kept = score(cli, *again)
+    assert "deep/report.html exists" in kept.err and "--force" in kept.err
+    assert Path("deep/report.html").read_text() == page
+    score(cli, *again, "--force")
     bare = Path("deep/report.html").read_text()
     assert not re.search("Be good and clear|noise 0.2|garbage", bare) and "r1" in bare
 
@@ -179,7 +183,7 @@ def test_a_baseline_is_compared(cli: Cli, judge: JudgeServer) -> None:
 
 def test_a_key_is_in_no_file_and_no_line(cli: Cli, judge: JudgeServer, tmp_path: Path) -> None:
     texts("[echo key]", "fine", "[garbage]")
-    report = ["--report", "report.html"]
+    report = ["--report", "report.html", "--force"]
     shown = [score(cli, *mode, "-o", "out.json", *report) for mode in ([], ["--json"], ["--plain"])]
     configure(model_info={"provider": "openai", "model": "m", "api_key": KEY})
     shown.append(cli("preview", "-p", "data.jsonl"))

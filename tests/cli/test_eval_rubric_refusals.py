@@ -91,7 +91,8 @@ def test_bad_arguments_are_one_line_before_any_call(
 
 
 @pytest.mark.parametrize(
-    "places", [["-o", "data.jsonl"], ["--report", "data.jsonl"], ["-o", "same", "--report", "same"]]
+    "places",
+    [["-o", "data.jsonl"], ["--report", "data.jsonl", "--force"], ["-o", "same", "--report", "same"]],
 )
 def test_nothing_that_is_read_is_overwritten(cli: Cli, judge: JudgeServer, places: list[str]) -> None:
     write(GOOD)

@@ -96,6 +96,12 @@ def rubric(
             rich_help_panel=RESULTS,
         ),
     ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="With --report: overwrite the page, as --resume does.", rich_help_panel=RESULTS
+        ),
+    ] = False,
     baseline: Annotated[
         Path | None,
         typer.Option(
@@ -154,7 +160,7 @@ def rubric(
     from osmosis_ai.services.rubric.inputs import RubricRequest
 
     if report is None:
-        require_report({"--no-text": no_text})
+        require_report({"--no-text": no_text, "--force": force})
     if api_key is not None:
         current().warn(
             "`--api-key` is deprecated: every user of this machine can read it. Set the provider's variable "
@@ -175,6 +181,7 @@ def rubric(
         score_max=score_max,
         report=report,
         report_text=not no_text,
+        overwrite_report=force or resume,
         baseline=baseline.expanduser() if baseline is not None else None,
         resume=resume,
         seed=seed,

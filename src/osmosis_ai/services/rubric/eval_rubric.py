@@ -106,7 +106,7 @@ def prepare_rubric(
         wrap_metadata=request.classic,
     )
     index = RecordIndex.scan(request.data, rules, bounds, progress=reading)
-    report = plan_report(request.report)
+    report = plan_report(request.report, overwrite=request.overwrite_report)
     output = plan_output(request.output, chosen.rubric_id, classic=request.classic)
     require_apart(written=[output.path, report], read=[request.data, chosen.config_path, request.baseline])
     spec = _session_spec(request, chosen, judges, bounds)

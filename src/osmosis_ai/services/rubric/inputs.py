@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.services.report_files import ReportFile
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.budget import Budget
@@ -48,6 +49,7 @@ class RubricRequest:
         api_base: an OpenAI-compatible endpoint for every judge.
         score_min, score_max: the scale; the rubric's own, else 0 to 1, when None.
         report_text: whether the report holds rubric, records and explanations; without, numbers alone.
+        overwrite_report: whether the report may be there already.
         swap: reverse the order of the quoted texts in every other call, to measure position bias.
         classic: read records and write results as `osmosis eval-rubric` does.
     """
@@ -65,6 +67,7 @@ class RubricRequest:
     score_max: float | None = None
     report: Path | None = None
     report_text: bool = True
+    overwrite_report: bool = False
     baseline: Path | None = None
     resume: bool = False
     seed: int = 0
@@ -261,10 +264,11 @@ def require_prices(judges: Sequence[JudgeModel], budget: Budget | None) -> None:
             )
 
 
-def plan_report(report: Path | None) -> Path | None:
+def plan_report(report: Path | None, *, overwrite: bool) -> Path | None:
     """Return where the report goes, once it is plain that one can be written.
 
     Raises:
+        ConflictError: it is there already, and is not to be overwritten.
         OsmosisError: the place is a directory or cannot be written.
     """
     if report is None:
@@ -272,7 +276,7 @@ def plan_report(report: Path | None) -> Path | None:
     path = report.expanduser().absolute()
     if path.is_dir():
         raise OsmosisError(f"Report path '{report}' is a directory; name a file, for instance report.html.")
-    _require_writable(path.parent)
+    ReportFile(path, overwrite=overwrite).check()
     return path
 
 

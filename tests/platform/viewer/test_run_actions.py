@@ -13,6 +13,7 @@ from anyio.from_thread import BlockingPortal
 from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.viewer.live import LiveHub
 from tests.platform.conftest import ManualClock, Member, World, application
@@ -20,7 +21,7 @@ from tests.platform.evaluations import Code, add_dataset, end_with, submit_body
 from tests.platform.http.test_workspace_pages import PASSWORD, csrf_of, sign_in, submitted, text_of
 from tests.platform.viewer.runs_world import add_run, add_samples, statements_of
 
-RUNS = "/api/cli/eval-runs"
+RUNS, TRAININGS = "/api/cli/eval-runs", "/api/cli/training-runs"
 PASSED: dict[str, Any] = {"status": "success", "reward": 1.0}
 FAILED: dict[str, Any] = {"status": "failed", "boundary": "provider"}
 
@@ -114,12 +115,40 @@ def test_submitting_again_shows_config_rows_samples_and_cost_first(
     assert f"mara@fern.example submitted {run} again" in log_of(services, member, name)
 
 
+def test_a_training_that_ended_early_is_resumed_after_asking_and_one_that_finished_is_not(
+    browser: TestClient, member: Member, services: PlatformServices
+) -> None:
+    run = submitted(browser, TRAININGS, _training_request(), member)
+    page = f"/fern/training/{run['name']}"
+
+    def end(status: str) -> None:
+        with services.db.transaction() as session:
+            row = session.get_one(DbRun, run["id"])
+            row.status, row.completed_at = status, services.clock.now()
+
+    end("finished")
+    refused = browser.get(f"{page}/resume")
+    assert refused.status_code == 409 and "has finished: there is nothing left to do" in refused.text
+    end("failed")
+    assert "has no checkpoint to go on from" in browser.get(f"{page}/resume").text
+    working = WorkingDirectory(services.config.runs_dir, run["id"])
+    (working.training.checkpoints / "step-00000007").mkdir(parents=True)
+    working.keep_what_resumes()
+    asked = browser.get(f"{page}/resume")
+    assert "from its last checkpoint, of step 7" in text_of(asked)
+    done = browser.post(f"{page}/resume", data=form_of(asked))
+    assert (done.status_code, done.headers["location"]) == (303, page)
+    assert services.training_runs.get(member.workspace.id, run["name"]).run.status == "pending"
+    logged = [line.message for line in services.logs.page(run["id"], limit=9).logs]
+    assert "mara@fern.example resumed the run: it goes on from the checkpoint of step 7" in logged
+
+
 def test_submitting_a_training_again_shows_its_steps_and_samples(
     browser: TestClient, member: Member, services: PlatformServices
 ) -> None:
     request = _training_request()
     request["training_config"] |= {"total_epochs": 2, "rollout_batch_size": 32, "n_samples_per_prompt": 4}
-    name = submitted(browser, "/api/cli/training-runs", request, member)["name"]
+    name = submitted(browser, TRAININGS, request, member)["name"]
     shown = text_of(browser.get(f"/fern/training/{name}/resubmit"))
     assert "Rows 200 of 200" in shown
     assert "Steps, at most 14" in shown and "Samples to train on, at most 1,792" in shown

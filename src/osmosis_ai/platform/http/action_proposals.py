@@ -96,11 +96,7 @@ def _retrying(page: WorkspaceVisit, run: DbRun) -> ActionProposal:
 
 
 def _resuming(page: WorkspaceVisit, run: DbRun) -> ActionProposal:
-    if not page.services.resumption.resumable(run):
-        raise ConflictError(
-            f"the run '{run.name}' cannot go on: it {run.status}, and no checkpoint of it is on this platform.",
-            hint="submit it again",
-        )
+    step = page.services.resumption.step_to_go_on_from(run)
 
     def resume() -> None:
         scope = scope_of(page, repository_of(page, run))
@@ -108,7 +104,8 @@ def _resuming(page: WorkspaceVisit, run: DbRun) -> ActionProposal:
             page.services.resumption.resume(page.workspace.id, run.id, by=page.visitor.user.email)
 
     return ActionProposal(
-        "It goes on from its last checkpoint; the steps behind that are made again.", do=resume
+        f"It goes on from its last checkpoint, of step {step}; the steps behind that are made again.",
+        do=resume,
     )
 
 

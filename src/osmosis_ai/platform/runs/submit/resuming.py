@@ -76,12 +76,12 @@ class TrainingResumption:
             MissingSecretsError: it needs secrets that are not stored.
         """
         found = self._runs.get(workspace_id, name_or_id).run
-        self._step_to_go_on_from(found)
+        self.step_to_go_on_from(found)
         names = read_training_request(found.request).secrets
         scopes = resolve_scopes(self._db, workspace_id, found.creator_id or "", names)
         with self._db.transaction() as session:
             run = session.get_one(DbRun, found.id, with_for_update=True)
-            step = self._step_to_go_on_from(run)
+            step = self.step_to_go_on_from(run)
             run.status = "pending"
             run.error = run.completed_at = run.stop_requested_at = run.claimable_at = None
             run.fruitless = 0
@@ -139,7 +139,12 @@ class TrainingResumption:
         too_old = DbRun.completed_at < self._clock.now() - CHECKPOINT_KEPT
         return or_(DbRun.status == "finished", and_(DbRun.status.in_(UNFINISHED), too_old))
 
-    def _step_to_go_on_from(self, run: DbRun) -> int:
+    def step_to_go_on_from(self, run: DbRun) -> int:
+        """Return the step of the checkpoint that a run would go on from.
+
+        Raises:
+            ConflictError: it has not ended, has finished, or has no checkpoint.
+        """
         if run.status not in UNFINISHED:
             raise _not_resumable(run)
         step = self._step(run)

@@ -260,12 +260,19 @@ def test_a_node_without_a_sandbox_gets_no_runs_of_several_workspaces_and_the_run
         assert refusal(access, ticket, offer(**node)) == (403, "WORKER_ISOLATION")
     [line] = services.logs.page(run_id).logs
     assert (line.level, line.step) == ("warning", "worker")
+    access.withdraw(run_id)
+    assert access.why_unconfined(run_id) == line.message
     assert line.message.startswith(
         "the machine 'node-7' gets no runs of 2 workspaces: rollouts can not be sandboxed"
     )
     assert "sysctl -w x=1" in line.message and line.message.endswith("set OSMOSIS_ISOLATION=off there.")
     for said in ({"sandbox": True}, {"isolation": "off"}, {"sandbox": None}):
-        assert access.authorize_claim(access.issue_ticket(run_id), offer(**{**node, **said})).run_id == run_id
+        ticket = access.issue_ticket(run_id)
+        assert access.why_unconfined(run_id) is None, "it is of the newest ticket"
+        assert refusal(access, ticket, offer(**node)) == (403, "WORKER_ISOLATION")
+        assert access.why_unconfined(run_id) is not None
+        assert access.authorize_claim(ticket, offer(**{**node, **said})).run_id == run_id
+        assert access.why_unconfined(run_id) is None
 
 
 def test_a_withdrawn_ticket_is_void_and_one_for_an_ended_or_later_attempt_claims_nothing(

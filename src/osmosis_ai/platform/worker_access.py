@@ -57,6 +57,7 @@ CLAIM_WITHIN = timedelta(minutes=10)
 """Of the moment at which its job was first seen running: how long a ticket can be used to claim."""
 # Whoever keeps trying fills no run's log.
 _REFUSAL_NOTED_EVERY = timedelta(minutes=1)
+_MOST_UNCONFINED = 1000
 _MOST_NAMED = 500
 """Hashes in one question; the engines differ in how many they take."""
 # Every exchange asks these; a statement that is built once is also compiled once.
@@ -93,6 +94,7 @@ class WorkerAccess:
         self._logs = logs
         self.known = KnownWorkers(db, clock)
         self._admissions = WorkerAdmissions(clock)
+        self._unconfined: dict[str, str] = {}
 
     # -- tokens ------------------------------------------------------------------------------
 
@@ -174,6 +176,7 @@ class WorkerAccess:
             NotFoundError: there is no such run.
         """
         plain, now = new_bearer(TICKET_PREFIX), self._clock.now()
+        self._unconfined.pop(run_id, None)
         with self._db.transaction() as session:
             run = session.get(DbRun, run_id)
             if run is None:
@@ -198,6 +201,10 @@ class WorkerAccess:
     def withdraw(self, run_id: str) -> None:
         """Make every ticket of a run useless: its job has ended, or is no longer wanted."""
         self._mark(run_id, DbWorkerTicket.withdrawn_at)
+
+    def why_unconfined(self, run_id: str) -> str | None:
+        """Return why the machine that came with a run's newest ticket was refused, where that is for want of a sandbox."""
+        return self._unconfined.get(run_id)
 
     def _mark(self, run_id: str, column: Any) -> None:
         open_ones = DbWorkerTicket.run_id == run_id, DbWorkerTicket.withdrawn_at.is_(None), column.is_(None)
@@ -327,6 +334,7 @@ class WorkerAccess:
                 refused = _unconfined(session, offer)
             if refused is None:
                 ticket.claim_id = offer.claim_id
+                self._unconfined.pop(run.id, None)
             elif refused.reason == "TICKET_USED" and ticket.claim_id != offer.claim_id:
                 self._note_refused(
                     session,
@@ -336,6 +344,9 @@ class WorkerAccess:
                 )
             elif refused.reason == "WORKER_ISOLATION":
                 self._note_refused(session, ticket, refused.message)
+                if len(self._unconfined) >= _MOST_UNCONFINED:
+                    self._unconfined.clear()
+                self._unconfined[run.id] = refused.message
         if refused is not None:
             raise refused
         return ClaimScope(run_id=ticket.run_id)

@@ -24,6 +24,7 @@ from osmosis_ai.api.wire.workers import (
     SyncReply,
     run_route,
 )
+from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.http.worker_waits import WorkerWaits, worker_waits
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
@@ -267,15 +268,27 @@ def test_a_run_that_was_put_aside_says_what_it_waits_for(machine: Spoken, servic
 
 
 def test_a_run_that_waits_for_the_store_says_so(
-    machine: Spoken, services: PlatformServices, clock: ManualClock
+    machine: Spoken, services: PlatformServices, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = machine.claimed()
     said = {"lease": given.lease.token.get_secret_value(), "setback": "refused.", "store_away": True}
     assert machine.post(run_route(given.run.id, "release"), said).status_code == 200
-    assert waits_of(machine, services, given)[1] == "it waits for the store, and its log says why."
+    waits = "it waits for the store, and its log says why."
+    assert waits_of(machine, services, given)[:2] == (waits, waits)
     clock.advance(61)
-    machine.claimed()
-    assert waits_of(machine, services, given)[1] is None
+    again = machine.claimed()
+    assert waits_of(machine, services, given)[:2] == (None, None)
+    said = {"lease": again.lease.token.get_secret_value()}
+    assert machine.post(run_route(given.run.id, "release"), said).status_code == 200
+    let_go = waits_of(machine, services, given)
+
+    def refuse(*_: object) -> None:
+        raise BlobStoreBusy("the bucket cannot be reached.")
+
+    monkeypatch.setattr(services.sources, "find", refuse)
+    assert machine.claim().status_code == 503
+    put_off = waits_of(machine, services, given)
+    assert put_off[:2] == (waits, waits) and put_off[2] != let_go[2], "who looks at its page is told"
 
 
 def test_a_run_whose_worker_is_silent_says_so_and_when_another_one_may_take_it(

@@ -26,7 +26,6 @@ from osmosis_ai.platform.runs.read.run_store import ListedRun
 from osmosis_ai.platform.runs.read.sample_pages import sample_page
 from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
-from osmosis_ai.platform.runs.waiting import waits_for
 
 MAX_URLS = 500
 
@@ -40,7 +39,7 @@ def list_eval_runs(services: Services, scope: WorkspaceScope, page: Paging) -> w
     listed, total = services.eval_runs.page(scope.workspace_id, limit=page.limit, offset=page.offset)
     below = runs_url(services, scope.workspace, "eval")
     return wire.EvalRunList(
-        eval_runs=[_row(run, below, waits_for(run, services.desk.leases)) for run in listed],
+        eval_runs=[_row(run, below, services.desk.why_it_waits(run)) for run in listed],
         **page.keys(total, len(listed)),
     )
 

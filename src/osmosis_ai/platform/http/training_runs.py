@@ -25,7 +25,6 @@ from osmosis_ai.platform.runs.read.training_curves import (
     read_curves,
 )
 from osmosis_ai.platform.runs.submit.training_request import effective_training_config, read_training_request
-from osmosis_ai.platform.runs.waiting import waits_for
 from osmosis_ai.platform.secrets import MissingSecretsError
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
@@ -42,7 +41,7 @@ def list_training_runs(services: Services, scope: WorkspaceScope, page: Paging) 
     return wire.TrainingRunList(
         training_runs=[
             wire.TrainingRunRow(
-                **runs.summary_fields(run, below, waits_for(run, services.desk.leases)),
+                **runs.summary_fields(run, below, services.desk.why_it_waits(run)),
                 **_standing(run.results),
                 model=wire.NamedModel(id=run.model_path, model_name=run.model_path),
                 dataset=wire.NamedFile(**runs.present({"id": run.dataset_id, "file_name": run.dataset_name})),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -19,8 +19,6 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbSample
 from osmosis_ai.platform.runs.eval_results import headline_of
-from osmosis_ai.platform.runs.leases import Leases
-from osmosis_ai.platform.runs.waiting import waits_for
 from osmosis_ai.platform.viewer.found_runs import no_such_run, of_family
 from osmosis_ai.viewer.source import Changes
 
@@ -35,9 +33,21 @@ _LINE = (
 
 
 def read_changes(
-    session: Session, workspace_id: str, kind: RunKind, name: str, *, since: str | None, leases: Leases
+    session: Session,
+    workspace_id: str,
+    kind: RunKind,
+    name: str,
+    *,
+    since: str | None,
+    why_it_waits: Callable[[DbRun], str | None],
 ) -> Changes:
     """Return how a run stands, and what finished since a cursor.
+
+    Args:
+        session: of the database.
+        workspace_id, kind, name: which run.
+        since: what this has returned before.
+        why_it_waits: tells it of a run that nobody works on.
 
     Raises:
         NotFoundError: there is no such run.
@@ -54,7 +64,8 @@ def read_changes(
     family = [row for row in found if run.id in (row[0].id, row[0].retry_of_id)]
     positions = [row.position or 0 for row in family]
     log_line = next(row.line for row in family if row[0].id == run.id) or 0
-    cursor = f"{_standing([row[0] for row in family], leases)}-{'.'.join(map(str, positions))}-{log_line}"
+    standing = _standing([(row[0], why_it_waits(row[0])) for row in family])
+    cursor = f"{standing}-{'.'.join(map(str, positions))}-{log_line}"
     samples: list[tuple[int, int]] = []
     if since is not None and since != cursor:
         samples = _finished(session, [row[0].id for row in family], positions, _positions(since))
@@ -84,10 +95,10 @@ def _finished(
     return [(row, attempt) for row, attempt in session.execute(asked)]
 
 
-def _standing(runs: Sequence[DbRun], leases: Leases) -> str:
-    """Return a digest of all that can change of runs but their samples and lines."""
+def _standing(runs: Sequence[tuple[DbRun, str | None]]) -> str:
+    """Return a digest of all that can change of runs, each with what it waits for, but their samples and lines."""
     known: list[Any] = [
-        [run.id, run.status, run.results, run.progress, run.error, waits_for(run, leases)] for run in runs
+        [run.id, run.status, run.results, run.progress, run.error, waits] for run, waits in runs
     ]
     return hashlib.sha256(orjson.dumps(known)).hexdigest()[:12]
 

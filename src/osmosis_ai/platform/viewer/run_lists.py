@@ -5,7 +5,7 @@ The order comes from an index alone; whole rows are read of the page's runs, whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -21,9 +21,7 @@ from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, read_page
 from osmosis_ai.platform.db.tables import DbRun, DbUser
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.eval_results import headline_of
-from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
-from osmosis_ai.platform.runs.waiting import waits_for
 from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, order_of, refused
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery
 
@@ -54,13 +52,13 @@ class WorkspaceRuns:
 
     Attributes:
         now: what a run that goes on has taken until.
-        leases: of the platform's runs.
+        why_it_waits: tells it of a run that nobody works on.
     """
 
     session: Session
     workspace_id: str
     now: datetime
-    leases: Leases
+    why_it_waits: Callable[[DbRun], str | None]
 
     def page(self, query: RunQuery, *, limit: int, cursor: str | None) -> ItemPage[RunEntry]:
         """Return runs, and how many there are.
@@ -110,7 +108,7 @@ class WorkspaceRuns:
         *,
         trend: Sequence[float | None],
     ) -> RunEntry:
-        waits = waits_for(run, self.leases)
+        waits = self.why_it_waits(run)
         return run_entry(run, creator_name, creator_email, now=self.now, trend=trend, waits=waits)
 
     def _of_kind(self, statement: Select[Any], kind: str) -> Select[Any]:

@@ -251,7 +251,12 @@ class PlatformSource:
         """Return how a run stands: one statement, and one more where samples have finished since."""
         with self.services.db.session() as session:
             return read_changes(
-                session, self.workspace_id, kind, run, since=since, leases=self.services.desk.leases
+                session,
+                self.workspace_id,
+                kind,
+                run,
+                since=since,
+                why_it_waits=self.services.desk.why_it_waits,
             )
 
     def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:
@@ -287,7 +292,9 @@ class PlatformSource:
             return samples_of_row(session, families, digest, limit=limit)
 
     def _runs(self, session: Session) -> WorkspaceRuns:
-        return WorkspaceRuns(session, self.workspace_id, self.services.clock.now(), self.services.desk.leases)
+        return WorkspaceRuns(
+            session, self.workspace_id, self.services.clock.now(), self.services.desk.why_it_waits
+        )
 
     def _samples(self, session: Session, run: str) -> FamilySamples:
         return FamilySamples(session, self._family(session, "eval", run), self.counts)

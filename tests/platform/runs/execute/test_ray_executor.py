@@ -31,6 +31,7 @@ class Notes:
         self.issued: list[str] = []
         self.seen_running: list[str] = []
         self.withdrawn: list[str] = []
+        self.unconfined: dict[str, str] = {}
 
     def issue_ticket(self, run_id: str) -> str:
         self.issued.append(run_id)
@@ -41,6 +42,9 @@ class Notes:
 
     def withdraw(self, run_id: str) -> None:
         self.withdrawn.append(run_id)
+
+    def why_unconfined(self, run_id: str) -> str | None:
+        return self.unconfined.get(run_id)
 
 
 class Cluster:
@@ -291,6 +295,21 @@ def test_jobs_that_end_without_getting_anything_done_fail_the_run_in_the_end(
     )
     cluster.rounds(400)
     assert len(cluster.ray.jobs) == 3
+
+
+def test_a_run_that_no_node_may_have_for_want_of_a_sandbox_fails_with_what_mends_it(
+    cluster: Cluster, member: Member
+) -> None:
+    run = cluster.bench.add("a", member)
+    cluster.notes.unconfined[run] = "this machine gets no runs; set OSMOSIS_ISOLATION=off there."
+    for _ in range(3):
+        cluster.rounds(100)
+        cluster.ray.become("failed_7")
+    cluster.rounds()
+    assert cluster.run(run).error == (
+        "this machine gets no runs; set OSMOSIS_ISOLATION=off there. The Ray job osm-run_a-3 has ended: its worker ended "
+        "with 7, 3 times in a row without getting anything done; see `ray job logs osm-run_a-3`, then submit again."
+    )
 
 
 def test_a_run_whose_last_worker_may_still_live_is_not_failed_before_its_lease_has_ended(

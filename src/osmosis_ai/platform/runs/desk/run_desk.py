@@ -22,7 +22,6 @@ from osmosis_ai.platform.blobs.store import BlobError, BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.desk.assignment import Assignments
@@ -38,7 +37,7 @@ from osmosis_ai.platform.runs.desk.watching import RunWatch
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError, Outcome
 from osmosis_ai.platform.runs.source_archives import SourceArchives, StillPackingError
-from osmosis_ai.platform.runs.waiting import waits_for
+from osmosis_ai.platform.runs.waiting import BegunRun, waits_for
 from osmosis_ai.platform.vault import Vault
 
 _MOST_WAITING = 10_000
@@ -146,7 +145,7 @@ class RunDesk:
         self._waiting[run_id] = what
         return is_news
 
-    def why_it_waits(self, run: DbRun) -> str | None:
+    def why_it_waits(self, run: BegunRun) -> str | None:
         """Return what a run waits for whose worker has let it go or is silent, in a sentence; None of any other."""
         why, what = waits_for(run, self.leases), self._waiting.get(run.id)
         return f"it waits for {what}, and its log says why." if why is not None and what is not None else why

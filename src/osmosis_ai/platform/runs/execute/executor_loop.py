@@ -69,6 +69,8 @@ class Tickets(Protocol):
 
     def withdraw(self, run_id: str) -> None: ...
 
+    def why_unconfined(self, run_id: str) -> str | None: ...
+
 
 @dataclass(frozen=True)
 class ExecutorParts:
@@ -266,7 +268,8 @@ class ExecutorLoop:
             streak.gathers_from = streak.not_before
         if streak.is_hopeless(run.kind):
             goes_on = newest_step(run, self._config.runs_dir) is not None
-            streak.verdict = streak.failure_sentence(state, goes_on=goes_on)
+            why = self._tickets.why_unconfined(run.id)
+            streak.verdict = streak.failure_sentence(state, goes_on=goes_on, why=why)
         elif run.stop_requested_at is not None and state.told:
             self._tell(run.id, state.told, "warning")
         elif state.told:

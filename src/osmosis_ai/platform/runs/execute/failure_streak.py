@@ -63,12 +63,19 @@ class FailureStreak:
             return f"{state.told} (no fault of the run{tries}; {again})"
         return f"{state.told}{self._times(state.fault)}; {again}"
 
-    def failure_sentence(self, state: JobState, *, goes_on: bool) -> str:
-        """Return why a run has failed; of one that can go on, the desk adds how."""
+    def failure_sentence(self, state: JobState, *, goes_on: bool, why: str | None = None) -> str:
+        """Return why a run has failed; of one that can go on, the desk adds how.
+
+        Args:
+            state: how the last job ended.
+            goes_on: whether the run can go on from what it has saved.
+            why: what kept that job's worker from the run, a sentence, where that is known.
+        """
         if state.fault == "ours":
             return f"{state.told}."
         advice = "." if goes_on else ", then submit again."
-        return f"{state.told}{self._times(state.fault)}; see {state.log}{advice}"
+        told = f"{state.told}{self._times(state.fault)}; see {state.log}{advice}"
+        return told if why is None else f"{why} {told[:1].upper()}{told[1:]}"
 
     def _times(self, fault: Fault) -> str:
         deaths = self.ends["run"]

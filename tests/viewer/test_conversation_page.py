@@ -359,7 +359,8 @@ def test_a_conversation_is_taken_away_as_messages_as_a_row_and_as_it_lies_there(
         assert_download(reply)
     assert "&#34;steps&#34;" in page_text(pages.get(f"{HERE}/raw"))
     page_text(pages.get(f"{HERE}/raw?as=nonsense"), status=400)
-    page_text(pages.get(f"{HERE}/raw?step=9"), status=404)
+    for step in ("9", "0", "000000001" + "9", "9" * 30):
+        page_text(pages.get(f"{HERE}/raw?step={step}"), status=404)
     page_text(pages.get("/evals/one/samples/2.0/raw"), status=404)
 
 

@@ -121,7 +121,7 @@ def _read(view: Viewing, run: str, row: int, attempt: int) -> bytes:
 
 def _one_step(content: bytes, number: str, name: str) -> Response:
     steps = read_conversation(content).steps
-    if not (number.isascii() and number.isdigit()) or not 1 <= int(number[:9]) <= len(steps):
+    if not (number.isascii() and number.isdigit() and len(number) < 10 and 1 <= int(number) <= len(steps)):
         raise NotFoundError(f"the conversation has {len(steps)} steps, and no {number[:20]!r}.")
     return _download(step_text(steps[int(number) - 1]), name, "text/plain")
 

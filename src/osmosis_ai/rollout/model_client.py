@@ -14,7 +14,7 @@ import ssl
 import weakref
 from collections.abc import Generator, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -71,12 +71,14 @@ def open_openai(base_url: str, api_key: str | None, http: httpx.AsyncClient) -> 
     """Return an OpenAI client that sends over ``http``."""
     from openai import AsyncOpenAI
 
+    # From 3 on the package has types of httpx2 alone, and takes httpx's as before; 2 knows no others.
+    over: Any = http
     return AsyncOpenAI(
         base_url=base_url,
         # The package insists on a key, and would look for one of another service in the environment.
         api_key=api_key or "none",
-        http_client=http,
-        timeout=http.timeout,
+        http_client=over,
+        timeout=over.timeout,
         max_retries=OPENAI_RETRIES,
     )
 

@@ -6,6 +6,7 @@ be asked for as long as somebody looks, from several threads.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -64,6 +65,8 @@ from osmosis_ai.viewer.source import (
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+
+logger = logging.getLogger(__name__)
 
 _LARGEST = 2**31 - 1
 """Row or attempt: what the columns hold."""
@@ -176,12 +179,16 @@ class PlatformSource:
     def read_conversations(
         self, run: str, samples: Sequence[SampleEntry], *, max_bytes: int
     ) -> Iterator[StoredConversation]:
-        """Yield the trajectories of samples; where they lie is read in one statement however many they are."""
+        """Yield the trajectories of samples; where they lie is read in one statement however many they are.
+
+        Raises:
+            BlobStoreError: the store is away, which is not the same as that there are none.
+        """
         from osmosis_ai.platform.viewer.conversation_places import conversation_places
 
         with self.services.db.session() as session:
             files = conversation_places(session, self.workspace_id, run, samples)
-        return (self._content(file, max_bytes=max_bytes) for file in files)
+        return (_not_away(self._content(file, max_bytes=max_bytes)) for file in files)
 
     def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
         """Return the files that an attempt left."""
@@ -237,8 +244,12 @@ class PlatformSource:
         return viewed_training(found, curves, services.lora_models.of_run(found.id), happened)
 
     def validation(self, run: str) -> ValidationSamples | None:
-        """Return what became of the samples of a training run's newest validation."""
-        stored = self._validation_file(run, SAMPLES_PATH, max_bytes=LARGEST_BYTES)
+        """Return what became of the samples of a training run's newest validation.
+
+        Raises:
+            BlobStoreError: the store is away, which is not the same as that none were recorded.
+        """
+        stored = _not_away(self._validation_file(run, SAMPLES_PATH, max_bytes=LARGEST_BYTES))
         return ValidationSamples.from_bytes(stored.content) if stored.content is not None else None
 
     def validation_conversation(
@@ -328,7 +339,8 @@ class PlatformSource:
                 return StoredConversation(content.read(max_bytes + 1), file.size)
         except BlobNotFound:
             return StoredConversation(None, missing=_TRAJECTORY_MISSING)
-        except BlobStoreError:
+        except BlobStoreError as error:
+            logger.warning("%s", error.message)
             return StoredConversation(None, file.size, missing=_STORE_AWAY)
         except BlobError as error:
             return StoredConversation(None, file.size, missing=error.message)
@@ -382,6 +394,12 @@ class PlatformSource:
                 raise _no_sample(self._samples(session, run), row, attempt)
         newest = found[-1].run_id
         return [file for run_id, file in found if run_id == newest and file is not None]
+
+
+def _not_away(stored: StoredConversation) -> StoredConversation:
+    if stored.missing == _STORE_AWAY:
+        raise BlobStoreError(_STORE_AWAY)
+    return stored
 
 
 def _record(sample: DbSample) -> dict[str, Any]:

@@ -160,3 +160,16 @@ def test_of_a_preview_that_is_lost_a_table_says_so_and_of_none_it_shows_a_dash()
     cells = [" ".join(each.split()) for each in text_by_class(text, "text")]
     assert cells[0:4] == ["not recorded", "not recorded", "what?", "–"]
     assert cells[4] == "–" and "no such model" in cells[5]
+
+
+def test_a_page_behind_the_end_of_a_list_that_became_shorter_leads_to_the_first_page() -> None:
+    pages = visitor(FakeSource([a_run("one")], listed={"one": [a_sample(0)]}))
+    for path, begin in (
+        ("/evals?cursor=50", "/evals"),
+        ("/evals?q=one&cursor=50", "/evals?q=one"),
+        ("/evals/one/samples?cursor=100", "/evals/one/samples"),
+        ("/evals/one/samples?outcome=passed&cursor=100", "/evals/one/samples?outcome=passed"),
+    ):
+        text = page_text(pages.get(path))
+        assert f'Nothing is behind here any more. <a href="{begin}">Back to the first page</a>' in text, path
+        assert not any(wrong in text for wrong in ("they hide", "makes the first", "no sample with")), path

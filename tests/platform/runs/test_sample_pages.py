@@ -84,6 +84,12 @@ def test_an_attempt_that_was_retried_is_there_once_as_it_ended_last(
         samples = [sample for page in pages(api, name, limit) for sample in page]
         assert places(samples) == [(row, attempt) for row in range(3) for attempt in range(2)]
         assert [sample["status"] for sample in samples] == ["success"] * 3 + ["failed"] + ["success"] * 2
+        asked = {"limit": 6, "details": "true"}
+        told = api.get(f"{RUNS}/{name}/samples", params=asked).json()["samples"]
+        made = {
+            place for place, each in zip(places(told), told, strict=True) if each["run_id"] == retry["id"]
+        }
+        assert made == {(0, 1), (1, 1), (2, 0)}
 
 
 @pytest.mark.parametrize("cursor", ["x", "1", "-1-2", "1-2-3", "٣-٣", "9" * 60])
@@ -126,5 +132,5 @@ def test_previews_errors_and_notes_come_when_they_are_asked_for(
     (plain, _), (told, failed) = (
         api.get(path, params={"limit": 2, **more}).json()["samples"] for more in ({}, {"details": "true"})
     )
-    assert {**plain, **noted} == told and not noted.keys() & plain.keys()
+    assert {**plain, **noted, "run_id": run["id"]} == told and not noted.keys() & plain.keys()
     assert failed["boundary"] == "provider"

@@ -176,7 +176,8 @@ class EvalSample(WireModel):
     """What an attempt (``attempt``, from 0) on a selected row came to; ours, as is what follows.
 
     ``row_digest`` says what the row is, ``source_row_index`` where it stands in the dataset. ``reward`` is absent
-    where there is none, and so is what is not known. What follows ``model_latency_ms`` comes when it is asked for.
+    where there is none, and so is what is not known. What follows ``model_latency_ms`` comes when it is asked for;
+    ``run_id`` says whose result it is: the run's, or a retry's.
     """
 
     row: int = Field(ge=0)
@@ -196,6 +197,7 @@ class EvalSample(WireModel):
     output: str | None = None
     notes: str | None = None
     parts: dict[str, float] | None = None
+    run_id: str | None = None
 
 
 class EvalSamplePage(WireModel):

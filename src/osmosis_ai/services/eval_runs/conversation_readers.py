@@ -136,7 +136,9 @@ class PlatformConversations:
         attempts = (detail.config or {}).get("n")
         self._n = attempts if type(attempts) is int and attempts > 0 else 0
         self._threshold = threshold if threshold is not None and math.isfinite(threshold) else 1.0
-        self._plans: dict[int | None, DownloadPlan] = {}
+        self._plans: dict[tuple[str, int | None], DownloadPlan] = {}
+        self._makers: dict[tuple[int, int], str] = {}
+        self._runs = {self._run.id: self._run}
         self._noted: dict[tuple[int, int], Mapping[str, Any]] = {}
         self._problems: Sequence[str] = ()
 
@@ -159,14 +161,17 @@ class PlatformConversations:
         return SampleDetail(sample, self._noted.get((sample.row, sample.attempt), {}))
 
     def conversations(self, samples: Sequence[SampleEntry]) -> Sequence[StoredConversation]:
-        """Return the conversation of each of ``samples``."""
+        """Return the conversation of each of ``samples``: of a retry's result that of the retry."""
         from osmosis_ai.services.runs.download import run_download
 
         paths = [f"trajectories/row_{each.row}_run_{each.attempt}.json" for each in samples]
+        makers = [self._makers.get((each.row, each.attempt), self._run.id) for each in samples]
+        made_by = dict(zip(paths, makers, strict=True))
         found: dict[str, StoredConversation] = {}
-        for source_row in dict.fromkeys(each.source_row for each in samples):
-            plan = self._plan(source_row)
-            wanted = [file for file in plan.pending if file.path in paths]
+        rows = (each.source_row for each in samples)
+        for maker, source_row in dict.fromkeys(zip(makers, rows, strict=True)):
+            plan = self._plan(maker, source_row)
+            wanted = [file for file in plan.pending if made_by.get(file.path) == maker]
             small = [file for file in wanted if file.size <= LARGEST_CONVERSATION_BYTES]
             outcome = run_download(self._client, replace(plan, pending=tuple(small), failures=()))
             found |= {file.path: StoredConversation(None, file.size) for file in wanted}
@@ -202,21 +207,23 @@ class PlatformConversations:
         same = (each for each in self.samples(None, None) if each.row_digest == sample.row_digest)
         return _nearest(same, sample)
 
-    def _plan(self, source_row: int | None) -> DownloadPlan:
-        """Return the list of conversations of a row of the dataset; of all where nobody knows which row it is."""
+    def _plan(self, maker: str, source_row: int | None) -> DownloadPlan:
+        """Return the list of a run's conversations on a row of the dataset; of all where nobody knows which row it is."""
         from osmosis_ai.services.runs.download import plan_download
         from osmosis_ai.workspace.layout import WorkspaceDirectory
 
-        if source_row not in self._plans:
-            self._plans[source_row] = plan_download(
+        if (maker, source_row) not in self._plans:
+            if maker not in self._runs:
+                self._runs[maker] = self._client.eval_runs.get(maker).eval_run
+            self._plans[maker, source_row] = plan_download(
                 self._client,
-                self._run,
+                self._runs[maker],
                 types=("trajectories",),
                 workspace=WorkspaceDirectory(self._scratch),
                 rows=None if source_row is None else str(source_row),
                 output=self._scratch,
             )
-        return self._plans[source_row]
+        return self._plans[maker, source_row]
 
     def _told(self) -> Iterator[SampleEntry]:
         cursor: str | None = None
@@ -226,6 +233,8 @@ class PlatformConversations:
             for each in page.samples:
                 if each.notes is not None or each.parts is not None:
                     self._noted[each.row, each.attempt] = {"notes": each.notes, "parts": each.parts}
+                if each.run_id is not None:
+                    self._makers[each.row, each.attempt] = each.run_id
                 yield told_entry(each, self._threshold)
             cursor = page.next_cursor
             if cursor in seen or not page.samples:
@@ -240,7 +249,7 @@ class PlatformConversations:
         """
         from osmosis_ai.services.runs.download import run_download
 
-        plan = self._plan(None)
+        plan = self._plan(self._run.id, None)
         listing = tuple(
             file
             for file in plan.pending

@@ -57,7 +57,10 @@ def sample_page(
     newest = [
         max(results, key=lambda sample: ages[sample.run_id]) for _, results in islice(attempts, limit + 1)
     ]
-    page = [told_sample(sample, details=details) for sample in newest[:limit]]
+    page = [
+        told_sample(sample, details=details, run_id=sample.run_id if details else None)
+        for sample in newest[:limit]
+    ]
     if len(newest) <= limit:
         return EvalSamplePage(samples=page)
     return EvalSamplePage(samples=page, next_cursor=f"{page[-1].row}-{page[-1].attempt}")
@@ -94,14 +97,16 @@ def validation_page(samples: ValidationSamples | None, *, limit: int, cursor: st
     )
 
 
-def told_sample(sample: Any, *, details: bool) -> EvalSample:
-    """Return a sample of the database, or a journal's record, as the wire tells it."""
+def told_sample(sample: Any, *, details: bool, run_id: str | None = None) -> EvalSample:
+    """Return a sample of the database, or a journal's record, as the wire tells it; ``run_id`` made it."""
     measured = {name: getattr(sample, name) for name in _MEASURED}
     known: dict[str, Any] = {
         name: value for name, value in measured.items() if value is not None and math.isfinite(value)
     }
     if sample.row_digest is not None:
         known["row_digest"] = sample.row_digest
+    if run_id is not None:
+        known["run_id"] = run_id
     if details:
         told = {name: getattr(sample, name) for name in _DETAILS}
         known |= {name: value for name, value in told.items() if value is not None}

@@ -133,3 +133,35 @@ def test_what_is_no_training_directory_is_told_as_what_it_is(maze: Maze) -> None
         assert "is no training directory: it is a file" in file["message"]
         assert "osmosis view notes finds" in file["hint"]
     assert not maze.router.calls
+
+
+def test_a_path_that_leads_nowhere_is_told_with_the_training_directories_that_are_likest(
+    maze: Maze, tmp_path: Path
+) -> None:
+    for name in ("walks", "runs"):
+        trained_here(maze.workspace.root / "trained" / name)
+    written, there = "./trained/wakls", str(tmp_path / "none" / "walks")
+    missing = maze.osmosis("train", "info", written, "--json").error
+    assert missing["message"] == "there is no training directory `./trained/wakls`."
+    assert missing["hint"].startswith("did you mean trained/walks or trained/runs? ")
+    assert missing["details"]["nearest"] == ["trained/walks", "trained/runs"]
+    # Not even the folder is there.
+    assert "did you mean trained/walks or trained/runs?" in maze.osmosis("train", "show", there).err
+    assert not maze.router.calls
+    maze.get("/training-runs/trained%2Fwakls").respond(404, json={"error": "no such run"})
+    assert "no such run" in maze.osmosis("train", "info", "trained/wakls").err
+
+
+def test_without_a_login_a_path_that_leads_nowhere_is_no_run_of_a_platform(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://nobody.example")
+    trained_here(maze.workspace.root / "trained" / "walks")
+    for command in ("info", "show"):
+        missing = maze.osmosis("train", command, "trained/typo", "--json").error
+        assert (missing["code"], missing["message"]) == (
+            "NOT_FOUND",
+            "there is no training directory `trained/typo`.",
+        )
+        assert missing["hint"].startswith("did you mean trained/walks? ")
+    assert maze.osmosis("train", "info", "typo", "--json").error["code"] == "AUTH_REQUIRED"

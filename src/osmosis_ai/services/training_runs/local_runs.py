@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from osmosis_ai.training.runs.validation_headline import ValidationHeadline
     from osmosis_ai.viewer.source import RunDetail
 
+_PATHS = ("/", "./", "../", "~")
+"""How a path begins that is no run's name, which may have a slash, too."""
+
 
 @dataclass(frozen=True)
 class LocalTraining:
@@ -53,7 +56,7 @@ def training_directory(word: str) -> Path | None:
     """Return the training directory that a word is the path of; None where it may be the name of a platform's run.
 
     Raises:
-        NotFoundError: it is none, and outside of a workspace no platform can be meant.
+        NotFoundError: it is none, and no platform can be meant: by a path, or outside of a workspace.
         OsmosisError: it is a path that leads to something else.
     """
     from osmosis_ai.evaluation.run_places import kind_of
@@ -71,7 +74,8 @@ def training_directory(word: str) -> Path | None:
             f"{word} is the directory of an evaluation, and no training directory.",
             hint=f"osmosis eval info {quote(word)}, osmosis eval show {quote(word)}",
         )
-    if there and (word in (".", "..", "~") or "/" in word or os.sep in word):
+    is_path = word in (".", "..", "~") or "/" in word or os.sep in word
+    if is_path and there:
         what = (
             "a directory without a training run's manifest.json and metrics.jsonl"
             if given.is_dir()
@@ -82,8 +86,38 @@ def training_directory(word: str) -> Path | None:
             hint=f"osmosis view {quote(word if given.is_dir() else str(Path(word).parent))} finds the runs below it; "
             "a platform's run goes by its name (`osmosis train list`)",
         )
+    if is_path and (word.startswith(_PATHS) or not _is_logged_in()):
+        raise _missing(word, given.parent)
     _require_platform_of(word, there=there)
     return None
+
+
+def _is_logged_in() -> bool:
+    from osmosis_ai.api.credentials.resolution import require_credentials
+
+    try:
+        require_credentials()
+    except OsmosisError:
+        return False
+    return True
+
+
+def _missing(word: str, folder: Path) -> NotFoundError:
+    """Return what to say of a path that leads nowhere, with the training directories that are likest to it."""
+    from osmosis_ai.config.issues import nearest
+    from osmosis_ai.evaluation.run_places import RunPlaces
+
+    written = Path(word).parent
+    if not folder.is_dir():
+        folder, written = Path.cwd(), Path()
+    places = [place.path for place in RunPlaces(folder).all() if place.kind == "training"]
+    near = nearest(word, [str(written / path.relative_to(folder)) for path in places], most=3, cutoff=0)
+    meant = f"did you mean {' or '.join(map(quote, near))}? " if near else ""
+    return NotFoundError(
+        f"there is no training directory `{word[:200]}`.",
+        details={"nearest": near},
+        hint=f"{meant}a platform's run goes by its name (`osmosis train list`)",
+    )
 
 
 def _require_platform_of(word: str, *, there: bool) -> None:

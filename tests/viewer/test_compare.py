@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.evaluation.comparison.engine import CompareOptions, compare_runs
 from osmosis_ai.training.runs.curves import CurveValue, TrainingCurves, ViewedCurve
 from osmosis_ai.viewer.source import RunDetail
+from tests.datasets.builders import jsonl
 from tests.evaluation.comparison.builders import run_of
 from tests.viewer.browsing import page_text, visitor
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
@@ -65,7 +67,7 @@ def test_runs_that_may_not_be_compared_say_why_and_the_form_can_allow_it() -> No
 
 def test_a_refused_comparison_is_a_sentence_that_begins_as_one_and_a_name_stays_as_it_is() -> None:
     pages = visitor(two_runs())
-    metric = page_text(pages.get("/compare?run=old&run=new&metric=pass_rat"))
+    metric = page_text(pages.get("/compare?run=old&run=new&metric=pass_rat"), status=400)
     assert 'id="refused">There is no metric' in metric
     named = two_runs()
     named.samples_of["new"] = replace(named.samples_of["new"], unfinished="20 of 30 samples are there.")
@@ -85,6 +87,8 @@ def test_a_refused_comparison_is_a_sentence_that_begins_as_one_and_a_name_stays_
         ("run=old&run=learned", 400),
         ("run=learned&run=old", 400),
         ("run=old&run=new&allow=everything", 400),
+        ("run=old&run=new&kind=eval", 200),
+        ("run=old&run=new&kind=evals", 400),
         ("&".join(f"run={name}" for name in range(11)), 400),
     ],
 )
@@ -129,10 +133,30 @@ def test_rewards_lie_where_the_decide_file_of_the_last_run_says() -> None:
     assert "0.5" in text and text != page_text(visitor(two_runs()).get("/compare?run=old&run=new"))
 
 
-@pytest.mark.parametrize("words", ["metric=colour", "slice=level"])
-def test_a_metric_or_column_that_there_is_not_is_named_beside_the_form(words: str) -> None:
-    text = page_text(visitor(two_runs()).get(f"/compare?run=old&run=new&{words}"))
-    assert 'role="alert"' in text and "Compare otherwise" in text
+@pytest.mark.parametrize(
+    ("words", "said", "status"),
+    [
+        ("metric=colour", "There is no metric &#39;colour&#39;", 400),
+        ("slice=colour", "has no column &#39;colour&#39;", 400),
+        ("slice=level", None, 200),
+    ],
+)
+def test_a_metric_or_column_that_there_is_not_is_named_beside_the_form(
+    words: str, said: str | None, status: int, tmp_path: Path
+) -> None:
+    dataset = tmp_path / "rows.jsonl"
+    dataset.write_text(jsonl([{"user_prompt": "x", "level": "hard"} for _ in range(ROWS)]))
+    source = two_runs()
+    for name, samples in source.samples_of.items():
+        source.samples_of[name] = replace(samples, open_dataset=lambda: dataset)
+    text = page_text(visitor(source).get(f"/compare?run=old&run=new&{words}"), status=status)
+    assert ('role="alert"' in text) is (said is not None) and (said or "hard") in text
+    assert "Compare otherwise" in text
+
+
+def test_a_dataset_that_is_not_here_is_no_fault_of_the_address() -> None:
+    text = page_text(visitor(two_runs()).get("/compare?run=old&run=new&slice=level"))
+    assert 'role="alert"' in text and "can not be cut into slices" in text
 
 
 def test_names_are_text() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
+from typing import Any
 
 from starlette.responses import RedirectResponse, Response
 
@@ -11,7 +12,7 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.pages import compare_evaluations, compare_training
-from osmosis_ai.viewer.queries import Words, query_string, word
+from osmosis_ai.viewer.queries import Words, choice_of, query_string, word
 from osmosis_ai.viewer.source import SampleEntry
 
 _MOST_RUNS = 10
@@ -30,7 +31,7 @@ def page(view: Viewing, words: Words) -> RenderedPage:
         raise OsmosisError(f"at most {_MOST_RUNS} runs are compared at a time.")
     here = view.href("compare")
     turned = here + query_string({"run": [*names[1:], *names[:1]]})
-    given = {"title": "Compare", "names": names, "turned": turned, "again": here}
+    given: dict[str, Any] = {"title": "Compare", "names": names, "turned": turned, "again": here}
     if len(names) < 2:
         return RenderedPage("compare.html", {**given, "itself": len(given_names) > 1})
     options = compare_evaluations.options_of(words)
@@ -45,8 +46,9 @@ def page(view: Viewing, words: Words) -> RenderedPage:
         _kind(view, names, words)  # says which of them was deleted meanwhile
         # A name is written as it is.
         refused = error.message if error.message.startswith(tuple(names)) else error.sentence
-        told = {"refused": refused, "mended_by": compare_evaluations.allowance_for(error)}
-        return RenderedPage("compare.html", {**given, **told})
+        given |= {"refused": refused, "mended_by": compare_evaluations.allowance_for(error)}
+        # Of what the address names there is none; else it is the runs that may not be compared.
+        return RenderedPage("compare.html", given, 400 if {"metric", "column"} & {*error.details} else 200)
 
 
 def row(view: Viewing, words: Words) -> Response:
@@ -76,10 +78,10 @@ def _kind(view: Viewing, names: Sequence[str], words: Words) -> RunKind:
     """Return of which kind all the runs are.
 
     Raises:
-        OsmosisError: NOT_FOUND, one is not there; VALIDATION, they are of two kinds.
+        OsmosisError: NOT_FOUND, one is not there; VALIDATION, they are of two kinds, or there is no such kind.
     """
-    asked: Mapping[str | None, Sequence[RunKind]] = {"training": ("training",), "eval": ("eval",)}
-    wanted = asked.get(word(words, "kind"), ("eval", "training"))
+    kinds: Sequence[RunKind] = ("eval", "training")
+    wanted = [asked] if (asked := choice_of(words, "kind", kinds)) else kinds
     there = view.source.kinds(names)
     for kind in wanted:
         if all(kind in there[name] for name in names):

@@ -18,6 +18,13 @@ def test_what_is_of_a_report_needs_one(cli: Cli, words: tuple[str, ...]) -> None
     assert all(word in result.err for word in words if word.startswith("--")) and "--report" in result.err
 
 
+@pytest.mark.parametrize("size", ["nan", "inf"])
+def test_what_is_no_number_is_no_size_of_a_report(cli: Cli, size: str, tmp_path: Path) -> None:
+    result = cli("view", str(tmp_path), "--report", str(tmp_path / "a.html"), "--max-mb", size)
+    assert (result.status, result.out) == (2, "")
+    assert "'--max-mb': must be a finite number" in result.err
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -16,6 +16,7 @@ from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.viewing import open_viewer, report_run
+from osmosis_ai.viewer.pages import conversation as page_module
 from osmosis_ai.viewer.report import RunReportOptions, write_run_report
 from osmosis_ai.viewer.source import FailureCount, RunDetail
 from tests.evaluation.builders import record
@@ -76,6 +77,17 @@ def test_conversations_without_a_score_come_first_and_what_is_left_out_is_counte
     assert report(source(), most_bytes=0, everything=True).count('<details class="more" id=') == 4
     one = report(source(rows=1))
     assert "1 conversation is here." in one and "1 sample." in one
+
+
+def test_a_conversation_that_is_too_large_to_be_read_is_none_of_those_that_are_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = source()
+    large = said("word " * 1_000)
+    of.conversations = {**of.conversations, ("calm-fern-1", 0, 0): large}
+    monkeypatch.setattr(page_module, "LARGEST_CONVERSATION_BYTES", len(large) - 1)
+    page = report(of, everything=True)
+    assert "it is not read" in page and "3 conversations are here; 1 is left out for its size" in page
 
 
 def test_without_text_it_holds_nothing_that_anybody_said() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,6 +72,8 @@ def view(
         osmosis view calm-fern-1 --report calm-fern-1.html
         osmosis view platform:amber-otter-42 --report amber-otter-42.html
     """
+    if not isfinite(max_mb):
+        raise typer.BadParameter("must be a finite number, for instance 10.", param_hint="'--max-mb'")
     if report is None:
         # Ten that somebody wrote are not the ten that nobody did.
         source = context.get_parameter_source("max_mb")

@@ -149,6 +149,7 @@ def _conversations(
                 content.conversations_left_out += 1
                 continue
             written += size
-            content.conversations += not one.stored.missing
+            content.conversations += one.stored.content is not None
+            content.conversations_left_out += one.stored.content is None and not one.stored.missing
             content.places.add(place)
             yield Markup(page)

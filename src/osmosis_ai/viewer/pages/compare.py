@@ -25,15 +25,14 @@ def page(view: Viewing, words: Words) -> RenderedPage:
     Raises:
         OsmosisError: VALIDATION, they are too many or of two kinds; NOT_FOUND, one is not there.
     """
-    given_names = words.get("run", ())
-    names = list(dict.fromkeys(given_names))
+    names = list(dict.fromkeys(words.get("run", ())))
     if len(names) > _MOST_RUNS:
         raise OsmosisError(f"at most {_MOST_RUNS} runs are compared at a time.")
     here = view.href("compare")
     turned = here + query_string({"run": [*names[1:], *names[:1]]})
     given: dict[str, Any] = {"title": "Compare", "names": names, "turned": turned, "again": here}
     if len(names) < 2:
-        return RenderedPage("compare.html", {**given, "itself": len(given_names) > 1})
+        return RenderedPage("compare.html", {**given, "itself": len(words.get("run", ())) > 1})
     options = compare_evaluations.options_of(words)
     kind = _kind(view, names, words)
     try:

@@ -95,6 +95,21 @@ def test_a_run_of_a_newer_release_is_said_to_be_one_once_and_nothing_of_its_samp
     assert "No sample failed" in page_text(pages.get("/evals/partial"))
 
 
+def test_the_samples_of_a_damaged_journal_are_those_before_the_damage_and_the_list_says_so(
+    evals: Path, pages: TestClient
+) -> None:
+    run = write_run(evals / "damaged", [[1.0, 0.0], [1.0, 0.0]])
+    journal = run / "events.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    for intact, said in ((2, "2 samples."), (0, "This run has no sample with a result.")):
+        journal.write_text("".join([*lines[:intact], "no record\n", *lines[intact + 1 :]]))
+        for words in ("", "?q=x&in=conversations"):
+            page = page_text(pages.get(f"/evals/damaged/samples{words}"))
+            assert page.count("is damaged at line") == 1 and "What stands before that is shown." in page
+            assert words or said in page
+    assert "damaged" not in page_text(pages.get("/evals/finished/samples"))
+
+
 def test_a_run_that_was_killed_is_shown_up_to_the_line_that_it_was_writing(
     evals: Path, pages: TestClient, tmp_path: Path
 ) -> None:

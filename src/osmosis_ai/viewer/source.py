@@ -50,6 +50,7 @@ class ItemPage(Generic[ItemT]):
         counts: how many there are, by a word (``total`` is of the filter, ``unfiltered`` without it).
         progress: which share of a place was read so far, while the list is not complete for that; None when it is.
         filling: which share was read so far for what an earlier release did not record of these; None when all was.
+        problems: why the list may lack some, a sentence each.
     """
 
     items: Sequence[ItemT]
@@ -58,6 +59,7 @@ class ItemPage(Generic[ItemT]):
     counts: Mapping[str, int] = field(default_factory=dict)
     progress: float | None = None
     filling: float | None = None
+    problems: Sequence[str] = ()
 
 
 def pieces(piece_at: Callable[[str | None], ItemPage[ItemT]]) -> Iterator[ItemPage[ItemT]]:

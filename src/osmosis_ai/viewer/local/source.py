@@ -156,7 +156,8 @@ class LocalSource:
     ) -> ItemPage[SampleEntry]:
         """Return samples of an evaluation."""
         samples, progress = self._samples(self._place("eval", run))
-        return replace(samples.page(query, limit=limit, cursor=cursor), progress=progress)
+        page = samples.page(query, limit=limit, cursor=cursor)
+        return replace(page, progress=progress, problems=samples.index.problems)
 
     def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
         """Return a sample, with its neighbours inside ``query``."""

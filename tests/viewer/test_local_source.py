@@ -572,3 +572,18 @@ def test_a_run_is_gone_on_with_by_the_options_it_was_started_with(local: LocalPl
     assert local.source.run("eval", "told").commands == [told]
     assert local.source.run("eval", "older").commands == [f"{again} older --rows 0-1 --seed 4"]
     assert local.source.run("eval", "odd").commands == [f"{again} odd --rows 0-1"]
+
+
+def test_a_run_that_was_put_aside_is_gone_on_with_and_not_the_one_that_has_its_name(
+    local: LocalPlace,
+) -> None:
+    aside = "fern.archive-20260101T000000Z"
+    for name in ("fern", aside):
+        provenance = {"config": "configs/eval/math.toml", "options": []}
+        write_journalled_run(local.evals / name, [[1.0, 0.0], [1.0]], provenance=provenance)
+    manifest = local.evals / aside / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(aside, "fern"))
+    assert json.loads(manifest.read_text())["run_name"] == "fern"
+    for name in ("fern", aside):
+        command = f"osmosis eval run configs/eval/math.toml --name {name}"
+        assert local.source.run("eval", name).commands == [command]

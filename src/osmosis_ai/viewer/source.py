@@ -50,7 +50,7 @@ class ItemPage(Generic[ItemT]):
         counts: how many there are, by a word (``total`` is of the filter, ``unfiltered`` without it).
         progress: which share of a place was read so far, while the list is not complete for that; None when it is.
         filling: which share was read so far for what an earlier release did not record of these; None when all was.
-        problems: why the list may lack some, a sentence each.
+        problems: what a reader of the list should know, such as why it lacks some; a sentence each.
     """
 
     items: Sequence[ItemT]

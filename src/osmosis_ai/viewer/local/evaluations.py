@@ -129,8 +129,8 @@ def facts_of(known: KnownEvaluation, directory: Path) -> list[tuple[str, str]]:
     return shown_facts(facts)
 
 
-def commands_of(known: KnownEvaluation) -> list[str]:
-    """Return what to type to go on with a run, or to do again what failed."""
+def commands_of(known: KnownEvaluation, directory: Path) -> list[str]:
+    """Return what to type to go on with a run, or to do again what failed; a run goes by its directory's name."""
     manifest, entry = known.manifest, known.entry
     config = manifest.provenance.get("config") if manifest is not None else None
     if manifest is None or not isinstance(config, str) or entry.status == "running":
@@ -141,7 +141,7 @@ def commands_of(known: KnownEvaluation) -> list[str]:
     older = [*(["--rows", rows] if rows else []), *(["--seed", seed] if seed else [])]
     options = manifest.provenance.get("options")
     given = map(str, options if isinstance(options, list) else older)
-    again = shlex.join(["osmosis", "eval", "run", config, "--name", manifest.run_name, *given])
+    again = shlex.join(["osmosis", "eval", "run", config, "--name", directory.name, *given])
     failed = entry.headline is not None and (entry.headline.failed or entry.headline.skipped)
     found = [again] if entry.status == "incomplete" else []
     return [*found, *([f"{again} --retry-failed"] if failed else [])]

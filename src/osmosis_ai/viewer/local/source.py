@@ -330,7 +330,7 @@ class LocalSource:
             failures=samples.failures(),
             rewards=samples.rewards(),
             problems=problems,
-            commands=commands_of(known),
+            commands=commands_of(known, place.path),
             decided=decided,
         )
 

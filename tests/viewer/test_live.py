@@ -20,7 +20,7 @@ from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.viewer.live import LiveHub, LiveNews, Watched
 from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import Changes
-from tests.viewer.browsing import visitor
+from tests.viewer.browsing import page_text, visitor
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 
 WATCHED = Watched("", "eval", "calm-fern-1")
@@ -39,7 +39,7 @@ class GrowingSource(FakeSource):
         self.asked.append(since)
         if self.is_gone:
             raise NotFoundError(f"there is no run {run!r} here.")
-        new = tuple((row, 0) for row in range(int(since or self.finished), self.finished))
+        new = tuple((row, 0) for row in range(int((since or str(self.finished)).rstrip("!")), self.finished))
         return Changes(f"{self.finished}{'' if self.status == 'running' else '!'}", self.status, samples=new)
 
 
@@ -149,6 +149,27 @@ async def test_a_stream_ends_with_its_run() -> None:
         "finished",
         "ended",
     ]
+
+
+async def test_a_stream_outlives_that_its_run_is_killed_and_follows_it_when_it_goes_on() -> None:
+    source, hub = GrowingSource(), LiveHub(read_every_s=0.01)
+    stream, seen = hub.stream(WATCHED, source), list[str | None]()
+    await news_of(stream)
+    for source.finished, source.status in ((1, "incomplete"), (2, "running"), (3, "finished")):
+        found = (await news_of(stream)).changes
+        seen.append(found and found.status)
+    assert seen == ["incomplete", "running", "finished"]
+    assert [news.end async for news in stream if news.end] == ["ended"]
+
+
+@pytest.mark.parametrize(
+    ("status", "follows"), [("running", True), ("incomplete", True), ("finished", False)]
+)
+def test_a_page_follows_a_run_that_may_go_on(status: str, follows: bool) -> None:
+    pages = visitor(FakeSource([a_run("calm-fern-1", status=status)]))
+    page = page_text(pages.get("/evals/calm-fern-1"))
+    assert ('data-live-source="/evals/calm-fern-1/changes"' in page) is follows
+    assert pages.get("/evals/calm-fern-1/changes").json()["ended"] is not follows
 
 
 async def test_a_stream_ends_when_the_run_is_deleted_and_when_its_visitor_may_not_look_any_more() -> None:

@@ -51,8 +51,8 @@ class LiveNews:
 
 
 def is_over(changes: Changes) -> bool:
-    """Tell whether a run will not change any more."""
-    return changes.status not in GOING_ON
+    """Tell whether a run will not change any more; one that was killed is gone on with under its name."""
+    return changes.status not in (*GOING_ON, "incomplete")
 
 
 class LiveHub:

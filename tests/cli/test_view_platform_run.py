@@ -134,7 +134,7 @@ def test_a_run_that_is_large_or_whose_files_do_not_come_names_the_two_commands_i
     )
     del stored.store.blobs["trajectories/row_1_run_0.json"]
     broken = stored.maze.osmosis("view", NAMED, "--report", str(report))
-    assert broken.status == 1 and "1 files of `amber-otter-42` did not come" in " ".join(broken.err.split())
+    assert broken.status == 1 and "1 file of `amber-otter-42` did not come: " in " ".join(broken.err.split())
     monkeypatch.setattr(download, "ASK_FROM_BYTES", 10)
     large = stored.maze.osmosis("view", NAMED, "--report", str(report))
     said = " ".join(large.err.split())

@@ -191,6 +191,7 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
         PlatformError: as every call.
         OsmosisError: the files are too many to be fetched unasked, or one does not come.
     """
+    from osmosis_ai.evaluation.result_words import amount
     from osmosis_ai.services.runs.download import ASK_FROM_BYTES, plan_download, run_download
     from osmosis_ai.workspace.layout import WorkspaceDirectory
 
@@ -213,7 +214,7 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
         failures = run_download(client, plan).failures
         if failures:
             raise OsmosisError(
-                f"{len(failures):,} files of `{name}` did not come: {failures[0].path}: {failures[0].error}.",
+                f"{amount(len(failures), 'file')} of `{name}` did not come: {failures[0].path}: {failures[0].error}.",
                 code="PLATFORM_ERROR",
                 hint=f"the same command again; or {by_hand}",
             )

@@ -16,6 +16,7 @@ from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.viewer.live import LiveHub
+from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, World, application
 from tests.platform.evaluations import Code, add_dataset, end_with, submit_body
 from tests.platform.http.test_workspace_pages import PASSWORD, csrf_of, sign_in, submitted, text_of
@@ -118,6 +119,7 @@ def test_submitting_again_shows_config_rows_samples_and_cost_first(
 def test_a_training_that_ended_early_is_resumed_after_asking_and_one_that_finished_is_not(
     browser: TestClient, member: Member, services: PlatformServices
 ) -> None:
+    needs("torch")  # without it no training run is accepted
     run = submitted(browser, TRAININGS, _training_request(), member)
     page = f"/fern/training/{run['name']}"
 
@@ -146,6 +148,7 @@ def test_a_training_that_ended_early_is_resumed_after_asking_and_one_that_finish
 def test_submitting_a_training_again_shows_its_steps_and_samples(
     browser: TestClient, member: Member, services: PlatformServices
 ) -> None:
+    needs("torch")  # without it no training run is accepted
     request = _training_request()
     request["training_config"] |= {"total_epochs": 2, "rollout_batch_size": 32, "n_samples_per_prompt": 4}
     name = submitted(browser, TRAININGS, request, member)["name"]

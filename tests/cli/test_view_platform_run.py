@@ -12,6 +12,7 @@ import pytest
 from osmosis_ai.services.runs import download
 from tests.api.blob_server import serve
 from tests.cli.eval_downloads import DownloadableRun
+from tests.cli.eval_replies import DETAIL
 from tests.cli.maze import Maze
 from tests.cli.train_replies import offer
 
@@ -68,6 +69,18 @@ def test_a_run_of_a_platform_is_written_into_one_file(stored: DownloadableRun, t
     assert (resource["run"], resource["samples"], resource["conversations"]) == ("amber-otter-42", 2, 2)
     text = report.read_text("utf-8")
     assert "amber-otter-42" in text and "the word is six" in text and "the word is seven" in text
+    assert is_clean(stored, tmp_path)
+
+
+def test_a_report_of_a_run_that_was_retried_says_that_the_retry_is_not_in_it(
+    stored: DownloadableRun, tmp_path: Path
+) -> None:
+    retry = {"id": "er_9", "name": "amber-otter-43", "status": "finished"}
+    stored.described({**DETAIL, "retries": [retry]})
+    report = tmp_path / "run.html"
+    assert stored.maze.osmosis("view", NAMED, "--report", str(report)).status == 0
+    told = "Samples of it were made again by amber-otter-43: these results are not in here"
+    assert told in report.read_text("utf-8")
     assert is_clean(stored, tmp_path)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -196,9 +196,10 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
     from osmosis_ai.workspace.layout import WorkspaceDirectory
 
     with TemporaryDirectory(prefix="osmosis-report-") as scratch:
+        detail = client.eval_runs.get(name)
         plan = plan_download(
             client,
-            client.eval_runs.get(name).eval_run,
+            detail.eval_run,
             types=("metrics", "trajectories"),
             workspace=WorkspaceDirectory(Path(scratch)),
         )
@@ -218,7 +219,19 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
                 code="PLATFORM_ERROR",
                 hint=f"the same command again; or {by_hand}",
             )
+        if detail.retries:
+            _note_retries(plan.directory, [each.name or each.id for each in detail.retries])
         yield plan.directory
+
+
+def _note_retries(directory: Path, names: Sequence[str]) -> None:
+    """Write beside what a downloaded run says of itself which retries it has, whose results are not among its own."""
+    found = RunDirectory(directory)
+    written = found.read_metrics()
+    if written is not None:
+        write_json(
+            found.metrics, {**written, "eval_run": {**as_table(written.get("eval_run")), "retries": names}}
+        )
 
 
 @dataclass(frozen=True)
@@ -258,8 +271,15 @@ def _write_journal(run: ExportedRun, target: Path) -> _ListedSamples:
     return _ListedSamples(samples, rows, attempts, unread)
 
 
-def _not_told(listed: _ListedSamples, counted: int | None, *, without_metrics: bool) -> Iterator[str]:
+def _not_told(
+    listed: _ListedSamples, counted: int | None, retries: Any, *, without_metrics: bool
+) -> Iterator[str]:
     """Yield what the files of a downloaded run do not tell of it, a sentence each."""
+    if isinstance(retries, list) and retries:
+        yield (
+            f"Samples of it were made again by {', '.join(map(str, retries))}: these results are not in here, "
+            "and its page on the platform has the numbers of all together."
+        )
     if listed.unread:
         yield (
             f"{_lines(listed.unread)} of the platform's list of its samples can not be read: "
@@ -289,7 +309,7 @@ def _manifest(run: ExportedRun, listed: _ListedSamples, counted: int | None) -> 
     provenance = {
         "dataset_name": facts.get("dataset_name"),
         "run_id": run.run_id,
-        "not_told": list(_not_told(listed, counted, without_metrics=without_metrics)),
+        "not_told": list(_not_told(listed, counted, facts.get("retries"), without_metrics=without_metrics)),
     }
     name, started = run.directory.resolve().name, str(facts.get("started_at") or "")
     return Manifest(_digest(run.run_id), name, started, inputs, provenance)

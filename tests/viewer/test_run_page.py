@@ -330,7 +330,12 @@ def test_numbers_are_told_by_a_column_of_the_dataset_or_why_not(tmp_path: Path) 
     pages = visitor(FakeSource([a_run("calm-fern-1")], samples_of={"calm-fern-1": run}))
     text = page_text(pages.get("/evals/calm-fern-1?slice=level"))
     assert "25.0 %" in text and ">hard</th>" in text and ">easy</th>" in text
-    assert "has no column &#39;colour&#39;" in page_text(pages.get("/evals/calm-fern-1?slice=colour"))
+    refused = page_text(pages.get("/evals/calm-fern-1?slice=colour"), status=400)
+    assert "has no column &#39;colour&#39;" in refused and 'value="colour"' in refused
+    assert "has no column" not in page_text(pages.get("/evals/calm-fern-1?slice="))
+    away = replace(run, open_dataset=None)
+    pages = visitor(FakeSource([a_run("calm-fern-1")], samples_of={"calm-fern-1": away}))
+    assert "can not be cut into slices" in page_text(pages.get("/evals/calm-fern-1?slice=level"))
 
 
 def test_columns_of_the_decide_file_are_there_unasked_unless_that_reads_very_much(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ LOG_LINES = 20
 _FAILURES = 50
 _BARS = 10
 _MOST_SLICED = 5_000
+_Sliced = tuple[str, Sequence[RunSlice], OsmosisError | None]
 
 
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
@@ -31,6 +32,8 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     passed, samples = detail.summary_numbers.get("passed"), view.run_href("eval", run, "samples")
     rows = headline.rows if headline is not None else None
     named, decided = word(words, "slice"), detail.decided.slices if detail.decided is not None else ()
+    slices = _slices(view, detail, named, decided)
+    is_none = named is not None and any("column" in error.details for *_, error in slices if error)
     return RenderedPage(
         "run.html",
         {
@@ -50,17 +53,16 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "example_href": lambda failure: view.sample_href(run, *failure.example) + _filter(failure),
             "failures_href": lambda failure: samples + _filter(failure),
             "rewards": _rewards(detail),
-            "flaky": estimates.flaky if estimates is not None else None,
             "row_href": lambda row: samples + query_string({"row": row.row_index}),
             "facts": known_facts(detail),
             "config": list(flat_config(detail.config_effective)),
             "before": detail.previous,
-            "slices": _slices(view, detail, named, decided),
-            "decided_slices": decided,
+            "slices": slices,
             "slice": named,
             "samples_href": samples,
             **log_tail(view, detail.summary),
         },
+        400 if is_none else 200,
         parts={name: f"run_{name}.html" for name in ("standing", "numbers", "failures", "log")},
         live=live,
     )
@@ -147,9 +149,7 @@ def flat_config(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[st
             yield f"{above}{key}", value if isinstance(value, str) else repr(value)
 
 
-def _slices(
-    view: Viewing, detail: RunDetail, named: str | None, decided: Sequence[str]
-) -> Sequence[tuple[str, Sequence[RunSlice], str | None]]:
+def _slices(view: Viewing, detail: RunDetail, named: str | None, decided: Sequence[str]) -> Sequence[_Sliced]:
     """Return columns of the dataset, the numbers by their values, and why there are none.
 
     The column is that which the address has ``named``, else those that the decide file does.
@@ -162,16 +162,16 @@ def _slices(
     if named is None and not (decided and is_small):
         return ()
     columns = (named,) if named is not None else decided
-    found: list[tuple[str, Sequence[RunSlice], str | None]] = []
+    found: list[_Sliced] = []
     try:
         samples = view.source.run_samples([detail.summary.name])[0]
     except NotFoundError:
         raise
     except OsmosisError as error:
-        return [(columns[0], (), error.message)]
+        return [(columns[0], (), error)]
     for column in columns:
         try:
             found.append((column, run_slices(samples, [column]), None))
         except OsmosisError as error:
-            found.append((column, (), error.message))
+            found.append((column, (), error))
     return found

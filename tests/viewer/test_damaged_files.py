@@ -245,3 +245,17 @@ def test_what_is_damaged_is_said_once(place: LocalPlace) -> None:
     (page,) = look(place, "/evals/run")
     assert said is not None and "damaged" in said
     assert unescape(page).count(said) == 1
+
+
+def test_where_a_journal_is_damaged_is_said_once_however_often_the_page_is_looked_at(
+    place: LocalPlace,
+) -> None:
+    place.add("run", [sample_record(0, 0, 1.0)])
+    with (place.evals / "run" / "events.jsonl").open("ab") as journal:
+        journal.write(b'{"row_index": 1, oops\n')
+    with closing(LocalSource(place.root, cache_dir=place.root / "cache")) as source:
+        pages = visitor(source)
+        for _ in range(2):
+            page = unescape(pages.get("/evals/run").text)
+            assert (page.count("is damaged at"), page.count("is damaged at line 4")) == (1, 1)
+            assert page.count("--salvage") == 1

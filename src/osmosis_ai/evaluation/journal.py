@@ -217,14 +217,14 @@ def parsed_lines(
     Otherwise as :func:`replay`, which this is for whoever needs less of a line, and faster.
     """
     followed = chain or (Chain() if start == 0 else None)
-    begun = chain.begun if chain is not None else 0
-    for number, (offset, line) in enumerate(committed_lines(path, start), start=begun + 1):
+    before = chain.lines if chain is not None else 0
+    counted = start == 0 or before > 0
+    for number, (offset, line) in enumerate(committed_lines(path, start), start=before + 1):
         try:
             parsed = parse(line)
             if followed is not None:
                 followed.follow(line)
         except ValueError as error:
-            counted = start == 0 or begun > 0
             where = f"line {number}" if counted else f"byte {offset}"
             raise JournalCorruptionError(
                 f"the journal `{path}` is damaged at {where}: {error}. "

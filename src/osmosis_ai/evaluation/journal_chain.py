@@ -46,13 +46,13 @@ class Chain:
         last: the digest of the last line followed.
         without_digest: lines that had none.
         uncovered: of them, those behind the last line that had one.
-        begun: lines that were followed before this object was made, where that is known.
+        lines: how many were followed, those before this object was made among them, where that is known.
     """
 
     def __init__(
-        self, last: bytes = BEFORE_THE_FIRST, *, begun: int = 0, without_digest: int = 0, uncovered: int = 0
+        self, last: bytes = BEFORE_THE_FIRST, *, lines: int = 0, without_digest: int = 0, uncovered: int = 0
     ) -> None:
-        self.begun = begun
+        self.lines = lines
         self.last = last
         self.without_digest = without_digest
         self.uncovered = uncovered
@@ -69,6 +69,7 @@ class Chain:
         self.without_digest += stated is None
         if stated is None or stated == digest:
             self.last = digest
+            self.lines += 1
             return stated is not None
         # What follows is chained to what the line states.
         self.last = stated

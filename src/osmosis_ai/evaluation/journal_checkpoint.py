@@ -112,7 +112,7 @@ class JournalCheckpoint:
         if not self.blocks:
             return Chain()
         last, without_digest, uncovered = self.blocks[-1].chain
-        return Chain(last.encode(), begun=self.records, without_digest=without_digest, uncovered=uncovered)
+        return Chain(last.encode(), lines=self.records, without_digest=without_digest, uncovered=uncovered)
 
     def columns(self) -> Iterator[RecordColumns]:
         """Yield the records, in the journal's order, block by block.

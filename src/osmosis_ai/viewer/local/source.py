@@ -314,11 +314,11 @@ class LocalSource:
         if known.manifest is None:
             return RunDetail(known.entry, facts=facts_of(known, place.path), problems=known.problems)
         samples, progress = self._samples(place)
-        problems = [*known.problems, *(each for each in samples.index.problems if each not in known.problems)]
+        decided, refused = decisions_around(known.entry.config, place.path)
+        told = samples.index.damage if known.entry.error is not None else None
+        problems = [*known.problems, *(each for each in samples.index.problems if each != told), *refused]
         if progress is not None:
             problems.append(_PARTLY_READ.format(share=progress))
-        decided, refused = decisions_around(known.entry.config, place.path)
-        problems += refused
         return RunDetail(
             summary=known.entry,
             estimates=known.estimates,

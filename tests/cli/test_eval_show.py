@@ -139,7 +139,6 @@ def test_two_conversations_stand_beside_each_other_where_there_is_room(
     ("arguments", "sentence"),
     [
         (["fern", "--row", "9"], "the run `fern` has no sample of row 9."),
-        (["fern", "--failed", "--passed"], "mutually exclusive"),
         (["nosuch"], "no run `nosuch`"),
         (["local:nosuch"], "no run `nosuch`"),
     ],
@@ -148,6 +147,14 @@ def test_what_is_not_there_is_said_in_a_line(maze: Maze, arguments: list[str], s
     maze.router.get(url__regex=r".*/api/cli/eval-runs.*").respond(404, json={"error": "no run `nosuch`"})
     outcome = maze.osmosis("eval", "show", *arguments)
     assert outcome.status == 1 and sentence in outcome.err and "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize("second", ["--passed", "--flaky", "--unscored"])
+def test_two_outcomes_at_once_are_a_wrong_command_line(maze: Maze, second: str) -> None:
+    outcome = maze.osmosis("eval", "show", "fern", "--failed", second)
+    assert (outcome.status, outcome.out) == (2, "") and "mutually exclusive" in outcome.err
+    error = maze.osmosis("eval", "show", "fern", "--failed", second, "--json").error
+    assert (error["code"], error["message"].startswith("--failed and --")) == ("VALIDATION", True)
 
 
 NEAREST = "rows are numbered 0 to 1, attempts 0 to 1; the nearest, as ROW.ATTEMPT: 1.0, 1.1, 0.0"

@@ -101,12 +101,16 @@ def test_scripts_get_the_step_and_how_many_samples_are_kept(here: Maze) -> None:
             "the validation of `walks` after step 3 (4 of 4 samples are kept) has no sample of row 9",
         ),
         (["--step", "2"], "of the validation after step 2 are not kept: the newest is that after step 3"),
-        (["--failed", "--passed"], "mutually exclusive"),
     ],
 )
 def test_what_is_not_there_is_said_in_a_line(here: Maze, arguments: list[str], sentence: str) -> None:
     outcome = here.osmosis("train", "show", "trained/walks", *arguments)
     assert outcome.status == 1 and sentence in outcome.err and "Traceback" not in outcome.err
+
+
+def test_two_outcomes_at_once_are_a_wrong_command_line(here: Maze) -> None:
+    outcome = here.osmosis("train", "show", "trained/walks", "--failed", "--passed")
+    assert outcome.status == 2 and "mutually exclusive" in outcome.err
 
 
 @pytest.mark.parametrize("left", ["nothing", "a pipe", "a link", "a folder", "something else", "half"])

@@ -10,7 +10,6 @@ import typer
 
 from osmosis_ai.cli.connection import platform_when_needed
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
@@ -45,7 +44,7 @@ def wanted_samples(
     """Return which samples were asked for: ``asked`` has each outcome's option.
 
     Raises:
-        OsmosisError: several outcomes were.
+        BadParameter: several outcomes were.
     """
     from osmosis_ai.services.eval_runs.show import WantedSamples
 
@@ -63,10 +62,10 @@ def _outcome_of(**asked: bool) -> Outcome | None:
     """Return the one outcome that was asked for, by its name.
 
     Raises:
-        OsmosisError: there are several.
+        BadParameter: there are several.
     """
     names: tuple[Outcome, ...] = ("failed", "passed", "flaky", "unscored")
     chosen = [name for name in names if asked.get(name)]
     if len(chosen) > 1:
-        raise OsmosisError(f"{' and '.join(f'--{name}' for name in chosen)} are mutually exclusive.")
+        raise typer.BadParameter(f"{' and '.join(f'--{name}' for name in chosen)} are mutually exclusive.")
     return chosen[0] if chosen else None

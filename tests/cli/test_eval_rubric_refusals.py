@@ -75,6 +75,7 @@ def test_data_that_is_missing_or_a_directory_is_one_line(cli: Cli, judge: JudgeS
         ),
         (["--baseline", "."], "Baseline path '.' is a directory"),
         (["--report", "."], "Report path '.' is a directory"),
+        (["--report", "-"], "a report goes into a file, and `-` is none."),
         (["-o", "data.jsonl/out.json"], "cannot create the directory"),
         (["--config", "absent.yaml"], "Rubric config 'absent.yaml' does not exist."),
         (["--model", "openai/judge"], "`openai/judge` is named twice."),

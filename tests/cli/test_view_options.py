@@ -40,6 +40,19 @@ def test_no_command_takes_what_is_of_a_report_without_one(cli: Cli, words: tuple
     assert f"{words[-1]} needs --report FILE.html" in result.err
 
 
+@pytest.mark.parametrize("words", [("view",), ("eval", "compare", "one", "other"), ("train", "info", "run")])
+def test_a_report_goes_into_a_file_and_nowhere_else(
+    cli: Cli, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for named, said in (("", "is a directory"), ("..", "is a directory"), ("-", "and `-` is none")):
+        result = cli(*words, "--report", named)
+        assert (result.status, result.out) == (1, "") and said in " ".join(result.err.split()), result.err
+        assert "for instance report.html" in " ".join(result.err.split())
+        assert "is a directory" in cli(*words, "--report", "..", "--force").err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("words", [("train", "info"), ("train", "show"), ("view",)])
 def test_outside_of_a_workspace_a_run_that_is_not_there_is_said_not_to_be(
     cli: Cli, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -33,14 +33,24 @@ class ReportFile:
 
         Raises:
             ConflictError: it exists, and is not to be overwritten.
-            OsmosisError: it can not be written.
+            OsmosisError: it can not be written, or is no name of a file.
         """
-        if os.path.lexists(self.path) and not self.overwrite:
-            raise ConflictError(f"{self.path} exists.", hint="write another file, or this one with --force")
-        if is_stream(self.path) and not self.path.is_dir():
-            # What is written beside it would take its place.
-            raise OsmosisError(f"{self.path} can not be written: it is a device or a pipe, and no file.")
+        if self.path.name == "-":
+            raise OsmosisError(
+                "a report goes into a file, and `-` is none.", hint="name one, for instance report.html"
+            )
         try:
+            if self.path.is_dir():
+                raise OsmosisError(
+                    f"Report path '{self.path}' is a directory; name a file, for instance report.html."
+                )
+            if os.path.lexists(self.path) and not self.overwrite:
+                raise ConflictError(
+                    f"{self.path} exists.", hint="write another file, or this one with --force"
+                )
+            if is_stream(self.path):
+                # What is written beside it would take its place.
+                raise OsmosisError(f"{self.path} can not be written: it is a device or a pipe, and no file.")
             require_writable(self.path)
         except OSError as error:
             raise self._refused(error) from error

@@ -273,11 +273,9 @@ def plan_report(report: Path | None, *, overwrite: bool) -> Path | None:
     """
     if report is None:
         return None
-    path = report.expanduser().absolute()
-    if path.is_dir():
-        raise OsmosisError(f"Report path '{report}' is a directory; name a file, for instance report.html.")
+    path = report.expanduser()
     ReportFile(path, overwrite=overwrite).check()
-    return path
+    return path.absolute()
 
 
 def plan_output(output: str | None, rubric_id: str, *, classic: bool) -> OutputPlan:

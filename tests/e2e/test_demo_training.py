@@ -73,7 +73,7 @@ def test_the_demo_trains_its_model_to_answer_what_it_was_not_trained_on(tmp_path
     assert base["scored"] == trained["scored"] == 400
     difference = document["difference"]["pass_rate"]
     assert difference["value"] == pytest.approx(trained["pass_rate"] - base["pass_rate"])
-    assert difference["clusters"] == 100 and difference["low"] > 0.3
+    assert difference["rows"] == 100 and difference["low"] > 0.3
     run = document["training_run"]
     assert (run["seed"], len(run["rewards"])) == (SEED, 40)
     assert trained["model"] == f"osmosis/tiny:{run['checkpoint']}"

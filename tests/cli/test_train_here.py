@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from osmosis_ai.cli.runs import following
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord
+from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import RunQuery
 from tests.cli.maze import Maze
@@ -165,3 +168,96 @@ def test_without_a_login_a_path_that_leads_nowhere_is_no_run_of_a_platform(
         )
         assert missing["hint"].startswith("did you mean trained/walks? ")
     assert maze.osmosis("train", "info", "typo", "--json").error["code"] == "AUTH_REQUIRED"
+
+
+def test_the_log_of_a_training_directory_is_read_without_a_login(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://nobody.example")
+    directory = trained_here(maze.workspace.root / "trained" / "walks")
+    with (directory / "logs.txt").open("a") as log:
+        log.write("2026-10-02T07:00:01.000Z WARNING [step] it is slow {}\n")
+    outcome = maze.osmosis("train", "logs", "trained/walks", "--json")
+    assert (outcome.status, len(outcome.json["items"])) == (0, 3)
+    assert outcome.json["output_path"] == str(directory)
+    slow = maze.osmosis("train", "logs", "./trained/walks", "--level", "warning")
+    assert "it is slow" in slow.out and "training" not in slow.out
+    older = maze.osmosis("train", "logs", "trained/walks", "--limit", "1")
+    assert "osmosis train logs trained/walks --cursor" in older.out
+    followed = maze.osmosis("train", "logs", "trained/walks", "--follow", "--limit", "2").out
+    assert followed.count("training") == 1 and "it is slow" in followed
+
+
+def test_the_log_of_a_training_directory_is_followed_until_nobody_trains_in_it(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = trained_here(maze.workspace.root / "walks")
+    with ExitStack() as trains:
+        trains.enter_context(TrainingDirectory(directory).held())
+
+        def train_on() -> None:
+            with (directory / "logs.txt").open("a") as log:
+                log.write("2026-10-02T07:00:02.000Z INFO [end] that was all {}\n")
+            trains.close()
+
+        monkeypatch.setattr(following, "pause", train_on)
+        outcome = maze.osmosis("train", "logs", "./walks", "--follow", "--limit", "1")
+    assert outcome.status == 0 and "that was all" in outcome.out
+    assert not maze.router.calls
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("watch", "trained/walks"), "osmosis train logs trained/walks --follow"),
+        (("checkpoints", "./trained/walks"), "osmosis train info ./trained/walks"),
+        (("compare", "trained/walks", "trained/runs"), "osmosis view trained"),
+        (("compare", "keen-owl-2", "trained/runs"), "osmosis view trained"),
+    ],
+)
+def test_what_can_not_be_done_with_a_training_directory_names_what_can(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], hint: str
+) -> None:
+    for name in ("walks", "runs"):
+        trained_here(maze.workspace.root / "trained" / name)
+    for is_logged_in in (True, False):
+        if not is_logged_in:
+            monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://nobody.example")
+        outcome = maze.osmosis("train", *words, "--json")
+        error = outcome.error
+        assert (outcome.status, error["code"]) == (1, "VALIDATION")
+        assert f"and `osmosis train {words[0]}` takes runs of a platform." in error["message"]
+        assert hint in error["hint"]
+    assert not maze.router.calls
+
+
+@pytest.mark.parametrize("words", [("logs",), ("watch",), ("compare", "keen-owl-2"), ("checkpoints",)])
+def test_without_a_login_a_path_is_what_it_is_to_every_command_about_a_training(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://nobody.example")
+    trained_here(maze.workspace.root / "trained" / "walks")
+    missing = maze.osmosis("train", *words, "./trained/wakls", "--json").error
+    assert missing["message"] == "there is no training directory `./trained/wakls`."
+    assert (
+        "is no training directory: it is a directory without"
+        in maze.osmosis("train", *words, "./trained").err
+    )
+    assert maze.osmosis("train", *words, "walks", "--json").error["code"] == "AUTH_REQUIRED"
+
+
+def test_a_name_that_is_a_training_directory_is_that_where_no_platform_can_be_asked(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://nobody.example")
+    trained_here(maze.workspace.root / "walks")
+    for words in (("watch", "walks"), ("compare", "walks", "moss"), ("checkpoints", "walks")):
+        assert "takes runs of a platform" in maze.osmosis("train", *words, "--json").error["message"]
+    assert maze.osmosis("train", "watch", "w" * 300, "--json").error["code"] == "AUTH_REQUIRED"
+
+
+def test_a_run_of_a_platform_is_watched_though_a_directory_here_has_its_name(maze: Maze) -> None:
+    trained_here(maze.workspace.root / "walks")
+    maze.get("/training-runs/walks").respond(404, json={"error": "no such run"})
+    assert "no such run" in maze.osmosis("train", "watch", "walks").err
+    assert "no such run" in maze.osmosis("train", "compare", "walks", "walks").err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shlex import quote
+
 from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.options import RunArgument
 from osmosis_ai.cli.output.context import current
@@ -16,7 +18,11 @@ def checkpoints(run: RunArgument) -> ListResult:
     """
     from osmosis_ai.cli.training_runs.tables import checkpoint_columns, deploy_hint
     from osmosis_ai.services.training_runs.info import checkpoint_item, list_checkpoints
+    from osmosis_ai.services.training_runs.local_runs import require_run_of_platform
 
+    require_run_of_platform(
+        run, "osmosis train checkpoints", lambda _: f"osmosis train info {quote(run)} lists its checkpoints"
+    )
     with platform_context() as context, current().status("Fetching checkpoints"):
         saved = list_checkpoints(context.client, run)
         return ListResult(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,7 +29,16 @@ def compare(
         osmosis train compare keen-owl-2 bold-elm-3
     """
     from osmosis_ai.services.training_runs.compare import compare_runs
+    from osmosis_ai.services.training_runs.local_runs import require_run_of_platform
 
+    for run in (a, b):
+        require_run_of_platform(
+            run,
+            "osmosis train compare",
+            lambda directory: (
+                f"osmosis view {quote(formats.shown_path(directory.parent))} compares those that it holds, in a browser"
+            ),
+        )
     with platform_context() as context:
         with current().status("Fetching both runs"):
             found = compare_runs(context.client, a, b)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shlex import quote
+
 from osmosis_ai.cli.options import RunArgument
 from osmosis_ai.cli.output.results import OperationResult
 
@@ -13,5 +15,10 @@ def watch(run: RunArgument) -> OperationResult:
         osmosis train watch keen-owl-2
     """
     from osmosis_ai.cli.training_runs.view import VIEW
+    from osmosis_ai.services.training_runs.local_runs import require_run_of_platform
 
+    shown = quote(run)
+    require_run_of_platform(
+        run, "osmosis train watch", lambda _: f"osmosis train logs {shown} --follow, osmosis view {shown}"
+    )
     return VIEW.watch(run)

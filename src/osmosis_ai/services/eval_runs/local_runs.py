@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -132,7 +133,12 @@ def local_log(directory: Path, *, limit: int, cursor: str | None, level: str | N
 
 
 def follow_local_log(
-    directory: Path, *, first: int, level: str | None, pause: Callable[[], None]
+    directory: Path,
+    *,
+    first: int,
+    level: str | None,
+    pause: Callable[[], None],
+    is_running: Callable[[], bool] | None = None,
 ) -> Iterator[LogEntry]:
     """Yield the last lines of a run's log, then every new one until nobody works on the run.
 
@@ -141,19 +147,21 @@ def follow_local_log(
         first: how many lines to begin with.
         level: the least; None for all.
         pause: waits between two looks.
+        is_running: tells whether somebody works on it; when None, whether an evaluation is run there.
     """
+    from osmosis_ai.evaluation import run_lock
     from osmosis_ai.evaluation.log_pages import cursor_at, read_log
-    from osmosis_ai.evaluation.run_lock import is_running
     from osmosis_ai.files import size_of
     from osmosis_ai.services.log_following import at_level
 
     log = directory / "logs.txt"
+    goes_on = is_running or partial(run_lock.is_running, directory.parent, directory.name)
     cursor = cursor_at(size_of(log))
     begun = local_log(directory, limit=first, cursor=cursor, level=level)
     yield from begun.logs
     while True:
         # Asked first: what is written before the end is then in the lines read after it.
-        last = not is_running(directory.parent, directory.name)
+        last = not goes_on()
         while True:
             page = read_log(log, limit=_PAGE, cursor=cursor, direction="newer")
             yield from (entry for entry in page.logs if at_level(entry, level))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -74,7 +75,7 @@ def training_directory(word: str) -> Path | None:
             f"{word} is the directory of an evaluation, and no training directory.",
             hint=f"osmosis eval info {quote(word)}, osmosis eval show {quote(word)}",
         )
-    is_path = word in (".", "..", "~") or "/" in word or os.sep in word
+    is_path = _is_path(word)
     if is_path and there:
         what = (
             "a directory without a training run's manifest.json and metrics.jsonl"
@@ -90,6 +91,42 @@ def training_directory(word: str) -> Path | None:
         raise _missing(word, given.parent)
     _require_platform_of(word, there=there)
     return None
+
+
+def require_run_of_platform(word: str, command: str, instead: Callable[[Path], str]) -> None:
+    """Refuse a training directory to a command that is about runs of a platform alone.
+
+    A word without a slash is the name of such a run where somebody is logged in, whatever is here.
+
+    Args:
+        word: what names the run.
+        command: what it was given to.
+        instead: tells of the directory which command does something like it.
+
+    Raises:
+        OsmosisError: it is one, or as :func:`training_directory`.
+    """
+    if not _is_path(word) and (_is_logged_in() or not _is_here(word)):
+        return
+    directory = training_directory(word)
+    if directory is not None:
+        raise OsmosisError(
+            f"{word} is a training directory of this machine, and `{command}` takes runs of a platform.",
+            hint=instead(directory),
+        )
+
+
+def _is_here(word: str) -> bool:
+    from osmosis_ai.evaluation.run_places import kind_of
+
+    try:
+        return kind_of(Path(word).absolute()) == "training"
+    except (OSError, ValueError):
+        return False
+
+
+def _is_path(word: str) -> bool:
+    return word in (".", "..", "~") or "/" in word or os.sep in word
 
 
 def _is_logged_in() -> bool:

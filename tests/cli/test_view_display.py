@@ -72,4 +72,7 @@ def test_over_ssh_the_port_is_taken_at_the_address_that_the_browser_is_given(
     if address is None and "cannot listen on [::1]" in result.err:
         pytest.skip("this machine has no IPv6")
     assert address is not None and f"http://{shown}:{address[1]}/" in result.out
-    assert f"ssh -N -L {shown}:{address[1]}:{shown}:{address[1]} " in " ".join(result.err.split())
+    said = " ".join(result.err.split())
+    assert f"ssh -N -L {shown}:{address[1]}:{shown}:{address[1]} " in said
+    # No name leads there that no other server has.
+    assert f"Its cookie is of {shown}, which" in said

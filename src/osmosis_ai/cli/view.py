@@ -136,7 +136,7 @@ def _shown(found: ViewerAddress, *, opens: bool) -> Iterator[dict[str, Any]]:
         output.note("Your browser should show it now.")
     if not found.has_own_name:
         output.note(
-            "Its cookie is of 127.0.0.1, which every server of this machine gets to see: mind that where others run theirs."
+            f"Its cookie is of {found.host}, which every server of this machine gets to see: mind that where others run theirs."
         )
     if found.running is None:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -128,6 +129,22 @@ async def test_json_prints_one_document_with_the_keys_scripts_rely_on(world: Wor
     again = await world.run("--name", document["resource"]["run_name"])
     assert (again.status, again.resource["dispatched"]) == (0, 0)
     assert kept.read_text() == MINIMAL_EVAL
+
+
+@pytest.mark.e2e
+async def test_what_was_put_aside_or_copied_is_gone_on_with_and_not_the_run_of_its_name(world: World) -> None:
+    world.rows(["one", "raise"])
+    evals = world.workspace.evals_dir
+    for arguments in ((), ("--fresh",)):
+        assert (await world.run("--name", "walk", *arguments)).status == 0
+    (aside,) = (path.name for path in evals.iterdir() if path.name.startswith("walk.archive-"))
+    shutil.copytree(evals / "walk", evals / "copy")
+    for name in (aside, "copy", "walk"):
+        document = json.loads((await world.run("--name", name)).out)
+        assert document["resource"]["output_path"] == str(evals / name)
+        redo, view = (step["command"] for step in document["next_steps_structured"])
+        assert f" --name {name} " in redo and redo.endswith("--retry-failed")
+        assert view == f"osmosis view {name}"
 
 
 @pytest.mark.e2e

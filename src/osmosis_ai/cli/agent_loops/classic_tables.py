@@ -96,7 +96,9 @@ def next_steps(result: ClassicEvalResult) -> list[str]:
         if hint:
             steps.append(f"hint: {hint}")
     if summary.failed:
-        steps.append("Redo the failed runs: the same command with --retry-failed --name " + summary.run_name)
+        steps.append(
+            "Redo the failed runs: the same command with --retry-failed --name " + summary.run_dir.name
+        )
     return steps
 
 

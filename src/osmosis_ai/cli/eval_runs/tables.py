@@ -157,7 +157,7 @@ def next_steps_structured(result: EvalRunResult) -> list[Mapping[str, Any]]:
 def _view_command(result: EvalRunResult) -> str:
     """Return the command that shows this run in a browser: by its name where runs are, else by its directory."""
     summary, elsewhere = result.summary, result.prepared.request.output is not None
-    return shlex.join(["osmosis", "view", shown_path(summary.run_dir) if elsewhere else summary.run_name])
+    return shlex.join(["osmosis", "view", shown_path(summary.run_dir) if elsewhere else summary.run_dir.name])
 
 
 def _rows(prepared: PreparedEvalRun) -> str:
@@ -245,7 +245,7 @@ def _of_this_machine(summary: RunSummary) -> Iterator[Row]:
 
 
 def _command(result: EvalRunResult, *extra: str) -> str:
-    """Return the command that continues this run, by its name."""
+    """Return the command that continues this run, by its directory's name: one put aside was made under another."""
     request, summary = result.prepared.request, result.summary
-    words = ["osmosis", "eval", "run", str(request.config), "--name", summary.run_name]
+    words = ["osmosis", "eval", "run", str(request.config), "--name", summary.run_dir.name]
     return shlex.join([*words, *request.options(), *extra])

@@ -77,20 +77,28 @@ class RealRay:
         self.start(f"--address=127.0.0.1:{self.port}", "--num-cpus=1", name=name)
 
     def processes(self, program: str = "", node: str | None = None) -> list[int]:
-        """Return the processes of this cluster, or of one node, by the environment they were started with."""
+        """Return the processes of this cluster, or of one node, by the environment they were started with, and what these
+        have started: Ray's programs that name themselves write the name over their environment.
+        """
         marks = [f"_OSMOSIS_TEST_CLUSTER={self.directory}".encode()]
         marks += [] if node is None else [f"_OSMOSIS_TEST_NODE={node}".encode()]
-        found = []
+        commands: dict[int, str] = {}
+        parents: dict[int, int] = {}
+        found: set[int] = set()
         for directory in Path("/proc").iterdir():
             if directory.name.isdigit():
+                process = int(directory.name)
                 try:
                     environment = (directory / "environ").read_bytes().split(b"\0")
-                    command = (directory / "cmdline").read_bytes().decode(errors="replace")
+                    commands[process] = (directory / "cmdline").read_bytes().decode(errors="replace")
+                    parents[process] = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
                 except OSError:
                     continue  # it has ended, or is another user's
-                if all(mark in environment for mark in marks) and program in command:
-                    found.append(int(directory.name))
-        return found
+                if all(mark in environment for mark in marks):
+                    found.add(process)
+        while more := {process for process, parent in parents.items() if parent in found} - found:
+            found |= more
+        return [process for process in found if program in commands[process]]
 
     def kill(self, program: str, node: str | None = None) -> None:
         """Kill everything that was started with this in its command."""

@@ -84,6 +84,15 @@ def test_a_report_of_a_run_that_was_retried_says_that_the_retry_is_not_in_it(
     assert is_clean(stored, tmp_path)
 
 
+def test_a_retry_that_the_platform_does_not_name_is_told_in_a_report_all_the_same(
+    stored: DownloadableRun, tmp_path: Path
+) -> None:
+    stored.described({**DETAIL, "retries": [{"status": "finished"}, {"id": "er_9", "name": None}]})
+    report = tmp_path / "run.html"
+    assert stored.maze.osmosis("view", NAMED, "--report", str(report)).status == 0
+    assert "Samples of it were made again by another run, er_9: these results" in report.read_text("utf-8")
+
+
 def test_what_a_report_holds_is_told_in_words(stored: DownloadableRun, tmp_path: Path) -> None:
     kept = {name: content for name, content in stored.store.blobs.items() if "row_1" not in name}
     kept["summary.jsonl"] = kept["summary.jsonl"].splitlines(keepends=True)[0]

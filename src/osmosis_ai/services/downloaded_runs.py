@@ -220,7 +220,7 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
                 hint=f"the same command again; or {by_hand}",
             )
         if detail.retries:
-            _note_retries(plan.directory, [each.name or each.id for each in detail.retries])
+            _note_retries(plan.directory, [each.name or each.id or "another run" for each in detail.retries])
         yield plan.directory
 
 

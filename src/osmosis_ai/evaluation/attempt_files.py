@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import orjson
 
-from osmosis_ai.errors import NotFoundError, reason_of
+from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
 from osmosis_ai.evaluation.run_directory import (
     ENVIRONMENT_FILE,
     MOST_OF_A_CONFIG,
@@ -46,12 +46,14 @@ class StoredConversation:
         size: in bytes.
         missing: why there is no content, in a sentence.
         open: opens it where it is larger than was asked for; None where it is not.
+        away: of one that can not be had now and may be there, what to raise where nothing else can be shown.
     """
 
     content: bytes | None
     size: int = 0
     missing: str | None = None
     open: Callable[[], BinaryIO] | None = None
+    away: OsmosisError | None = None
 
 
 @dataclass(frozen=True, slots=True)

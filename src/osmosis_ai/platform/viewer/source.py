@@ -341,7 +341,9 @@ class PlatformSource:
             return StoredConversation(None, missing=_TRAJECTORY_MISSING)
         except BlobStoreError as error:
             logger.warning("%s", error.message)
-            return StoredConversation(None, file.size, missing=_STORE_AWAY)
+            # Where the store is stands in the log alone.
+            away = BlobStoreError(_STORE_AWAY)
+            return StoredConversation(None, file.size, missing=_STORE_AWAY, away=away)
         except BlobError as error:
             return StoredConversation(None, file.size, missing=error.message)
 
@@ -397,8 +399,8 @@ class PlatformSource:
 
 
 def _not_away(stored: StoredConversation) -> StoredConversation:
-    if stored.missing == _STORE_AWAY:
-        raise BlobStoreError(_STORE_AWAY)
+    if stored.away is not None:
+        raise stored.away
     return stored
 
 

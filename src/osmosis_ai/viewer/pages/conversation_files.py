@@ -98,7 +98,7 @@ def _stored(view: Viewing, run: str, row: int, attempt: int, *, max_bytes: int) 
         raise NotFoundError("conversations are not kept here.")
     stored = stored_conversation(view, run, row, attempt, max_bytes=max_bytes)
     if stored.missing is not None:
-        raise NotFoundError(stored.missing)
+        raise stored.away or NotFoundError(stored.missing)
     return stored
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Iterator
+from html import unescape
+from itertools import count
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+import respx
 
 from osmosis_ai.services.runs import download
 from tests.api.blob_server import serve
@@ -209,3 +215,148 @@ def test_an_answer_that_is_no_missing_run_is_told_as_it_is(maze: Maze, tmp_path:
     maze.get("/training-runs/copper").respond(403, json={"error": "Not for you."})
     outcome = maze.osmosis("view", "platform:copper", "--report", str(tmp_path / "run.html"))
     assert outcome.status == 1 and "Not for you." in outcome.err and not (tmp_path / "run.html").exists()
+
+
+# -- what a platform tells of each sample beside the list ------------------------------------
+
+OURS = {"X-Osmosis-Capabilities": "eval-samples"}
+FAILED = {
+    "row": 1,
+    "attempt": 0,
+    "status": "failed",
+    "run_id": "er_8",
+    "source_row_index": 41,
+    "row_digest": "ab" * 16,
+    "tokens": 77,
+    "cost_usd": 0.0123,
+    "duration_ms": 61500.4,
+    "model_latency_ms": 12.5,
+    "boundary": "grader",
+    "category": "invalid_value",
+    "error": "the grader gave banana",
+    "input": "how much is six",
+    "output": "it is seven",
+    "notes": "not a number at all",
+    "parts": {"tidiness": 0.25},
+}
+TEXTS = ("the grader gave banana", "how much is six", "it is seven", "not a number at all", "tidiness")
+
+
+def tells(stored: DownloadableRun, *pages: dict[str, Any], **detail: Any) -> respx.Route:
+    """Let the platform offer the results of single attempts, and a list that knows little of a failure."""
+    stored.described({**DETAIL, **detail}, headers=OURS)
+    listed = [
+        {"row_index": 0, "run_index": 0, "rollout_id": "ro-0", "status": "success", "reward": 1.0},
+        {"row_index": 1, "run_index": 0, "rollout_id": "ro-1", "status": "failed"},
+    ]
+    lines = b"".join(
+        json.dumps({**each, "error_type": "validation_error"}).encode() + b"\n" for each in listed
+    )
+    stored.holds({**stored.store.blobs, "summary.jsonl": lines})
+    route = stored.maze.get("/eval-runs/er_8/samples")
+    route.mock(side_effect=[httpx.Response(200, json=page, headers=OURS) for page in pages])
+    return route
+
+
+def written(stored: DownloadableRun, tmp_path: Path, *options: str) -> str:
+    report = tmp_path / "run.html"
+    outcome = stored.maze.osmosis("view", NAMED, "--report", str(report), "--force", *options)
+    assert outcome.status == 0, outcome.err
+    assert is_clean(stored, tmp_path)
+    return unescape(report.read_text("utf-8"))
+
+
+def test_a_report_says_of_each_sample_what_the_platform_s_page_says(
+    stored: DownloadableRun, tmp_path: Path
+) -> None:
+    first = {**FAILED, "row": 0, "status": "success", "error": None, "input": "how much is five"}
+    route = tells(stored, {"samples": [first], "next_cursor": "0-0"}, {"samples": [FAILED]})
+    text = written(stored, tmp_path)
+    assert '<th scope="row">grader</th><td>invalid_value</td>' in text and "not known" not in text
+    passed, failed = cells_of_samples(text)
+    for said in ("how much is five", "it is seven", "77", "$0.0123"):
+        assert said in passed, said
+    for said in ("how much is six", "the grader gave banana", "77", "$0.0123", "1m"):
+        assert said in failed, said
+    assert "not a number at all" in text and "not recorded" not in passed + failed
+    asked = [dict(call.request.url.params) for call in route.calls]
+    assert [(each.get("cursor"), each["details"]) for each in asked] == [(None, "true"), ("0-0", "true")]
+
+
+def test_without_text_a_report_has_the_numbers_of_each_sample_and_no_word_of_them(
+    stored: DownloadableRun, tmp_path: Path
+) -> None:
+    retry = {"id": "er_9", "name": "amber-otter-43", "status": "finished"}
+    tells(stored, {"samples": [FAILED]}, retries=[retry])
+    text = written(stored, tmp_path, "--no-text")
+    assert '<th scope="row">grader</th><td>invalid_value</td>' in text and "$0.0123" in text
+    assert not any(each in text for each in TEXTS)
+    assert "Samples of it were made again by amber-otter-43: these results are not in here" in text
+
+
+def test_what_a_retry_came_to_is_not_told_as_the_run_s_own(stored: DownloadableRun, tmp_path: Path) -> None:
+    tells(stored, {"samples": [{**FAILED, "run_id": "er_9", "status": "success", "reward": 1.0}]})
+    text = written(stored, tmp_path)
+    assert "validation_error" in text and not any(each in text for each in TEXTS[:4])
+
+
+def test_what_the_list_of_samples_says_stays(stored: DownloadableRun, tmp_path: Path) -> None:
+    tells(stored, {"samples": [{**FAILED, "row": 0, "reward": 0.0}]})
+    row = cells_of_samples(written(stored, tmp_path))[0]
+    assert "passed" in row and "$0.0123" in row
+
+
+@pytest.mark.parametrize(
+    "unfit",
+    [
+        {"boundary": "moon", "row_digest": "../x", "category": None, "duration_ms": -1.0},
+        {"boundary": None, "duration_ms": 1e400, "cost_usd": -1e400},
+        {"row": 2**70, "boundary": "moon"},
+        {"notes": "half of \ud83d a sign", "parts": {"format": 1e400}},
+    ],
+)
+def test_what_is_no_value_of_a_sample_s_is_left_out(
+    stored: DownloadableRun, tmp_path: Path, unfit: dict[str, Any]
+) -> None:
+    content = json.dumps({"samples": [{**FAILED, **unfit}], "next_cursor": "x"})
+    content = content.replace("Infinity", "1e400")
+    tells(stored).mock(side_effect=lambda _: httpx.Response(200, content=content, headers=OURS))
+    text = written(stored, tmp_path)
+    assert "moon" not in text and ("row" in unfit or "how much is six" in text)
+
+
+def test_pages_that_lead_nowhere_end(stored: DownloadableRun, tmp_path: Path) -> None:
+    numbers = count()
+
+    def in_circles(_: httpx.Request) -> httpx.Response:
+        assert next(numbers) < 50
+        page = {"samples": [{**FAILED, "row": 0}], "next_cursor": f"{next(numbers)}"}
+        return httpx.Response(200, json=page, headers=OURS)
+
+    tells(stored).mock(side_effect=in_circles)
+    written(stored, tmp_path)
+
+
+def test_a_reply_that_is_no_page_of_samples_leaves_the_list_and_is_told(
+    stored: DownloadableRun, tmp_path: Path
+) -> None:
+    told = "What the platform tells of single samples can not be read"
+    tells(stored, {"samples": [FAILED], "next_cursor": "1-0"}, {"samples": [{"row": "many"}]})
+    assert told not in written(stored, tmp_path), "the list has no sample behind these"
+    tells(stored, {"samples": [{"row": "many"}]})
+    for options in ((), ("--no-text",)):
+        tells(stored, {"samples": [{"row": "many"}]})
+        text = written(stored, tmp_path, *options)
+        assert told in text and "validation_error" in text
+
+
+def test_a_platform_that_tells_no_single_samples_is_not_asked_for_them(
+    stored: DownloadableRun, tmp_path: Path
+) -> None:
+    route = tells(stored)
+    stored.described(DETAIL)
+    assert "validation_error" in written(stored, tmp_path) and not route.calls
+
+
+def cells_of_samples(text: str) -> list[str]:
+    return re.findall(r"<tr(?: id=\"row-\d+\")?><th scope=\"row\">.*?</tr>", text, re.DOTALL)[-2:]

@@ -8,6 +8,7 @@ from typing import TypeVar
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.resources.resource import LARGEST_LOG_PAGE, LARGEST_PAGE
 from osmosis_ai.api.wire.base import LogPage, Page
+from osmosis_ai.api.wire.eval_runs import EvalSample, EvalSamplePage
 
 P = TypeVar("P", bound=Page)
 MOST_ITEMS = 1_000_000
@@ -69,3 +70,20 @@ def iterate_log_pages(
         if cursor in used:
             raise PlatformError("the platform's log goes in circles: it gave the same cursor twice.")
         used.add(cursor)
+
+
+def iterate_samples(fetch: Callable[[str | None], EvalSamplePage]) -> Iterator[EvalSample]:
+    """Yield a run's samples; a page that leads back to one before it, or has none, is the last.
+
+    Args:
+        fetch: called with the cursor.
+    """
+    cursor: str | None = None
+    seen: set[str | None] = {None}
+    while True:
+        page = fetch(cursor)
+        yield from page.samples
+        cursor = page.next_cursor
+        if cursor in seen or not page.samples:
+            return
+        seen.add(cursor)

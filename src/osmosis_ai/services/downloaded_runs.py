@@ -6,15 +6,18 @@ Invariant: the download is left as it is; what is missing of a run's files is wo
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.export import ExportedRun, read_run
@@ -28,6 +31,7 @@ from osmosis_ai.files import cache_dir, write_json
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.wire.eval_runs import EvalSample
 
 _NEEDED = {
     "metrics": ("metrics.json", "the numbers"),
@@ -35,6 +39,20 @@ _NEEDED = {
     "logs": ("logs.txt", "the log"),
 }
 """By the type of files that fetches it: the file without which a command can say nothing, and what it is."""
+
+
+_TOLD = (
+    "source_row_index",
+    "row_digest",
+    "tokens",
+    "cost_usd",
+    "duration_ms",
+    "model_latency_ms",
+    "boundary",
+    "category",
+)
+_TOLD_IN_WORDS = ("error", "input", "output", "notes", "parts")
+"""What a platform tells of a sample, by the names of ``TerminalRecord``, that its list of samples may not have."""
 
 
 class NoSampleListedError(OsmosisError):
@@ -219,19 +237,104 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
                 code="PLATFORM_ERROR",
                 hint=f"the same command again; or {by_hand}",
             )
-        if detail.retries:
-            _note_retries(plan.directory, [each.name or each.id or "another run" for each in detail.retries])
+        retries = [each.name or each.id or "another run" for each in detail.retries]
+        filled = _fill_in(
+            client, detail.eval_run.id, RunDirectory(plan.directory).summary, text=conversations
+        )
+        _note(plan.directory, {"retries": retries, "samples_unread": not filled})
         yield plan.directory
 
 
-def _note_retries(directory: Path, names: Sequence[str]) -> None:
-    """Write beside what a downloaded run says of itself which retries it has, whose results are not among its own."""
+def _note(directory: Path, beside: Mapping[str, Any]) -> None:
+    """Write what else is known of a downloaded run beside what it says of itself."""
     found = RunDirectory(directory)
     written = found.read_metrics()
     if written is not None:
-        write_json(
-            found.metrics, {**written, "eval_run": {**as_table(written.get("eval_run")), "retries": names}}
-        )
+        write_json(found.metrics, {**written, "eval_run": {**as_table(written.get("eval_run")), **beside}})
+
+
+def _fill_in(client: PlatformClient, run_id: str, listing: Path, *, text: bool) -> bool:
+    """Add to a list of samples what the platform tells of each, and return whether that could be read.
+
+    Both are by row and attempt, so that one sample of each is held at a time. What stands in the list stays, and so does
+    all of a sample that a retry has made anew.
+
+    Raises:
+        PlatformError: as every call.
+    """
+    from osmosis_ai.api.capabilities import Capability
+    from osmosis_ai.api.http_errors import UnreadableReply
+    from osmosis_ai.services.capabilities import is_offered
+
+    # A reply says what is offered: the run has been asked for already.
+    if client.offers is None or not is_offered(client.offers, Capability.EVAL_SAMPLES):
+        return True
+    target = listing.with_name(f"{listing.name}.filled")
+    try:
+        with listing.open("rb") as lines, target.open("wb") as filled:
+            filled.writelines(_filled(lines, _told(client, run_id), run_id, text=text))
+    except UnreadableReply:
+        target.unlink()
+        return False
+    target.replace(listing)
+    return True
+
+
+def _told(client: PlatformClient, run_id: str) -> Iterator[EvalSample]:
+    """Yield what a platform tells of a run's samples, until it goes back or ends."""
+    from osmosis_ai.api.paging import iterate_samples
+
+    reached = (-1, -1)
+    asked = client.eval_runs.samples
+    for sample in iterate_samples(lambda cursor: asked(run_id, cursor=cursor, details=True)):
+        if (sample.row, sample.attempt) <= reached:
+            return
+        reached = (sample.row, sample.attempt)
+        yield sample
+
+
+def _filled(
+    lines: Iterable[bytes], told: Iterator[EvalSample], run_id: str, *, text: bool
+) -> Iterator[bytes]:
+    """Yield the lines of a list of samples with what is told beside; those that are no sample as they are."""
+    sample = next(told, None)
+    for line in lines:
+        listed = _object_in(line)
+        row, attempt = (listed.get(name) for name in ("row_index", "run_index"))
+        if type(row) is int and type(attempt) is int:
+            while sample is not None and (sample.row, sample.attempt) < (row, attempt):
+                sample = next(told, None)
+            if sample is not None and (sample.row, sample.attempt) == (row, attempt):
+                listed = _beside(sample, run_id, text=text) | listed
+                line = orjson.dumps(listed, option=orjson.OPT_APPEND_NEWLINE)
+        yield line
+
+
+def _object_in(line: bytes) -> dict[str, Any]:
+    """Return what a line says that is known; nothing where it is no object."""
+    try:
+        found = as_table(orjson.loads(line))
+    except ValueError:
+        return {}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _beside(sample: EvalSample, run_id: str, *, text: bool) -> dict[str, Any]:
+    """Return what is told of a run's own sample; what can be no value of its field is left out where the list is read."""
+    if sample.run_id not in (None, run_id):
+        return {}
+    known = {name: getattr(sample, name) for name in (*_TOLD, *(_TOLD_IN_WORDS if text else ()))}
+    took = sample.duration_ms
+    known["duration_ms"] = round(took) if took is not None and math.isfinite(took) else None
+    return {name: value for name, value in known.items() if _can_be_written(value)}
+
+
+def _can_be_written(value: Any) -> bool:
+    try:
+        orjson.dumps(value)
+    except TypeError:  # half of a surrogate pair, which a reply can name, is no text
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -272,13 +375,19 @@ def _write_journal(run: ExportedRun, target: Path) -> _ListedSamples:
 
 
 def _not_told(
-    listed: _ListedSamples, counted: int | None, retries: Any, *, without_metrics: bool
+    listed: _ListedSamples, counted: int | None, facts: Mapping[str, Any], *, without_metrics: bool
 ) -> Iterator[str]:
     """Yield what the files of a downloaded run do not tell of it, a sentence each."""
+    retries = facts.get("retries")
     if isinstance(retries, list) and retries:
         yield (
             f"Samples of it were made again by {', '.join(map(str, retries))}: these results are not in here, "
             "and its page on the platform has the numbers of all together."
+        )
+    if facts.get("samples_unread") is True:
+        yield (
+            "What the platform tells of single samples can not be read: whose failures they are, what was said and "
+            "what each cost is not in here."
         )
     if listed.unread:
         yield (
@@ -309,7 +418,7 @@ def _manifest(run: ExportedRun, listed: _ListedSamples, counted: int | None) -> 
     provenance = {
         "dataset_name": facts.get("dataset_name"),
         "run_id": run.run_id,
-        "not_told": list(_not_told(listed, counted, facts.get("retries"), without_metrics=without_metrics)),
+        "not_told": list(_not_told(listed, counted, facts, without_metrics=without_metrics)),
     }
     name, started = run.directory.resolve().name, str(facts.get("started_at") or "")
     return Manifest(_digest(run.run_id), name, started, inputs, provenance)

@@ -45,7 +45,7 @@ def detail_to_send(detail: RunDetail, *, text: bool) -> RunDetail:
     if text:
         return detail
     summary = replace(detail.summary, error=None)
-    return replace(detail, config_written=None, config_effective={}, problems=(), summary=summary)
+    return replace(detail, config_written=None, config_effective={}, problems=detail.context, summary=summary)
 
 
 def write_comparison_report(

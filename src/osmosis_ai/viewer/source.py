@@ -205,6 +205,7 @@ class RunDetail:
         previous: the run before it on the same config with the same model, rows and bar.
         namesakes: names of runs that `--fresh` has put aside for it, and of which it was put aside; the newest first.
         problems: sentences about what could not be read.
+        context: those of them without which its numbers are misread; nothing in them was said in the run.
         commands: what to type for what this source does not do (resume, retry, stop …).
         decided: what the decide file beside its config says; None where nobody knows.
     """
@@ -221,6 +222,7 @@ class RunDetail:
     previous: RunEntry | None = None
     namesakes: Sequence[str] = ()
     problems: Sequence[str] = ()
+    context: Sequence[str] = ()
     commands: Sequence[str] = ()
     decided: Decisions | None = None
 

@@ -226,20 +226,15 @@ class PlatformConversations:
         return self._plans[maker, source_row]
 
     def _told(self) -> Iterator[SampleEntry]:
-        cursor: str | None = None
-        seen: set[str | None] = {None}
-        while True:
-            page = self._client.eval_runs.samples(self._run.id, cursor=cursor, details=True)
-            for each in page.samples:
-                if each.notes is not None or each.parts is not None:
-                    self._noted[each.row, each.attempt] = {"notes": each.notes, "parts": each.parts}
-                if each.run_id is not None:
-                    self._makers[each.row, each.attempt] = each.run_id
-                yield told_entry(each, self._threshold)
-            cursor = page.next_cursor
-            if cursor in seen or not page.samples:
-                return
-            seen.add(cursor)
+        from osmosis_ai.api.paging import iterate_samples
+
+        asked = self._client.eval_runs.samples
+        for each in iterate_samples(lambda cursor: asked(self._run.id, cursor=cursor, details=True)):
+            if each.notes is not None or each.parts is not None:
+                self._noted[each.row, each.attempt] = {"notes": each.notes, "parts": each.parts}
+            if each.run_id is not None:
+                self._makers[each.row, each.attempt] = each.run_id
+            yield told_entry(each, self._threshold)
 
     def _listed(self) -> Iterator[SampleEntry]:
         """Yield the samples of the contract's ``summary.jsonl``; lines that are none are counted as a problem.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from osmosis_ai.api.paging import iterate_samples
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.comparison.run_samples import (
     ComparedInputs,
@@ -17,7 +17,7 @@ from osmosis_ai.services.runs.finite import finite
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.wire.eval_runs import EvalRunDetail, EvalSample
+    from osmosis_ai.api.wire.eval_runs import EvalRunDetail
     from osmosis_ai.evaluation.statistics import Integers
     from osmosis_ai.services.eval_runs.info import DescribedEvaluation
 
@@ -75,20 +75,9 @@ def counts_of(found: DescribedEvaluation) -> CountsOnly:
 
 def _with_samples(client: PlatformClient, found: DescribedEvaluation) -> RunSamples:
     rows, n = _size(found.detail)
-    told = _samples(client, found.detail.eval_run.id)
+    run_id = found.detail.eval_run.id
+    told = iterate_samples(lambda cursor: client.eval_runs.samples(run_id, cursor=cursor))
     return with_told_samples(_without_samples(found), told, rows=rows, n=n, teller=client.platform_url)
-
-
-def _samples(client: PlatformClient, run_id: str) -> Iterator[EvalSample]:
-    cursor: str | None = None
-    seen: set[str | None] = {None}
-    while True:
-        page = client.eval_runs.samples(run_id, cursor=cursor)
-        yield from page.samples
-        cursor = page.next_cursor
-        if cursor in seen or not page.samples:
-            return
-        seen.add(cursor)
 
 
 def _without_samples(found: DescribedEvaluation) -> RunSamples:

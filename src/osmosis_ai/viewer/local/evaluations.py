@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class KnownEvaluation:
         manifest: None where it can not be read.
         numbers: the product's summary by the names of the wire.
         problems: what could not be read, a sentence each.
+        context: those of them that are about a download.
     """
 
     entry: RunEntry
@@ -41,6 +42,7 @@ class KnownEvaluation:
     estimates: Estimates | None = None
     numbers: Mapping[str, Any] | None = None
     problems: tuple[str, ...] = ()
+    context: Sequence[str] = ()
 
 
 def read_evaluation(
@@ -80,7 +82,8 @@ def read_evaluation(
         duration_s=_seconds(facts.get("duration_ms")),
         error=problems[0] if problems else None,
     )
-    return KnownEvaluation(entry, manifest, estimates, numbers, (*problems, *_not_told(manifest)))
+    context = _not_told(manifest)
+    return KnownEvaluation(entry, manifest, estimates, numbers, (*problems, *context), context)
 
 
 def _measures(manifest: Manifest, written: Mapping[str, Any]) -> str:

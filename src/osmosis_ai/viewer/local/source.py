@@ -34,12 +34,7 @@ from osmosis_ai.evaluation.run_places import RunKind, RunPlace, RunPlaces, names
 from osmosis_ai.files import size_of
 from osmosis_ai.training.runs.curves import RecordedTraining, TrainingCurves
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.viewer.local.evaluations import (
-    KnownEvaluation,
-    commands_of,
-    facts_of,
-    read_evaluation,
-)
+from osmosis_ai.viewer.local.evaluations import KnownEvaluation, commands_of, facts_of, read_evaluation
 from osmosis_ai.viewer.local.judging_sessions import session_detail
 from osmosis_ai.viewer.local.recorded import secret_names
 from osmosis_ai.viewer.local.run_index import RunIndex, file_state
@@ -330,6 +325,7 @@ class LocalSource:
             failures=samples.failures(),
             rewards=samples.rewards(),
             problems=problems,
+            context=known.context,
             commands=commands_of(known, place.path),
             decided=decided,
         )

@@ -503,6 +503,16 @@ def test_a_workspace_that_one_is_not_in_is_told_with_those_that_one_is_in(
         assert '<li><a href="/fern">fern</a></li>' in main and main.count("<li><a href") == 1
 
 
+@pytest.mark.parametrize("rows", ["-1", "x", "1.5", "\u0665", "9" * 30])
+def test_what_is_no_number_of_a_row_is_told_in_a_sentence(
+    browser: TestClient, member: Member, rows: str
+) -> None:
+    sign_in(browser)
+    reply = browser.get("/fern/datasets/multiply", params={"rows": rows})
+    assert reply.status_code == 400 and reply.headers["content-type"].startswith("text/html")
+    assert "'rows' is the number of a row, from 0 on, and not" in unescape(reply.text)
+
+
 @pytest.mark.parametrize(
     ("path", "strange", "known"),
     [

@@ -35,7 +35,7 @@ router = page_router(knows_its_words=True)
 _PER_PAGE = 30
 _LOG_LINES = 40
 _ROWS_PER_PAGE = 25
-_LAST_ROW = 10**12
+_MOST_DIGITS = 12
 _MOST_COLUMNS = 50
 _CELL_CHARACTERS = 200
 
@@ -73,16 +73,15 @@ def datasets_page(page: WorkspacePage, cursor: Cursor = None) -> Response:
 
 
 @router.get("/{workspace}/datasets/{name}", include_in_schema=False)
-def dataset_page(
-    page: WorkspacePage, name: str, rows: Annotated[int, Query(ge=0, le=_LAST_ROW)] = 0
-) -> Response:
+def dataset_page(page: WorkspacePage, name: str, rows: Annotated[str, Query()] = "0") -> Response:
     """Show a dataset, with rows of it from one on."""
+    first = _number_of_row(rows)
     record = page.services.datasets.get(page.workspace.id, name)
     dataset = record.row
     last = max((dataset.row_count or 0) - 1, 0)
-    if rows > last:
-        raise NotFoundError(f"the dataset '{dataset.name}' has no row {rows:,}: its last is {last:,}.")
-    records, unread = _rows(page, dataset, rows)
+    if first > last:
+        raise NotFoundError(f"the dataset '{dataset.name}' has no row {first:,}: its last is {last:,}.")
+    records, unread = _rows(page, dataset, first)
     found = list(dict.fromkeys(key for each in records for key in each))
     columns = found[:_MOST_COLUMNS]
     return page.page(
@@ -93,12 +92,12 @@ def dataset_page(
         columns=[_cell(key) for key in columns],
         more_columns=len(found) - len(columns),
         records=[
-            (rows + place, [_cell(each.get(key)) for key in columns]) for place, each in enumerate(records)
+            (first + place, [_cell(each.get(key)) for key in columns]) for place, each in enumerate(records)
         ],
         unread=unread,
-        previous=max(rows - _ROWS_PER_PAGE, 0) if rows else None,
-        next=rows + _ROWS_PER_PAGE if rows + _ROWS_PER_PAGE <= last else None,
-        first=rows,
+        previous=max(first - _ROWS_PER_PAGE, 0) if first else None,
+        next=first + _ROWS_PER_PAGE if first + _ROWS_PER_PAGE <= last else None,
+        first=first,
         last=last,
         log=page.services.logs.page(dataset.id, limit=_LOG_LINES).logs,
     )
@@ -154,6 +153,17 @@ def _listed(found: ItemPage[Any], cursor: str | None) -> dict[str, Any]:
     if cursor and not found.items:
         raise NotFoundError("nothing stands in the list any more where this page began.")
     return {"found": found, "address": lambda cursor: query_string({"cursor": cursor})}
+
+
+def _number_of_row(given: str) -> int:
+    """Return the row that an address begins with.
+
+    Raises:
+        OsmosisError: it names none.
+    """
+    if not (given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS):
+        raise OsmosisError(f"'rows' is the number of a row, from 0 on, and not {given[:40]!r}.")
+    return int(given)
 
 
 def _rows(page: WorkspaceVisit, dataset: DbDataset, start: int) -> tuple[list[Mapping[str, Any]], str]:

@@ -77,7 +77,12 @@ def test_a_run_that_goes_on_is_stopped_after_asking_and_a_second_click_is_harmle
         done = browser.post(f"/fern/evals/{name}/stop", data=form)
         assert (done.status_code, done.headers["location"]) == (303, f"/fern/evals/{name}")
     assert services.eval_runs.get(member.workspace.id, name).run.status == "stopped"
-    assert log_of(services, member, name).count("mara@fern.example asked for the run to stop") == 1
+    assert (
+        log_of(services, member, name).count(
+            "mara@fern.example, on the run's page, asked for the run to stop"
+        )
+        == 1
+    )
     assert "it has ended: stopped" in text_of(browser.get(f"/fern/evals/{name}"))
     again = browser.get(f"/fern/evals/{name}/stop")
     assert again.status_code == 409 and "has ended already" in again.text
@@ -142,7 +147,10 @@ def test_a_training_that_ended_early_is_resumed_after_asking_and_one_that_finish
     assert (done.status_code, done.headers["location"]) == (303, page)
     assert services.training_runs.get(member.workspace.id, run["name"]).run.status == "pending"
     logged = [line.message for line in services.logs.page(run["id"], limit=9).logs]
-    assert "mara@fern.example resumed the run: it goes on from the checkpoint of step 7" in logged
+    assert (
+        "mara@fern.example, on the run's page, resumed the run: it goes on from the checkpoint of step 7"
+        in logged
+    )
 
 
 def test_submitting_a_training_again_shows_its_steps_and_samples(

@@ -56,7 +56,7 @@ def propose(page: WorkspaceVisit, run: DbRun, action: RunAction) -> ActionPropos
 
 def _stopping(page: WorkspaceVisit, run: DbRun, kind: RunKind) -> ActionProposal:
     def stop() -> None:
-        stop_run(page.services.runs_of(kind), page.workspace.id, run.id, by=page.visitor.user.email)
+        stop_run(page.services.runs_of(kind), page.workspace.id, run.id, by=_by(page))
 
     if run.status not in OPEN:
         raise ConflictError(f"the run {run.name} has ended already: {run.status}.")
@@ -101,7 +101,7 @@ def _resuming(page: WorkspaceVisit, run: DbRun) -> ActionProposal:
     def resume() -> None:
         scope = scope_of(page, repository_of(page, run))
         with refusals(page.services, scope):
-            page.services.resumption.resume(page.workspace.id, run.id, by=page.visitor.user.email)
+            page.services.resumption.resume(page.workspace.id, run.id, by=_by(page))
 
     return ActionProposal(
         f"It goes on from its last checkpoint, of step {step}; the steps behind that are made again.",
@@ -197,6 +197,10 @@ def repository_of(page: WorkspaceVisit, run: DbRun | None) -> DbRepository:
     raise ConflictError(
         "its repository is not connected any more.", hint="connect it with `osmosis platform connect`"
     )
+
+
+def _by(page: WorkspaceVisit) -> str:
+    return f"{page.visitor.user.email}, on the run's page,"
 
 
 def note_in_log(page: WorkspaceVisit, run_id: str, what: str) -> None:

@@ -360,3 +360,14 @@ def test_a_platform_that_tells_no_single_samples_is_not_asked_for_them(
 
 def cells_of_samples(text: str) -> list[str]:
     return re.findall(r"<tr(?: id=\"row-\d+\")?><th scope=\"row\">.*?</tr>", text, re.DOTALL)[-2:]
+
+
+def test_a_run_without_a_list_of_samples_is_refused_in_a_sentence(
+    stored: DownloadableRun, tmp_path: Path
+) -> None:
+    tells(stored, {"samples": []})
+    stored.holds({"metrics.json": stored.store.blobs["metrics.json"]})
+    report = tmp_path / "run.html"
+    outcome = stored.maze.osmosis("view", NAMED, "--report", str(report))
+    assert outcome.status == 1 and "the platform has no list of samples of `amber-otter-42`" in outcome.err
+    assert not report.exists() and is_clean(stored, tmp_path)

@@ -207,7 +207,7 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
 
     Raises:
         PlatformError: as every call.
-        OsmosisError: the files are too many to be fetched unasked, or one does not come.
+        OsmosisError: the files are too many to be fetched unasked, one does not come, or there is no list of samples.
     """
     from osmosis_ai.evaluation.result_words import amount
     from osmosis_ai.services.runs.download import ASK_FROM_BYTES, plan_download, run_download
@@ -236,6 +236,11 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
                 f"{amount(len(failures), 'file')} of `{name}` did not come: {failures[0].path}: {failures[0].error}.",
                 code="PLATFORM_ERROR",
                 hint=f"the same command again; or {by_hand}",
+            )
+        if not RunDirectory(plan.directory).summary.is_file():
+            raise NoSampleListedError(
+                f"the platform has no list of samples of `{name}`.",
+                hint=f"`osmosis eval info {quote(name)}` and `osmosis eval logs {quote(name)}` have what is known of it",
             )
         retries = [each.name or each.id or "another run" for each in detail.retries]
         filled = _fill_in(

@@ -308,7 +308,8 @@ class _Session:
         job, spec = self._job, self._job.spec
         ledger = Ledger(len(job.selection), spec.evaluation.n, only=job.only)
         earlier = (job.directory.read_metrics() or {}).get("eval_run", {}).get("duration_ms", 0)
-        spending = Spending(job.options.budget, earlier_s=earlier / 1000)
+        earlier_s = max(earlier / 1000, job.options.worked_before_s)
+        spending = Spending(job.options.budget, earlier_s=earlier_s)
         state = RunState(
             ledger=ledger,
             metrics=MetricsAccumulator(

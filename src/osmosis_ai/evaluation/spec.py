@@ -67,6 +67,7 @@ class EvalRunOptions:
         previews: whether the journal keeps how input and output of each sample begin.
         adopts_journal: whether a journal of that name, without anything beside it, is this run's: come from another
             machine.
+        worked_before_s: seconds that earlier sessions worked at least, also on other machines.
     """
 
     name: str | None = None
@@ -82,6 +83,7 @@ class EvalRunOptions:
     budget: Budget = field(default_factory=Budget)
     previews: bool = True
     adopts_journal: bool = False
+    worked_before_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.name is not None:

@@ -306,6 +306,9 @@ def test_another_machine_goes_on_with_the_run_of_a_killed_worker(
     os.killpg(worker.pid, signal.SIGKILL)
     executor.close()
     before = samples_of(services, run["id"])
+    with services.db.transaction() as session:
+        row = session.get_one(DbRun, run["id"])
+        row.metrics = {**(row.metrics or {}), "duration_ms": 3_600_000.0}
     # Nothing of the first machine is there but what the platform has.
     elsewhere = replace(services.config, home=tmp_path / "elsewhere")
     successor = open_local_executor(services, config=elsewhere)
@@ -319,6 +322,8 @@ def test_another_machine_goes_on_with_the_run_of_a_killed_worker(
     assert len(after) == 160 and before.items() <= after.items()
     told = "".join(log_of(services, run["id"]))
     assert f"goes on from the {len(before)} results that the platform has" in told
+    overview = api.get(f"{RUNS}/{run['name']}/metrics").json()["overview"]
+    assert overview["duration_ms"] > 3_600_000
 
 
 def test_a_run_whose_journal_was_damaged_here_goes_on_from_what_the_platform_has_of_it(

@@ -124,6 +124,8 @@ class StoredJournal(WireModel):
     sha256: Digest | None = None
     """Of all of it; None where there is none."""
     segments: list[JournalSegment] = []
+    worked_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """How long earlier workers have worked on it, as far as they said."""
 
 
 class AssignedRun(WireModel):

@@ -182,6 +182,7 @@ class Assignments:
                 for segment in segments
                 if segment.blob_key is not None
             ],
+            worked_ms=(current.metrics or {}).get("duration_ms"),
         )
 
     def _training(self, run: DbRun) -> StoredTraining | None:

@@ -99,6 +99,7 @@ class EvalWork(RunWork[PreparedEval]):
                 verbose=True,
                 previews=keeps_previews(run.request.get("advanced_config")),
                 adopts_journal=True,
+                worked_before_s=(self._channel.assignment.journal.worked_ms or 0.0) / 1000,
             ),
             dataset=prepared.dataset,
             selection=prepared.rows.rows(),

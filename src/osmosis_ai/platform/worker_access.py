@@ -38,6 +38,7 @@ from osmosis_ai.platform.isolation import lacks_isolation, why_not_for_all
 from osmosis_ai.platform.known_workers import KnownWorkers
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.runs.demands import Demands
 from osmosis_ai.platform.runs.desk.claims import ClaimScope
 from osmosis_ai.platform.runs.lifecycle import OPEN
 from osmosis_ai.platform.worker_admissions import WorkerAdmissions
@@ -83,16 +84,17 @@ class WorkerAccess:
         db: where they are kept.
         clock: says when a ticket is too old.
         logs: where a run is told of claims that were refused.
+        demands: of every machine.
 
     Attributes:
         known: the machines that have asked for runs.
     """
 
-    def __init__(self, db: Database, clock: Clock, logs: LogStore) -> None:
+    def __init__(self, db: Database, clock: Clock, logs: LogStore, demands: Demands | None = None) -> None:
         self._db = db
         self._clock = clock
         self._logs = logs
-        self.known = KnownWorkers(db, clock)
+        self.known = KnownWorkers(db, clock, demands)
         self._admissions = WorkerAdmissions(clock)
         self._unconfined: dict[str, str] = {}
 

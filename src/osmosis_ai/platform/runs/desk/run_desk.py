@@ -246,7 +246,9 @@ class RunDesk:
             outcome: what became of it; asked to stop, it is ``stopped``.
             error: why it failed, a sentence.
         """
-        lease = self._claims.take_abandoned(run_id)
+        # Behind a long silence nobody is abandoned before everybody has had a term to say something.
+        with self.silence.noticed():
+            lease = self._claims.take_abandoned(run_id)
         if lease is not None:
             self._closing.end(lease, EndRequest.model_construct(outcome=outcome, error=error))
 

@@ -161,7 +161,8 @@ def require_one_workspace(
 
 def _unshared(config: PlatformConfig, others: int, capability: SandboxCapability | None) -> Isolation | None:
     """Return how little rollouts are held back where a workspace beside ``others`` needs the operator's word."""
-    if others < 1 or config.isolation != "auto":
+    # The nodes of a cluster are asked with each claim.
+    if others < 1 or config.isolation != "auto" or config.ray is not None:
         return None
     found = isolation_of(config, capability)
     return None if found.is_sandboxed else found

@@ -275,6 +275,28 @@ def test_a_node_without_a_sandbox_gets_no_runs_of_several_workspaces_and_the_run
         assert access.why_unconfined(run_id) is None
 
 
+@pytest.mark.parametrize("asked", [{"isolation": "required"}, {"network": "none"}])
+def test_a_node_without_a_sandbox_claims_no_run_that_needs_one_however_it_is_set(
+    services: PlatformServices, access: WorkerAccess, run_id: str, asked: dict[str, str]
+) -> None:
+    set_run(services, run_id, request={"advanced_config": {"execution": asked}})
+    node = {
+        "sandbox": False,
+        "sandbox_problem": "no user namespaces",
+        "isolation": "off",
+        "machine": "node-7",
+    }
+    ticket = access.issue_ticket(run_id)
+    assert refusal(access, ticket, offer(**node)) == (403, "WORKER_ISOLATION")
+    [line] = services.logs.page(run_id).logs
+    assert line.message == (
+        "the machine 'node-7' does not get this run, which needs a sandbox: rollouts can not be sandboxed there "
+        "(no user namespaces)."
+    )
+    assert access.why_unconfined(run_id) == line.message
+    assert access.authorize_claim(ticket, offer(**{**node, "sandbox": True})).run_id == run_id
+
+
 def test_a_withdrawn_ticket_is_void_and_one_for_an_ended_or_later_attempt_claims_nothing(
     services: PlatformServices, access: WorkerAccess, run_id: str
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.config import PlatformConfig, from_environment
 from osmosis_ai.platform.isolation import look_at_isolation, require_one_workspace, why_not_shared
+from osmosis_ai.platform.ray_cluster import RayCluster
 from osmosis_ai.sandbox import (
     IsolationSetting,
     IsolationUnavailableError,
@@ -98,6 +99,8 @@ def test_a_second_workspace_needs_a_sandbox_or_the_operators_word(tmp_path: Path
     with pytest.raises(ConflictError, match="a second workspace is not added") as refused:
         require_one_workspace(config, 1, UNABLE)
     assert "OSMOSIS_ISOLATION=off" in (refused.value.hint or "")
+    # Where a cluster executes runs, each of its nodes is asked, and this machine holds nobody back.
+    require_one_workspace(PlatformConfig(home=tmp_path, ray=RayCluster("http://127.0.0.1:8265")), 1, UNABLE)
 
 
 def test_several_workspaces_without_a_sandbox_need_the_operators_word_at_a_start_too(tmp_path: Path) -> None:

@@ -98,13 +98,25 @@ def why_not_for_all(offer: WorkerOffer, workspaces: int, *, of_cluster: bool = F
     """
     if workspaces < 2:
         return None
-    name = f"the machine '{offer.machine}'" if of_cluster and offer.machine else "this machine"
+    name = _named(offer) if of_cluster else "this machine"
     remedy = "" if of_cluster else "give it a token for one (`worker-token create --workspace`), or, "
     return (
         f"{name} gets no runs of {workspaces} workspaces: rollouts can not be sandboxed there "
         f"({offer.sandbox_problem or 'it does not say why'}), so runs of one could read the secrets and files of another; "
         f"{remedy}if all of them trust each other, set {ISOLATION_ENV}=off there."
     )
+
+
+def why_not_at_all(offer: WorkerOffer) -> str:
+    """Return why a node of a cluster that can not hold rollouts back does not get a run that needs it."""
+    return (
+        f"{_named(offer)} does not get this run, which needs a sandbox: rollouts can not be sandboxed there "
+        f"({offer.sandbox_problem or 'it does not say why'})."
+    )
+
+
+def _named(offer: WorkerOffer) -> str:
+    return f"the machine '{offer.machine}'" if offer.machine else "this machine"
 
 
 def isolation_shown(config: PlatformConfig, run: DbRun) -> str | None:
@@ -161,7 +173,8 @@ def require_one_workspace(
 
 def _unshared(config: PlatformConfig, others: int, capability: SandboxCapability | None) -> Isolation | None:
     """Return how little rollouts are held back where a workspace beside ``others`` needs the operator's word."""
-    if others < 1 or config.isolation != "auto":
+    # The nodes of a cluster are asked with each claim.
+    if others < 1 or config.isolation != "auto" or config.ray is not None:
         return None
     found = isolation_of(config, capability)
     return None if found.is_sandboxed else found

@@ -15,11 +15,12 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import WorkerOffer
-from osmosis_ai.config.execution import ExecutionSection, read_execution
+from osmosis_ai.config.execution import ExecutionSection
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.tables import DbKnownWorker, DbRun, DbWorkerToken
+from osmosis_ai.platform.runs.demands import Demands
 from osmosis_ai.platform.runs.fitting import Machine
 from osmosis_ai.platform.runs.leases import that_known_workers_have
 
@@ -39,10 +40,12 @@ class KnownWorkers:
     Args:
         db: where they are kept.
         clock: says when they were last seen.
+        demands: of every machine.
     """
 
-    def __init__(self, db: Database, clock: Clock) -> None:
+    def __init__(self, db: Database, clock: Clock, demands: Demands | None = None) -> None:
         self._db = db
+        self._demands = demands or Demands()
         self._clock = clock
         self._noted: dict[str, datetime] = {}
 
@@ -141,7 +144,7 @@ class KnownWorkers:
             )
         if not workers:
             return f"no worker of the pool '{run.pool}' has asked for a run in the last {KEPT.days} days."
-        return _why_none_fits(run.pool, read_execution(run.request.get("advanced_config")), workers)
+        return _why_none_fits(run.pool, self._demands.read(run.request), workers)
 
 
 def _why_none_fits(pool: str, asks: ExecutionSection, workers: Sequence[DbKnownWorker]) -> str | None:

@@ -26,6 +26,7 @@ from osmosis_ai.platform.request_counts import RequestCounts
 from osmosis_ai.platform.rollout_servers import RolloutServerStore
 from osmosis_ai.platform.rollouts import RolloutStore
 from osmosis_ai.platform.runs.deleting import RunDeletion
+from osmosis_ai.platform.runs.demands import Demands
 from osmosis_ai.platform.runs.desk.run_desk import RunDesk
 from osmosis_ai.platform.runs.desk.shard_merging import MERGE_EVERY_S, ShardMerging
 from osmosis_ai.platform.runs.execute.executor_loop import ExecutorParts
@@ -128,7 +129,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     resuming = TrainingResumption(db, blobs, used_clock, logs, training_runs, config.runs_dir)
     datasets = DatasetStore(db, blobs, used_clock, logs)
     imports = EvalImportStore(db, blobs, used_clock, logs, counts["eval"])
-    access = WorkerAccess(db, used_clock, logs)
+    access = WorkerAccess(db, used_clock, logs, Demands.of(config))
     desk = RunDesk(config, db, used_clock, logs, blobs, vault, sources, signer)
     shards = ShardMerging(db, blobs, used_clock)
     deletion = RunDeletion(db, used_clock, blobs, config.runs_dir, counts)

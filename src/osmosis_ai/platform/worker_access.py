@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.wire.workers import WorkerOffer
-from osmosis_ai.config.execution import pool_name
+from osmosis_ai.config.execution import ExecutionSection, pool_name
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.bearers import (
     TICKET_PREFIX,
@@ -34,10 +34,11 @@ from osmosis_ai.platform.bearers import (
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbWorkerTicket, DbWorkerToken, DbWorkspace, new_id
-from osmosis_ai.platform.isolation import lacks_isolation, why_not_for_all
+from osmosis_ai.platform.isolation import lacks_isolation, why_not_at_all, why_not_for_all
 from osmosis_ai.platform.known_workers import KnownWorkers
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.runs.demands import Demands
 from osmosis_ai.platform.runs.desk.claims import ClaimScope
 from osmosis_ai.platform.runs.lifecycle import OPEN
 from osmosis_ai.platform.worker_admissions import WorkerAdmissions
@@ -83,16 +84,18 @@ class WorkerAccess:
         db: where they are kept.
         clock: says when a ticket is too old.
         logs: where a run is told of claims that were refused.
+        demands: of every machine.
 
     Attributes:
         known: the machines that have asked for runs.
     """
 
-    def __init__(self, db: Database, clock: Clock, logs: LogStore) -> None:
+    def __init__(self, db: Database, clock: Clock, logs: LogStore, demands: Demands | None = None) -> None:
         self._db = db
         self._clock = clock
         self._logs = logs
-        self.known = KnownWorkers(db, clock)
+        self._demands = demands or Demands()
+        self.known = KnownWorkers(db, clock, self._demands)
         self._admissions = WorkerAdmissions(clock)
         self._unconfined: dict[str, str] = {}
 
@@ -331,7 +334,7 @@ class WorkerAccess:
             run = session.get_one(DbRun, ticket.run_id)
             refused = self._refusal(ticket, run, offer)
             if refused is None and ticket.claim_id is None:
-                refused = _unconfined(session, offer)
+                refused = _unconfined(session, offer, self._demands.read(run.request))
             if refused is None:
                 ticket.claim_id = offer.claim_id
                 self._unconfined.pop(run.id, None)
@@ -382,8 +385,10 @@ class WorkerAccess:
         self._logs.add(session, ticket.run_id, [LogLine(message, level="warning", step="worker")])
 
 
-def _unconfined(session: Session, offer: WorkerOffer) -> WorkerRefused | None:
+def _unconfined(session: Session, offer: WorkerOffer, asked: ExecutionSection) -> WorkerRefused | None:
     """Return why a node of a cluster, to which runs of all workspaces come, gets none: it can not hold rollouts back."""
+    if asked.needs_sandbox and offer.sandbox is False:
+        return WorkerRefused(403, "WORKER_ISOLATION", why_not_at_all(offer))
     if not lacks_isolation(offer):
         return None
     there = session.scalar(select(func.count()).select_from(DbWorkspace)) or 0

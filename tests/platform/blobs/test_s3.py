@@ -410,7 +410,7 @@ class _Metadata(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.parametrize("given", ["by the operator", "by the machine"])
+@pytest.mark.parametrize("given", ["by the operator", "by the machine", "by the machine, for a role"])
 def test_credentials_that_the_machine_gives_to_everybody_are_told_from_the_operators(
     given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,11 +422,15 @@ def test_credentials_that_the_machine_gives_to_everybody_are_told_from_the_opera
         monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
         monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        if given == "by the machine, for a role":
+            (tmp_path / "none").write_text(
+                "[default]\nrole_arn = arn:aws:iam::1:role/r\ncredential_source = Ec2InstanceMetadata\n"
+            )
         if given == "by the operator":
             monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
             monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         address = parse_s3_address("s3://bucket?endpoint=http://127.0.0.1:9&path_style=true")
         store = S3BlobStore(address, SystemClock(), BlobCopies(tmp_path / "copies"))
-        assert store.has_credentials_of_machine() == (given == "by the machine")
+        assert store.has_credentials_of_machine() == (given != "by the operator")
         server.shutdown()
         thread.join()

@@ -184,7 +184,8 @@ class Assignment(WireModel):
     """A claimed run with all that it needs. ``secrets`` come once a claim; a worker keeps them in memory alone.
 
     ``source``: the commit as a deterministic archive (tar, gzip); None for an agent that is served elsewhere, whose
-    place is ``agent``. ``next_s``: when to sync next, where nothing is new.
+    place is ``agent``. ``isolation``, ``network``: what is demanded of any machine for this run, by its config or the platform's
+    operator. ``next_s``: when to sync next, where nothing is new.
     """
 
     run: AssignedRun
@@ -197,6 +198,8 @@ class Assignment(WireModel):
     adapter: AssignedAdapter | None = None
     journal: StoredJournal
     training: StoredTraining | None = None
+    isolation: Literal["required"] | None = None
+    network: Literal["none"] | None = None
     next_s: Pause = 1.0
 
 

@@ -15,6 +15,8 @@ _SILENCE_S, _LONG_SILENCE_S = 10, 60
 _CONNECTIONS = 32
 # What boto3 calls an instance's metadata and a container's.
 _BY_MACHINE = ("iam-role", "container-role")
+# Of a role that is taken on with these.
+_SOURCES_OF_MACHINE = ("Ec2InstanceMetadata", "EcsContainer")
 
 
 class S3Clients(NamedTuple):
@@ -35,11 +37,13 @@ def connect(address: S3Address, attempts: int) -> S3Clients:
     """
     import boto3
     from botocore.config import Config
+    from botocore.session import get_session
 
     # At their most talkative these write down what they sign, and what with.
     for name in ("boto3", "botocore", "s3transfer", "urllib3"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    session = boto3.session.Session()
+    core = get_session()
+    session = boto3.session.Session(botocore_session=core)
     region = address.region or session.region_name or "us-east-1"
 
     def client(endpoint: str, silence_s: int = _SILENCE_S) -> Any:
@@ -68,5 +72,13 @@ def connect(address: S3Address, attempts: int) -> S3Clients:
     own = client(address.endpoint)
     patient = client(address.endpoint, _LONG_SILENCE_S)
     public = client(address.public_endpoint) if address.public_endpoint else own
+    return S3Clients(own, patient, public, _are_by_machine(core))
+
+
+def _are_by_machine(session: Any) -> bool:
+    """Tell whether credentials are those that every program of this machine is given, or a role that these are good for."""
     credentials = session.get_credentials()
-    return S3Clients(own, patient, public, credentials is not None and credentials.method in _BY_MACHINE)
+    if credentials is None or credentials.method != "assume-role":
+        return credentials is not None and credentials.method in _BY_MACHINE
+    profiles = session.full_config.get("profiles", {}).values()
+    return any(profile.get("credential_source") in _SOURCES_OF_MACHINE for profile in profiles)

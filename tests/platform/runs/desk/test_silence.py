@@ -10,12 +10,14 @@ from fastapi.testclient import TestClient
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.desk import silence as silence_module
+from osmosis_ai.platform.runs.desk.claims import ClaimScope
 from osmosis_ai.platform.runs.leases import LEASE
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock
 from tests.platform.evaluations import Submits, submit_body
-from tests.platform.runs.desk.desk_workers import ANY, DeskWorker, offer
+from tests.platform.runs.desk.desk_workers import ANY, DeskWorker, offer, records
 
 submitted = Submits("/api/cli/eval-runs", submit_body).taken
 
@@ -65,6 +67,25 @@ def test_a_database_that_is_asked_again_and_again_was_silent_all_the_while(
     worker.sync()
     clock.advance(LEASE.total_seconds() + 1)
     assert desk.claim(offer(), ANY) is not None, "the silence is over, and its owner is silent now"
+
+
+def test_a_run_that_is_to_stop_is_not_ended_over_its_owner_that_nobody_could_hear(
+    api: TestClient, services: PlatformServices, clock: ManualClock
+) -> None:
+    submitted(api, advanced_config={"execution": {"pool": "gpu"}})
+    worker, desk = DeskWorker.claims(services, ClaimScope(pool="gpu")), services.desk
+    with services.db.transaction() as session:
+        desk.leases.ask_to_stop(session.get_one(DbRun, worker.run_id))
+    with pytest.raises(DatabaseBusyError), desk.silence.noticed():
+        raise DatabaseBusyError("it does not answer.")
+    clock.advance(LEASE.total_seconds() + 1)
+    desk.close_stopped()
+    worker.write(records(2))
+    worker.sync(journal=worker.part())
+    assert len(worker.samples()) == 2
+    clock.advance(LEASE.total_seconds() + 1)
+    desk.close_stopped()
+    assert worker.run.status == "stopped", "now it is its owner that is silent"
 
 
 def test_a_failure_that_took_long_was_a_long_silence(worker: DeskWorker, clock: ManualClock) -> None:

@@ -29,6 +29,7 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRun
 from osmosis_ai.platform.models import find_adapter
 from osmosis_ai.platform.rollout_servers import locate_server
+from osmosis_ai.platform.runs.demands import Demands
 from osmosis_ai.platform.runs.desk.journal_folding import JournalFolding
 from osmosis_ai.platform.runs.desk.training import stored_training
 from osmosis_ai.platform.runs.journal_segments import journal_segments
@@ -51,6 +52,7 @@ class Assignments:
         sources: the archives of commits.
         folding: of journals: a worker is handed blobs alone.
         term: how long a lease lasts.
+        demands: of every machine.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Assignments:
         sources: SourceArchives,
         folding: JournalFolding,
         term: timedelta,
+        demands: Demands,
     ) -> None:
         self._db = db
         self._vault = vault
@@ -70,6 +73,7 @@ class Assignments:
         self._sources = sources
         self._folding = folding
         self._term = term
+        self._demands = demands
 
     def of(self, lease: Lease, *, next_s: float) -> Assignment:
         """Return all that the owner of ``lease`` needs.
@@ -78,6 +82,7 @@ class Assignments:
             OsmosisError: something of it is not there any more, or can not be had now (``is_infrastructure``).
         """
         run = self._run(lease.run_id)
+        asked = self._demands.read(run.request)
         return Assignment(
             run=assigned_run(run),
             lease=AssignedLease(
@@ -91,6 +96,8 @@ class Assignments:
             adapter=self._adapter(run),
             journal=self._journal(run),
             training=self._training(run),
+            isolation="required" if asked.isolation == "required" else None,
+            network="none" if asked.network == "none" else None,
             next_s=next_s,
         )
 

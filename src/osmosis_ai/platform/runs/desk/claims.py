@@ -17,10 +17,11 @@ from sqlalchemy import ColumnElement, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import WorkerOffer
-from osmosis_ai.config.execution import ExecutionSection, read_execution
+from osmosis_ai.config.execution import ExecutionSection
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.runs.demands import Demands
 from osmosis_ai.platform.runs.desk.unfit_machines import UnfitMachines
 from osmosis_ai.platform.runs.fitting import Machine
 from osmosis_ai.platform.runs.leases import Lease, Leases, that_are_due, that_are_free
@@ -71,12 +72,16 @@ class Claims:
     Args:
         db, leases: the platform's.
         unfit: the machines that are not to have a run again while others may.
+        demands: of every machine.
     """
 
-    def __init__(self, db: Database, leases: Leases, unfit: UnfitMachines) -> None:
+    def __init__(
+        self, db: Database, leases: Leases, unfit: UnfitMachines, demands: Demands | None = None
+    ) -> None:
         self._db = db
         self._leases = leases
         self._unfit = unfit
+        self._demands = demands or Demands()
         self._silent: dict[str, str] = {}
         self._lock = threading.Lock()
 
@@ -184,9 +189,7 @@ class Claims:
         now = self._leases.now(session)
         rows = session.execute(_waiting(now, self._leases.term, scope, run_id))
         waiting = [
-            WaitingRun(
-                row.id, row.workspace_id, row.created_at, read_execution(row.request.get("advanced_config"))
-            )
+            WaitingRun(row.id, row.workspace_id, row.created_at, self._demands.read(row.request))
             for row in rows
         ]
         if len(waiting) < 2:

@@ -24,6 +24,7 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.runs.demands import Demands
 from osmosis_ai.platform.runs.desk.assignment import Assignments
 from osmosis_ai.platform.runs.desk.claims import Claims, ClaimScope
 from osmosis_ai.platform.runs.desk.closing import RunClosing
@@ -74,12 +75,13 @@ class RunDesk:
         self.silence = DatabaseSilence(clock, self.leases)
         self._unfit = UnfitMachines(db, clock)
         self._sources = sources
-        self._claims = Claims(db, self.leases, self._unfit)
+        demands = Demands.of(config)
+        self._claims = Claims(db, self.leases, self._unfit, demands)
         self.watch = RunWatch(db, self.leases, self._claims)
         self._folding = JournalFolding(db, blobs)
         self._uploads = RunUploads(db, blobs, config.run_upload_bytes)
         term = config.lease_term
-        self._assignments = Assignments(db, vault, blobs, signer, sources, self._folding, term)
+        self._assignments = Assignments(db, vault, blobs, signer, sources, self._folding, term, demands)
         self._news = WorkerNews(db, clock, logs, blobs, self._uploads)
         self._closing = RunClosing(
             db,
@@ -244,7 +246,9 @@ class RunDesk:
             outcome: what became of it; asked to stop, it is ``stopped``.
             error: why it failed, a sentence.
         """
-        lease = self._claims.take_abandoned(run_id)
+        # Behind a long silence nobody is abandoned before everybody has had a term to say something.
+        with self.silence.noticed():
+            lease = self._claims.take_abandoned(run_id)
         if lease is not None:
             self._closing.end(lease, EndRequest.model_construct(outcome=outcome, error=error))
 

@@ -177,11 +177,14 @@ class RunInputs:
         """
         if served_agent(request.experiment.entrypoint) is not None:
             return None
+        given = self._channel.assignment
+        demanded = {"isolation": given.isolation, "network": given.network}
+        asked = request.execution.model_copy(update={key: value for key, value in demanded.items() if value})
         return contain(
             self._config,
             self._directory,
             self.run.workspace_id,
-            request.execution,
+            asked,
             hands_out_keys=self._hands_out_keys,
         )
 

@@ -1,0 +1,42 @@
+"""What a platform's operator demands of every machine that executes its runs, however that machine is set.
+
+A machine's settings are its own, and a machine elsewhere has others: what is demanded of all of them travels with each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from osmosis_ai.config.execution import ExecutionSection, read_execution
+from osmosis_ai.platform.config import PlatformConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """What holds for runs, whatever their configs ask for.
+
+    Attributes:
+        no_network: all of them reach their model alone (``OSMOSIS_NETWORK=none``).
+        sandbox: those without a pool need a sandbox (``OSMOSIS_ISOLATION=required``), whose machines the platform chooses; a
+            pool's machines are what their operator made them for.
+    """
+
+    no_network: bool = False
+    sandbox: bool = False
+
+    @classmethod
+    def of(cls, config: PlatformConfig) -> Demands:
+        """Return what the settings of a platform demand."""
+        return cls(no_network=config.network == "none", sandbox=config.isolation == "required")
+
+    def read(self, request: Mapping[str, Any]) -> ExecutionSection:
+        """Return what a run asks for in its ``request``, and with it what is demanded of it."""
+        asked = read_execution(request.get("advanced_config"))
+        more: dict[str, Any] = {}
+        if self.no_network:
+            more["network"] = "none"
+        if self.sandbox and asked.pool is None:
+            more["isolation"] = "required"
+        return asked.model_copy(update=more) if more else asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -349,6 +350,36 @@ def test_a_page_of_a_run_that_is_deleted_says_so_and_keeps_what_it_shows(
     assert problem.text_content() == "This run is not there any more."
     assert looking.page.locator("h1").text_content() == heading
     looking.page.context.close()
+
+
+def test_a_page_whose_cursor_is_none_of_this_server_follows_its_run_all_the_same(
+    browser: Browser, opened: tuple[str, Any], site: FakeSource
+) -> None:
+    going_on(site, "growing")
+    looking = visit(browser, opened)
+    page, answered = looking.page, list[tuple[int, bool]]()
+    page.add_init_script(STREAMS_NOTED)
+    page.on(
+        "response",
+        lambda reply: "/changes" in reply.url and answered.append((reply.status, "since=" in reply.url)),
+    )
+
+    def as_an_earlier_release_made_it(route: Any) -> None:
+        made = route.fetch()
+        route.fulfill(
+            response=made, body=re.sub(r'data-live-cursor="[^"]+"', 'data-live-cursor="0-0-x"', made.text())
+        )
+
+    page.route(re.compile("/evals/growing$"), as_an_earlier_release_made_it)
+    with page.expect_response(lambda reply: "/changes" in reply.url and reply.status == 200):
+        looking.open("/evals/growing")
+    page.unroute_all()
+    # The stream was refused, and so was who asked why; the next one begins anew, and is a stream again.
+    assert answered == [(400, True), (400, True), (200, False)]
+    assert page.evaluate(OPEN_STREAMS) == 1
+    one_more_finished(site, "growing")
+    page.get_by_text("1 of 40 planned scored").first.wait_for()
+    page.context.close()
 
 
 @pytest.mark.soak

@@ -17,6 +17,7 @@ from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.comparison.run_samples import RunSamples
 from osmosis_ai.evaluation.run_places import RunKind
+from osmosis_ai.viewer.cursors import changes_cursor, encode
 from osmosis_ai.viewer.live import LiveHub, LiveNews, Watched
 from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import Changes
@@ -41,6 +42,11 @@ class GrowingSource(FakeSource):
             raise NotFoundError(f"there is no run {run!r} here.")
         new = tuple((row, 0) for row in range(int((since or str(self.finished)).rstrip("!")), self.finished))
         return Changes(f"{self.finished}{'' if self.status == 'running' else '!'}", self.status, samples=new)
+
+
+def cursor_of(finished: int, status: str = "finished") -> str:
+    """Return what a page of the fake source's run is told where so many samples have finished."""
+    return changes_cursor(finished, 0, status)
 
 
 async def news_of(stream: AsyncIterator[LiveNews]) -> LiveNews:
@@ -210,7 +216,7 @@ def test_who_asks_again_and_nothing_came_gets_no_body() -> None:
     with visitor(source) as client:
         reply = client.get("/evals/calm-fern-1/changes")
         assert reply.json() == {
-            "cursor": "1",
+            "cursor": cursor_of(1),
             "status": "finished",
             "headline": None,
             "samples": [],
@@ -231,9 +237,9 @@ def test_the_events_of_a_run_that_has_ended_are_one_change_and_the_end() -> None
     reply = client.get("/evals/calm-fern-1/changes", headers=accept)
     assert reply.headers["content-type"].startswith("text/event-stream")
     change, end, rest = reply.text.split("\n\n")
-    assert change.startswith("event: change\n") and change.endswith("\nid: 0") and rest == ""
+    assert change.startswith("event: change\n") and change.endswith(f"\nid: {cursor_of(0)}") and rest == ""
     assert json.loads(end.partition("data: ")[2]) == {"reason": "ended"}
-    back = client.get("/evals/calm-fern-1/changes", headers={**accept, "Last-Event-ID": "0"})
+    back = client.get("/evals/calm-fern-1/changes", headers={**accept, "Last-Event-ID": cursor_of(0)})
     assert (back.status_code, back.content) == (204, b"")
 
 
@@ -241,3 +247,40 @@ def test_the_events_of_a_run_that_has_ended_are_one_change_and_the_end() -> None
 def test_of_a_run_that_is_not_there_nothing_is_told(accept: str) -> None:
     reply = visitor(FakeSource()).get("/evals/none/changes", headers={"Accept": accept})
     assert (reply.status_code, reply.json()) == (404, {"message": "there is no run 'none' here."})
+
+
+NO_CURSORS = {
+    "words": "garbage",
+    "a mark": "§",
+    "one of another release": "1024-0-running",
+    "a list's": encode("samples:row:asc", [None, 1, 0]),
+    "too few parts": encode("changes", [1, 0]),
+    "a long one": "A" * 20_000,
+}
+"""Given as a cursor of a run's changes, none of which any server ever gave."""
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+@pytest.mark.parametrize("cursor", NO_CURSORS.values(), ids=NO_CURSORS.keys())
+def test_what_no_cursor_could_ever_be_is_refused_as_lists_refuse_it(cursor: str, accept: str) -> None:
+    pages = visitor(FakeSource([a_run("calm-fern-1")]))
+    here, headers = "/evals/calm-fern-1/changes", {"Accept": accept}
+    replies = [pages.get(here, params={"since": cursor}, headers=headers)]
+    if cursor.isascii():
+        replies.append(pages.get(here, headers={**headers, "Last-Event-ID": cursor}))
+    told = {"message": "the cursor is none of a run's changes."}
+    assert [(each.status_code, each.json()) for each in replies] == [(400, told)] * len(replies)
+
+
+def test_a_cursor_that_is_not_remembered_any_more_goes_on_with_how_the_run_stands() -> None:
+    source = FakeSource([a_run("calm-fern-1")], listed={"calm-fern-1": [a_sample(0)]})
+    before = visitor(source).get("/evals/calm-fern-1/changes").json()["cursor"]
+    source.listed["calm-fern-1"].append(a_sample(1))
+    with visitor(source) as restarted:
+        reply = restarted.get("/evals/calm-fern-1/changes", params={"since": before})
+        assert (reply.status_code, reply.json()["cursor"], reply.json()["more"]) == (200, cursor_of(2), True)
+        events = restarted.get(
+            "/evals/calm-fern-1/changes",
+            headers={"Accept": "text/event-stream", "Last-Event-ID": cursor_of(7, "running")},
+        )
+        assert events.text.startswith("event: change\n") and f"id: {cursor_of(2)}" in events.text

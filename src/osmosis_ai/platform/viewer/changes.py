@@ -15,14 +15,14 @@ import orjson
 from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbSample
 from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.viewer.found_runs import no_such_run, of_family
+from osmosis_ai.viewer.cursors import CHANGES, changes_cursor, refused, stood_at
 from osmosis_ai.viewer.source import Changes
 
-_CURSOR = re.compile(r"([0-9a-f]{12})-(\d{1,18}(?:\.\d{1,18})*)-(\d{1,18})", re.ASCII)
+_POSITIONS = re.compile(r"\d{1,18}(?:\.\d{1,18})*", re.ASCII)
 _MOST_SAMPLES = 300
 _POSITION = (
     select(func.max(DbSample.position)).where(DbSample.run_id == DbRun.id).correlate(DbRun).scalar_subquery()
@@ -65,7 +65,7 @@ def read_changes(
     positions = [row.position or 0 for row in family]
     log_line = next(row.line for row in family if row[0].id == run.id) or 0
     standing = _standing([(row[0], why_it_waits(row[0])) for row in family])
-    cursor = f"{standing}-{'.'.join(map(str, positions))}-{log_line}"
+    cursor = changes_cursor(standing, ".".join(map(str, positions)), log_line)
     samples: list[tuple[int, int]] = []
     if since is not None and since != cursor:
         samples = _finished(session, [row[0].id for row in family], positions, _positions(since))
@@ -104,7 +104,7 @@ def _standing(runs: Sequence[tuple[DbRun, str | None]]) -> str:
 
 
 def _positions(cursor: str) -> list[int]:
-    match = _CURSOR.fullmatch(cursor)
+    match = _POSITIONS.fullmatch(str(stood_at(cursor)[1]))
     if match is None:
-        raise OsmosisError("the cursor is none of a run's changes.", details={"cursor": cursor[:80]})
-    return [int(position) for position in match[2].split(".")]
+        raise refused(cursor, CHANGES)
+    return [int(position) for position in match[0].split(".")]

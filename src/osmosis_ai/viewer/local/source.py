@@ -34,6 +34,7 @@ from osmosis_ai.evaluation.run_places import RunKind, RunPlace, RunPlaces, names
 from osmosis_ai.files import size_of
 from osmosis_ai.training.runs.curves import RecordedTraining, TrainingCurves
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from osmosis_ai.viewer.cursors import CHANGES, changes_cursor, refused, stood_at
 from osmosis_ai.viewer.local.evaluations import KnownEvaluation, commands_of, facts_of, read_evaluation
 from osmosis_ai.viewer.local.judging_sessions import session_detail
 from osmosis_ai.viewer.local.recorded import secret_names
@@ -236,7 +237,8 @@ class LocalSource:
         if kind != "eval":
             entry = self._list.entry(place)
             _, changed = file_state(place.path / "metrics.jsonl" if kind == "training" else place.path)
-            return Changes(f"{log}-{changed}-{entry.status}", entry.status, log_cursor=cursor_at(log))
+            cursor = changes_cursor(changed, log, entry.status)
+            return Changes(cursor, entry.status, log_cursor=cursor_at(log))
         known, finished, read = self._evaluation(place), list[tuple[int, int]](), 0
         if known.manifest is not None:
             samples, _ = self._samples(place)
@@ -244,7 +246,7 @@ class LocalSource:
             if since is not None:
                 finished = samples.since(_bytes_seen(since), limit=_MOST_CHANGES + 1)
         return Changes(
-            cursor=f"{read}-{log}-{known.entry.status}",
+            cursor=changes_cursor(read, log, known.entry.status),
             status=known.entry.status,
             headline=known.entry.headline,
             samples=finished[:_MOST_CHANGES],
@@ -366,7 +368,7 @@ def _bytes_seen(since: str) -> int:
     Raises:
         OsmosisError: it is none.
     """
-    read = since.partition("-")[0]
-    if not read.isdecimal() or not read.isascii() or len(read) > 18:
-        raise OsmosisError("the cursor is none of a run's changes.", details={"cursor": since[:80]})
-    return int(read)
+    read = stood_at(since)[0]
+    if not isinstance(read, int) or not 0 <= read < 1 << 63:
+        raise refused(since, CHANGES)
+    return read

@@ -332,12 +332,16 @@ def test_what_changes_is_said_at_most_every_five_seconds(browser: Browser, opene
     page.context.close()
 
 
-@pytest.mark.parametrize("page", ["", "/samples", "/samples?outcome=passed"])
+@pytest.mark.parametrize(
+    "page",
+    ["", "/samples", "/samples?outcome=passed", "/samples/0.0", "/samples/0.0/raw", "/log", "/log?cursor=20"],
+)
 def test_a_page_of_a_run_that_is_deleted_says_so_and_keeps_what_it_shows(
     browser: Browser, opened: tuple[str, Any], site: FakeSource, page: str
 ) -> None:
     going_on(site, "passing")
     one_more_finished(site, "passing")
+    site.conversations = {**site.conversations, ("passing", 0, 0): b'{"steps": []}'}
     looking = visit(browser, opened)
     looking.page.add_init_script(STREAMS_NOTED)
     looking.open(f"/evals/passing{page}")
@@ -347,8 +351,11 @@ def test_a_page_of_a_run_that_is_deleted_says_so_and_keeps_what_it_shows(
     site.entries = [each for each in site.entries if each.name != "passing"]
     problem = looking.page.locator("main .problem[role=alert]")
     problem.wait_for()
-    assert problem.text_content() == "This run is not there any more."
+    assert problem.text_content() == "This run is not there any more. Back to the list"
     assert looking.page.locator("h1").text_content() == heading
+    assert looking.wrong == []
+    problem.get_by_role("link").click()
+    looking.page.wait_for_url("**/evals")
     looking.page.context.close()
 
 

@@ -17,12 +17,14 @@ from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.comparison.run_samples import RunSamples
 from osmosis_ai.evaluation.run_places import RunKind
+from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.cursors import changes_cursor, encode
 from osmosis_ai.viewer.live import LiveHub, LiveNews, Watched
 from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import Changes
 from tests.viewer.browsing import page_text, visitor
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
+from tests.viewer.source_contract import sample_record
 
 WATCHED = Watched("", "eval", "calm-fern-1")
 
@@ -172,9 +174,21 @@ async def test_a_stream_outlives_that_its_run_is_killed_and_follows_it_when_it_g
     ("status", "follows"), [("running", True), ("incomplete", True), ("finished", False)]
 )
 def test_a_page_follows_a_run_that_may_go_on(status: str, follows: bool) -> None:
-    pages = visitor(FakeSource([a_run("calm-fern-1", status=status)]))
-    page = page_text(pages.get("/evals/calm-fern-1"))
-    assert ('data-live-source="/evals/calm-fern-1/changes"' in page) is follows
+    name = "keen-owl-2"
+    validated = ValidationSamples.of([sample_record(0, 0, 1.0)], step=4, pass_threshold=1.0)
+    source = FakeSource(
+        [a_run("calm-fern-1", status=status), a_run(name, "training", status=status)],
+        listed={"calm-fern-1": [a_sample(0)]},
+        conversations={("calm-fern-1", 0, 0): b'{"steps": []}', (name, 0, 0): b'{"steps": []}'},
+        validations={name: validated},
+    )
+    pages = visitor(source)
+    for below in ("", "/samples", "/samples/0.0", "/samples/0.0/raw", "/log", "/log?cursor=1"):
+        page = page_text(pages.get(f"/evals/calm-fern-1{below}"))
+        assert ('data-live-source="/evals/calm-fern-1/changes"' in page) is follows, below
+    for below in ("", "/log", "/validation/0.0"):
+        page = page_text(pages.get(f"/training/keen-owl-2{below}"))
+        assert ('data-live-source="/training/keen-owl-2/changes"' in page) is follows, below
     assert pages.get("/evals/calm-fern-1/changes").json()["ended"] is not follows
 
 

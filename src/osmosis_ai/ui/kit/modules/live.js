@@ -92,6 +92,13 @@ function end(reason) {
   problem.className = "problem";
   problem.setAttribute("role", "alert");
   problem.textContent = ENDS[reason];
+  const list = reason === "gone" && document.querySelector(".crumbs a");
+  if (list) {
+    const back = document.createElement("a");
+    back.href = list.href;
+    back.textContent = "Back to the list";
+    problem.append(" ", back);
+  }
   document.querySelector("main h1").after(problem);
 }
 

@@ -180,7 +180,7 @@ class FakeSource:
 
     def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
         status = self.run(kind, run).summary.status
-        return Changes(changes_cursor(len(self.listed.get(run, [])), 0, status), status)
+        return Changes(changes_cursor(status, [len(self.listed.get(run, []))], 0), status)
 
     def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:
         return {name: [run.kind for run in self.entries if run.name == name] for name in names}

@@ -48,7 +48,7 @@ class GrowingSource(FakeSource):
 
 def cursor_of(finished: int, status: str = "finished") -> str:
     """Return what a page of the fake source's run is told where so many samples have finished."""
-    return changes_cursor(finished, 0, status)
+    return changes_cursor(status, [finished], 0)
 
 
 async def news_of(stream: AsyncIterator[LiveNews]) -> LiveNews:
@@ -268,7 +268,8 @@ NO_CURSORS = {
     "a mark": "§",
     "one of another release": "1024-0-running",
     "a list's": encode("samples:row:asc", [None, 1, 0]),
-    "too few parts": encode("changes", [1, 0]),
+    "too few parts": encode("changes", ["running", "1"]),
+    "no position": encode("changes", ["running", "-1", 0]),
     "a long one": "A" * 20_000,
 }
 """Given as a cursor of a run's changes, none of which any server ever gave."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from osmosis_ai.viewer.source import ItemPage, ItemT, RunQuery, SampleEntry, Sam
 RowT = TypeVar("RowT")
 CHANGES = "changes"
 """What stands in place of an order in the cursors of what is new in a run."""
+_POSITIONS = re.compile(r"\d{1,18}(?:\.\d{1,18})*", re.ASCII)
 _LONGEST = 8192
 _LARGEST = 2**31 - 1
 _LARGEST_AMOUNT = sys.float_info.max
@@ -122,18 +124,21 @@ def decode(cursor: str, order: str, *, parts: int) -> tuple[list[Scalar], bool]:
     return key, bool(backward)
 
 
-def changes_cursor(*stood: Scalar) -> str:
-    """Return the cursor of how a run stands: three values, of which the source that made it knows what they tell."""
-    return encode(CHANGES, stood)
+def changes_cursor(standing: str, positions: Sequence[int], log: int) -> str:
+    """Return the cursor of how a run stands, of up to where each of its journals is read, and of its log."""
+    return encode(CHANGES, (standing, ".".join(map(str, positions)), log))
 
 
-def stood_at(cursor: str) -> Sequence[Scalar]:
-    """Return what :func:`changes_cursor` was given.
+def positions_in(cursor: str) -> list[int]:
+    """Return the positions that :func:`changes_cursor` was given.
 
     Raises:
         OsmosisError: no source has ever made it.
     """
-    return decode(cursor, CHANGES, parts=3)[0]
+    positions = str(decode(cursor, CHANGES, parts=3)[0][1])
+    if _POSITIONS.fullmatch(positions) is None:
+        raise refused(cursor, CHANGES)
+    return [int(position) for position in positions.split(".")]
 
 
 def order_of(query: RunQuery | SampleQuery) -> str:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.viewer.access import SECTIONS, Viewing
-from osmosis_ai.viewer.cursors import stood_at
+from osmosis_ai.viewer.cursors import positions_in
 from osmosis_ai.viewer.live import POLL_AGAIN_S, LiveHub, Watched, is_over
 from osmosis_ai.viewer.source import Changes
 
@@ -68,7 +68,7 @@ async def live_reply(request: Request, view: Viewing, kind: RunKind, run: str) -
     since = request.headers.get("last-event-id") or request.query_params.get("since")
     try:
         if since:
-            stood_at(since)
+            positions_in(since)
         now = await hub.changes(watched, view.source, since=since)
     except OsmosisError as error:
         status = 404 if isinstance(error, NotFoundError) else 400 if error.code == "VALIDATION" else 503

@@ -41,6 +41,7 @@ from osmosis_ai.platform.runs.submit.packing import PACKING, SourcePacking
 from osmosis_ai.platform.runs.submit.resuming import TrainingResumption
 from osmosis_ai.platform.runs.submit.retrying import EvalRetries
 from osmosis_ai.platform.runs.submit.submitter import RunSubmitter
+from osmosis_ai.platform.secret_handouts import SecretHandouts
 from osmosis_ai.platform.secrets import SecretStore
 from osmosis_ai.platform.sign_in import SignIns
 from osmosis_ai.platform.vault import Vault, open_vault
@@ -65,6 +66,7 @@ class PlatformServices:
     datasets: DatasetStore
     vault: Vault
     secrets: SecretStore
+    secret_handouts: SecretHandouts
     mirrors: MirrorStore
     rollouts: RolloutStore
     rollout_servers: RolloutServerStore
@@ -129,7 +131,8 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     datasets = DatasetStore(db, blobs, used_clock, logs)
     imports = EvalImportStore(db, blobs, used_clock, logs, counts["eval"])
     access = WorkerAccess(db, used_clock, logs)
-    desk = RunDesk(config, db, used_clock, logs, blobs, vault, sources, signer)
+    handouts = SecretHandouts(db, used_clock)
+    desk = RunDesk(config, db, used_clock, logs, blobs, vault, sources, signer, handouts)
     shards = ShardMerging(db, blobs, used_clock)
     deletion = RunDeletion(db, used_clock, blobs, config.runs_dir, counts)
     return PlatformServices(
@@ -146,6 +149,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         datasets=datasets,
         vault=vault,
         secrets=SecretStore(db, vault, used_clock),
+        secret_handouts=handouts,
         mirrors=mirrors,
         rollouts=rollouts,
         rollout_servers=RolloutServerStore(db, vault, used_clock),

@@ -33,7 +33,7 @@ _KINDS = (
 
 
 @dataclass
-class LeftOut:
+class ArtifactsLeftOut:
     """What of one attempt is not copied: how many, and of the first few the name and why."""
 
     count: int = 0
@@ -58,7 +58,7 @@ class LeftOutLines:
         self._lock = threading.Lock()
         self._samples = 0
 
-    def say(self, row: int, attempt: int, left_out: LeftOut) -> None:
+    def say(self, row: int, attempt: int, left_out: ArtifactsLeftOut) -> None:
         """Say what was left out of a sample, if anything was, and few have had a line."""
         if not left_out.count:
             return
@@ -85,7 +85,7 @@ def copy_artifacts(
     name: str,
     *,
     dir_fd: int | None = None,
-    left_out: LeftOut | None = None,
+    left_out: ArtifactsLeftOut | None = None,
 ) -> bool:
     """Copy the regular files below ``source`` to ``root/name`` in one step; False when there are none.
 
@@ -97,7 +97,7 @@ def copy_artifacts(
     """
     temporary = root / f".{name}.tmp"
     remove(temporary)
-    left_out = LeftOut() if left_out is None else left_out
+    left_out = ArtifactsLeftOut() if left_out is None else left_out
     copied = False
     for directory, folders, files, descriptor in _walk(source, dir_fd, left_out):
         relative = Path(directory).relative_to(source)
@@ -124,7 +124,7 @@ def remove(path: Path) -> None:
 
 
 def _walk(
-    source: Path | str, dir_fd: int | None, left_out: LeftOut
+    source: Path | str, dir_fd: int | None, left_out: ArtifactsLeftOut
 ) -> Iterator[tuple[str, list[str], list[str], int]]:
     try:
         found = os.lstat(source, dir_fd=dir_fd)
@@ -151,7 +151,9 @@ def _kind(mode: int) -> str | None:
     return next((words for is_one, words in _KINDS if is_one(mode)), None)
 
 
-def _copy_regular_file(name: str, directory: int, target: Path, path: str, left_out: LeftOut) -> bool:
+def _copy_regular_file(
+    name: str, directory: int, target: Path, path: str, left_out: ArtifactsLeftOut
+) -> bool:
     """Copy ``name`` of an open directory unless it is a link or a special file by now."""
     try:
         source = open_regular(name, dir_fd=directory)

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from osmosis_ai.evaluation.artifact_copies import LeftOut, LeftOutLines, copy_artifacts, remove
+from osmosis_ai.evaluation.artifact_copies import ArtifactsLeftOut, LeftOutLines, copy_artifacts, remove
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, RunDirectory
@@ -256,7 +256,7 @@ class Projector:
         try:
             with _open_trial(self._directory.trial(rollout_id)) as trial:
                 if not self._has_artifacts[item]:
-                    left_out = LeftOut()
+                    left_out = ArtifactsLeftOut()
                     copy_artifacts(
                         ARTIFACTS, self._directory.artifacts, name, dir_fd=trial, left_out=left_out
                     )

@@ -36,12 +36,12 @@ from osmosis_ai.platform.runs.read.run_counts import RunCounts
 from osmosis_ai.platform.runs.read.run_store import RunStore
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.sample_filling import SampleFilling
+from osmosis_ai.platform.runs.secret_handouts import SecretHandouts
 from osmosis_ai.platform.runs.source_archives import SourceArchives
 from osmosis_ai.platform.runs.submit.packing import PACKING, SourcePacking
 from osmosis_ai.platform.runs.submit.resuming import TrainingResumption
 from osmosis_ai.platform.runs.submit.retrying import EvalRetries
 from osmosis_ai.platform.runs.submit.submitter import RunSubmitter
-from osmosis_ai.platform.secret_handouts import SecretHandouts
 from osmosis_ai.platform.secrets import SecretStore
 from osmosis_ai.platform.sign_in import SignIns
 from osmosis_ai.platform.vault import Vault, open_vault

@@ -271,13 +271,12 @@ class Service:
         spec = self.spec
         command = spec.command
         program = command[0] if isinstance(command, Sequence) else command.name
-        if spec.guarded and isinstance(command, Sequence):
-            command = [sys.executable, "-m", "osmosis_ai.supervision", *command]
+        guard = [sys.executable, "-m", "osmosis_ai.supervision"] if spec.guarded else []
         self._lines, self._announced, self._seen = deque(maxlen=LOG_TAIL_LINES), None, "no answer"
         try:
             self._log_start = spec.log_path.stat().st_size if spec.log_path and spec.log_path.exists() else 0
             process = self._process = ChildProcess(
-                command,
+                [*guard, *command] if isinstance(command, Sequence) else command,
                 env=spec.env,
                 cwd=spec.cwd,
                 stdout=spec.log_path or subprocess.PIPE,

@@ -36,9 +36,9 @@ from osmosis_ai.platform.runs.desk.uploads import RunUploads
 from osmosis_ai.platform.runs.desk.watching import RunWatch
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError, Outcome
+from osmosis_ai.platform.runs.secret_handouts import SecretHandouts
 from osmosis_ai.platform.runs.source_archives import SourceArchives, StillPackingError
 from osmosis_ai.platform.runs.waiting import BegunRun, waits_for
-from osmosis_ai.platform.secret_handouts import SecretHandouts
 from osmosis_ai.platform.vault import Vault
 
 _MOST_WAITING = 10_000

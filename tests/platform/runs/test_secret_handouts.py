@@ -13,7 +13,7 @@ from sqlalchemy import delete, func, select
 from osmosis_ai.platform.db.engine import DatabaseBusyError
 from osmosis_ai.platform.db.tables import DbSecretHandout, DbWorkspace, new_id
 from osmosis_ai.platform.runs.desk.claims import ClaimScope
-from osmosis_ai.platform.secret_handouts import SecretHandouts
+from osmosis_ai.platform.runs.secret_handouts import SecretHandouts
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.evaluations import Code, Submits, add_dataset, submit_body

@@ -29,9 +29,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from osmosis_ai.sandbox import RunLimits, check_sandbox
+from osmosis_ai.sandbox import RunLimits, SandboxedProgram, check_sandbox
 from osmosis_ai.sandbox.control_groups import Delegation, hierarchy_mount
 from osmosis_ai.sandbox.run_group import RunGroup
+from osmosis_ai.supervision import program_start
 
 REPOSITORY = Path(__file__).parents[1]
 CONFIG = "configs/eval/multiply.toml"
@@ -73,15 +74,17 @@ class Meter:
     def __init__(self, group: RunGroup | None) -> None:
         self.group = group
 
-    def run(self, command: Sequence[str], cwd: Path) -> tuple[float, float]:
+    def run(self, program: Sequence[str] | SandboxedProgram, cwd: Path) -> tuple[float, float]:
         """Run a command to its end; return its seconds, and those of CPU time as far as they are known."""
-        if self.group is not None:
-            command = self.group.command(command, "all")
-        begun, before_s = time.perf_counter(), self._cpu_s()
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+        began, before_s = time.perf_counter(), self._cpu_s()
+        with program_start(program, os.environ) as begun:
+            command = begun.command if self.group is None else self.group.command(begun.command, "all")
+            done = subprocess.run(
+                command, cwd=cwd, env=begun.env, pass_fds=begun.fds, capture_output=True, text=True
+            )
         if done.returncode != 0:
             raise SystemExit(f"`{command[0]}` failed: {done.stderr[-2000:]}")
-        return time.perf_counter() - begun, self._cpu_s() - before_s
+        return time.perf_counter() - began, self._cpu_s() - before_s
 
     def _cpu_s(self) -> float:
         if self.group is not None:
@@ -99,7 +102,7 @@ def starts_ms(meter: Meter, root: Path, times: int) -> dict[str, list[tuple[floa
     source = root / "source"
     source.mkdir()
     sandbox = capability.sandbox(source)
-    commands = {
+    commands: dict[str, Sequence[str] | SandboxedProgram] = {
         "alone": ["/bin/true"],
         "sandboxed": sandbox.command(["/bin/true"], cwd=sandbox.source, writable=[]),
     }

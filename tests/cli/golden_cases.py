@@ -76,6 +76,15 @@ SECRET = {
     "updated_at": "2026-05-02T09:00:00Z",
     "creator_name": "Mara",
 }
+HANDOUT = {
+    "id": "sho_1",
+    "names": ["API_KEY", "OPENAI_API_KEY"],
+    "run_id": "run_1",
+    "run_name": "amber-otter",
+    "attempt": 2,
+    "machine": "basement",
+    "handed_at": "2026-05-03T09:00:00Z",
+}
 SERVER = {
     "id": "srv_1",
     "name": "calculator",
@@ -432,6 +441,15 @@ CASES: tuple[Case, ...] = (
     ),
     Case("workspace current", answers("get", "/verify", VERIFIED)),
     Case("secret list", page("/environment-secrets", "environment_secrets", SECRET)),
+    Case(
+        "secret audit --limit 1",
+        lambda maze: (
+            maze.get("/verify").respond(json=VERIFIED, headers={"X-Osmosis-Capabilities": "secret-audit"}),
+            maze.get("/environment-secrets/audit").respond(
+                json={"handouts": [HANDOUT], "total_count": 2, "has_more": True, "next_offset": 1}
+            ),
+        ),
+    ),
     Case("secret set API_KEY --env GOLDEN_KEY", answers("post", "/environment-secrets", SECRET)),
     Case(
         "secret delete API_KEY --yes",

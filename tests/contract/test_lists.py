@@ -17,6 +17,7 @@ LISTS: dict[str, tuple[str, Callable[[PlatformClient], Any]]] = {
         "/api/cli/environment-secrets?limit=50&offset=0&scope=all",
         lambda c: c.secrets.list(),
     ),
+    "handouts": ("/api/cli/environment-secrets/audit?limit=50&offset=0", lambda c: c.secrets.handouts()),
     "rollouts": ("/api/cli/rollouts?limit=50&offset=0", lambda c: c.rollouts.list()),
     "eval_runs": ("/api/cli/eval-runs?limit=50&offset=0", lambda c: c.eval_runs.list()),
     "training_runs": ("/api/cli/training-runs?limit=50&offset=0", lambda c: c.training_runs.list()),

@@ -10,6 +10,9 @@ SECRET = """{"id": "sec_1", "name": "OPENAI_API_KEY", "scope": "user", "created_
  "updated_at": "2026-11-04T08:12:44Z", "creator_name": "Mara", "updater_name": "Ned",
  "platform_url": "https://platform.osmosis.ai/fern-lab/secrets"}"""
 
+HANDOUT = """{"id": "sho_1", "names": ["OPENAI_API_KEY"], "run_id": "run_1", "run_name": "amber-otter", "attempt": 2,
+ "machine": "basement", "pool": "gpu", "handed_at": "2026-11-03T08:12:44Z"}"""
+
 ROLLOUT = """{"id": "ro_1", "name": "maze", "description": "walks", "is_active": false,
  "last_synced_commit_sha": "0f3a", "last_synced_at": "2026-11-03T08:12:44Z", "repo_full_name": "fern/maze",
  "created_at": "2026-11-03T08:12:44Z"}"""
@@ -22,6 +25,28 @@ LORA = """{"id": "lo_1", "model_name": "maze-lora", "base_model": "fern/base-32b
  "deployed_at": "2026-11-03T08:12:44Z", "deployed_by": "Mara", "hf_upload_status": "done",
  "hf_url": "https://hf.example/x", "uploaded_by": "Ned", "inference_model": "fern/base-32b:maze-lora",
  "platform_url": "https://platform.osmosis.ai/fern-lab/models/lo_1", "is_internal_user": false}"""
+
+
+@pytest.mark.parametrize(
+    "reply, wanted",
+    [
+        (HANDOUT, ("amber-otter", 2, "basement", "gpu")),
+        (nulled(HANDOUT, keep=("id", "names", "run_id")), (None, None, None, None)),
+        ('{"id": "sho_1", "names": ["OPENAI_API_KEY"], "run_id": "run_1"}', (None, None, None, None)),
+    ],
+    ids=["full", "nulls", "minimal"],
+)
+def test_the_audit_says_who_was_handed_which_names(
+    client: PlatformClient, wire: Wire, reply: str, wanted: tuple[object, ...]
+) -> None:
+    wire.answers(
+        "GET",
+        "/api/cli/environment-secrets/audit?limit=20&offset=40",
+        f'{{"handouts": [{reply}], "total_count": 41, "has_more": false, "next_offset": null}}',
+    )
+    (found,) = client.secrets.handouts(limit=20, offset=40).handouts
+    assert (found.id, found.names, found.run_id) == ("sho_1", ["OPENAI_API_KEY"], "run_1")
+    assert (found.run_name, found.attempt, found.machine, found.pool) == wanted
 
 
 @pytest.mark.parametrize("scope", ["all", "workspace", "user"])

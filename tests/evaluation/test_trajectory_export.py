@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.evaluation import trajectory_export
+from osmosis_ai.evaluation.artifact_copies import copy_artifacts
 from osmosis_ai.evaluation.journal import Journal
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.run_directory import RunDirectory
@@ -18,7 +19,6 @@ from osmosis_ai.evaluation.run_log import RunLog
 from osmosis_ai.evaluation.trajectory_export import (
     LARGEST_TRAJECTORY_BYTES,
     Projector,
-    copy_artifacts,
     trajectory_identity,
 )
 from osmosis_ai.redaction import Redactor
@@ -30,12 +30,12 @@ from tests.evaluation.builders import record
 
 
 class World:
-    """A run directory with one row and two attempts."""
+    """A run directory with one row and two attempts, or more."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, attempts: int = 2) -> None:
         self.directory = RunDirectory(root / "run")
         self.directory.create()
-        self.ledger = Ledger(1, 2)
+        self.ledger = Ledger(1, attempts)
         self.log = RunLog(self.directory.log, Redactor())
 
     def projector(self) -> Projector:
@@ -291,7 +291,7 @@ def test_an_artifact_that_grows_while_it_is_copied_is_copied_as_far_as_it_was_th
 
         return Growing(io.FileIO(path))
 
-    monkeypatch.setattr("osmosis_ai.evaluation.trajectory_export.open_regular", grow)
+    monkeypatch.setattr("osmosis_ai.evaluation.artifact_copies.open_regular", grow)
     assert copy_artifacts(path.parent, world.directory.artifacts, "row_0_run_0")
     copy = world.directory.artifacts / "row_0_run_0" / "grows.txt"
     assert copy.read_text() == "x" * 100
@@ -310,7 +310,7 @@ def test_an_artifact_that_shrinks_while_it_is_copied_is_what_was_read_of_it(
             os.truncate(path, 10)
         return found
 
-    monkeypatch.setattr("osmosis_ai.evaluation.trajectory_export.os.fstat", shrink)
+    monkeypatch.setattr("osmosis_ai.evaluation.artifact_copies.os.fstat", shrink)
     assert copy_artifacts(path.parent, world.directory.artifacts, "row_0_run_0")
     copy = world.directory.artifacts / "row_0_run_0" / "shrinks.txt"
     assert asked == [100, 100] and copy.read_text() == "x" * 10

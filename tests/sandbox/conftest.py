@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.process_environment import program_environment
-from osmosis_ai.sandbox import RunLimits, Sandbox, SandboxCapability, check_sandbox
+from osmosis_ai.sandbox import RunLimits, Sandbox, SandboxCapability, SandboxedProgram, check_sandbox
 from osmosis_ai.sandbox.places import SDK
 
 NOBODY = 65534
@@ -47,23 +47,36 @@ class Machine:
     ) -> subprocess.CompletedProcess[str]:
         """Run a shell's script in the sandbox; its parent's environment has a canary."""
         value = self.canaries.setdefault("the operator's environment", secrets.token_hex(12))
-        command = self.sandbox.command(
+        program = self.sandbox.command(
             ["/bin/sh", "-c", script, "sh", *map(str, arguments)],
             cwd=self.sandbox.source,
             writable=[self.artifacts],
         )
-        return subprocess.run(
-            ["/bin/sh", "-c", 'env -u OPERATORS_KEY "$@"; exit $?', "sh", *command],
-            env={**program_environment(os.environ), "OPERATORS_KEY": value, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=120,
-            check=False,
-            user=self.user,
-        )
+        with program.start({**program_environment(os.environ), **(env or {})}) as begun:
+            return subprocess.run(
+                ["/bin/sh", "-c", 'env -u OPERATORS_KEY "$@"; exit $?', "sh", *begun.command],
+                env={**begun.env, "OPERATORS_KEY": value},
+                pass_fds=begun.fds,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=120,
+                check=False,
+                user=self.user,
+            )
+
+    def popen(self, program: SandboxedProgram, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start a program of the sandbox; its output is read by the caller."""
+        with program.start(program_environment(os.environ) if env is None else env) as begun:
+            return subprocess.Popen(
+                begun.command,
+                env=begun.env,
+                pass_fds=begun.fds,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
 
     def found(self, text: str) -> list[str]:
         """Return which canaries are in a text."""

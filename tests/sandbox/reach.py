@@ -22,15 +22,22 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from osmosis_ai.process_environment import program_environment
-from osmosis_ai.sandbox import InnerListener, RunLimits, Sandbox, check_sandbox, interpreter_places
+from osmosis_ai.sandbox import (
+    InnerListener,
+    RunLimits,
+    Sandbox,
+    SandboxedProgram,
+    check_sandbox,
+    interpreter_places,
+)
 from osmosis_ai.sandbox.places import SDK
-from osmosis_ai.supervision import kept_to_itself
+from osmosis_ai.supervision import kept_to_itself, program_start
 
 PROBE = Path(__file__).with_name("reach_probe.py")
 METADATA = "169.254.169.254"
@@ -152,21 +159,24 @@ def try_level(world: World, asked: dict[str, Any], sandbox: Sandbox | None) -> d
     probe = [str(python), "-I", "-S", str(world.installed.with_name("probe.py"))]
     probe.append(json.dumps({**asked, "alive": held}))
     inner, fds = None, [held]
+    env = {**program_environment(os.environ), "OWN_SECRET": "mine"}
+    started: Sequence[str] | SandboxedProgram = probe
     if sandbox is not None:
         if sandbox.network == "none":
             inner = InnerListener(asked["model"][1])
             fds.append(inner.fileno())
             probe = inner.command(python, probe)
-        probe = sandbox.command(probe, cwd=world.source, writable=[world.artifacts])
-    server = subprocess.Popen(
-        probe,
-        env={**program_environment(os.environ), "OWN_SECRET": "mine"},
-        cwd="/",
-        stdout=subprocess.PIPE,
-        pass_fds=fds,
-        user=world.user,
-        start_new_session=True,
-    )
+        started = sandbox.command(probe, cwd=world.source, writable=[world.artifacts])
+    with program_start(started, env) as begun:
+        server = subprocess.Popen(
+            begun.command,
+            env=begun.env,
+            cwd="/",
+            stdout=subprocess.PIPE,
+            pass_fds=[*fds, *begun.fds],
+            user=world.user,
+            start_new_session=True,
+        )
     os.close(held)
     assert server.stdout is not None
     if inner is not None:

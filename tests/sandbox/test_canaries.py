@@ -162,20 +162,99 @@ def test_the_first_process_of_the_sandbox_leads_nowhere_beyond_it(machine: Machi
     assert machine.found(ended.stdout) == []
 
 
+def tree_of(pid: int) -> list[int]:
+    """Return a process and all that came of it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(each for child in children for each in tree_of(int(child)))]
+
+
 def test_it_gets_its_own_secrets_by_its_environment_alone(machine: Machine) -> None:
+    """No process around it has them in its arguments, or among the variables that it was started with."""
     ended = machine.run('echo "$OWN_SECRET"', env={"OWN_SECRET": "mine"})
     assert ended.stdout == "mine\n"
-    command = machine.sandbox.command(["/bin/true"], cwd=machine.sandbox.source, writable=[])
-    assert not any(word == "mine" for word in command)
+    canary = secrets.token_hex(12)
+    program = machine.sandbox.command(
+        ["/bin/sh", "-c", "echo up; exec sleep 600"], cwd=machine.sandbox.source, writable=[]
+    )
+    server = machine.popen(program, {"PATH": os.environ["PATH"], "OWN_SECRET": canary})
+    assert server.stdout is not None and server.stdout.readline() == b"up\n"
+    try:
+        *around, program_itself = tree_of(server.pid)
+        assert len(around) == 2, "bubblewrap outside, and the sandbox's first process"
+        for pid in (*around, program_itself):
+            assert canary.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        for pid in around:
+            assert canary.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
+        assert canary.encode() in Path(f"/proc/{program_itself}/environ").read_bytes()
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+
+
+def test_its_environment_is_the_one_that_it_was_given_and_nothing_else(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where bubblewrap itself is started with more; and what gave it is not left open."""
+    given = {
+        "PATH": os.environ["PATH"],
+        "EMPTY": "",
+        "LINES": "a\nb",
+        "BYTES": "\udcff",
+        "SSH_AUTH_SOCK": "/x",
+    }
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/of/the/starter")
+    program = machine.sandbox.command(
+        ["/bin/sh", "-c", "exec env -0"], cwd=machine.sandbox.source, writable=[machine.artifacts]
+    )
+    with program.start(given) as begun:
+        said = subprocess.run(
+            begun.command,
+            env={**begun.env, "MORE": "canary"},
+            pass_fds=begun.fds,
+            capture_output=True,
+            check=True,
+        ).stdout
+    seen = dict(pair.split("=", 1) for pair in os.fsdecode(said).split("\0") if pair)
+    # A shell says where it is.
+    assert {name: value for name, value in seen.items() if name not in ("PWD", "OLDPWD", "SHLVL", "_")} == {
+        **{name: given[name] for name in ("PATH", "EMPTY", "LINES", "BYTES")},
+        "HOME": "/home/rollout",
+        "TMPDIR": "/tmp",
+        "USER": "rollout",
+        "LOGNAME": "rollout",
+    }
+    left = machine.run(
+        'for one in 1 "$$"; do for fd in /proc/$one/fd/*; do readlink "$fd"; done; done; echo looked'
+    )
+    assert left.stdout.endswith("looked\n")
+    outputs = {line for line in left.stdout.splitlines() if line.startswith(("pipe:", "/memfd:"))}
+    assert len(outputs) == 1, f"more than the pipe of its output is open: {outputs}"
+
+
+def test_more_variables_than_a_pipe_holds_reach_it(machine: Machine) -> None:
+    ended = machine.run(
+        "echo ${#LONG}; env | grep -c ^MANY",
+        env={"LONG": "x" * 100_000, **{f"MANY_{number}": "y" * 100 for number in range(1500)}},
+    )
+    assert ended.stdout.split() == ["100000", "1500"]
+
+
+@pytest.mark.parametrize(
+    "env", [{"KEY": "x\0--bind\0/\0/mnt"}, {"KEY\0x": "y"}, {"": "x"}, {"A=B": "x"}], ids=repr
+)
+def test_no_value_becomes_an_option_of_bubblewraps(machine: Machine, env: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="variable's name is empty"):
+        machine.run("ls /mnt", env=env)
 
 
 def test_one_that_outlives_its_server_in_a_session_of_its_own_ends_with_the_sandbox(machine: Machine) -> None:
     alive = machine.artifacts / "alive"
     script = 'setsid sh -c \'while :; do echo x >> "$1"; sleep 0.01; done\' sh "$1" & while [ ! -s "$1" ]; do :; done; echo up; exec sleep 600'
-    command = machine.sandbox.command(
+    program = machine.sandbox.command(
         ["/bin/sh", "-c", script, "sh", str(alive)], cwd=machine.sandbox.source, writable=[machine.artifacts]
     )
-    server = subprocess.Popen(command, stdout=subprocess.PIPE)
+    server = machine.popen(program)
     assert server.stdout is not None and server.stdout.readline() == b"up\n"
     server.kill()
     server.wait()

@@ -168,7 +168,8 @@ def test_a_runs_log_says_what_it_got(
     config, asks = PlatformConfig(home=tmp_path / "home"), ExecutionSection(gpus=asked)
     held = contain(config, WorkingDirectory(tmp_path / "runs", "r"), "w", asks)
     assert held.sandbox is not None
-    command = held.sandbox.command(["true"], cwd=tmp_path, writable=[])
+    with held.sandbox.command(["true"], cwd=tmp_path, writable=[]).start({}) as begun:
+        command = begun.command
     assert ("/dev/nvidiactl" in command) == (words is not None)
     assert (words or "GPU") in held.line.message or words is None
     assert ("GPU" in held.line.message) == (words is not None)

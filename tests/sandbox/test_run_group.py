@@ -282,13 +282,13 @@ def test_what_is_in_the_sandbox_is_in_the_group_and_sees_none_around_it(
 ) -> None:
     group = RunGroup.make(Delegation(hierarchy, ()), "r1", RunLimits())
     machine.sandbox = replace(machine.sandbox, control=group)
-    command = machine.sandbox.command(
+    program = machine.sandbox.command(
         ["/bin/sh", "-c", "grep 0:: /proc/self/cgroup; ls /sys/fs/cgroup; exec sleep 600"],
         cwd=machine.sandbox.source,
         writable=[],
         part="server-1",
     )
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    server = machine.popen(program)
     assert server.stdout is not None and server.stdout.readline() == b"0::/\n"
     # Bubblewrap outside, its first process inside, and the program with what it starts.
     assert len((group.path / "server-1" / "cgroup.procs").read_text().split()) >= 3

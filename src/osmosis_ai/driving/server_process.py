@@ -23,7 +23,7 @@ from osmosis_ai.driving import _server_bootstrap
 from osmosis_ai.driving._server_bootstrap import INSTANCE_ENV, INSTANCE_HEADER, LISTENER_ENV
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.llm.transport import ONLY_ADDRESS_ENV
-from osmosis_ai.sandbox import InnerListener, Sandbox
+from osmosis_ai.sandbox import InnerListener, Sandbox, SandboxedProgram
 from osmosis_ai.supervision import PrivateSocket, Service, ServiceError, ServiceSpec, free_port, is_free
 
 HEALTH_TIMEOUT_S = 90.0
@@ -291,7 +291,6 @@ def _service(
         name=f"the rollout server `{rollout.entrypoint}`"
         + (f" ({rollout.number} of {rollout.of})" if rollout.number > 1 else ""),
         command=_command(rollout, inner),
-        contained=rollout.sandbox is not None,
         env=env,
         cwd=rollout.rollout_dir,
         log_path=rollout.own_log,
@@ -310,7 +309,7 @@ def _service(
     )
 
 
-def _command(rollout: ServerSpec, inner: InnerListener | None) -> list[str]:
+def _command(rollout: ServerSpec, inner: InnerListener | None) -> list[str] | SandboxedProgram:
     command = [str(rollout.python), _server_bootstrap.__file__, rollout.entrypoint]
     if rollout.sandbox is None:
         return command

@@ -22,8 +22,9 @@ from packaging.version import InvalidVersion, Version
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.process_environment import PACKAGE_PREFIXES, build_environment
-from osmosis_ai.sandbox import Sandbox
+from osmosis_ai.sandbox import Sandbox, SandboxedProgram
 from osmosis_ai.sandbox.places import reachable_as
+from osmosis_ai.supervision import program_start
 
 QUERY_TIMEOUT_S = 120.0
 INSTALL_TIMEOUT_S = 1800.0
@@ -117,15 +118,17 @@ class Uv:
             UvError: when it fails or takes too long.
         """
         try:
-            result = subprocess.run(
-                self._command(arguments, cwd),
-                cwd=cwd,
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=timeout_s,
-                check=False,
-            )
+            with program_start(self._command(arguments, cwd), self._environment()) as begun:
+                result = subprocess.run(
+                    begun.command,
+                    cwd=cwd,
+                    env=begun.env,
+                    pass_fds=begun.fds,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=timeout_s,
+                    check=False,
+                )
         except subprocess.TimeoutExpired:
             raise UvInterruptedError(f"{doing} failed: uv did not finish within {timeout_s:g} s.") from None
         except OSError as error:
@@ -142,7 +145,7 @@ class Uv:
             raise UvError(f"{doing} failed: {reason}", details={"exit_status": result.returncode})
         return result.stdout.decode("utf-8", "replace")
 
-    def _command(self, arguments: Sequence[str], cwd: Path) -> list[str]:
+    def _command(self, arguments: Sequence[str], cwd: Path) -> list[str] | SandboxedProgram:
         command, held = [str(self.path), *arguments], self._containment
         if held is None:
             return command

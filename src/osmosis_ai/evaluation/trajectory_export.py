@@ -28,9 +28,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from osmosis_ai.evaluation.artifact_copies import ArtifactsLeftOut, LeftOutLines, copy_artifacts, remove
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, RunDirectory
+from osmosis_ai.evaluation.run_files import ARTIFACTS
 from osmosis_ai.evaluation.run_log import RunLog
 from osmosis_ai.files import open_regular
 from osmosis_ai.redaction import Redactor, clean_json
@@ -43,13 +45,11 @@ that was killed meanwhile; of one that was only slow, what it names later, which
 the copy's place at the run's end."""
 LARGEST_TRAJECTORY_BYTES = 256 << 20
 """Of the file that a rollout leaves: it is read whole, by a process that nothing holds back."""
-_PIECE_BYTES = 1 << 20
 _FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.05, 2.0
 _MAX_QUEUED = 8192
 _MOST_LEFT = 1024
 """Attempts of an earlier session that are looked at before the run goes on."""
 _THREADS = 2
-_RESERVED = "manifest.json"  # at the top of artifacts/; belongs to the server
 _PROJECTED = re.compile(r"row_(\d+)_run_(\d+)(\.json)?")
 
 
@@ -88,6 +88,7 @@ class Projector:
         self._has_trajectory = bytearray(ledger.rows * ledger.n)
         self._has_artifacts = bytearray(ledger.rows * ledger.n)
         self._named: dict[int, _Named] = {}
+        self._left_out = LeftOutLines(log)
         self._heap: list[_Copy] = []
         self._sequence = itertools.count()
         self._busy = 0
@@ -158,6 +159,7 @@ class Projector:
         """
         self._copy_named()
         self._copy_missing()
+        self._left_out.say_rest()
 
     def _copy_named(self) -> None:
         """Copy what servers that were only slow have named themselves, after it was named for them."""
@@ -204,7 +206,7 @@ class Projector:
                 match = _PROJECTED.fullmatch(entry.name)
                 if match is None:
                     if entry.name.startswith(".row_"):
-                        _remove(Path(entry.path))
+                        remove(Path(entry.path))
                     continue
                 row_index, run_index = int(match[1]), int(match[2])
                 if self._ledger.holds(row_index, run_index):
@@ -254,8 +256,12 @@ class Projector:
         try:
             with _open_trial(self._directory.trial(rollout_id)) as trial:
                 if not self._has_artifacts[item]:
-                    copy_artifacts("artifacts", self._directory.artifacts, name, dir_fd=trial)
+                    left_out = ArtifactsLeftOut()
+                    copy_artifacts(
+                        ARTIFACTS, self._directory.artifacts, name, dir_fd=trial, left_out=left_out
+                    )
                     self._has_artifacts[item] = 1
+                    self._left_out.say(row_index, run_index, left_out)
                 if not self._has_trajectory[item]:
                     if is_late and name_pending_trajectory(trial):
                         self._named[item] = _Named(rollout_id, _version(trial))
@@ -375,54 +381,6 @@ def trajectory_problem(content: bytes, rollout_id: str, row_index: int, run_inde
     return None
 
 
-def copy_artifacts(source: Path | str, root: Path, name: str, *, dir_fd: int | None = None) -> bool:
-    """Copy the regular files below ``source`` to ``root/name`` in one step; False when there are none.
-
-    Args:
-        dir_fd: of the directory that ``source`` is in; without it, it is a path.
-    """
-    temporary = root / f".{name}.tmp"
-    _remove(temporary)
-    copied = False
-    for directory, _, files, descriptor in _walk(source, dir_fd):
-        relative = Path(directory).relative_to(source)
-        for file in files:
-            if relative == Path() and file == _RESERVED:
-                continue
-            target = temporary / relative / file
-            copied = _copy_regular_file(file, descriptor, target) or copied
-    if copied:
-        _remove(root / name)
-        temporary.replace(root / name)
-    return copied
-
-
-def _walk(source: Path | str, dir_fd: int | None) -> Iterator[tuple[str, list[str], list[str], int]]:
-    try:
-        os.lstat(source, dir_fd=dir_fd)
-    except FileNotFoundError:
-        return
-    # A link in the place of a directory is no directory.
-    yield from os.fwalk(source, follow_symlinks=False, dir_fd=dir_fd)
-
-
-def _copy_regular_file(name: str, directory: int, target: Path) -> bool:
-    """Copy ``name`` of an open directory unless it is a link or a special file."""
-    try:
-        source = open_regular(name, dir_fd=directory)
-    except OSError:
-        return False
-    with source:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # What its writer adds meanwhile is not waited for: it may never end.
-        left = os.fstat(source.fileno()).st_size
-        with target.open("xb") as copy:
-            while left > 0 and (piece := source.read(min(left, _PIECE_BYTES))):
-                copy.write(piece)
-                left -= len(piece)
-    return True
-
-
 def read_regular_file(path: Path) -> bytes | None:
     """Return a file's content, or None where there is none; no link is followed.
 
@@ -434,13 +392,6 @@ def read_regular_file(path: Path) -> bytes | None:
             return handle.read()
     except FileNotFoundError:
         return None
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _entries(directory: Path) -> Iterator[os.DirEntry[str]]:

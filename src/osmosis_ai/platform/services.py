@@ -37,6 +37,7 @@ from osmosis_ai.platform.runs.read.run_counts import RunCounts
 from osmosis_ai.platform.runs.read.run_store import RunStore
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.sample_filling import SampleFilling
+from osmosis_ai.platform.runs.secret_handouts import SecretHandouts
 from osmosis_ai.platform.runs.source_archives import SourceArchives
 from osmosis_ai.platform.runs.submit.packing import PACKING, SourcePacking
 from osmosis_ai.platform.runs.submit.resuming import TrainingResumption
@@ -66,6 +67,7 @@ class PlatformServices:
     datasets: DatasetStore
     vault: Vault
     secrets: SecretStore
+    secret_handouts: SecretHandouts
     mirrors: MirrorStore
     rollouts: RolloutStore
     rollout_servers: RolloutServerStore
@@ -130,7 +132,8 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     datasets = DatasetStore(db, blobs, used_clock, logs)
     imports = EvalImportStore(db, blobs, used_clock, logs, counts["eval"])
     access = WorkerAccess(db, used_clock, logs, Demands.of(config))
-    desk = RunDesk(config, db, used_clock, logs, blobs, vault, sources, signer)
+    handouts = SecretHandouts(db, used_clock)
+    desk = RunDesk(config, db, used_clock, logs, blobs, vault, sources, signer, handouts)
     shards = ShardMerging(db, blobs, used_clock)
     deletion = RunDeletion(db, used_clock, blobs, config.runs_dir, counts)
     return PlatformServices(
@@ -147,6 +150,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         datasets=datasets,
         vault=vault,
         secrets=SecretStore(db, vault, used_clock),
+        secret_handouts=handouts,
         mirrors=mirrors,
         rollouts=rollouts,
         rollout_servers=RolloutServerStore(db, vault, used_clock),

@@ -4,7 +4,7 @@
 can hold anything back, and ``choose_isolation`` decides by it, by the machine's setting and by what a run asks for.
 """
 
-from osmosis_ai.sandbox.bubblewrap import Sandbox
+from osmosis_ai.sandbox.bubblewrap import Sandbox, SandboxedProgram
 from osmosis_ai.sandbox.capability import SandboxCapability
 from osmosis_ai.sandbox.gpus import GpuGrant, grant_gpus
 from osmosis_ai.sandbox.isolation import (
@@ -45,6 +45,7 @@ __all__ = [
     "RunLimits",
     "Sandbox",
     "SandboxCapability",
+    "SandboxedProgram",
     "check_sandbox",
     "choose_isolation",
     "control_run",

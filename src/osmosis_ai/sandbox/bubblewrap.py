@@ -1,7 +1,8 @@
 """The one command line of bubblewrap: what a sandboxed program sees of its machine, and nothing else does.
 
-Everything is absent unless it is named here. The environment is that of the process which starts the command, whole
-and made for this program: with ``--clearenv`` its values would have to be arguments, which everybody may read.
+Everything is absent unless it is named here, variables included (``--clearenv``). Their values reach bubblewrap by a
+pipe (``--args``), which it has read and closed before the program begins: arguments can be read by everybody, and what
+bubblewrap itself was started with by the program, whose first process it is.
 
 Ending bubblewrap ends all that came of it, new sessions included. ``--die-with-parent`` is tied to the *thread* that
 started it (PR_SET_PDEATHSIG in prctl(2)): start it from one that lives as long as the program is to.
@@ -10,7 +11,8 @@ started it (PR_SET_PDEATHSIG in prctl(2)): start it from one that lives as long 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from osmosis_ai.sandbox.limits import RunLimits
 from osmosis_ai.sandbox.network import Network
 from osmosis_ai.sandbox.places import ETC, SDK, SYSTEM, reachable_as
 from osmosis_ai.sandbox.resource_control import ProcessLimits, ResourceControl
+from osmosis_ai.supervision import ProgramStart
+from osmosis_ai.supervision.kept_to_itself import pipe_of
 
 HOME = "/home/rollout"
 HOST_NAME = "rollout"
@@ -37,7 +41,9 @@ _ISOLATED = (
     *("--disable-userns", "--new-session", "--die-with-parent", "--cap-drop", "ALL"),
     *("--uid", USER_ID, "--gid", USER_ID, "--hostname", HOST_NAME),
 )
-# Of the starter's environment: what names places that are not there, or somebody who is not there.
+# Of bubblewrap's own environment: where the shells before it, the loader and it look.
+_FOR_BUBBLEWRAP = ("PATH", "LD_LIBRARY_PATH")
+# Of the program's environment, left out: what names places that are not there, or somebody who is not there.
 _UNSET = (
     *("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"),
     *("SSH_AUTH_SOCK", "SSH_AGENT_PID", "DBUS_SESSION_BUS_ADDRESS", "TEMP", "TMP"),
@@ -76,10 +82,8 @@ class Sandbox:
 
     def command(
         self, program: Sequence[str], *, cwd: Path, writable: Sequence[Path], part: str = "program"
-    ) -> list[str]:
-        """Return the command that runs ``program`` in the sandbox.
-
-        Descriptors that are passed to it reach the program.
+    ) -> SandboxedProgram:
+        """Return how ``program`` is run in the sandbox.
 
         Args:
             program: the program and its arguments.
@@ -87,9 +91,26 @@ class Sandbox:
             writable: directories that it may write to for good.
             part: which part of the run it is.
         """
+        return SandboxedProgram(self, tuple(program), cwd, tuple(writable), part)
+
+    def variables(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return the whole environment of a program that is given ``env``."""
+        gpus = {} if self.gpus is None else {VISIBLE_ENV: ",".join(self.gpus.visible)}
+        return {name: value for name, value in env.items() if name not in _UNSET} | _SET | gpus
+
+    def words(self, program: Sequence[str], cwd: Path, writable: Sequence[Path], variables: int) -> list[str]:
+        """Return bubblewrap's command line.
+
+        Args:
+            program: the program and its arguments.
+            cwd: its working directory.
+            writable: directories that it may write to for good.
+            variables: the descriptor by which its environment comes.
+        """
         size = ["--size", str(self.limits.temporary_bytes), "--tmpfs"]
-        command = [
+        return [
             str(self.bwrap),
+            *("--clearenv", "--args", str(variables)),
             *_ISOLATED,
             *(["--unshare-net"] if self.network == "none" else []),
             *_system(),
@@ -100,16 +121,10 @@ class Sandbox:
             *("--dir", "/run"),
             *self._mounts(writable),
             *("--remount-ro", "/"),
-            *(word for name in _UNSET for word in ("--unsetenv", name)),
-            *(word for name, value in self._set().items() for word in ("--setenv", name, value)),
             *("--chdir", "/", "--"),
             *("/bin/sh", "-c", self._prologue(), str(self.source), str(cwd)),
             *program,
         ]
-        return self.control.command(command, part)
-
-    def _set(self) -> dict[str, str]:
-        return _SET if self.gpus is None else {**_SET, VISIBLE_ENV: ",".join(self.gpus.visible)}
 
     def _prologue(self) -> str:
         return f"{self.limits.shell(self.control.holds)}; {'' if self.overlays else _COPY}{_START}"
@@ -134,6 +149,59 @@ class Sandbox:
             return ["--overlay-src", source, "--tmp-overlay", source]
         size = ["--size", str(self.limits.temporary_bytes), "--tmpfs", source]
         return ["--ro-bind", source, _COPIED_FROM, *size]
+
+
+@dataclass(frozen=True)
+class SandboxedProgram:
+    """A program that is to run in a sandbox; :class:`~osmosis_ai.supervision.ContainedProgram`.
+
+    Attributes:
+        sandbox: around it.
+        program: and its arguments.
+        cwd: its working directory.
+        writable: directories that it may write to for good.
+        part: which part of the run it is.
+    """
+
+    sandbox: Sandbox
+    program: tuple[str, ...]
+    cwd: Path
+    writable: tuple[Path, ...]
+    part: str
+
+    @property
+    def name(self) -> str:
+        """What is started: bubblewrap."""
+        return str(self.sandbox.bwrap)
+
+    @contextmanager
+    def start(self, env: Mapping[str, str]) -> Iterator[ProgramStart]:
+        """Yield what starts it once, with ``env`` and what every sandbox sets; held until it is started.
+
+        Raises:
+            ValueError: a name or a value can stand in no environment.
+        """
+        variables = pipe_of(_set_variables(self.sandbox.variables(env)))
+        try:
+            words = self.sandbox.words(self.program, self.cwd, self.writable, variables)
+            yield ProgramStart(
+                command=self.sandbox.control.command(words, self.part),
+                env={name: os.environ[name] for name in _FOR_BUBBLEWRAP if name in os.environ},
+                fds=(variables,),
+            )
+        finally:
+            os.close(variables)
+
+
+def _set_variables(variables: Mapping[str, str]) -> bytes:
+    """Return the arguments that set variables, as bubblewrap reads them: each ends with a zero byte."""
+    said = b""
+    for name, value in variables.items():
+        # What follows a zero byte would be an option of bubblewrap's.
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError("a variable's name is empty or has `=` in it, or a zero byte is in one")
+        said += b"".join(word + b"\0" for word in (b"--setenv", os.fsencode(name), os.fsencode(value)))
+    return said
 
 
 def _system() -> list[str]:

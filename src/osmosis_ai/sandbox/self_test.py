@@ -1,7 +1,7 @@
 """The sandbox, tried with its real command line: a canary in a directory, another in the parent's environment.
 
-Neither may be within reach, the source must not change, and what is to be writable must be; otherwise nothing counts
-as held back here, whatever bubblewrap says.
+Neither may be within reach, the environment must be the one that was given, the source must not change, and what is to
+be writable must be; otherwise nothing counts as held back here, whatever bubblewrap says.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from osmosis_ai.sandbox.capability import SandboxCapability, explain, find_bwrap
 TIMEOUT_S = 60.0
 _PASSED = "nothing was within reach"
 # $1 the canary's file, $2 what is in it and in the parent's environment, $3 a writable directory.
+# Bubblewrap is started with another than $2, which the program would see in its first process's environment.
 _PROBE = f"""
 [ -e "$1" ] && echo "a file of the platform is within reach" && exit 1
 cat /proc/[0-9]*/environ 2>/dev/null | grep -q "$2" && echo "the parent's environment is within reach" && exit 1
+[ -z "$LEFT" ] || {{ echo "the environment is not cleared" && exit 1; }}
+[ "$GIVEN" = given ] || {{ echo "the environment does not arrive" && exit 1; }}
 echo changed > kept && [ "$(cat kept)" = changed ] || {{ echo "the source can not be written to" && exit 1; }}
 touch /usr/canary 2>/dev/null && echo "/usr can be written to" && exit 1
 [ -w /proc/sys/kernel/core_pattern ] && echo "the kernel's settings can be written to" && exit 1
@@ -67,20 +70,22 @@ def _try(bwrap: Path, overlays: bool, data: Path | None) -> str | None:
 
 
 def _run(sandbox: Sandbox, place: Path, arguments: list[str], value: str) -> str | None:
-    command = sandbox.command(
+    probe = sandbox.command(
         ["/bin/sh", "-c", _PROBE, "probe", *arguments], cwd=sandbox.source, writable=[place / "writable"]
     )
     try:
-        ended = subprocess.run(
-            ["/bin/sh", "-c", _PARENT, "parent", *command],
-            env={**program_environment(os.environ), "CANARY": value},
-            cwd=place,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        with probe.start({**program_environment(os.environ), "GIVEN": "given"}) as begun:
+            ended = subprocess.run(
+                ["/bin/sh", "-c", _PARENT, "parent", *begun.command],
+                env={**begun.env, "CANARY": value, "LEFT": "left"},
+                pass_fds=begun.fds,
+                cwd=place,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{type(error).__name__}: {error}"
     said = ended.stdout.decode(sys.getfilesystemencoding(), "replace")

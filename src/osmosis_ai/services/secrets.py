@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
+from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.paging import iterate_pages
 from osmosis_ai.config.checks import LONGEST_SECRET_NAME, is_secret_name
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.services.capabilities import require_offered
 from osmosis_ai.services.listing import Listing, fetch_listing
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.resources.secrets import SecretScope
-    from osmosis_ai.api.wire.secrets import Secret, SecretList
+    from osmosis_ai.api.wire.secrets import Secret, SecretHandout, SecretHandoutList, SecretList
 
 Scope = Literal["personal", "workspace"]
 _ON_THE_WIRE: dict[Scope, SecretScope] = {"personal": "user", "workspace": "workspace"}
 _KEYS = ("id", "name", "scope", "created_at", "updated_at", "creator_name", "updater_name")
+_HANDOUT_KEYS = ("id", "handed_at", "names", "run_id", "run_name", "attempt", "machine", "pool")
 
 
 def parse_scope(text: str) -> Scope:
@@ -103,6 +106,33 @@ def list_secrets(
 
     listing = fetch_listing(fetch, lambda page: page.environment_secrets, limit=limit, everything=everything)
     return listing, next(iter(pages), None)
+
+
+def list_handouts(
+    client: PlatformClient, *, limit: int, everything: bool
+) -> tuple[Listing[SecretHandout], str | None]:
+    """Return which secrets workers were handed, the newest first, and where the platform shows it.
+
+    Raises:
+        OsmosisError: ``limit`` and ``everything`` exclude each other.
+        PlatformError: the platform keeps no audit; as every call.
+    """
+    pages: list[str] = []
+
+    def fetch(size: int, offset: int) -> SecretHandoutList:
+        page = client.secrets.handouts(limit=size, offset=offset)
+        pages.extend(url for url in [page.platform_url] if url)
+        return page
+
+    require_offered(client, Capability.SECRET_AUDIT)
+    listing = fetch_listing(fetch, lambda page: page.handouts, limit=limit, everything=everything)
+    return listing, next(iter(pages), None)
+
+
+def handout_item(handout: SecretHandout) -> dict[str, Any]:
+    """Return what a worker was handed, as scripts see it."""
+    known = handout.model_dump(mode="json", include=set(_HANDOUT_KEYS))
+    return {key: known[key] for key in _HANDOUT_KEYS}
 
 
 def set_secret(client: PlatformClient, name: str, value: str, scope: Scope) -> Secret:

@@ -7,8 +7,11 @@ a program that is not ours.
 from osmosis_ai.supervision.child_process import (
     TERMINATION_GRACE_S,
     ChildProcess,
+    ContainedProgram,
+    ProgramStart,
     exit_words,
     lower_priority,
+    program_start,
     watch_parent,
 )
 from osmosis_ai.supervision.kept_to_itself import is_debuggable, keep_to_itself, take_handed
@@ -26,8 +29,10 @@ from osmosis_ai.supervision.service import (
 __all__ = [
     "TERMINATION_GRACE_S",
     "ChildProcess",
+    "ContainedProgram",
     "Deaths",
     "PrivateSocket",
+    "ProgramStart",
     "Service",
     "ServiceDiedError",
     "ServiceError",
@@ -39,6 +44,7 @@ __all__ = [
     "keep_to_itself",
     "lower_priority",
     "open_server_session",
+    "program_start",
     "server_url",
     "take_handed",
     "watch_parent",

@@ -17,8 +17,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from osmosis_ai.supervision.kept_to_itself import HANDED_ENV, pipe_of
 
@@ -99,12 +101,48 @@ def exit_words(status: int) -> str:
     return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
+@dataclass(frozen=True)
+class ProgramStart:
+    """What a program is started with.
+
+    Attributes:
+        command: program and arguments.
+        env: the whole environment of what is started.
+        fds: descriptors that it inherits.
+    """
+
+    command: Sequence[str]
+    env: Mapping[str, str] = field(repr=False)
+    fds: Sequence[int] = ()
+
+
+class ContainedProgram(Protocol):
+    """A program in a sandbox, which hands its environment to it and to nothing around it.
+
+    A signal would end the sandbox at once, and the program with it: it is asked to end by its lifeline.
+    """
+
+    @property
+    def name(self) -> str:
+        """The file that is started."""
+
+    def start(self, env: Mapping[str, str]) -> AbstractContextManager[ProgramStart]:
+        """Yield what starts it once with ``env``; held until it is started."""
+
+
+def program_start(
+    command: Sequence[str] | ContainedProgram, env: Mapping[str, str]
+) -> AbstractContextManager[ProgramStart]:
+    """Return what yields how a program is started once with ``env``, in a sandbox or without one."""
+    return nullcontext(ProgramStart(command, env)) if isinstance(command, Sequence) else command.start(env)
+
+
 class ChildProcess:
     """A supervised subprocess in its own session, tied to this process by a lifeline.
 
     Args:
-        command: program and arguments; the program is not looked up in a shell.
-        env: the whole environment of the child.
+        command: program and arguments, not looked up in a shell; or a program in a sandbox.
+        env: the whole environment of the child; in a sandbox, of the program.
         cwd: its working directory.
         stdout: where its output goes: a path is appended to and readable by its owner alone; or a file object,
             ``subprocess.PIPE``, or None for where this process's own goes.
@@ -112,8 +150,6 @@ class ChildProcess:
         outlives: whether it goes on without this process, untied.
         pass_fds: descriptors that it inherits under the same numbers.
         handed: what it alone is to know (:func:`~osmosis_ai.supervision.kept_to_itself.take_handed`).
-        contained: whether the command is a sandbox around the program, which a signal would end at once: the program
-            is asked to end by its lifeline.
 
     Raises:
         OSError: the program or the file cannot be opened.
@@ -121,7 +157,7 @@ class ChildProcess:
 
     def __init__(
         self,
-        command: Sequence[str],
+        command: Sequence[str] | ContainedProgram,
         *,
         env: Mapping[str, str],
         cwd: Path,
@@ -130,11 +166,10 @@ class ChildProcess:
         outlives: bool = False,
         pass_fds: Sequence[int] = (),
         handed: Mapping[str, str] | None = None,
-        contained: bool = False,
     ) -> None:
         self._lifeline = -1
         self._letting_go = threading.Lock()
-        self._contained = contained
+        self._contained = not isinstance(command, Sequence)
         with contextlib.ExitStack() as ours:
             if isinstance(stdout, Path):
                 stdout.parent.mkdir(parents=True, exist_ok=True)
@@ -148,15 +183,17 @@ class ChildProcess:
                 ends[LIFELINE_ENV], self._lifeline = os.pipe()
                 ours.callback(os.close, ends[LIFELINE_ENV])
             try:
+                whole = {**env, **{name: str(end) for name, end in ends.items()}}
+                begun = ours.enter_context(program_start(command, whole))
                 self._process = subprocess.Popen(
-                    list(command),
-                    env={**env, **{name: str(end) for name, end in ends.items()}},
+                    list(begun.command),
+                    env=dict(begun.env),
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
                     start_new_session=True,
-                    pass_fds=[*pass_fds, *ends.values()],
+                    pass_fds=[*pass_fds, *ends.values(), *begun.fds],
                 )
             except BaseException:
                 self._close_lifeline()

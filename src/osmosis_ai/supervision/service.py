@@ -26,7 +26,12 @@ from urllib.parse import urlsplit
 
 from osmosis_ai.errors import ErrorCode, OsmosisError
 from osmosis_ai.supervision.bounded_log import shorten_log
-from osmosis_ai.supervision.child_process import TERMINATION_GRACE_S, ChildProcess, exit_words
+from osmosis_ai.supervision.child_process import (
+    TERMINATION_GRACE_S,
+    ChildProcess,
+    ContainedProgram,
+    exit_words,
+)
 from osmosis_ai.supervision.server_address import open_server_session, server_url, socket_path
 
 if TYPE_CHECKING:
@@ -55,7 +60,7 @@ class ServiceSpec:
 
     Attributes:
         name: what errors call it, such as "the vLLM server".
-        command: the program, which is not looked up in a shell, and its arguments; no secrets.
+        command: the program, which is not looked up in a shell, and its arguments, no secrets; or one in a sandbox.
         env: its whole environment.
         cwd: its working directory.
         log_path: its output is appended to it; None keeps the last lines in memory.
@@ -69,13 +74,12 @@ class ServiceSpec:
         restarts: how often in a row :meth:`Service.revive` starts it again; more deaths without progress in between
             have a cause that a person must find.
         guarded: whether the program is not ours and has to be watched, so that it ends with this process.
-        contained: whether the command is a sandbox around the program.
         secret_values: blotted out where the log is quoted.
         code: the class of its errors.
     """
 
     name: str
-    command: Sequence[str]
+    command: Sequence[str] | ContainedProgram
     env: Mapping[str, str] = field(repr=False)
     cwd: Path
     log_path: Path | None = None
@@ -88,7 +92,6 @@ class ServiceSpec:
     stop_grace_s: float = TERMINATION_GRACE_S
     restarts: int = 0
     guarded: bool = False
-    contained: bool = False
     secret_values: frozenset[str] = field(default=frozenset(), repr=False)
     code: ErrorCode = "VALIDATION"
 
@@ -266,20 +269,21 @@ class Service:
 
     def _spawn(self) -> ChildProcess:
         spec = self.spec
+        command = spec.command
+        program = command[0] if isinstance(command, Sequence) else command.name
         guard = [sys.executable, "-m", "osmosis_ai.supervision"] if spec.guarded else []
         self._lines, self._announced, self._seen = deque(maxlen=LOG_TAIL_LINES), None, "no answer"
         try:
             self._log_start = spec.log_path.stat().st_size if spec.log_path and spec.log_path.exists() else 0
             process = self._process = ChildProcess(
-                [*guard, *spec.command],
+                [*guard, *command] if isinstance(command, Sequence) else command,
                 env=spec.env,
                 cwd=spec.cwd,
                 stdout=spec.log_path or subprocess.PIPE,
                 pass_fds=spec.pass_fds,
-                contained=spec.contained,
             )
         except OSError as error:
-            said = f"{spec.name} could not be started with `{spec.command[0]}`: {error.strerror or error}."
+            said = f"{spec.name} could not be started with `{program}`: {error.strerror or error}."
             raise ServiceError(said, "not started", code=spec.code) from error
         if process.stdout is not None:
             self._reader = threading.Thread(

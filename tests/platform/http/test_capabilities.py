@@ -14,6 +14,7 @@ ROUTES = {
     Capability.EVAL_RETRIES: ("post", "/api/cli/eval-runs/{name_or_id}/retry"),
     Capability.EVAL_SAMPLES: ("get", "/api/cli/eval-runs/{name_or_id}/samples"),
     Capability.QUICKSTART: ("get", "/api/cli/quickstart"),
+    Capability.SECRET_AUDIT: ("get", "/api/cli/environment-secrets/audit"),
     Capability.RUN_EVENTS: ("get", "/api/cli/eval-runs/{name_or_id}/events"),
     Capability.TRAINING_VALIDATION: ("get", "/api/cli/training-runs/{name_or_id}/validation"),
 }

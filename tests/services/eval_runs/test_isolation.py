@@ -88,7 +88,10 @@ def test_it_sees_the_workspace_without_what_is_hidden_and_changes_nothing_of_it(
         cat main.py {root}/data/rows.jsonl; echo changed > main.py; echo changed > {root}/data/rows.jsonl
         cat {root}/.env {root}/.osmosis/evals/earlier/events.jsonl {root}/link/secret {outside}/secret
     """
-    command = sandbox.command(["/bin/sh", "-c", looking], cwd=rollout, writable=[])
-    seen = subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False)
+    program = sandbox.command(["/bin/sh", "-c", looking], cwd=rollout, writable=[])
+    with program.start({"PATH": "/usr/bin:/bin"}) as begun:
+        seen = subprocess.run(
+            begun.command, env=begun.env, pass_fds=begun.fds, capture_output=True, text=True, check=False
+        )
     assert seen.stdout == "herehere", seen.stderr
     assert (rollout / "main.py").read_text() == (root / "data" / "rows.jsonl").read_text() == "here"

@@ -7,7 +7,13 @@ from typing import Literal
 from osmosis_ai.api import routes
 from osmosis_ai.api.resources.resource import LARGEST_PAGE, Resource
 from osmosis_ai.api.retrying import REPEATING
-from osmosis_ai.api.wire.secrets import Secret, SecretDeleteRequest, SecretList, SecretSetRequest
+from osmosis_ai.api.wire.secrets import (
+    Secret,
+    SecretDeleteRequest,
+    SecretHandoutList,
+    SecretList,
+    SecretSetRequest,
+)
 
 SecretScope = Literal["workspace", "user"]
 
@@ -26,6 +32,10 @@ class Secrets(Resource):
         return self._page(
             routes.ENVIRONMENT_SECRETS, model=SecretList, limit=limit, offset=offset, scope=scope
         )
+
+    def handouts(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> SecretHandoutList:
+        """Return one page of what workers were handed, the newest first."""
+        return self._page(routes.SECRET_AUDIT, model=SecretHandoutList, limit=limit, offset=offset)
 
     def set(self, name: str, value: str, *, scope: SecretScope) -> Secret:
         """Store a value under a name, in place of the former one."""

@@ -34,3 +34,21 @@ class Secret(WireModel):
 class SecretList(Page):
     environment_secrets: list[Secret]
     platform_url: str | None = None
+
+
+class SecretHandout(WireModel):
+    """Secrets that the worker of a run was handed, by name; it outlives the run."""
+
+    id: str
+    names: list[str]
+    run_id: str
+    run_name: str | None = None
+    attempt: int | None = None
+    machine: str | None = None
+    pool: str | None = None
+    handed_at: Timestamp | None = None
+
+
+class SecretHandoutList(Page):
+    handouts: list[SecretHandout]
+    platform_url: str | None = None

@@ -30,6 +30,7 @@ from osmosis_ai.platform.db.eval_import_tables import DbEvalImportFile as DbEval
 from osmosis_ai.platform.db.log_tables import DbLogLine as DbLogLine
 from osmosis_ai.platform.db.run_numbers import CONFIG_COLUMNS, SORT_COLUMNS, RunNumbers
 from osmosis_ai.platform.db.worker_access_tables import DbKnownWorker as DbKnownWorker
+from osmosis_ai.platform.db.worker_access_tables import DbSecretHandout as DbSecretHandout
 from osmosis_ai.platform.db.worker_access_tables import DbWorkerTicket as DbWorkerTicket
 from osmosis_ai.platform.db.worker_access_tables import DbWorkerToken as DbWorkerToken
 from osmosis_ai.platform.db.worker_tables import DbJournalSegment as DbJournalSegment

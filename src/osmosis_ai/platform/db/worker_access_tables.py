@@ -1,11 +1,11 @@
-"""Who may work on runs: tokens of machines, tickets for one attempt, and the machines that asked; ``tables.py`` has them, too."""
+"""Who may work on runs: tokens of machines, tickets for one attempt, the machines that asked, and what they were handed; ``tables.py`` has them, too."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Float, ForeignKey, Integer, String, Text
+from sqlalchemy import Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from osmosis_ai.platform.db.base import Base
@@ -64,3 +64,24 @@ class DbKnownWorker(Base):
     sandbox: Mapped[bool | None]
     sandbox_problem: Mapped[str | None] = mapped_column(Text)
     seen_at: Mapped[datetime]
+
+
+class DbSecretHandout(Base):
+    """Secrets of a run that a machine was handed, by name; a row for each claim. No key of ``runs``: it outlives its run."""
+
+    __tablename__ = "secret_handouts"
+    __table_args__ = (
+        UniqueConstraint("run_id", "claim_id"),
+        Index("ix_secret_handouts_workspace_created", "workspace_id", "created_at", "id"),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id", ondelete="CASCADE"))
+    run_id: Mapped[str] = mapped_column(String(40))
+    run_name: Mapped[str] = mapped_column(String(255))
+    attempt: Mapped[int] = mapped_column(Integer)
+    claim_id: Mapped[str] = mapped_column(String(32))
+    names: Mapped[list[Any]]
+    machine: Mapped[str | None] = mapped_column(String(128))
+    pool: Mapped[str | None] = mapped_column(String(64))
+    created_at: Mapped[datetime]

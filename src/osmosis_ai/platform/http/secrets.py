@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Query
 
 from osmosis_ai.api.wire import secrets as wire
+from osmosis_ai.platform.db.tables import DbSecretHandout
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.page_links import page_url
 from osmosis_ai.platform.http.paging import Paging
@@ -47,6 +48,19 @@ def list_secrets(
     )
 
 
+@router.get("/audit")
+def list_handouts(services: Services, scope: WorkspaceScope, page: Paging) -> wire.SecretHandoutList:
+    """List which runs of the workspace were handed which secrets, by name, and on which machine; the newest first."""
+    found, total = services.secret_handouts.offset_page(
+        scope.workspace_id, limit=page.limit, offset=page.offset
+    )
+    return wire.SecretHandoutList(
+        handouts=[_wire_handout(row) for row in found],
+        platform_url=page_url(services, scope.workspace, "secrets"),
+        **page.keys(total, len(found)),
+    )
+
+
 @router.post("")
 def set_secret(services: Services, scope: WorkspaceScope, request: SetRequest) -> wire.Secret:
     """Store a secret, or replace its value; one of the workspace needs an admin or owner."""
@@ -68,6 +82,19 @@ def delete_secret(services: Services, scope: WorkspaceScope, request: DeleteRequ
 def _require_write_access(scope: Scope, secret_scope: SecretScope) -> None:
     if secret_scope == "workspace":
         scope.require_role("admin")
+
+
+def _wire_handout(row: DbSecretHandout) -> wire.SecretHandout:
+    return wire.SecretHandout(
+        id=row.id,
+        names=row.names,
+        run_id=row.run_id,
+        run_name=row.run_name,
+        attempt=row.attempt,
+        machine=row.machine,
+        pool=row.pool,
+        handed_at=row.created_at,
+    )
 
 
 def _wire_secret(listed: ListedSecret, **more: Any) -> wire.Secret:

@@ -24,6 +24,7 @@ OFFERED = frozenset(
         Capability.EVAL_SAMPLES,
         Capability.QUICKSTART,
         Capability.RUN_EVENTS,
+        Capability.SECRET_AUDIT,
         Capability.TRAINING_VALIDATION,
     }
 )

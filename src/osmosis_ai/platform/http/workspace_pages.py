@@ -120,12 +120,21 @@ def model_page(page: WorkspacePage, name: str) -> Response:
 
 
 @router.get("/{workspace}/secrets", include_in_schema=False)
-def secrets_page(page: WorkspacePage, cursor: Cursor = None) -> Response:
-    """List the names of secrets; nobody sees a value again."""
+def secrets_page(page: WorkspacePage, cursor: Cursor = None, handed: Cursor = None) -> Response:
+    """List the names of secrets, and which of them workers were handed; nobody sees a value again."""
     found = page.services.secrets.page(
         page.workspace.id, page.visitor.user.id, limit=_PER_PAGE, cursor=cursor
     )
-    return page.page("secrets.html", ("secrets",), **_listed(found, cursor))
+    handouts = page.services.secret_handouts.page(page.workspace.id, limit=_PER_PAGE, cursor=handed)
+    listed = _listed(found, cursor)
+    return page.page(
+        "secrets.html",
+        ("secrets",),
+        found=listed["found"],
+        address=lambda cursor: query_string({"cursor": cursor, "handed": handed}),
+        handouts=_listed(handouts, handed)["found"],
+        of_handouts=lambda handed: query_string({"cursor": cursor, "handed": handed}),
+    )
 
 
 @router.get("/{workspace}/integrations/git", include_in_schema=False)

@@ -644,7 +644,7 @@ def test_on_a_cluster_the_desk_counts_what_runs_without_a_pool_were_let_go_for(
     run = submitted(api)
     on_ray = replace(services.config, ray=RayCluster("http://127.0.0.1:8265"))
     parts = (services.db, services.clock, services.logs, services.blobs, services.vault, services.sources)
-    desk = RunDesk(on_ray, *parts, services.url_signer)
+    desk = RunDesk(on_ray, *parts, services.url_signer, services.secret_handouts)
     worker = DeskWorker.claims(replace(services, desk=desk), ClaimScope(run_id=run["id"]))
     worker.releases(setback="its disk is full")
     assert worker.run.fruitless == 1

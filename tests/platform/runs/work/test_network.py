@@ -46,7 +46,8 @@ def test_the_narrower_network_counts_and_brings_a_sandbox_with_it(
     asks = ExecutionSection.model_validate({"network": asked, "isolation": isolation})
     held = contain(config, WorkingDirectory(tmp_path / "runs", "r"), "w", asks)
     assert held.sandbox is not None and held.sandbox.network == network
-    command = held.sandbox.command(["true"], cwd=tmp_path, writable=[])
+    with held.sandbox.command(["true"], cwd=tmp_path, writable=[]).start({}) as begun:
+        command = begun.command
     assert ("--unshare-net" in command) == (network == "none")
     assert ("reach the run's model alone" in held.line.message) == (network == "none")
 

@@ -37,6 +37,7 @@ from osmosis_ai.platform.runs.desk.uploads import RunUploads
 from osmosis_ai.platform.runs.desk.watching import RunWatch
 from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError, Outcome
+from osmosis_ai.platform.runs.secret_handouts import SecretHandouts
 from osmosis_ai.platform.runs.source_archives import SourceArchives, StillPackingError
 from osmosis_ai.platform.runs.waiting import BegunRun, waits_for
 from osmosis_ai.platform.vault import Vault
@@ -50,7 +51,7 @@ class RunDesk:
     """Where workers claim runs, say what they found out, and hand runs back.
 
     Args:
-        config, db, clock, logs, blobs, vault, sources, signer: the platform's.
+        config, db, clock, logs, blobs, vault, sources, signer, handouts: the platform's.
 
     Attributes:
         leases: of its runs.
@@ -69,8 +70,10 @@ class RunDesk:
         vault: Vault,
         sources: SourceArchives,
         signer: UrlSigner,
+        handouts: SecretHandouts,
     ) -> None:
         self._logs = logs
+        self._handouts = handouts
         self.leases = Leases(db, clock, config.lease_term)
         self.silence = DatabaseSilence(clock, self.leases)
         self._unfit = UnfitMachines(db, clock)
@@ -155,7 +158,18 @@ class RunDesk:
     def _note_secrets(
         self, lease: Lease, assignment: Assignment, offer: WorkerOffer, scope: ClaimScope
     ) -> None:
-        """Say in a run's log who is handed its secrets, before it is; also where that failed and the claim is repeated."""
+        """Say who is handed a run's secrets, before it is: in the audit, which outlives the run, and in the run's log.
+
+        Also where that failed and the claim is repeated.
+        """
+        self._handouts.note(
+            lease.run_id,
+            lease.attempt,
+            offer.claim_id,
+            assignment.secrets,
+            machine=offer.machine,
+            pool=scope.pool,
+        )
         names = ", ".join(sorted(assignment.secrets))
         message = f"handed the worker of attempt {lease.attempt} these secrets: {names}"
         whom = {"machine": offer.machine, "pool": scope.pool}

@@ -115,7 +115,11 @@ def test_the_run_page_leads_to_failures_to_flaky_rows_and_to_the_run_before(page
 
 @pytest.mark.parametrize(
     ("before", "now", "words"),
-    [(0.45, 0.4875, "+3.8 points since."), (0.5, 0.5, "0.0 points since."), (0.5, 0.375, "-12.5 points since.")],
+    [
+        (0.45, 0.4875, "+3.8 points since."),
+        (0.5, 0.5, "0.0 points since."),
+        (0.5, 0.375, "-12.5 points since."),
+    ],
 )
 def test_the_run_before_is_told_apart_in_the_words_of_a_comparison(
     before: float, now: float, words: str

@@ -24,6 +24,15 @@ def test_a_line_says_what_the_rate_stands_on() -> None:
     assert "41.8 % (37.2 – 46.3 %) 380 of 400 planned 20 0.500 (0.400 – 0.600)" in said
 
 
+def test_a_run_of_which_no_sample_failed_says_so_and_one_that_is_not_counted_yet_does_not() -> None:
+    none = Headline(pass_rate=0.45, low=0.34, high=0.57, scored=80, planned=80, failed=0)
+    said = [
+        " ".join(text_by_class(page_text(visitor(FakeSource([run])).get("/evals")), "runs")[0].split())
+        for run in (a_run("calm-fern-1", headline=none), a_run("calm-fern-2"))
+    ]
+    assert "80 of 80 planned 0 – " in said[0] and "finished – – – – " in said[1]
+
+
 def test_every_kind_has_a_list_and_the_first_page_has_all() -> None:
     source = FakeSource([a_run("one"), a_run("two", "training"), a_run("three", "rubric")])
     pages = visitor(source)

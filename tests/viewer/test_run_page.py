@@ -15,6 +15,7 @@ import pytest
 
 from osmosis_ai.api.wire.base import LogEntry
 from osmosis_ai.config.decisions import Decisions
+from osmosis_ai.evaluation.comparison.verdict import signed_words
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.viewer.source import FailureCount, Histogram, ItemPage, RunDetail, SampleEntry
@@ -110,6 +111,26 @@ def test_the_run_page_leads_to_failures_to_flaky_rows_and_to_the_run_before(page
     assert "/evals/calm-fern-1/samples?row=0" in text
     assert "/compare?run=calm-fern-0&amp;run=calm-fern-1" in text
     assert "OPENAI_API_KEY" in text and "--retry-failed" in text and "evaluation.n" in text
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        (0.45, 0.4875, "+3.8 points since."),
+        (0.5, 0.5, "0.0 points since."),
+        (0.5, 0.375, "-12.5 points since."),
+    ],
+)
+def test_the_run_before_is_told_apart_in_the_words_of_a_comparison(
+    before: float, now: float, words: str
+) -> None:
+    older, entry = (
+        a_run(name, headline=Headline(pass_rate=rate, scored=80, planned=80))
+        for name, rate in (("calm-fern-0", before), ("calm-fern-1", now))
+    )
+    source = FakeSource([entry, older], {"calm-fern-1": RunDetail(entry, previous=older)})
+    assert words == f"{signed_words('pass_rate', round(now - before, 6))} points since."
+    assert f"; {words}" in page_text(visitor(source).get("/evals/calm-fern-1"))
 
 
 def test_failures_are_drawn_by_what_failed_and_nothing_is_drawn_of_none() -> None:

@@ -251,6 +251,20 @@ def test_a_conversation_of_a_validation_has_the_page_that_all_conversations_have
         assert near[:1] == {"9.0": ["3.0"], "2.1": ["2.0"]}.get(nothing, [])
 
 
+@pytest.mark.parametrize(
+    ("status", "said"), [("running", "There was none yet."), ("finished", "There was none.")]
+)
+def test_a_run_that_was_not_validated_is_not_said_to_lack_what_was_said_then(status: str, said: str) -> None:
+    pages = visitor(a_source(TrainingCurves(), status=status))
+    for asked in ({}, {"X-Live-Part": "validation"}):
+        text = page_text(pages.get("/training/keen-owl-2", headers=asked))
+        shown = text.partition('data-live="validation"')[2].partition("</div>")[0]
+        assert said in shown and "not recorded" not in shown
+    pages = visitor(a_source(learned()))
+    alone = page_text(pages.get("/training/keen-owl-2", headers={"X-Live-Part": "validation"}))
+    assert "not recorded" in alone
+
+
 def test_a_run_without_a_record_of_its_validation_says_so(tmp_path: Path) -> None:
     assert "Its conversations were not recorded." in page_text(
         visitor(a_source(learned())).get("/training/keen-owl-2")

@@ -119,6 +119,7 @@ def test_submitting_again_shows_config_rows_samples_and_cost_first(
     assert len(led) == 1 and len(runs_of(services, member)) == 2
     (name,) = (path.rpartition("/")[2] for path in led)
     assert f"mara@fern.example submitted {run} again" in log_of(services, member, name)
+    assert log_of(services, member, run).count(f"mara@fern.example submitted it again as {name}") == 1
 
 
 def test_a_training_that_ended_early_is_resumed_after_asking_and_one_that_finished_is_not(

@@ -125,6 +125,7 @@ def _resubmitting(page: WorkspaceVisit, run: DbRun, kind: RunKind) -> ActionProp
         with refusals(page.services, scope):
             made = page.services.submitter.create(checked)
         note_in_log(page, made.id, f"submitted {run.name} again")
+        note_in_log(page, run.id, f"submitted it again as {made.name}")
         return made
 
     config = [

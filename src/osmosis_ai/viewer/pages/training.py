@@ -59,7 +59,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
 
 
 def _shows_curves(view: Viewing) -> bool:
-    return view.can("curves") and any(map(view.wants, ("standing", "curves", "adapters")))
+    return view.can("curves") and any(map(view.wants, ("standing", "curves", "validation", "adapters")))
 
 
 def shown(

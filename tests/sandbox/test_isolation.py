@@ -98,6 +98,9 @@ def test_a_second_workspace_needs_a_sandbox_or_the_operators_word(tmp_path: Path
     with pytest.raises(ConflictError, match="a second workspace is not added") as refused:
         require_one_workspace(config, 1, UNABLE)
     assert "OSMOSIS_ISOLATION=off" in (refused.value.hint or "")
+    assert refused.value.hint and refused.value.hint.endswith(
+        "OSMOSIS_ISOLATION=off, to this command as to `platform start`"
+    )
 
 
 def test_several_workspaces_without_a_sandbox_need_the_operators_word_at_a_start_too(tmp_path: Path) -> None:

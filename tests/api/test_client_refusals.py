@@ -168,6 +168,13 @@ def test_a_401_says_what_is_wrong_with_which_token(
     assert error.hint
 
 
+@pytest.mark.parametrize("platform_code", ["TOKEN_REVOKED", "TOKEN_EXPIRED"])
+def test_a_given_token_that_has_ended_is_not_said_to_be_copied_badly(platform_code: str) -> None:
+    with PlatformClient(BASE, TOKEN, GIT, token_origin="given") as client:
+        error = _failure(client, status_code=401, json={"code": platform_code})
+    assert error.hint == "use another token of this platform"
+
+
 def test_a_401_without_a_token_says_to_log_in() -> None:
     with PlatformClient(BASE, None, GIT) as client:
         error = _failure(client, status_code=401, json={"code": "AUTH_HEADER_MISSING"})

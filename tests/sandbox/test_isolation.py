@@ -99,6 +99,9 @@ def test_a_second_workspace_needs_a_sandbox_or_the_operators_word(tmp_path: Path
     with pytest.raises(ConflictError, match="a second workspace is not added") as refused:
         require_one_workspace(config, 1, UNABLE)
     assert "OSMOSIS_ISOLATION=off" in (refused.value.hint or "")
+    assert refused.value.hint and refused.value.hint.endswith(
+        "OSMOSIS_ISOLATION=off, to this command as to `platform start`"
+    )
     # Where a cluster executes runs, each of its nodes is asked, and this machine holds nobody back.
     require_one_workspace(PlatformConfig(home=tmp_path, ray=RayCluster("http://127.0.0.1:8265")), 1, UNABLE)
 

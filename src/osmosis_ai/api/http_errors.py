@@ -169,10 +169,10 @@ def _unauthorized(platform_code: str | None, request: RequestInfo) -> tuple[str,
         "environment": "set OSMOSIS_TOKEN to a valid token, or unset it and run `osmosis login`",
         "given": "check that it was copied whole and made for this platform",
     }.get(request.token_origin or "saved", "log in again with `osmosis login`")
-    if platform_code == "TOKEN_REVOKED":
-        return f"{what} has been revoked.", mend
-    if platform_code == "TOKEN_EXPIRED":
-        return f"{what} has expired.", mend
+    if platform_code in ("TOKEN_REVOKED", "TOKEN_EXPIRED"):
+        # It was copied well, and belongs here: only another one helps.
+        mend = "use another token of this platform" if request.token_origin == "given" else mend
+        return f"{what} has {'been revoked' if platform_code == 'TOKEN_REVOKED' else 'expired'}.", mend
     if platform_code in ("AUTH_HEADER_MISSING", "TOKEN_MISSING"):
         if request.token_origin is None:
             return "Not logged in. Run 'osmosis auth login' first.", "log in with `osmosis login`"

@@ -167,7 +167,8 @@ def require_one_workspace(
     raise ConflictError(
         f"a second workspace is not added: rollouts can not be sandboxed here ({found.reason}), so runs of one workspace could read the secrets and files of "
         "the other.",
-        hint=f"{found.remedy}; or, if all of them trust each other, say so with {ISOLATION_ENV}=off",
+        hint=f"{found.remedy}; or, if all of them trust each other, say so with {ISOLATION_ENV}=off, to this command as to "
+        "`platform start`",
     )
 
 

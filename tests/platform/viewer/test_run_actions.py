@@ -128,6 +128,7 @@ def test_a_training_that_ended_early_is_resumed_after_asking_and_one_that_finish
     needs("torch")  # without it no training run is accepted
     run = submitted(browser, TRAININGS, _training_request(), member)
     page = f"/fern/training/{run['name']}"
+    assert "from its last checkpoint, if it has stored one by then." in text_of(browser.get(f"{page}/stop"))
 
     def end(status: str) -> None:
         with services.db.transaction() as session:

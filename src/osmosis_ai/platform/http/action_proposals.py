@@ -63,7 +63,9 @@ def _stopping(page: WorkspaceVisit, run: DbRun, kind: RunKind) -> ActionProposal
     done = run.progress or {}
     facts = [("Done so far", f"{done['completed']:,} of {done.get('total') or 0:,} samples")] if done else []
     after = (
-        "It can be resumed." if kind == "training" else "It does not go on; a retry makes what is missing."
+        "It can be resumed from its last checkpoint, if it has stored one by then."
+        if kind == "training"
+        else "It does not go on; a retry makes what is missing."
     )
     return ActionProposal(f"What it has done stays. {after}", facts, do=stop)
 

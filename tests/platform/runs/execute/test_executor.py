@@ -397,6 +397,26 @@ def test_a_worker_that_ignores_a_stop_is_killed_after_its_grace(
     assert bench.run(run_id).status == "stopped"
 
 
+def test_a_worker_that_gathers_has_longer_behind_each_that_was_ended_before_it_had_begun(
+    bench: Bench, member: Member, clock: ManualClock
+) -> None:
+    run_id = bench.add("a", member, status="running", stop_requested_at=bench.clock.now())
+    bench.record(run_id)
+    took = []
+    for gathers in range(3):
+        while len(bench.started) == gathers:
+            bench.executor.round()
+            clock.advance(1)
+        bench.executor.round()
+        seconds = 0
+        while bench.started[gathers].status is None:
+            clock.advance(1)
+            seconds += 1
+            bench.executor.round()
+        took.append(seconds)
+    assert took == [30, 60, 120]
+
+
 def test_closing_leaves_runs_open_for_the_next_start(bench: Bench, member: Member) -> None:
     run_id = bench.add("a", member)
     bench.executor.round()

@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 30.0
 """How long a worker may take to stop before it is ended by force."""
+_MOST_DOUBLED = 5
+"""How often that is doubled at most."""
 TOLD_AFTER_S = 60.0
 """Of an executor that is away: after that long, runs are told."""
 _ENDS_WITHIN_S = 15.0
@@ -301,10 +303,19 @@ class ExecutorLoop:
                 self._executor.stop(started.job)
                 del self._jobs[run_id]
             elif started.stop_by is None:
-                started.stop_by = now + self._stop_grace_s
+                started.stop_by = now + self._grace_s(run_id)
             elif now >= started.stop_by:
                 self._executor.stop(started.job)
                 started.stop_by = now + self._stop_grace_s
+
+    def _grace_s(self, run_id: str) -> float:
+        """Return how long a worker may take to stop: twice as long behind each that came to nothing.
+
+        One that gathers results has to begin first, for which a machine with too much to do may need longer each time.
+        """
+        streak = self._streaks.get(run_id)
+        before = 0 if streak is None else min(streak.ends["nobody"], _MOST_DOUBLED)
+        return self._stop_grace_s * float(2**before)
 
     # -- ends ----------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import pwd
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,28 @@ print(json.dumps([CANARY in began_with, first, second, sorted(name for name in o
     assert await asyncio.wait_for(child.wait(), 60) == 0, told.read_text()
     await child.stop()
     assert json.loads(told.read_text()) == [False, {"SECRET": CANARY}, {}, []]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows a process's descriptors as files")
+async def test_what_a_child_alone_is_told_nobody_takes_out_of_its_descriptors(tmp_path: Path) -> None:
+    # It has not kept to itself yet, and waits until we have looked.
+    child = ChildProcess(
+        [sys.executable, "-c", "import sys; print('begun', flush=True); import time; time.sleep(60)"],
+        env=dict(os.environ),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        handed={"SECRET": CANARY},
+    )
+    assert child.stdout is not None and child.stdout.readline() == b"begun\n"
+    stolen = []
+    for descriptor in Path(f"/proc/{child.pid}/fd").iterdir():
+        with suppress(OSError):
+            opened = os.open(descriptor, os.O_RDONLY | os.O_NONBLOCK)
+            with suppress(OSError):
+                stolen.append(os.read(opened, 1 << 16))
+            os.close(opened)
+    await child.stop()
+    assert stolen and CANARY.encode() not in b"".join(stolen)
 
 
 @pytest.mark.parametrize("reads", [True, False])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import os
 import signal
@@ -22,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
-from osmosis_ai.supervision.kept_to_itself import HANDED_ENV, pipe_of
+from osmosis_ai.supervision.kept_to_itself import HANDED_ENV, handed_end
 
 LIFELINE_ENV = "_OSMOSIS_LIFELINE_FD"
 TERMINATION_GRACE_S = 5.0
@@ -177,7 +176,7 @@ class ChildProcess:
                 ours.callback(os.close, stdout)
             ends: dict[str, int] = {}
             if handed is not None:
-                ends[HANDED_ENV] = pipe_of(json.dumps(dict(handed)).encode())
+                ends[HANDED_ENV] = handed_end(handed)
                 ours.callback(os.close, ends[HANDED_ENV])
             if not outlives:
                 ends[LIFELINE_ENV], self._lifeline = os.pipe()

@@ -3,7 +3,7 @@
 Linux lets a user's processes read each other's memory and the environment they were started with, unless a process
 says otherwise (`PR_SET_DUMPABLE` in prctl(2)); root reads everything. That begins when the process says so, and a
 variable that it takes out of its environment stays readable until then. What only a child is to know therefore
-reaches it by a pipe.
+reaches it by a descriptor.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,8 +20,8 @@ from threading import Thread
 DEBUGGABLE_ENV = "OSMOSIS_DEBUGGABLE"
 HANDED_ENV = "_OSMOSIS_HANDED_FD"
 _PR_SET_DUMPABLE = 4
-# What a pipe takes before anybody reads it: 64 KiB on Linux, 16 on macOS (pipe(7), and its kernel's `sys/pipe.h`).
-PIPE_BYTES = 16 * 1024
+# What a pipe or socket surely takes before anybody reads it: the least is a socket's 8 KiB on macOS.
+AT_ONCE_BYTES = 4 * 1024
 
 
 def is_debuggable(environ: Mapping[str, str]) -> bool:
@@ -40,8 +41,21 @@ def pipe_of(content: bytes) -> int:
     What a pipe does not hold is written while the child reads; the writing ends with the last read end, however that
     ends.
     """
-    read_end, write_end = os.pipe()
-    if len(content) <= PIPE_BYTES:
+    return _filled(*os.pipe(), content)
+
+
+def handed_end(handed: Mapping[str, str]) -> int:
+    """Return the descriptor that tells a child what it alone is to know.
+
+    A socket: until the child keeps to itself, programs of the same user may look into its directory of descriptors,
+    and open a pipe that is there; a socket nobody can open.
+    """
+    childs, ours = (end.detach() for end in socket.socketpair())
+    return _filled(childs, ours, json.dumps(dict(handed)).encode())
+
+
+def _filled(read_end: int, write_end: int, content: bytes) -> int:
+    if len(content) <= AT_ONCE_BYTES:
         _write_all(write_end, content)
     else:
         Thread(target=_write_all, args=(write_end, content), name="osmosis-handing", daemon=True).start()
@@ -50,7 +64,7 @@ def pipe_of(content: bytes) -> int:
 
 def _write_all(write_end: int, content: bytes) -> None:
     # A child that ends unread breaks the pipe: nobody is left who would miss the rest.
-    with suppress(BrokenPipeError), os.fdopen(write_end, "wb", buffering=0) as pipe:
+    with suppress(ConnectionError), os.fdopen(write_end, "wb", buffering=0) as pipe:
         left = memoryview(content)
         while left:
             left = left[pipe.write(left) or 0 :]
@@ -61,6 +75,6 @@ def take_handed() -> dict[str, str]:
     descriptor = os.environ.pop(HANDED_ENV, None)
     if descriptor is None:
         return {}
-    with os.fdopen(int(descriptor), "rb") as pipe:
-        handed: dict[str, str] = json.loads(pipe.read())
+    with os.fdopen(int(descriptor), "rb") as told:
+        handed: dict[str, str] = json.loads(told.read())
     return handed

@@ -123,6 +123,30 @@ def test_root_needs_systemds_word_where_systemd_runs(tree: Tree) -> None:
     assert look_at_delegation(root).path is None
 
 
+def test_what_the_users_systemd_gave_away_is_known_by_its_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It marks none of its groups, and all of them may be written to."""
+    ours = "user.slice/user-1000.slice/user@1000.service/app.slice/run-r5.scope"
+    tree = Tree(tmp_path, ours)
+    tree.view.systemd.mkdir()
+    program, answer = tmp_path / "bin" / "systemctl", tmp_path / "answer"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\n[ "$1 $2 $5 $6" = "--user show -- run-r5.scope" ] && cat {answer}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    for said, given in (
+        (f"Delegate=yes\nControlGroup=/{ours}\n", tree.group),
+        (f"Delegate=no\nControlGroup=/{ours}\n", None),
+        ("Delegate=yes\nControlGroup=/user.slice/another/run-r5.scope\n", None),
+        ("Delegate=yes\nControlGroup=\n", None),
+    ):
+        answer.write_text(said)
+        assert look_at_delegation(tree.view).path == given
+    answer.unlink()
+    assert look_at_delegation(tree.view).path is None
+
+
 def test_in_a_container_what_started_the_platform_moves_with_it(tmp_path: Path) -> None:
     tree = Tree(tmp_path, "")
     (tree.mount / "cgroup.events").write_text("populated 1\n")
@@ -250,15 +274,15 @@ def test_the_operator_may_have_no_group_made(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def hierarchy() -> Iterator[Path]:
-    """A new group of this machine's unified hierarchy, which may limit nothing."""
-    mount = hierarchy_mount()
-    if mount is None:
+    """A new group of this machine's unified hierarchy, or of what this process was given of it; it may limit nothing."""
+    above = look_at_delegation().path or hierarchy_mount()
+    if above is None:
         pytest.skip("there is no unified hierarchy of control groups here (cgroup v2)")
-    place = mount / f"osmosis-test-{os.getpid()}"
+    place = above / f"osmosis-test-{os.getpid()}"
     try:
         place.mkdir()
     except OSError as error:
-        pytest.skip(f"no control group can be made at {mount}: {error.strerror}")
+        pytest.skip(f"no control group can be made at {above}: {error.strerror}")
     yield place
     assert end_group(place)
 

@@ -35,7 +35,7 @@ class Tree:
     def __init__(self, root: Path, group: str = "system.slice/osmosis.service") -> None:
         self.mount, self.proc = root / "cgroup", root / "proc"
         self.group = self.mount / group
-        self.view = ProcessView(proc=self.proc, systemd=root / "systemd", pid=50, user=1000)
+        self.view = ProcessView(proc=self.proc, systemd=root / "systemd", pid=50, user=1000, patience_s=0)
         self.add(self.mount, root=True)
         for folder in (*reversed(self.group.relative_to(self.mount).parents[:-1]), Path(group)):
             self.add(self.mount / folder)
@@ -104,6 +104,20 @@ def test_a_group_with_processes_of_others_is_left_alone(tree: Tree, monkeypatch:
     tree.process(70, parent=1)
     found = look_at_delegation(tree.view)
     assert found.path is None and "not this platform's alone" in (found.problem or "")
+
+
+def test_what_is_on_its_way_out_of_the_group_is_waited_for(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes of a sandbox that was tried lose their parent before they are gone."""
+    tree.above_is_roots(monkeypatch)
+    tree.process(70, parent=1)
+
+    def end(_seconds: float) -> None:
+        (tree.group / "cgroup.procs").write_text("50\n")
+
+    monkeypatch.setattr("osmosis_ai.sandbox.control_groups.time.sleep", end)
+    assert look_at_delegation(replace(tree.view, patience_s=60)).path == tree.group
 
 
 def test_a_group_within_what_the_user_may_write_was_not_given_to_this_process(tree: Tree) -> None:

@@ -22,6 +22,7 @@ CONTROLLERS = ("memory", "pids", "cpu")
 LEAF = "osmosis-main"
 _MOVING_S = 10.0
 _ASKING_S = 10.0
+_LOOKING_S = 0.02
 _NOT_OURS = "the processes in its group (cgroup) are not this platform's alone"
 _NOT_GIVEN = "its group (cgroup) was not delegated to it"
 
@@ -49,12 +50,14 @@ class ProcessView:
         proc: the directory of processes.
         systemd: a directory that is there where systemd runs.
         pid, user: of this process.
+        patience_s: how long what is on its way out of a group may take: a sandbox that was tried has just ended.
     """
 
     proc: Path = Path("/proc")
     systemd: Path = Path("/run/systemd/system")
     pid: int = os.getpid()
     user: int = os.geteuid() if hasattr(os, "geteuid") else -1
+    patience_s: float = 1.0
 
     def parent(self, pid: int) -> int:
         """Return a process's parent; 0 where there is none."""
@@ -163,9 +166,12 @@ def _against(base: Path, view: ProcessView) -> str | None:
     if not is_containers and not _is_given(base, view):
         return _NOT_GIVEN
     above = set(view.line(view.pid)) if is_containers else {view.pid}
-    for pid in processes_of(base):
-        if pid not in above and view.pid not in view.line(pid):
+    deadline = time.monotonic() + view.patience_s
+    # What lost its parent as it ended is nobody's, until it is gone.
+    while any(pid not in above and view.pid not in view.line(pid) for pid in processes_of(base)):
+        if time.monotonic() >= deadline:
             return _NOT_OURS
+        time.sleep(_LOOKING_S)
     return None
 
 

@@ -35,7 +35,7 @@ class Tree:
     def __init__(self, root: Path, group: str = "system.slice/osmosis.service") -> None:
         self.mount, self.proc = root / "cgroup", root / "proc"
         self.group = self.mount / group
-        self.view = ProcessView(proc=self.proc, systemd=root / "systemd", pid=50, user=1000)
+        self.view = ProcessView(proc=self.proc, systemd=root / "systemd", pid=50, user=1000, patience_s=0)
         self.add(self.mount, root=True)
         for folder in (*reversed(self.group.relative_to(self.mount).parents[:-1]), Path(group)):
             self.add(self.mount / folder)
@@ -106,6 +106,20 @@ def test_a_group_with_processes_of_others_is_left_alone(tree: Tree, monkeypatch:
     assert found.path is None and "not this platform's alone" in (found.problem or "")
 
 
+def test_what_is_on_its_way_out_of_the_group_is_waited_for(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes of a sandbox that was tried lose their parent before they are gone."""
+    tree.above_is_roots(monkeypatch)
+    tree.process(70, parent=1)
+
+    def end(_seconds: float) -> None:
+        (tree.group / "cgroup.procs").write_text("50\n")
+
+    monkeypatch.setattr("osmosis_ai.sandbox.control_groups.time.sleep", end)
+    assert look_at_delegation(replace(tree.view, patience_s=60)).path == tree.group
+
+
 def test_a_group_within_what_the_user_may_write_was_not_given_to_this_process(tree: Tree) -> None:
     found = look_at_delegation(tree.view)
     assert found.path is None and "not delegated" in (found.problem or "")
@@ -121,6 +135,30 @@ def test_root_needs_systemds_word_where_systemd_runs(tree: Tree) -> None:
     assert look_at_delegation(root).path == tree.group
     root.systemd.mkdir()
     assert look_at_delegation(root).path is None
+
+
+def test_what_the_users_systemd_gave_away_is_known_by_its_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It marks none of its groups, and all of them may be written to."""
+    ours = "user.slice/user-1000.slice/user@1000.service/app.slice/run-r5.scope"
+    tree = Tree(tmp_path, ours)
+    tree.view.systemd.mkdir()
+    program, answer = tmp_path / "bin" / "systemctl", tmp_path / "answer"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\n[ "$1 $2 $5 $6" = "--user show -- run-r5.scope" ] && cat {answer}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    for said, given in (
+        (f"Delegate=yes\nControlGroup=/{ours}\n", tree.group),
+        (f"Delegate=no\nControlGroup=/{ours}\n", None),
+        ("Delegate=yes\nControlGroup=/user.slice/another/run-r5.scope\n", None),
+        ("Delegate=yes\nControlGroup=\n", None),
+    ):
+        answer.write_text(said)
+        assert look_at_delegation(tree.view).path == given
+    answer.unlink()
+    assert look_at_delegation(tree.view).path is None
 
 
 def test_in_a_container_what_started_the_platform_moves_with_it(tmp_path: Path) -> None:
@@ -250,15 +288,15 @@ def test_the_operator_may_have_no_group_made(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def hierarchy() -> Iterator[Path]:
-    """A new group of this machine's unified hierarchy, which may limit nothing."""
-    mount = hierarchy_mount()
-    if mount is None:
+    """A new group of this machine's unified hierarchy, or of what this process was given of it; it may limit nothing."""
+    above = look_at_delegation().path or hierarchy_mount()
+    if above is None:
         pytest.skip("there is no unified hierarchy of control groups here (cgroup v2)")
-    place = mount / f"osmosis-test-{os.getpid()}"
+    place = above / f"osmosis-test-{os.getpid()}"
     try:
         place.mkdir()
     except OSError as error:
-        pytest.skip(f"no control group can be made at {mount}: {error.strerror}")
+        pytest.skip(f"no control group can be made at {above}: {error.strerror}")
     yield place
     assert end_group(place)
 

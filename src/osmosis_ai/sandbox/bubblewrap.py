@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -235,10 +235,18 @@ def _covered_proc(gpus: GpuGrant | None) -> list[str]:
             if gpus is not None and gpus.driver is not None and name == gpus.driver[1].parent.name:
                 words += ["--ro-bind", *map(str, gpus.driver)]
             words += ["--remount-ro", f"/proc/{name}"]
-    for name in _KERNELS_FILES:
+    for name in sorted({*_KERNELS_FILES, *_written_files(Path("/proc"))}):
         if Path("/proc", name).exists():
             words += ["--ro-bind", str(_ETC / "nothing"), f"/proc/{name}"]
     return words
+
+
+def _written_files(proc: Path) -> Iterator[str]:
+    """Yield the kernel's files that somebody may write to, whatever they are called on this kernel."""
+    with suppress(OSError), os.scandir(proc) as entries:
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False) and entry.stat().st_mode & 0o222:
+                yield entry.name
 
 
 def _depth(place: Path) -> tuple[int, str]:

@@ -9,6 +9,8 @@ leaf beside the groups of the runs, and only where all of them are our own.
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,6 +21,8 @@ CONTROLLERS = ("memory", "pids", "cpu")
 """What is limited, as the kernel calls it."""
 LEAF = "osmosis-main"
 _MOVING_S = 10.0
+_ASKING_S = 10.0
+_LOOKING_S = 0.02
 _NOT_OURS = "the processes in its group (cgroup) are not this platform's alone"
 _NOT_GIVEN = "its group (cgroup) was not delegated to it"
 
@@ -46,12 +50,14 @@ class ProcessView:
         proc: the directory of processes.
         systemd: a directory that is there where systemd runs.
         pid, user: of this process.
+        patience_s: how long what is on its way out of a group may take: a sandbox that was tried has just ended.
     """
 
     proc: Path = Path("/proc")
     systemd: Path = Path("/run/systemd/system")
     pid: int = os.getpid()
     user: int = os.geteuid() if hasattr(os, "geteuid") else -1
+    patience_s: float = 1.0
 
     def parent(self, pid: int) -> int:
         """Return a process's parent; 0 where there is none."""
@@ -157,18 +163,26 @@ def _against(base: Path, view: ProcessView) -> str | None:
     if _is_root(base):
         return _NOT_GIVEN if view.systemd.is_dir() or view.user != 0 else None
     is_containers = not (base.parent / "cgroup.procs").exists()
-    if not is_containers and not _is_marked(base) and not _is_border(base, view):
+    if not is_containers and not _is_given(base, view):
         return _NOT_GIVEN
     above = set(view.line(view.pid)) if is_containers else {view.pid}
-    for pid in processes_of(base):
-        if pid not in above and view.pid not in view.line(pid):
+    deadline = time.monotonic() + view.patience_s
+    # What lost its parent as it ended is nobody's, until it is gone.
+    while any(pid not in above and view.pid not in view.line(pid) for pid in processes_of(base)):
+        if time.monotonic() >= deadline:
             return _NOT_OURS
+        time.sleep(_LOOKING_S)
     return None
 
 
 def _is_root(group: Path) -> bool:
     """Tell whether it is the kernel's own root, which may have processes beside children."""
     return not (group / "cgroup.events").exists()
+
+
+def _is_given(group: Path, view: ProcessView) -> bool:
+    """Tell whether a group was given away, and is the topmost of what was."""
+    return _is_marked(group) or _is_border(group, view) or _says_users_systemd(group, view)
 
 
 def _is_marked(group: Path) -> bool:
@@ -185,6 +199,28 @@ def _is_border(group: Path, view: ProcessView) -> bool:
     if view.user == 0:
         return not view.systemd.is_dir()
     return not os.access(group.parent / "cgroup.procs", os.W_OK)
+
+
+def _says_users_systemd(group: Path, view: ProcessView) -> bool:
+    """Ask the user's systemd: all that is below it may be written to, and it marks no group that it gives away (252)."""
+    program = shutil.which("systemctl")
+    if view.user == 0 or program is None or not view.systemd.is_dir():
+        return False
+    asked = [program, "--user", "show", "--property=Delegate", "--property=ControlGroup", "--", group.name]
+    try:
+        said = subprocess.run(
+            asked,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ASKING_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    facts = dict(line.split("=", 1) for line in said.stdout.splitlines() if "=" in line)
+    # A unit of that name may be in another group.
+    return facts.get("Delegate") == "yes" and str(group).endswith(facts.get("ControlGroup") or "\n")
 
 
 def _empty(base: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
+from osmosis_ai._version import __version__
 from osmosis_ai.api.retrying import Waits
 from osmosis_ai.api.wire.workers import Assignment, SyncReply, WorkerOffer
 from osmosis_ai.platform.runs.work import http_link
@@ -37,7 +38,7 @@ class Network:
         return httpx.Response(200, json=SyncReply(stop=False, term_s=self.term_s, next_s=1).to_wire())
 
 
-OFFER = WorkerOffer(claim_id="a" * 32, sdk_version="0.3.22")
+OFFER = WorkerOffer(claim_id="a" * 32, sdk_version=__version__)
 Working = Callable[[float], tuple[Network, RunChannel]]
 
 

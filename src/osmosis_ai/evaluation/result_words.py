@@ -75,7 +75,11 @@ def number_lines(estimates: Estimates) -> Iterator[NumberLine]:
         yield NumberLine(label, numbers.percent(each.value), interval, over, each.method or "")
     yield from _spent(estimates)
     yield from _latencies("Latency of a rollout", estimates.latency.rollout_ms, "that ended")
-    yield from _latencies("  of it, in the model", estimates.latency.model_ms, "that called the model")
+    for label, each in (
+        ("  of it, in the model", estimates.latency.model_ms),
+        ("  elsewhere (agent, tools, grader, queue)", estimates.latency.elsewhere_ms),
+    ):
+        yield from _latencies(label, each, "that called the model")
 
 
 def _spent(estimates: Estimates) -> Iterator[NumberLine]:

@@ -80,6 +80,15 @@ def test_conversations_are_printed_without_what_a_terminal_obeys(maze: Maze) -> 
     ]
 
 
+def test_text_that_was_read_in_another_encoding_keeps_its_lines(maze: Maze) -> None:
+    broken = "He said “no”, and ‛went‟ GÛTE".encode().decode("latin-1")
+    said(maze, "fern", 0, 0, trajectory(broken))
+    outcome = maze.osmosis("eval", "show", "fern", "--row", "0", "--attempt", "0", "--plain")
+    (line,) = [line for line in outcome.out.splitlines() if line.startswith("tool: ")]
+    assert line.startswith("tool: He said â‹U+0080›‹U+009C›noâ‹U+0080›‹U+009D›, and ")
+    assert line.endswith("TE") and "removed" not in outcome.out
+
+
 def test_scripts_get_the_messages_and_what_came_of_them(maze: Maze) -> None:
     outcome = maze.osmosis("eval", "show", "fern", "--row", "0", "--limit", "1", "--json")
     data = outcome.json["data"]
@@ -214,6 +223,17 @@ def test_a_search_says_how_many_samples_it_could_not_look_into(maze: Maze) -> No
     assert told == {"conversations": 2, "without_conversation": 1, "too_large": 1, "complete": False}
 
 
+def test_of_a_conversation_that_is_too_large_the_run_s_own_file_is_named(maze: Maze) -> None:
+    said(maze, "fern", 1, 1, b" " * (33 << 20))
+    outcome = maze.osmosis("eval", "show", "fern", "--row", "1", "--attempt", "1", "--json")
+    (problem,) = outcome.json["data"]["samples"][0]["problems"]
+    told = "it is not read, the run's file `trajectories/row_1_run_1.json` has it."
+    assert problem.endswith(told) and "download" not in problem
+    assert (maze.workspace.evals_dir / "fern" / "trajectories/row_1_run_1.json").is_file()
+    shown = maze.osmosis("eval", "show", "fern", "--row", "1", "--attempt", "1", "--plain").out
+    assert told in " ".join(shown.split())
+
+
 # -- platforms -----------------------------------------------------------------------------
 
 
@@ -262,6 +282,18 @@ def test_a_run_of_the_hosted_service_is_read_by_its_list_of_files(stored: Downlo
     assert shown(maze, "platform:amber-otter-42", "--search", "SEVEN") == [(1, 0)]
     assert shown(maze, "platform:amber-otter-42", "--row", "1") == [(1, 0)]
     assert stored.found() == {}, "nothing is left in the workspace"
+
+
+def test_of_a_platform_s_conversation_that_is_too_large_the_command_that_fetches_it_is_named(
+    stored: DownloadableRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "LARGEST_CONVERSATION_BYTES", 100)
+    outcome = stored.maze.osmosis("eval", "show", "platform:amber-otter-42", "--row", "1", "--json")
+    (problem,) = outcome.json["data"]["samples"][0]["problems"]
+    by_hand = "osmosis eval download amber-otter-42"
+    assert problem.endswith(f"it is not read, `trajectories/row_1_run_0.json` of `{by_hand}` has it.")
+    assert stored.maze.osmosis(*by_hand.split()[1:]).status == 0
+    assert stored.found()["trajectories/row_1_run_0.json"] == trajectory("seven")
 
 
 def test_of_a_platform_s_run_the_nearest_are_named_and_no_more_are_read_than_tell_them(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.files import cache_dir
+from osmosis_ai.ui.numbers import duration
 from osmosis_ai.viewer.local.source import LocalSource
 from tests.cli.maze import Maze
 from tests.cli.test_eval_compare import BETTER, HARD, passes, record, resource, table_of
@@ -39,6 +40,19 @@ def test_page_terminal_json_report_and_comparison_say_the_same_numbers(maze: Maz
     shown = cells_of(page)
     assert shown == cells_of(report.read_text("utf-8"))
     assert {name: cells for name, cells in table_of(terminal, "Results").items() if name in shown} == shown
+    latency = data["metrics"]["estimates"]["latency"]
+    of_json = {
+        "Latency of a rollout": latency["rollout_ms"],
+        "  of it, in the model": latency["model_ms"],
+        "  elsewhere (agent, tools, grader, queue)": latency["elsewhere_ms"],
+    }
+    assert latency["elsewhere_ms"]["n"] == latency["model_ms"]["n"] == 120
+    for name, told in of_json.items():
+        assert told["p50"] == (1000.0 if name.startswith("Latency") else 500.0)
+        value, _, over = shown[name]
+        spread = [f"{each} {duration(told[each] / 1000)}" for each in ("p50", "p90", "p95", "p99")]
+        assert [value, *over.split(" · ")[:3]] == spread
+        assert over.split(" · ")[3].startswith(f"over {told['n']} attempts that ")
     headline = data["headline"]
     rate = next(cells for name, cells in shown.items() if name.startswith("Pass rate"))
     interval = f"{100 * headline['low']:.1f} – {100 * headline['high']:.1f} %"

@@ -187,6 +187,15 @@ def test_of_a_platforms_run_its_own_page_has_the_rest(maze: Maze) -> None:
     assert "prints more of them, its page on the platform shows all." in outcome.out + outcome.err
 
 
+def test_of_a_platforms_conversation_that_is_too_large_its_page_is_named(maze: Maze) -> None:
+    asked = offers(maze, page(told(0, 0.5)))
+    asked.respond(json={"text": None, "size": 40_000_000}, headers=OURS)
+    (sample,) = maze.osmosis("train", "show", "copper finch/9", "--json").json["data"]["samples"]
+    assert sample["problems"] == [
+        "The conversation has 38.1 MB: above 32.0 MB it is not read, its page on the platform has it."
+    ]
+
+
 def test_the_hosted_service_does_not_keep_them_and_it_is_said(maze: Maze) -> None:
     maze.get("/training-runs/tr_8").respond(json=train_replies.DETAIL)
     error = maze.osmosis("train", "show", "tr_8", "--json").error

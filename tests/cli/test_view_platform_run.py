@@ -145,6 +145,22 @@ def test_what_can_not_be_read_of_a_platform_s_list_is_counted_on_the_page(
     assert not report.exists() and is_clean(stored, tmp_path)
 
 
+def test_of_conversations_that_are_too_large_the_report_names_the_command_that_fetches_them(
+    stored: DownloadableRun, tmp_path: Path
+) -> None:
+    stored.holds({**stored.store.blobs, "trajectories/row_1_run_0.json": b" " * (33 << 20)})
+    report = tmp_path / "run.html"
+    outcome = stored.maze.osmosis("view", NAMED, "--report", str(report))
+    assert outcome.status == 0, outcome.err
+    page = unescape(report.read_text("utf-8"))
+    assert "it is not read, the run's file `trajectories/row_1_run_0.json` has it." in page
+    assert (
+        "1 conversation has more than 32 MB and can not be read here: `osmosis eval download amber-otter-42` "
+        "fetches the run's files."
+    ) in page
+    assert is_clean(stored, tmp_path)
+
+
 def test_without_text_no_conversation_is_fetched(stored: DownloadableRun, tmp_path: Path) -> None:
     report = tmp_path / "run.html"
     outcome = stored.maze.osmosis("view", NAMED, "--report", str(report), "--no-text")

@@ -306,6 +306,18 @@ def test_costs_tokens_and_latencies_say_how_many_samples_they_are_of() -> None:
     assert latency.rollout_ms is not None and latency.rollout_ms.p50 == 2500.0
     assert latency.model_ms is not None and latency.model_ms.p99 == 600.0
     assert latency.model_call_mean_ms == 300.0
+    # Of 400, 1,400 and 2,400: the attempt that called no model has no part in it.
+    assert latency.elsewhere_ms is not None and latency.elsewhere_ms.n == latency.model_ms.n == 3
+    assert (latency.elsewhere_ms.p50, latency.elsewhere_ms.p90) == (1400.0, 2200.0)
+
+
+def test_model_calls_at_once_leave_no_time_elsewhere_and_what_was_not_timed_none_to_tell() -> None:
+    at_once, untimed = MetricsAccumulator(1, 1), MetricsAccumulator(1, 1)
+    at_once.add(0, 0, "success", 1.0, duration_ms=100, model_latency_ms=250.0, model_calls=3)
+    untimed.add(0, 0, "success", 1.0, model_latency_ms=250.0, model_calls=3)
+    found = at_once.summary().estimates.latency.elsewhere_ms
+    assert found is not None and (found.p50, found.n) == (0.0, 1)
+    assert untimed.summary().estimates.latency.elsewhere_ms is None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from osmosis_ai.ui.highlighting import code
 from osmosis_ai.ui.markdown import markdown
 from osmosis_ai.ui.pages import templates
-from osmosis_ai.ui.terminal_text import ansi, plain, without_sequences
+from osmosis_ai.ui.terminal_text import ansi, plain, removed_words, without_sequences
 from osmosis_ai.ui.text import visible
 
 HOSTILE = [
@@ -121,6 +121,41 @@ def test_text_of_a_terminal_is_on_the_page_without_its_sequences(text: str) -> N
 
 
 @given(texts)
+@example("\x1b[31mred\x1b[0m\x1b[2J")
+def test_any_other_text_is_on_the_page_without_sequences_and_colours(text: str) -> None:
+    page = read(ansi(text, coloured=False))
+    assert page.text == plain(text) + removed_words(without_sequences(text).removed)
+    assert page.elements <= {"span"} and page.attributes <= {"class"}
+
+
+@given(st.text(st.sampled_from("“”‘’‚‛„‟–—…•✝✛ÛÝßđě你😀 aZ1;m\n")))
+@example("”0;a”b“")
+@example("✛3m ‛31m Û2J")
+def test_text_of_another_encoding_keeps_every_character(text: str) -> None:
+    broken = text.encode().decode("latin-1")
+    assert without_sequences(broken) == (broken, 0)
+    assert read(ansi(broken, coloured=False)).text == read(ansi(broken)).text == visible(broken)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [("cp1250", "ťažké žena; źle – ść ›a‹ Žź"), ("cp1251", "ђак њега, ћ ђ њ"), ("cp1252", "‹a› ž “b” Ÿ ˜")],
+)
+def test_letters_of_code_pages_are_no_sequences(encoding: str, text: str) -> None:
+    broken = text.encode(encoding).decode("latin-1")
+    assert without_sequences(broken) == (broken, 0)
+
+
+@pytest.mark.parametrize(
+    "piece", ["\x9d1;", "\x90q", "\x9b1", "\x9d1;\x90q", "\x1b]", "\x1b[1", "\x9b" + "1" * 999]
+)
+def test_beginnings_of_sequences_that_nobody_ends_take_no_time(piece: str) -> None:
+    began = time.process_time()
+    without_sequences(piece * (1_000_000 // len(piece)))
+    assert time.process_time() - began < 5
+
+
+@given(texts)
 def test_a_template_shows_any_text_as_it_is_and_marks_what_is_not_seen(text: str) -> None:
     page = read(PAGES.from_string('<p title="{{ said }}">{{ said }}</p>').render(said=text))
     assert page.text == visible(text)
@@ -205,6 +240,20 @@ def test_what_drives_a_terminal_is_taken_out_and_counted() -> None:
     assert without_sequences(said) == ("abcdef\ng", 7)
     assert ansi(said).endswith('<span class="removed">7 terminal sequences removed</span>')
     assert plain("\x1b[31ma\x1b\u202e") == "a␛‹U+202E›"
+
+
+def test_a_sequence_of_eight_bits_is_one_only_where_it_is_whole() -> None:
+    assert without_sequences("a\x9b31mb\x9b2Jc\x90qd\x9ce\x9d8;;x\x07f") == ("abcef", 3)
+    lone = "a\x9bb\x9dc\x90d\x98e\x9ef\x9f \x9bHome \x9d0;never ends"
+    assert without_sequences(lone) == (lone, 0)
+    assert plain("\x9b") == "‹U+009B›"
+
+
+def test_markdown_counts_the_sequences_that_it_leaves_out() -> None:
+    page = read(markdown("**a\x1b[1mb**\x1b]8;;https://elsewhere.example\x1b\\ c\x1b[2J"))
+    assert page.text.split("\n") == ["ab c", "2 terminal sequences removed"]
+    assert "strong" in page.elements
+    assert read(markdown("[" * 60_000 + "\x1b[2J")).text == "[" * 60_000 + "1 terminal sequence removed"
 
 
 def test_a_long_file_has_no_colours_and_all_its_text() -> None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.ui.terminal_text import plain, removed_words, without_sequences
 from osmosis_ai.ui.text import visible
 from osmosis_ai.viewer.access import Viewing
 from osmosis_ai.viewer.pages import conversation as page_module
@@ -308,7 +309,59 @@ def test_whatever_somebody_wrote_is_text(text: str, words: str) -> None:
     assert not any(mark in html for mark in ("\u202e", "\u200b", "\x00", "\x9b"))
 
 
+SEQUENCES = "\x1b[31mred\x1b[0m\x1b]0;owned\x07\x1b[2J"
+AS_TERMINAL = "red2 terminal sequences removed"
+
+
+@pytest.mark.parametrize("words", ["", "?text=markdown"])
+def test_terminal_sequences_are_removed_and_counted_wherever_somebody_wrote(words: str) -> None:
+    call = {"tool_call_id": "c", "function_name": SEQUENCES, "arguments": SEQUENCES}
+    step = {
+        "source": "agent",
+        "message": SEQUENCES,
+        "reasoning_content": SEQUENCES,
+        "tool_calls": [call],
+        "observation": {"results": [{"source_call_id": "c", "content": SEQUENCES}]},
+    }
+    said = [{"source": role, "message": SEQUENCES} for role in ("system", "user")]
+    content = trajectory(*said, step, label=SEQUENCES)
+    judged = [{"model": SEQUENCES, "score": 1.0, "explanation": SEQUENCES}]
+    source = a_source(
+        content, record={"notes": SEQUENCES, "parts": {SEQUENCES: SEQUENCES}, "judgements": judged}
+    )
+    pages = visitor(source)
+    html = page_text(pages.get(HERE + words))
+    # Notes, a judgement and the ground truth; then two messages, reasoning, a message, arguments and what came back.
+    assert [told.replace("\n", "") for told in text_by_class(html, "said")] == [AS_TERMINAL] * 9
+    assert html.count("2 terminal sequences removed") == 9 + 4
+    assert not any(left in html.partition('id="away"')[0] for left in ("\u241b", "owned", "[2J", "[31m"))
+    assert html.count('<span class="ansi-1">') == 1
+    # What is taken away is what was said.
+    assert pages.get(f"{HERE}/raw?as=messages").json()[0]["content"] == SEQUENCES
+
+
+def test_terminal_sequences_are_removed_and_counted_in_tables() -> None:
+    listed = {"one": [a_sample(0, input=SEQUENCES, output=SEQUENCES)]}
+    pages = visitor(RecordedSource([a_run("one")], listed=listed, conversations={}))
+    html = page_text(pages.get("/evals/one/samples"))
+    cells = [cell for cell in text_by_class(html, "text") if "removed" in cell]
+    assert cells == [AS_TERMINAL] * 2
+    line = pages.get("/evals/one/samples.jsonl").text
+    assert json.loads(line)["input"] == SEQUENCES
+
+
+@pytest.mark.parametrize("words", ["", "?text=markdown"])
+def test_text_that_was_read_in_another_encoding_loses_nothing(words: str) -> None:
+    broken = ["“Don’t” – ‛so‟ ✝ G\u00dbTE 😀 你好", "‘a’ stays"]
+    said = [text.encode().decode("latin-1") for text in broken]
+    said += ["žena šiel źle ść konec".encode("cp1250").decode("latin-1")]
+    html = shown(trajectory(*({"source": "user", "message": text} for text in said)), words)
+    assert [told.strip() for told in text_by_class(html, "said")] == list(map(visible, said))
+    assert "removed" not in html
+
+
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=5), st.sampled_from(["user", "system", "agent"]))
+@example(["a\x1b[1mb\x1b]8;;x\x1b\\c", "\x1b[2J", "\x1b[31m"], "user")
 def test_any_conversation_renders_to_html_whose_text_is_that_conversation(
     texts: list[str], source: str
 ) -> None:
@@ -320,7 +373,9 @@ def test_any_conversation_renders_to_html_whose_text_is_that_conversation(
     view = Viewing(a_source(content), ShellView(), is_local=True)
     html = render(view, page_module.page(view, words_of(""), run="one", item="1.0"))
     read = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
-    assert text_by_class(html, "said") == [visible(text) for text in read if text]
+    # Less what drives a terminal, which is counted.
+    told = [plain(text) + removed_words(without_sequences(text).removed) for text in read if text]
+    assert text_by_class(html, "said") == told
 
 
 @pytest.mark.parametrize(

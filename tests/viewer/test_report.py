@@ -90,6 +90,29 @@ def test_a_conversation_that_is_too_large_to_be_read_is_none_of_those_that_are_h
     assert "it is not read" in page and "3 conversations are here; 1 is left out for its size" in page
 
 
+def test_of_a_conversation_that_is_too_large_the_run_s_own_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "cache"))
+    run, file = write_run(tmp_path / "calm-fern-1", [[1.0]]), tmp_path / "report.html"
+    (run / "trajectories").mkdir()
+    (run / "trajectories" / "row_0_run_0.json").write_bytes(said("word " * 1_000))
+    monkeypatch.setattr(page_module, "LARGEST_CONVERSATION_BYTES", 100)
+    report_run(str(run), ReportFile(file), RunReportOptions())
+    page = file.read_text()
+    assert "it is not read, the run&#39;s file `trajectories/row_0_run_0.json` has it." in page
+    assert "a download" not in page
+
+
+def test_terminal_sequences_are_removed_and_counted_in_conversations_and_in_the_table() -> None:
+    told = "\x1b[31mred\x1b[0m\x1b]0;owned\x07\x1b[2J"
+    of = source(rows=2, text=told)
+    of.listed = {"calm-fern-1": [a_sample(0, input=told, output=told), a_sample(1)]}
+    page = report(of)
+    assert page.count("2 terminal sequences removed") == 4  # two messages, and two cells of the table
+    assert "owned" not in page and "\u241b" not in page and "[31m" not in page
+
+
 def test_without_text_it_holds_nothing_that_anybody_said() -> None:
     page = report(source(), text=False)
     assert "canary" not in page and "evil.example" not in page

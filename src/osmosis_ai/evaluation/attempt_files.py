@@ -46,6 +46,7 @@ class StoredConversation:
         size: in bytes.
         missing: why there is no content, in a sentence.
         open: opens it where it is larger than was asked for; None where it is not.
+        whole: what has all of it where it has more than can be read: the page's download, a file of the run, a command.
         away: of one that can not be had now and may be there, what to raise where nothing else can be shown.
     """
 
@@ -53,6 +54,7 @@ class StoredConversation:
     size: int = 0
     missing: str | None = None
     open: Callable[[], BinaryIO] | None = None
+    whole: str = "a download"
     away: OsmosisError | None = None
 
 
@@ -156,7 +158,8 @@ class AttemptFiles:
                 continue
             if size > max_bytes or len(content) > max_bytes:
                 opened = partial(_opened, directory.path, path)
-                return StoredConversation(None, max(size, len(content)), open=opened)
+                whole = f"the run's file `{path}`"
+                return StoredConversation(None, max(size, len(content)), open=opened, whole=whole)
             return StoredConversation(content, len(content))
         return StoredConversation(None, missing=missing)
 

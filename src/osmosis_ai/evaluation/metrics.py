@@ -373,12 +373,15 @@ class MetricsAccumulator:
 
     def _latency(self) -> Latency:
         recorded = self._recorded()
-        waits = self._samples["model_latency_ms"]
-        timed = recorded & (waits == waits) & (self._samples["model_calls"] > 0)
+        waits, lasts = self._samples["model_latency_ms"], self._samples["duration_ms"]
+        waited = recorded & (waits == waits)
+        timed = waited & (self._samples["model_calls"] > 0)
         calls = int(self._samples["model_calls"][timed].sum())
+        elsewhere = (lasts - waits)[waited & (lasts == lasts)]
         return Latency(
             rollout_ms=percentiles(self._present("duration_ms", recorded)),
-            model_ms=percentiles(self._present("model_latency_ms", recorded)),
+            model_ms=percentiles(waits[waited]),
+            elsewhere_ms=percentiles(elsewhere.clip(min=0.0)),
             model_call_mean_ms=float(waits[timed].sum()) / calls if calls else None,
         )
 

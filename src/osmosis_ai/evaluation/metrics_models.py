@@ -92,10 +92,15 @@ class JudgeTotals(_Model):
 
 
 class Latency(_Model):
-    """Milliseconds: whole rollouts; the time each waited for the model; the mean of single model calls."""
+    """Milliseconds: whole rollouts; the time each waited for the model; the mean of single model calls.
+
+    ``elsewhere_ms``: what else each that called the model took (agent, tools, grader, queue), 0 where calls at once took
+    longer together than the rollout. Releases before 0.3.23 did not write it down.
+    """
 
     rollout_ms: Percentiles | None
     model_ms: Percentiles | None
+    elsewhere_ms: Percentiles | None = None
     model_call_mean_ms: float | None
 
 

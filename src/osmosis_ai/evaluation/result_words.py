@@ -74,8 +74,10 @@ def number_lines(estimates: Estimates) -> Iterator[NumberLine]:
         interval = numbers.interval(each, percent=True)
         yield NumberLine(label, numbers.percent(each.value), interval, over, each.method or "")
     yield from _spent(estimates)
-    yield from _latencies("Latency of a rollout", estimates.latency.rollout_ms, "that ended")
-    yield from _latencies("  of it, in the model", estimates.latency.model_ms, "that called the model")
+    latency, calling = estimates.latency, "that called the model"
+    yield from _latencies("Latency of a rollout", latency.rollout_ms, "that ended")
+    yield from _latencies("  of it, in the model", latency.model_ms, calling)
+    yield from _latencies("  elsewhere (agent, tools, grader, queue)", latency.elsewhere_ms, calling)
 
 
 def _spent(estimates: Estimates) -> Iterator[NumberLine]:

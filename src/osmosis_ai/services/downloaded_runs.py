@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.evaluation.export import ExportedRun, read_run
 from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
@@ -246,7 +247,8 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
         filled = _fill_in(
             client, detail.eval_run.id, RunDirectory(plan.directory).summary, text=conversations
         )
-        _note(plan.directory, {"retries": retries, "samples_unread": not filled})
+        large = sum(file.size > LARGEST_CONVERSATION_BYTES for file in plan.pending if "/" in file.path)
+        _note(plan.directory, {"retries": retries, "samples_unread": not filled, "unread": large})
         yield plan.directory
 
 
@@ -393,6 +395,12 @@ def _not_told(
         yield (
             "What the platform tells of single samples can not be read: whose failures they are, what was said and "
             "what each cost is not in here."
+        )
+    if isinstance(large := facts.get("unread"), int) and large:
+        have = "conversation has" if large == 1 else "conversations have"
+        yield (
+            f"{large:,} {have} more than {LARGEST_CONVERSATION_BYTES >> 20} MB and can not be read here: "
+            f"`osmosis eval download {quote(str(facts.get('name') or facts.get('id')))}` fetches the run's files."
         )
     if listed.unread:
         yield (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 
 from osmosis_ai.ui.highlighting import code
+from osmosis_ai.ui.terminal_text import removed_remark, without_sequences
 from osmosis_ai.ui.text import visible
 
 if TYPE_CHECKING:
@@ -26,22 +27,21 @@ _COPY = '<button type="button" class="copy" hidden>Copy</button>'
 
 
 def markdown(text: str) -> Markup:
-    """Return CommonMark with tables as HTML of ours: no element but those of text, no attribute but our classes."""
-    shown = visible(text)
-    if len(shown) > MOST_CHARACTERS or shown.count("[") > _MOST_BRACKETS:
-        return as_written(shown)
-    parser = _parser()
-    tokens = parser.parse(shown)
+    """Return CommonMark with tables as HTML of ours: no element but those of text, no attribute but our classes.
+
+    Terminal sequences are taken out before, and counted at the end.
+    """
+    left, removed = without_sequences(text)
+    shown, parser = visible(left), _parser()
+    takes_long = len(shown) > MOST_CHARACTERS or shown.count("[") > _MOST_BRACKETS
+    tokens = [] if takes_long else parser.parse(shown)
     # What lies deeper is not parsed, and would not be shown.
-    if any(token.level >= _DEEPEST - 2 for token in tokens):
-        return as_written(shown)
-    # Once more, because what is escaped in addresses is resolved by now.
-    return Markup(visible(parser.renderer.render(tokens, parser.options, {})))
-
-
-def as_written(text: str) -> Markup:
-    """Return text with its line breaks and blanks."""
-    return Markup('<div class="written">{}</div>').format(visible(text))
+    if takes_long or any(token.level >= _DEEPEST - 2 for token in tokens):
+        drawn = Markup('<div class="written">{}</div>').format(shown)
+    else:
+        # Once more, because what is escaped in addresses is resolved by now.
+        drawn = Markup(visible(parser.renderer.render(tokens, parser.options, {})))
+    return drawn + removed_remark(removed)
 
 
 @lru_cache

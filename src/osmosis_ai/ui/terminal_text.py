@@ -1,8 +1,12 @@
 """What was written for a terminal, shown on a page or in another terminal.
 
-Sequences that do something (move, title, clipboard, links) are taken out and counted; colours become 16 classes. What
-is left is text under the rules of :mod:`osmosis_ai.ui.text`. Grammar: ECMA-48, sections 5.4 and 5.6, in the forms with
-7 and with 8 bits; a string that nobody ends (OSC, DCS …) ends with its line.
+Sequences that do something (move, title, clipboard, links) are taken out and counted; colours become 16 classes in what
+a terminal showed, and go elsewhere. What is left is text under the rules of :mod:`osmosis_ai.ui.text`. Grammar: ECMA-48,
+sections 5.4 and 5.6; a string that nobody ends (OSC, DCS …) ends with its line.
+
+A sequence in the form with 8 bits begins with what may be a letter, or a part of one, of text that was read in another
+encoding: `”` of UTF-8 is U+00E2 U+0080 U+009D in Latin-1. It is one only where it is whole (CSI and OSC with their
+numbers, OSC and DCS with their end) and follows no other part of a letter; else it is a mark, and the rest of its line stays.
 """
 
 from __future__ import annotations
@@ -15,10 +19,13 @@ from markupsafe import Markup, escape
 
 from osmosis_ai.ui.text import visible
 
+# Behind an introducer of 8 bits: no part of a letter is before it.
+_ALONE = r"(?<![\x80-\xff].)"
 _SEQUENCE = re.compile(
-    r"(?:\x1b\[|\x9b)(?P<parameters>[0-?]*)[ -/]*(?P<final>[@-~])"
-    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
-    r"|\x1b[ -/]*[0-~]"
+    rf"(?:\x1b\[|\x9b{_ALONE}(?=[0-?]+[@-~]))(?P<parameters>[0-?]*)[ -/]*(?P<final>[@-~])"
+    r"|\x1b[\]PX^_][^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?|\x1b[ -/]*[0-~]"
+    # It ends before the next begins, so that many without an end are not each read to the end of the line.
+    rf"|(?:\x9d{_ALONE}[0-9]+;|\x90{_ALONE}[0-?]*[ -/]*[@-~])[^\x07\x1b\x90\x9b-\x9d\n]*(?:\x07|\x1b\\|\x9c)"
 )
 _WORDS = {"1": "ansi-bold", "3": "ansi-italic", "4": "ansi-underlined"}
 _ENDS = {"22": "ansi-bold", "23": "ansi-italic", "24": "ansi-underlined"}
@@ -47,22 +54,25 @@ def removed_words(removed: int) -> str:
     return f"{removed:,} terminal sequence{'s' * (removed != 1)} removed" if removed else ""
 
 
-def ansi(text: str) -> Markup:
-    """Return ``text`` with its colours as classes, and at its end how much was taken out."""
+def removed_remark(removed: int) -> Markup:
+    """Return how much was taken out of a text, to stand behind it; "" for nothing."""
+    return Markup('<span class="removed">{}</span>').format(removed_words(removed)) if removed else Markup("")
+
+
+def ansi(text: str, *, coloured: bool = True) -> Markup:
+    """Return ``text`` with its colours as classes, or without any, and at its end how much was taken out."""
     parts: list[str] = []
     style: dict[str, None] = {}
     end = removed = 0
     for found in _SEQUENCE.finditer(text):
         parts.append(_span(text[end : found.start()], style))
         end = found.end()
-        if _is_colour(found):
-            _restyle(style, found["parameters"])
-        else:
+        if not _is_colour(found):
             removed += 1
+        elif coloured:
+            _restyle(style, found["parameters"])
     parts.append(_span(text[end:], style))
-    if removed:
-        parts.append(f'<span class="removed">{removed_words(removed)}</span>')
-    return Markup("".join(parts))
+    return Markup("".join(parts)) + removed_remark(removed)
 
 
 def _is_colour(found: re.Match[str]) -> bool:
@@ -89,10 +99,8 @@ def _restyle(style: dict[str, None], parameters: str) -> None:
             colour = _extended(form, list(islice(given, {"5": 1, "2": 3}.get(form, 0))))
             if code == "38":
                 _recolour(style, colour)
-        elif code == "39":
-            _recolour(style, None)
-        elif re.fullmatch("[39][0-7]", code):
-            _recolour(style, int(code[1]) + (8 if code[0] == "9" else 0))
+        elif re.fullmatch("[39][0-7]|39", code):
+            _recolour(style, int(code[1]) + 8 * (code[0] == "9") if code != "39" else None)
 
 
 def _recolour(style: dict[str, None], colour: int | None) -> None:

@@ -78,7 +78,7 @@ class ReadSample:
         if stored.missing is not None:
             return (stored.missing[:1].upper() + stored.missing[1:].rstrip(".") + ".",)
         size, most = numbers.size(stored.size), numbers.size(LARGEST_CONVERSATION_BYTES)
-        return (f"The conversation has {size}: above {most} it is not read, a download has it.",)
+        return (f"The conversation has {size}: above {most} it is not read, {stored.whole} has it.",)
 
     def graded(self, name: str) -> Any:
         """Return what the grader left (``notes``, ``parts`` …), by the record, or else as the rollout says."""

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Protocol
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
@@ -174,7 +175,11 @@ class PlatformConversations:
             wanted = [file for file in plan.pending if made_by.get(file.path) == maker]
             small = [file for file in wanted if file.size <= LARGEST_CONVERSATION_BYTES]
             outcome = run_download(self._client, replace(plan, pending=tuple(small), failures=()))
-            found |= {file.path: StoredConversation(None, file.size) for file in wanted}
+            by_hand = f"`osmosis eval download {quote(self._runs[maker].name or maker)}`"
+            found |= {
+                file.path: StoredConversation(None, file.size, whole=f"`{file.path}` of {by_hand}")
+                for file in wanted
+            }
             found |= {
                 failed.path: StoredConversation(None, missing=f"it could not be fetched: {failed.error}")
                 for failed in outcome.failures

@@ -170,7 +170,7 @@ def _there(client: PlatformClient, name: str) -> _Validation | None:
                 raise
             return StoredConversation(None, missing="a newer validation has replaced it")
         content = said.text.encode("utf-8", "replace") if said.text is not None else None
-        return StoredConversation(content, said.size, said.missing)
+        return StoredConversation(content, said.size, said.missing, whole="its page on the platform")
 
     return _Validation(run.name or run.id, "platform", step, total, details, fetch)
 

@@ -15,6 +15,7 @@ from osmosis_ai.rubric.report import ReportRecord, write_report
 from osmosis_ai.rubric.scores import ScoreTable
 from osmosis_ai.rubric.trust import TrustReport, trust_report
 from osmosis_ai.ui.pages import one_file_policy
+from osmosis_ai.ui.terminal_text import plain as as_said
 from osmosis_ai.ui.text import visible
 from tests.rubric.tables import NAN, simulated, table
 
@@ -185,9 +186,16 @@ def test_whatever_texts_say_they_stay_texts(tmp_path: Path, plain: Page, hostile
 
     assert shape(page) == shape(plain)
     shown = visible(hostile)
-    assert page.words.count(f"{shown} #4") == plain.words.count("x #4")
+    assert page.words.count(f"{as_said(hostile)} #4") == plain.words.count("x #4")
     assert page.data("listing")["label"][3] == f"{shown}3"
     assert not set("\u202e\u2066\u200b\x1b\x00") & set(page.text)
+
+
+def test_what_only_a_terminal_obeys_is_taken_out_of_texts_and_counted(tmp_path: Path, plain: Page) -> None:
+    page = saying("\x1b]0;title\x07be\x1b[2Jfore", tmp_path)
+    removed = "(2 terminal sequences removed)"
+    assert page.words.count(f"before #4 {removed}") == plain.words.count("x #4") > 0
+    assert f"before {removed}" in page.words
 
 
 def test_every_record_is_in_the_list_with_its_texts(tmp_path: Path) -> None:

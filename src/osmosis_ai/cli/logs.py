@@ -87,12 +87,9 @@ def _columns() -> tuple[Column, ...]:
 
 def _said(message: str | None) -> str | None:
     """Return what a line says without terminal sequences, which are counted behind it."""
-    from osmosis_ai.ui.terminal_text import removed_words, without_sequences
+    from osmosis_ai.ui.terminal_text import told_without_sequences
 
-    if not message:
-        return message
-    text, removed = without_sequences(message)
-    return f"{text} ({removed_words(removed)})" if removed else text
+    return told_without_sequences(message) if message else message
 
 
 def _toned(level: str | None) -> Cell:

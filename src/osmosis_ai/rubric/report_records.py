@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from osmosis_ai.rubric.spread import score_ranges
+from osmosis_ai.ui.terminal_text import told_without_sequences
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.scores import Booleans, Floats, ScoreTable
@@ -135,13 +136,15 @@ class RecordPages:
 
     def clipped(self, text: str | None, limit: int) -> str | None:
         """Return ``text`` within ``limit`` characters, counting what had to be cut."""
-        found = _clipped(text, limit)
-        self.cut += found != text
-        return found
+        self.cut += text is not None and len(text) > limit
+        return _clipped(text, limit)
 
 
 def _clipped(text: str | None, limit: int) -> str | None:
-    return text if text is None or len(text) <= limit else text[:limit] + "…"
+    """Return what a model, a file or a provider said as it is read: cut, and without what only a terminal obeys."""
+    return (
+        None if text is None else told_without_sequences(text if len(text) <= limit else text[:limit] + "…")
+    )
 
 
 def collect_records(table: ScoreTable, trust: TrustReport, records: Iterable[ReportRecord]) -> RecordPages:

@@ -54,6 +54,12 @@ def removed_words(removed: int) -> str:
     return f"{removed:,} terminal sequence{'s' * (removed != 1)} removed" if removed else ""
 
 
+def told_without_sequences(text: str) -> str:
+    """Return ``text`` without any sequence, and at its end how many were taken out."""
+    left, removed = without_sequences(text)
+    return f"{left} ({removed_words(removed)})" if removed else left
+
+
 def removed_remark(removed: int) -> Markup:
     """Return how much was taken out of a text, to stand behind it; "" for nothing."""
     return Markup('<span class="removed">{}</span>').format(removed_words(removed)) if removed else Markup("")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -331,12 +332,16 @@ def test_what_changes_is_said_at_most_every_five_seconds(browser: Browser, opene
     page.context.close()
 
 
-@pytest.mark.parametrize("page", ["", "/samples", "/samples?outcome=passed"])
+@pytest.mark.parametrize(
+    "page",
+    ["", "/samples", "/samples?outcome=passed", "/samples/0.0", "/samples/0.0/raw", "/log", "/log?cursor=20"],
+)
 def test_a_page_of_a_run_that_is_deleted_says_so_and_keeps_what_it_shows(
     browser: Browser, opened: tuple[str, Any], site: FakeSource, page: str
 ) -> None:
     going_on(site, "passing")
     one_more_finished(site, "passing")
+    site.conversations = {**site.conversations, ("passing", 0, 0): b'{"steps": []}'}
     looking = visit(browser, opened)
     looking.page.add_init_script(STREAMS_NOTED)
     looking.open(f"/evals/passing{page}")
@@ -346,9 +351,42 @@ def test_a_page_of_a_run_that_is_deleted_says_so_and_keeps_what_it_shows(
     site.entries = [each for each in site.entries if each.name != "passing"]
     problem = looking.page.locator("main .problem[role=alert]")
     problem.wait_for()
-    assert problem.text_content() == "This run is not there any more."
+    assert problem.text_content() == "This run is not there any more. Back to the list"
     assert looking.page.locator("h1").text_content() == heading
+    assert looking.wrong == []
+    problem.get_by_role("link").click()
+    looking.page.wait_for_url("**/evals")
     looking.page.context.close()
+
+
+def test_a_page_whose_cursor_is_none_of_this_server_follows_its_run_all_the_same(
+    browser: Browser, opened: tuple[str, Any], site: FakeSource
+) -> None:
+    going_on(site, "growing")
+    looking = visit(browser, opened)
+    page, answered = looking.page, list[tuple[int, bool]]()
+    page.add_init_script(STREAMS_NOTED)
+    page.on(
+        "response",
+        lambda reply: "/changes" in reply.url and answered.append((reply.status, "since=" in reply.url)),
+    )
+
+    def as_an_earlier_release_made_it(route: Any) -> None:
+        made = route.fetch()
+        route.fulfill(
+            response=made, body=re.sub(r'data-live-cursor="[^"]+"', 'data-live-cursor="0-0-x"', made.text())
+        )
+
+    page.route(re.compile("/evals/growing$"), as_an_earlier_release_made_it)
+    with page.expect_response(lambda reply: "/changes" in reply.url and reply.status == 200):
+        looking.open("/evals/growing")
+    page.unroute_all()
+    # The stream was refused, and so was who asked why; the next one begins anew, and is a stream again.
+    assert answered == [(400, True), (400, True), (200, False)]
+    assert page.evaluate(OPEN_STREAMS) == 1
+    one_more_finished(site, "growing")
+    page.get_by_text("1 of 40 planned scored").first.wait_for()
+    page.context.close()
 
 
 @pytest.mark.soak

@@ -21,6 +21,7 @@ from osmosis_ai.ui.charts.drawing import SvgChart, TimeSpan
 from osmosis_ai.ui.shell import NavItem
 from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.viewer.pages.evaluation import live_changes
 from osmosis_ai.viewer.read_sample import ReadSample, conversation_in
 from osmosis_ai.viewer.shown_steps import ShownSteps, shown_steps
 from osmosis_ai.viewer.source import RunEntry, SampleEntry, SampleQuery
@@ -55,6 +56,7 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
     """Return the page of a sample; ``with`` shows another one beside it."""
     query = queries.sample_query(words)
     row, attempt = place_of(item)
+    live = live_changes(view, view.sampled, run)
     whole = _number(words, "show")
     one = viewed(view, run, row, attempt, query, first=_number(words, "from") or whole or 1, whole=whole)
     other = _beside(view, words, run, whole)
@@ -89,6 +91,7 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
             "of_validation": view.of_validation,
             "address": lambda **more: one.href + queries.query_string(state | more, hide=hidden),
         },
+        live=live,
     )
 
 

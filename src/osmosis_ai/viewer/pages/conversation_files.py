@@ -21,6 +21,7 @@ from osmosis_ai.ui.policy import artifact_headers
 from osmosis_ai.ui.shell import NavItem
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.pages.conversation import place_of, stored_conversation
+from osmosis_ai.viewer.pages.evaluation import live_changes
 from osmosis_ai.viewer.queries import Words, choice_of, word
 from osmosis_ai.viewer.shown_steps import step_text
 
@@ -67,6 +68,7 @@ def _shown(view: Viewing, run: str, row: int, attempt: int) -> RenderedPage:
             "size": stored.size,
             "is_head": stored.content is None,
         },
+        live=live_changes(view, view.sampled, run),
     )
 
 

@@ -13,7 +13,7 @@ LINES_A_PAGE = 200
 def page(view: Viewing, words: Words, *, run: str, kind: RunKind = "eval") -> RenderedPage:
     """Return lines of a run's log."""
     cursor = word(words, "cursor")
-    live = live_changes(view, kind, run) if cursor is None else None
+    live = live_changes(view, kind, run)
     found = view.read(view.source.log, kind, run, limit=LINES_A_PAGE, cursor=cursor)
     here = view.run_href(kind, run, "log")
     return RenderedPage(

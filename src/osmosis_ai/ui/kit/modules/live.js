@@ -29,9 +29,10 @@ function follow() {
   else listen();
 }
 
+const address = () => source + (cursor ? `${source.includes("?") ? "&" : "?"}since=${encodeURIComponent(cursor)}` : "");
+
 function listen() {
-  const since = cursor ? `${source.includes("?") ? "&" : "?"}since=${encodeURIComponent(cursor)}` : "";
-  stream = new EventSource(source + since);
+  stream = new EventSource(address());
   stream.addEventListener("change", (event) => {
     failures = 0;
     news(event.lastEventId, JSON.parse(event.data));
@@ -47,8 +48,14 @@ function listen() {
 
 async function poll() {
   try {
-    const reply = await fetch(source, { cache: "no-store", headers: { Accept: "application/json", ...(tag && { "If-None-Match": tag }) } });
+    const reply = await fetch(address(), { cache: "no-store", headers: { Accept: "application/json", ...(tag && { "If-None-Match": tag }) } });
     if (reply.status === 404) return end("gone");
+    if (reply.status === 400 && cursor) {
+      // It is none of this server's, which may be a newer one: the page begins anew.
+      cursor = "";
+      failures = 0;
+      return follow();
+    }
     if (reply.status === 401 || reply.status === 403 || reply.redirected) return end("refused");
     if (reply.ok) {
       tag = reply.headers.get("ETag") ?? "";
@@ -85,6 +92,13 @@ function end(reason) {
   problem.className = "problem";
   problem.setAttribute("role", "alert");
   problem.textContent = ENDS[reason];
+  const list = reason === "gone" && document.querySelector(".crumbs a");
+  if (list) {
+    const back = document.createElement("a");
+    back.href = list.href;
+    back.textContent = "Back to the list";
+    problem.append(" ", back);
+  }
   document.querySelector("main h1").after(problem);
 }
 

@@ -344,8 +344,9 @@ def test_a_page_of_a_run_that_is_deleted_says_so_and_keeps_what_it_shows(
     site.conversations = {**site.conversations, ("passing", 0, 0): b'{"steps": []}'}
     looking = visit(browser, opened)
     looking.page.add_init_script(STREAMS_NOTED)
-    looking.open(f"/evals/passing{page}")
-    looking.page.wait_for_function(f"{OPEN_STREAMS} === 1")
+    with looking.page.expect_response(lambda reply: "/changes" in reply.url):
+        looking.open(f"/evals/passing{page}")
+    assert looking.page.evaluate(OPEN_STREAMS) == 1
     heading = looking.page.locator("h1").text_content()
     one_more_finished(site, "passing")
     site.entries = [each for each in site.entries if each.name != "passing"]
@@ -387,6 +388,66 @@ def test_a_page_whose_cursor_is_none_of_this_server_follows_its_run_all_the_same
     one_more_finished(site, "growing")
     page.get_by_text("1 of 40 planned scored").first.wait_for()
     page.context.close()
+
+
+@pytest.mark.parametrize("status", ["running", "finished"])
+@pytest.mark.parametrize("page", ["", "/samples", "/samples/0.0", "/log"])
+def test_a_page_of_a_run_that_has_ended_asks_whether_it_is_there_when_it_is_seen_again_and_no_oftener(
+    browser: Browser, opened: tuple[str, Any], site: FakeSource, page: str, status: str
+) -> None:
+    going_on(site, "over")
+    one_more_finished(site, "over")
+    del site.details["over"]
+    site.conversations = {**site.conversations, ("over", 0, 0): b'{"steps": []}'}
+    finished = [replace(each, status="finished") if each.name == "over" else each for each in site.entries]
+    if status == "finished":
+        site.entries = finished
+    looking, asked = visit(browser, opened), list[int]()
+    shown = looking.page
+    shown.add_init_script(STREAMS_NOTED)
+    looking.open(f"/evals/over{page}")
+    if status == "running":
+        assert shown.evaluate(OPEN_STREAMS) == 1
+        site.entries = finished
+        shown.get_by_text("The run has ended.").wait_for(state="attached")
+    shown.clock.install()
+    shown.on("response", lambda reply: asked.append(reply.status) if "/changes" in reply.url else None)
+
+    def seen_again() -> None:
+        shown.evaluate("window.seen(false)")
+        with shown.expect_response(lambda reply: "/changes" in reply.url):
+            shown.evaluate("window.seen(true)")
+        shown.clock.run_for(60_000)
+
+    seen_again()
+    problem = shown.locator("main .problem[role=alert]")
+    assert (asked, problem.count(), shown.evaluate(OPEN_STREAMS)) == ([200], 0, 0)
+    site.entries = [each for each in site.entries if each.name != "over"]
+    seen_again()
+    problem.wait_for()
+    assert problem.text_content() == "This run is not there any more. Back to the list"
+    problem.get_by_role("link").click()
+    shown.wait_for_url("**/evals")
+    assert asked == [200, 404]
+    # Chromium says on the console that a run was not found, which it was not.
+    assert [each for each in looking.wrong if "status of 404" not in each] == []
+    shown.context.close()
+
+
+def test_older_lines_of_a_log_that_grows_stand_on_their_page_as_those_of_any(
+    browser: Browser, opened: tuple[str, Any], site: FakeSource
+) -> None:
+    going_on(site, "telling")
+    looking = visit(browser, opened)
+    looking.page.add_init_script(STREAMS_NOTED)
+    for address, is_box in (("/evals/telling/log", True), ("/evals/telling/log?cursor=100", False)):
+        looking.open(address)
+        assert looking.page.evaluate(OPEN_STREAMS) == 1
+        log = looking.page.locator("ol.log")
+        assert log.evaluate("(box) => getComputedStyle(box).maxHeight !== 'none'") is is_box
+        assert log.evaluate("(box) => box.scrollTop > 0") is is_box
+    assert looking.wrong == []
+    looking.page.context.close()
 
 
 @pytest.mark.soak

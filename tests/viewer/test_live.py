@@ -186,9 +186,11 @@ def test_a_page_follows_a_run_that_may_go_on(status: str, follows: bool) -> None
     for below in ("", "/samples", "/samples/0.0", "/samples/0.0/raw", "/log", "/log?cursor=1"):
         page = page_text(pages.get(f"/evals/calm-fern-1{below}"))
         assert ('data-live-source="/evals/calm-fern-1/changes"' in page) is follows, below
+        assert ('data-live-ended="/evals/calm-fern-1/changes"' in page) is not follows, below
     for below in ("", "/log", "/validation/0.0"):
         page = page_text(pages.get(f"/training/keen-owl-2{below}"))
         assert ('data-live-source="/training/keen-owl-2/changes"' in page) is follows, below
+        assert ('data-live-ended="/training/keen-owl-2/changes"' in page) is not follows, below
     assert pages.get("/evals/calm-fern-1/changes").json()["ended"] is not follows
 
 

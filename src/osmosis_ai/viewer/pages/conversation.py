@@ -21,7 +21,6 @@ from osmosis_ai.ui.charts.drawing import SvgChart, TimeSpan
 from osmosis_ai.ui.shell import NavItem
 from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import RenderedPage, Viewing
-from osmosis_ai.viewer.pages.evaluation import live_changes
 from osmosis_ai.viewer.read_sample import ReadSample, conversation_in
 from osmosis_ai.viewer.shown_steps import ShownSteps, shown_steps
 from osmosis_ai.viewer.source import RunEntry, SampleEntry, SampleQuery
@@ -56,7 +55,6 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
     """Return the page of a sample; ``with`` shows another one beside it."""
     query = queries.sample_query(words)
     row, attempt = place_of(item)
-    live = live_changes(view, view.sampled, run)
     whole = _number(words, "show")
     one = viewed(view, run, row, attempt, query, first=_number(words, "from") or whole or 1, whole=whole)
     other = _beside(view, words, run, whole)
@@ -66,7 +64,6 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
     state = kept | {"text": written or "", "with": queries.word(words, "with") or ""}
     near = queries.query_string(kept, text=state["text"], hide=hidden)
     leaves_files = view.can("artifacts") and not view.of_validation
-    asked = queries.word(words, "elsewhere")
     return RenderedPage(
         "conversation.html",
         {
@@ -81,7 +78,7 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
             "hidden": hidden,
             "as_markdown": written is not None,
             "to": lambda row, attempt: view.sample_href(run, row, attempt) + near,
-            "elsewhere": _elsewhere(view, run, one.sample, asked=asked is not None),
+            "elsewhere": _elsewhere(view, run, one.sample, asked=bool(queries.word(words, "elsewhere"))),
             "artifacts": view.source.artifacts(run, row, attempt) if leaves_files else (),
             "copies": _copies(one.conversation),
             "most_copied": _COPIED,
@@ -91,7 +88,7 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
             "of_validation": view.of_validation,
             "address": lambda **more: one.href + queries.query_string(state | more, hide=hidden),
         },
-        live=live,
+        live=view.live(view.sampled, run),
     )
 
 

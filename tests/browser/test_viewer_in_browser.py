@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -331,23 +332,121 @@ def test_what_changes_is_said_at_most_every_five_seconds(browser: Browser, opene
     page.context.close()
 
 
-@pytest.mark.parametrize("page", ["", "/samples", "/samples?outcome=passed"])
+@pytest.mark.parametrize(
+    "page",
+    ["", "/samples", "/samples?outcome=passed", "/samples/0.0", "/samples/0.0/raw", "/log", "/log?cursor=20"],
+)
 def test_a_page_of_a_run_that_is_deleted_says_so_and_keeps_what_it_shows(
     browser: Browser, opened: tuple[str, Any], site: FakeSource, page: str
 ) -> None:
     going_on(site, "passing")
     one_more_finished(site, "passing")
+    site.conversations = {**site.conversations, ("passing", 0, 0): b'{"steps": []}'}
     looking = visit(browser, opened)
     looking.page.add_init_script(STREAMS_NOTED)
-    looking.open(f"/evals/passing{page}")
-    looking.page.wait_for_function(f"{OPEN_STREAMS} === 1")
+    with looking.page.expect_response(lambda reply: "/changes" in reply.url):
+        looking.open(f"/evals/passing{page}")
+    assert looking.page.evaluate(OPEN_STREAMS) == 1
     heading = looking.page.locator("h1").text_content()
     one_more_finished(site, "passing")
     site.entries = [each for each in site.entries if each.name != "passing"]
     problem = looking.page.locator("main .problem[role=alert]")
     problem.wait_for()
-    assert problem.text_content() == "This run is not there any more."
+    assert problem.text_content() == "This run is not there any more. Back to the list"
     assert looking.page.locator("h1").text_content() == heading
+    assert looking.wrong == []
+    problem.get_by_role("link").click()
+    looking.page.wait_for_url("**/evals")
+    looking.page.context.close()
+
+
+def test_a_page_whose_cursor_is_none_of_this_server_follows_its_run_all_the_same(
+    browser: Browser, opened: tuple[str, Any], site: FakeSource
+) -> None:
+    going_on(site, "growing")
+    looking = visit(browser, opened)
+    page, answered = looking.page, list[tuple[int, bool]]()
+    page.add_init_script(STREAMS_NOTED)
+    page.on(
+        "response",
+        lambda reply: "/changes" in reply.url and answered.append((reply.status, "since=" in reply.url)),
+    )
+
+    def as_an_earlier_release_made_it(route: Any) -> None:
+        made = route.fetch()
+        route.fulfill(
+            response=made, body=re.sub(r'data-live-cursor="[^"]+"', 'data-live-cursor="0-0-x"', made.text())
+        )
+
+    page.route(re.compile("/evals/growing$"), as_an_earlier_release_made_it)
+    with page.expect_response(lambda reply: "/changes" in reply.url and reply.status == 200):
+        looking.open("/evals/growing")
+    page.unroute_all()
+    # The stream was refused, and so was who asked why; the next one begins anew, and is a stream again.
+    assert answered == [(400, True), (400, True), (200, False)]
+    assert page.evaluate(OPEN_STREAMS) == 1
+    one_more_finished(site, "growing")
+    page.get_by_text("1 of 40 planned scored").first.wait_for()
+    page.context.close()
+
+
+@pytest.mark.parametrize("status", ["running", "finished"])
+@pytest.mark.parametrize("page", ["", "/samples", "/samples/0.0", "/log"])
+def test_a_page_of_a_run_that_has_ended_asks_whether_it_is_there_when_it_is_seen_again_and_no_oftener(
+    browser: Browser, opened: tuple[str, Any], site: FakeSource, page: str, status: str
+) -> None:
+    going_on(site, "over")
+    one_more_finished(site, "over")
+    del site.details["over"]
+    site.conversations = {**site.conversations, ("over", 0, 0): b'{"steps": []}'}
+    finished = [replace(each, status="finished") if each.name == "over" else each for each in site.entries]
+    if status == "finished":
+        site.entries = finished
+    looking, asked = visit(browser, opened), list[int]()
+    shown = looking.page
+    shown.add_init_script(STREAMS_NOTED)
+    looking.open(f"/evals/over{page}")
+    if status == "running":
+        assert shown.evaluate(OPEN_STREAMS) == 1
+        site.entries = finished
+        shown.get_by_text("The run has ended.").wait_for(state="attached")
+    shown.clock.install()
+    shown.on("response", lambda reply: asked.append(reply.status) if "/changes" in reply.url else None)
+
+    def seen_again() -> None:
+        shown.evaluate("window.seen(false)")
+        with shown.expect_response(lambda reply: "/changes" in reply.url):
+            shown.evaluate("window.seen(true)")
+        shown.clock.run_for(60_000)
+
+    seen_again()
+    problem = shown.locator("main .problem[role=alert]")
+    assert (asked, problem.count(), shown.evaluate(OPEN_STREAMS)) == ([200], 0, 0)
+    site.entries = [each for each in site.entries if each.name != "over"]
+    seen_again()
+    problem.wait_for()
+    assert problem.text_content() == "This run is not there any more. Back to the list"
+    problem.get_by_role("link").click()
+    shown.wait_for_url("**/evals")
+    assert asked == [200, 404]
+    # Chromium says on the console that a run was not found, which it was not.
+    assert [each for each in looking.wrong if "status of 404" not in each] == []
+    shown.context.close()
+
+
+def test_older_lines_of_a_log_that_grows_stand_on_their_page_as_those_of_any(
+    browser: Browser, opened: tuple[str, Any], site: FakeSource
+) -> None:
+    going_on(site, "telling")
+    looking = visit(browser, opened)
+    looking.page.add_init_script(STREAMS_NOTED)
+    for address, is_box in (("/evals/telling/log", True), ("/evals/telling/log?cursor=100", False)):
+        looking.open(address)
+        assert looking.page.evaluate(OPEN_STREAMS) == 1
+        log = looking.page.locator("ol.log")
+        assert log.evaluate("(box) => getComputedStyle(box).maxHeight !== 'none'") is is_box
+        assert log.evaluate("(box) => box.scrollTop > 0") is is_box
+    assert looking.wrong == []
     looking.page.context.close()
 
 

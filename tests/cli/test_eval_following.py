@@ -199,12 +199,16 @@ def test_a_platform_that_tells_what_is_new_is_not_asked_every_second(
     outcome = maze.osmosis("eval", "watch", "amber", "--plain")
     assert outcome.status == 0, outcome.err
     assert stream.call_count == 1
-    assert stream.calls[0].request.headers["accept"] == "text/event-stream"
+    asked = stream.calls[0].request
+    assert asked.headers["accept"] == "text/event-stream"
+    # Each stream begins anew: it knows no cursor that another release could have given.
+    assert "last-event-id" not in asked.headers and asked.url.query == b""
 
 
 @pytest.mark.parametrize(
     "stream",
     [
+        httpx.Response(400, json={"message": "the cursor is none of a run's changes."}),
         httpx.Response(429, json={"message": "as many streams as a visitor may have are open."}),
         httpx.Response(404, json={"error": "there is no such route"}),
         httpx.Response(200, html="<h1>Sign in</h1>"),

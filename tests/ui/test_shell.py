@@ -11,7 +11,7 @@ import pytest
 from osmosis_ai.ui.assets import KIT, asset_name, assets
 from osmosis_ai.ui.pages import templates
 from osmosis_ai.ui.policy import PAGE_POLICY, artifact_headers, page_headers, theme_of
-from osmosis_ai.ui.shell import NavItem, ShellView
+from osmosis_ai.ui.shell import LiveChanges, NavItem, ShellView
 
 HOSTILE = '"><script>{{ 7 * 7 }}</script>\u202e\x1b]0;x\x07</title>'
 
@@ -34,7 +34,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
         user=HOSTILE,
         sign_out="/logout",
         csrf=HOSTILE,
-        live="/c",
+        live=LiveChanges(HOSTILE, HOSTILE),
     )
     return (
         templates(folder)

@@ -16,6 +16,7 @@ from osmosis_ai.evaluation.comparison.run_samples import RunSamples
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.viewer.cursors import changes_cursor
 from osmosis_ai.viewer.source import (
     Capability,
     Changes,
@@ -178,7 +179,8 @@ class FakeSource:
         return self.conversation(run, row, attempt, max_bytes=max_bytes)
 
     def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
-        return Changes(f"{len(self.listed.get(run, []))}", self.run(kind, run).summary.status)
+        status = self.run(kind, run).summary.status
+        return Changes(changes_cursor(status, [len(self.listed.get(run, []))], 0), status)
 
     def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:
         return {name: [run.kind for run in self.entries if run.name == name] for name in names}

@@ -17,11 +17,14 @@ from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.comparison.run_samples import RunSamples
 from osmosis_ai.evaluation.run_places import RunKind
+from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.viewer.cursors import changes_cursor, encode
 from osmosis_ai.viewer.live import LiveHub, LiveNews, Watched
 from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import Changes
 from tests.viewer.browsing import page_text, visitor
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
+from tests.viewer.source_contract import sample_record
 
 WATCHED = Watched("", "eval", "calm-fern-1")
 
@@ -41,6 +44,11 @@ class GrowingSource(FakeSource):
             raise NotFoundError(f"there is no run {run!r} here.")
         new = tuple((row, 0) for row in range(int((since or str(self.finished)).rstrip("!")), self.finished))
         return Changes(f"{self.finished}{'' if self.status == 'running' else '!'}", self.status, samples=new)
+
+
+def cursor_of(finished: int, status: str = "finished") -> str:
+    """Return what a page of the fake source's run is told where so many samples have finished."""
+    return changes_cursor(status, [finished], 0)
 
 
 async def news_of(stream: AsyncIterator[LiveNews]) -> LiveNews:
@@ -166,9 +174,23 @@ async def test_a_stream_outlives_that_its_run_is_killed_and_follows_it_when_it_g
     ("status", "follows"), [("running", True), ("incomplete", True), ("finished", False)]
 )
 def test_a_page_follows_a_run_that_may_go_on(status: str, follows: bool) -> None:
-    pages = visitor(FakeSource([a_run("calm-fern-1", status=status)]))
-    page = page_text(pages.get("/evals/calm-fern-1"))
-    assert ('data-live-source="/evals/calm-fern-1/changes"' in page) is follows
+    name = "keen-owl-2"
+    validated = ValidationSamples.of([sample_record(0, 0, 1.0)], step=4, pass_threshold=1.0)
+    source = FakeSource(
+        [a_run("calm-fern-1", status=status), a_run(name, "training", status=status)],
+        listed={"calm-fern-1": [a_sample(0)]},
+        conversations={("calm-fern-1", 0, 0): b'{"steps": []}', (name, 0, 0): b'{"steps": []}'},
+        validations={name: validated},
+    )
+    pages = visitor(source)
+    for below in ("", "/samples", "/samples/0.0", "/samples/0.0/raw", "/log", "/log?cursor=1"):
+        page = page_text(pages.get(f"/evals/calm-fern-1{below}"))
+        assert ('data-live-source="/evals/calm-fern-1/changes"' in page) is follows, below
+        assert ('data-live-ended="/evals/calm-fern-1/changes"' in page) is not follows, below
+    for below in ("", "/log", "/validation/0.0"):
+        page = page_text(pages.get(f"/training/keen-owl-2{below}"))
+        assert ('data-live-source="/training/keen-owl-2/changes"' in page) is follows, below
+        assert ('data-live-ended="/training/keen-owl-2/changes"' in page) is not follows, below
     assert pages.get("/evals/calm-fern-1/changes").json()["ended"] is not follows
 
 
@@ -210,7 +232,7 @@ def test_who_asks_again_and_nothing_came_gets_no_body() -> None:
     with visitor(source) as client:
         reply = client.get("/evals/calm-fern-1/changes")
         assert reply.json() == {
-            "cursor": "1",
+            "cursor": cursor_of(1),
             "status": "finished",
             "headline": None,
             "samples": [],
@@ -231,9 +253,9 @@ def test_the_events_of_a_run_that_has_ended_are_one_change_and_the_end() -> None
     reply = client.get("/evals/calm-fern-1/changes", headers=accept)
     assert reply.headers["content-type"].startswith("text/event-stream")
     change, end, rest = reply.text.split("\n\n")
-    assert change.startswith("event: change\n") and change.endswith("\nid: 0") and rest == ""
+    assert change.startswith("event: change\n") and change.endswith(f"\nid: {cursor_of(0)}") and rest == ""
     assert json.loads(end.partition("data: ")[2]) == {"reason": "ended"}
-    back = client.get("/evals/calm-fern-1/changes", headers={**accept, "Last-Event-ID": "0"})
+    back = client.get("/evals/calm-fern-1/changes", headers={**accept, "Last-Event-ID": cursor_of(0)})
     assert (back.status_code, back.content) == (204, b"")
 
 
@@ -241,3 +263,41 @@ def test_the_events_of_a_run_that_has_ended_are_one_change_and_the_end() -> None
 def test_of_a_run_that_is_not_there_nothing_is_told(accept: str) -> None:
     reply = visitor(FakeSource()).get("/evals/none/changes", headers={"Accept": accept})
     assert (reply.status_code, reply.json()) == (404, {"message": "there is no run 'none' here."})
+
+
+NO_CURSORS = {
+    "words": "garbage",
+    "a mark": "§",
+    "one of another release": "1024-0-running",
+    "a list's": encode("samples:row:asc", [None, 1, 0]),
+    "too few parts": encode("changes", ["running", "1"]),
+    "no position": encode("changes", ["running", "-1", 0]),
+    "a long one": "A" * 20_000,
+}
+"""Given as a cursor of a run's changes, none of which any server ever gave."""
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+@pytest.mark.parametrize("cursor", NO_CURSORS.values(), ids=NO_CURSORS.keys())
+def test_what_no_cursor_could_ever_be_is_refused_as_lists_refuse_it(cursor: str, accept: str) -> None:
+    pages = visitor(FakeSource([a_run("calm-fern-1")]))
+    here, headers = "/evals/calm-fern-1/changes", {"Accept": accept}
+    replies = [pages.get(here, params={"since": cursor}, headers=headers)]
+    if cursor.isascii():
+        replies.append(pages.get(here, headers={**headers, "Last-Event-ID": cursor}))
+    told = {"message": "the cursor is none of a run's changes."}
+    assert [(each.status_code, each.json()) for each in replies] == [(400, told)] * len(replies)
+
+
+def test_a_cursor_that_is_not_remembered_any_more_goes_on_with_how_the_run_stands() -> None:
+    source = FakeSource([a_run("calm-fern-1")], listed={"calm-fern-1": [a_sample(0)]})
+    before = visitor(source).get("/evals/calm-fern-1/changes").json()["cursor"]
+    source.listed["calm-fern-1"].append(a_sample(1))
+    with visitor(source) as restarted:
+        reply = restarted.get("/evals/calm-fern-1/changes", params={"since": before})
+        assert (reply.status_code, reply.json()["cursor"], reply.json()["more"]) == (200, cursor_of(2), True)
+        events = restarted.get(
+            "/evals/calm-fern-1/changes",
+            headers={"Accept": "text/event-stream", "Last-Event-ID": cursor_of(7, "running")},
+        )
+        assert events.text.startswith("event: change\n") and f"id: {cursor_of(2)}" in events.text

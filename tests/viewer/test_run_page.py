@@ -18,6 +18,7 @@ from osmosis_ai.config.decisions import Decisions
 from osmosis_ai.evaluation.comparison.verdict import signed_words
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
+from osmosis_ai.viewer.cursors import changes_cursor
 from osmosis_ai.viewer.source import FailureCount, Histogram, ItemPage, RunDetail, SampleEntry
 from tests.datasets.builders import jsonl
 from tests.evaluation.comparison.builders import run_of
@@ -320,7 +321,7 @@ def test_a_run_without_anything_has_a_page() -> None:
     text = page_text(visitor(source).get("/evals/new"))
     assert "No sample has a score yet." in text and 'data-live-source="/evals/new/changes"' in text
     # What the page shows needs not be told to it again.
-    assert 'data-live-cursor="0"' in text
+    assert f'data-live-cursor="{changes_cursor("pending", [0], 0)}"' in text
     assert "This run has no sample with a result." in page_text(visitor(source).get("/evals/new/samples"))
 
 

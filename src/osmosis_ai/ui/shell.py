@@ -16,6 +16,17 @@ class NavItem:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveChanges:
+    """Where the changes of what a page shows come from, and up to which of them it shows what there is.
+
+    Without a cursor no more are to come, and a page that is looked at again asks whether what it shows is still there.
+    """
+
+    href: str
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True)
 class ShellView:
     """What surrounds a page.
 
@@ -27,8 +38,7 @@ class ShellView:
         user: who is signed in; None where nobody has to.
         sign_out: where a POST signs them out.
         csrf: the token that every form which changes something sends as ``csrf``.
-        live: where a page hears of changes; None for one that does not change.
-        live_cursor: up to which of them the page shows what there is.
+        live: where a page hears of changes; None for one that hears of none.
         theme: ``light``, ``dark``, or "" for the system's (:func:`osmosis_ai.ui.policy.theme_of`).
     """
 
@@ -39,6 +49,5 @@ class ShellView:
     user: str | None = None
     sign_out: str | None = None
     csrf: str = ""
-    live: str | None = None
-    live_cursor: str = ""
+    live: LiveChanges | None = None
     theme: str = ""

@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.training.runs.curves import SavedAdapter
-from osmosis_ai.ui.shell import NavItem, ShellView
+from osmosis_ai.ui.shell import LiveChanges, NavItem, ShellView
+from osmosis_ai.viewer.live import is_over
 from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import Capability, RunEntry, RunSource
 
@@ -104,6 +105,16 @@ class Viewing:
         key = (read.__name__, asked, tuple(sorted(how.items())))
         return self.reads.once(key, lambda: read(*asked, **how))
 
+    def live(self, kind: RunKind, run: str) -> LiveChanges | None:
+        """Return the changes of a run, which its page follows; None where there are none to follow.
+
+        It is for the beginning of a page: what comes while the page is made is told to it, then, and never lost.
+        """
+        if self.parts is not None or not self.can("changes"):
+            return None
+        now = self.source.changes(kind, run)
+        return LiveChanges(self.run_href(kind, run, "changes"), "" if is_over(now) else now.cursor)
+
     def href(self, *segments: str | int) -> str:
         """Return the address of a page: ``href("evals", name, "samples")``; without segments that of the first."""
         path = "".join(f"/{quote(str(segment), safe='', errors='replace')}" for segment in segments)
@@ -125,14 +136,6 @@ class Viewing:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveChanges:
-    """Where the changes of a run come from, and up to which of them a page shows what there is."""
-
-    href: str
-    cursor: str
-
-
-@dataclass(frozen=True, slots=True)
 class RenderedPage:
     """A page before it is written: a template, and what it shows.
 
@@ -141,7 +144,7 @@ class RenderedPage:
         values: what it shows, beside ``view``, ``shell`` and ``root``.
         status: of the reply.
         parts: templates of pieces that a live page fetches alone, by the name of their ``data-live``.
-        live: the changes that the page follows; None of one that does not change.
+        live: the changes of the run that the page shows; None of one that shows none.
     """
 
     template: str

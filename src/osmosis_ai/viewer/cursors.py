@@ -1,4 +1,5 @@
-"""Cursors of lists that are paged by key: where a page ends, in the words of the order it was asked in.
+"""Cursors of lists that are paged by key: where a page ends, in the words of the order it was asked in; and of runs
+that are followed: how one stood.
 
 Invariant: a cursor is read only for the order it was made for. It is nothing secret and proves nothing: what it says
 is a place in a list, which need not be there any more.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +24,10 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.viewer.source import ItemPage, ItemT, RunQuery, SampleEntry, SampleQuery
 
 RowT = TypeVar("RowT")
-_LONGEST = 2048
+CHANGES = "changes"
+"""What stands in place of an order in the cursors of what is new in a run."""
+_POSITIONS = re.compile(r"\d{1,18}(?:\.\d{1,18})*", re.ASCII)
+_LONGEST = 8192
 _LARGEST = 2**31 - 1
 _LARGEST_AMOUNT = sys.float_info.max
 Scalar = str | int | float | None
@@ -115,8 +120,25 @@ def decode(cursor: str, order: str, *, parts: int) -> tuple[list[Scalar], bool]:
         if not all(part is None or isinstance(part, str) or _is_amount(part) for part in key):
             raise ValueError("no key")
     except (ValueError, TypeError, RecursionError, binascii.Error):
-        raise refused(cursor) from None
+        raise refused(cursor, order) from None
     return key, bool(backward)
+
+
+def changes_cursor(standing: str, positions: Sequence[int], log: int) -> str:
+    """Return the cursor of how a run stands, of up to where each of its journals is read, and of its log."""
+    return encode(CHANGES, (standing, ".".join(map(str, positions)), log))
+
+
+def positions_in(cursor: str) -> list[int]:
+    """Return the positions that :func:`changes_cursor` was given.
+
+    Raises:
+        OsmosisError: no source has ever made it.
+    """
+    positions = str(decode(cursor, CHANGES, parts=3)[0][1])
+    if _POSITIONS.fullmatch(positions) is None:
+        raise refused(cursor, CHANGES)
+    return [int(position) for position in positions.split(".")]
 
 
 def order_of(query: RunQuery | SampleQuery) -> str:
@@ -157,10 +179,9 @@ def _is_amount(value: Scalar) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST_AMOUNT
 
 
-def refused(cursor: str) -> OsmosisError:
-    """Return what to say of a cursor that makes no sense."""
-    return OsmosisError(
-        "the cursor is none of this list in this order.",
-        details={"cursor": cursor[:80]},
-        hint="begin at the list's first page",
-    )
+def refused(cursor: str, order: str = "") -> OsmosisError:
+    """Return what to say of a cursor that makes no sense: of a list, or of :data:`CHANGES`."""
+    of, hint = "this list in this order", "begin at the list's first page"
+    if order == CHANGES:
+        of, hint = "a run's changes", "ask without one"
+    return OsmosisError(f"the cursor is none of {of}.", details={"cursor": cursor[:80]}, hint=hint)

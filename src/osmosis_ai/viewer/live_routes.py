@@ -18,6 +18,7 @@ from starlette.responses import Response
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.viewer.access import SECTIONS, Viewing
+from osmosis_ai.viewer.cursors import positions_in
 from osmosis_ai.viewer.live import POLL_AGAIN_S, LiveHub, Watched, is_over
 from osmosis_ai.viewer.source import Changes
 
@@ -60,11 +61,14 @@ def add_live(router: APIRouter, viewing: Callable[..., Viewing]) -> None:
 async def live_reply(request: Request, view: Viewing, kind: RunKind, run: str) -> Response:
     """Return what is new in a run: events where the request accepts them, else JSON.
 
-    ``Last-Event-ID`` and ``since`` say what was seen last; ``If-None-Match`` gets 304 where nothing came since.
+    ``Last-Event-ID`` and ``since`` say what was seen last: what no source has ever said is refused. ``If-None-Match`` gets
+    304 where nothing came since.
     """
     hub, watched = live_hub(request.app), Watched(view.root, kind, run)
     since = request.headers.get("last-event-id") or request.query_params.get("since")
     try:
+        if since:
+            positions_in(since)
         now = await hub.changes(watched, view.source, since=since)
     except OsmosisError as error:
         status = 404 if isinstance(error, NotFoundError) else 400 if error.code == "VALIDATION" else 503

@@ -38,9 +38,7 @@ def render(view: Viewing, page: RenderedPage, *, part: str | None = None) -> str
     Raises:
         NotFoundError: the page has no such piece.
     """
-    live = page.live
-    shell = view.shell if live is None else replace(view.shell, live=live.href, live_cursor=live.cursor)
-    values = {**page.values, "view": view, "shell": shell, "root": view.root}
+    values = {**page.values, "view": view, "shell": replace(view.shell, live=page.live), "root": view.root}
     if part is None:
         return environment().get_template(page.template).render(values)
     names = list(dict.fromkeys(part.split(",")))

@@ -7,7 +7,6 @@ of the log.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,14 +14,13 @@ import orjson
 from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbSample
 from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.viewer.found_runs import no_such_run, of_family
+from osmosis_ai.viewer.cursors import changes_cursor, positions_in
 from osmosis_ai.viewer.source import Changes
 
-_CURSOR = re.compile(r"([0-9a-f]{12})-(\d{1,18}(?:\.\d{1,18})*)-(\d{1,18})", re.ASCII)
 _MOST_SAMPLES = 300
 _POSITION = (
     select(func.max(DbSample.position)).where(DbSample.run_id == DbRun.id).correlate(DbRun).scalar_subquery()
@@ -65,10 +63,10 @@ def read_changes(
     positions = [row.position or 0 for row in family]
     log_line = next(row.line for row in family if row[0].id == run.id) or 0
     standing = _standing([(row[0], why_it_waits(row[0])) for row in family])
-    cursor = f"{standing}-{'.'.join(map(str, positions))}-{log_line}"
+    cursor = changes_cursor(standing, positions, log_line)
     samples: list[tuple[int, int]] = []
     if since is not None and since != cursor:
-        samples = _finished(session, [row[0].id for row in family], positions, _positions(since))
+        samples = _finished(session, [row[0].id for row in family], positions, positions_in(since))
     return Changes(
         cursor,
         run.status,
@@ -101,10 +99,3 @@ def _standing(runs: Sequence[tuple[DbRun, str | None]]) -> str:
         [run.id, run.status, run.results, run.progress, run.error, waits] for run, waits in runs
     ]
     return hashlib.sha256(orjson.dumps(known)).hexdigest()[:12]
-
-
-def _positions(cursor: str) -> list[int]:
-    match = _CURSOR.fullmatch(cursor)
-    if match is None:
-        raise OsmosisError("the cursor is none of a run's changes.", details={"cursor": cursor[:80]})
-    return [int(position) for position in match[2].split(".")]

@@ -41,7 +41,8 @@ _EQUAL = {
     "dataset": DbRun.dataset_name,
     "rollout": DbRun.rollout_name,
 }
-_SUMMARIES = select(DbRun, DbUser.name, DbUser.email).outerjoin(DbUser, DbUser.id == DbRun.creator_id)
+SUMMARIES = select(DbRun, DbUser.name, DbUser.email).outerjoin(DbUser, DbUser.id == DbRun.creator_id)
+"""What :meth:`WorkspaceRuns.entry` takes, of every run."""
 _TREND = 10
 _LOOKED_AT = 100
 
@@ -85,29 +86,30 @@ class WorkspaceRuns:
         )
         return ItemPage(page.items, page.next, page.previous, self._counts(kinds, conditions))
 
-    def entries(self, ids: Sequence[str], *, trends: bool = True) -> dict[str, RunEntry]:
-        """Return the lines of some runs by their ids, with ``trends`` each with how those before it went."""
-        return self._entries(_SUMMARIES.where(DbRun.id.in_(ids)), {}, trends=trends) if ids else {}
+    def entries(self, ids: Sequence[str]) -> dict[str, RunEntry]:
+        """Return the lines of some runs by their ids, each with how those before it went."""
+        return self._entries(SUMMARIES.where(DbRun.id.in_(ids)), {}) if ids else {}
 
-    def _entries(self, summaries: Any, bound: Mapping[str, str], *, trends: bool) -> dict[str, RunEntry]:
+    def _entries(self, summaries: Any, bound: Mapping[str, str]) -> dict[str, RunEntry]:
         rows = self.session.execute(summaries, bound).all()
-        known = self._trends([row[0].id for row in rows]) if trends else {}
-        return {row[0].id: self._entry(*row, trend=known.get(row[0].id, [])) for row in rows}
+        known = self._trends([row[0].id for row in rows])
+        return {row[0].id: self.entry(*row, trend=known.get(row[0].id, [])) for row in rows}
 
     def with_previous(self, run: DbRun) -> tuple[RunEntry, RunEntry | None]:
         """Return a run's line, and that of the run before it that it can be compared with; a retry with none."""
-        found = self._entries(_with_preceding(), {"run_id": run.id}, trends=True)
+        found = self._entries(_with_preceding(), {"run_id": run.id})
         own, before = found.pop(run.id), next(iter(found.values()), None)
         return own, before if run.retry_of_id is None else None
 
-    def _entry(
+    def entry(
         self,
         run: DbRun,
         creator_name: str | None,
         creator_email: str | None,
         *,
-        trend: Sequence[float | None],
+        trend: Sequence[float | None] = (),
     ) -> RunEntry:
+        """Return the line of a run, of what :data:`SUMMARIES` reads."""
         waits = self.why_it_waits(run)
         return run_entry(run, creator_name, creator_email, now=self.now, trend=trend, waits=waits)
 
@@ -151,7 +153,7 @@ def _with_preceding() -> Any:
     run, earlier = aliased(DbRun), aliased(DbRun)
     before = _comparable(run, earlier, earlier.id).offset(1).limit(1).correlate(run).scalar_subquery()
     preceding = select(before).where(run.id == bindparam("run_id")).scalar_subquery()
-    return _SUMMARIES.where(or_(DbRun.id == bindparam("run_id"), DbRun.id == preceding))
+    return SUMMARIES.where(or_(DbRun.id == bindparam("run_id"), DbRun.id == preceding))
 
 
 def _comparable(run: Any, earlier: Any, wanted: Any) -> Select[Any]:

@@ -47,7 +47,7 @@ from osmosis_ai.platform.viewer.run_details import (
     training_detail,
     viewed_training,
 )
-from osmosis_ai.platform.viewer.run_lists import WorkspaceRuns
+from osmosis_ai.platform.viewer.run_lists import SUMMARIES, WorkspaceRuns
 from osmosis_ai.platform.viewer.sample_lists import SAMPLE_COLUMNS, FamilySamples, sample_entry
 from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.training.runs.validation_samples import LARGEST_BYTES, ValidationSamples
@@ -207,18 +207,22 @@ class PlatformSource:
         return open_run_file(self.services.blobs, file)
 
     def elsewhere(self, row_digest: str, *, limit: int) -> Sequence[tuple[RunEntry, SampleEntry]]:
-        """Return samples of the same row in other runs, the newest run first."""
-        newest_first = (DbRun.created_at.desc(), DbRun.id.desc(), DbSample.row_index, DbSample.run_index)
+        """Return samples of the same row in other runs, the newest run first, in one statement."""
+        newest_first = (DbRun.created_at.desc(), DbRun.id.desc())
+        # Only of those that are shown whole runs are read: a row may have been sampled very often.
+        found = (
+            select(*SAMPLE_COLUMNS)
+            .join(DbRun, DbRun.id == DbSample.run_id)
+            .where(DbSample.row_digest == row_digest, DbRun.workspace_id == self.workspace_id)
+            .order_by(*newest_first, DbSample.row_index, DbSample.run_index)
+            .limit(limit)
+            .subquery()
+        )
+        asked = SUMMARIES.add_columns(*found.c).join(found, found.c.run_id == DbRun.id)
         with self.services.db.session() as session:
-            found = session.execute(
-                select(*SAMPLE_COLUMNS)
-                .join(DbRun, DbRun.id == DbSample.run_id)
-                .where(DbSample.row_digest == row_digest, DbRun.workspace_id == self.workspace_id)
-                .order_by(*newest_first)
-                .limit(limit)
-            ).all()
-            entries = self._runs(session).entries(list({row.run_id for row in found}), trends=False)
-        return [(entries[row.run_id], sample_entry(row, _threshold(entries[row.run_id]))) for row in found]
+            runs = self._runs(session)
+            rows = session.execute(asked.order_by(*newest_first, found.c.row_index, found.c.run_index)).all()
+            return [(entry := runs.entry(*row[:3]), sample_entry(row, _threshold(entry))) for row in rows]
 
     def log(
         self,

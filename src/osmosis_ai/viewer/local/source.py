@@ -34,6 +34,7 @@ from osmosis_ai.evaluation.run_places import RunKind, RunPlace, RunPlaces, names
 from osmosis_ai.files import size_of
 from osmosis_ai.training.runs.curves import RecordedTraining, TrainingCurves
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from osmosis_ai.viewer.cursors import changes_cursor, positions_in
 from osmosis_ai.viewer.local.evaluations import KnownEvaluation, commands_of, facts_of, read_evaluation
 from osmosis_ai.viewer.local.judging_sessions import session_detail
 from osmosis_ai.viewer.local.recorded import secret_names
@@ -236,15 +237,16 @@ class LocalSource:
         if kind != "eval":
             entry = self._list.entry(place)
             _, changed = file_state(place.path / "metrics.jsonl" if kind == "training" else place.path)
-            return Changes(f"{log}-{changed}-{entry.status}", entry.status, log_cursor=cursor_at(log))
+            cursor = changes_cursor(entry.status, [changed], log)
+            return Changes(cursor, entry.status, log_cursor=cursor_at(log))
         known, finished, read = self._evaluation(place), list[tuple[int, int]](), 0
         if known.manifest is not None:
             samples, _ = self._samples(place)
             read = samples.index.read
             if since is not None:
-                finished = samples.since(_bytes_seen(since), limit=_MOST_CHANGES + 1)
+                finished = samples.since(positions_in(since)[0], limit=_MOST_CHANGES + 1)
         return Changes(
-            cursor=f"{read}-{log}-{known.entry.status}",
+            cursor=changes_cursor(known.entry.status, [read], log),
             status=known.entry.status,
             headline=known.entry.headline,
             samples=finished[:_MOST_CHANGES],
@@ -358,15 +360,3 @@ class LocalSource:
         record = samples.index.record(row * samples.index.n + attempt)
         rollout_id = record.rollout_id if record is not None else "-"
         return AttemptFiles(samples.index.directory, rollout_id, row, attempt)
-
-
-def _bytes_seen(since: str) -> int:
-    """Return how much of the journal somebody has seen, by a cursor of :meth:`LocalSource.changes`.
-
-    Raises:
-        OsmosisError: it is none.
-    """
-    read = since.partition("-")[0]
-    if not read.isdecimal() or not read.isascii() or len(read) > 18:
-        raise OsmosisError("the cursor is none of a run's changes.", details={"cursor": since[:80]})
-    return int(read)

@@ -64,7 +64,6 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
     state = kept | {"text": written or "", "with": queries.word(words, "with") or ""}
     near = queries.query_string(kept, text=state["text"], hide=hidden)
     leaves_files = view.can("artifacts") and not view.of_validation
-    asked = queries.word(words, "elsewhere")
     return RenderedPage(
         "conversation.html",
         {
@@ -79,7 +78,7 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
             "hidden": hidden,
             "as_markdown": written is not None,
             "to": lambda row, attempt: view.sample_href(run, row, attempt) + near,
-            "elsewhere": _elsewhere(view, run, one.sample, asked=asked is not None),
+            "elsewhere": _elsewhere(view, run, one.sample, asked=bool(queries.word(words, "elsewhere"))),
             "artifacts": view.source.artifacts(run, row, attempt) if leaves_files else (),
             "copies": _copies(one.conversation),
             "most_copied": _COPIED,
@@ -89,6 +88,7 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
             "of_validation": view.of_validation,
             "address": lambda **more: one.href + queries.query_string(state | more, hide=hidden),
         },
+        live=view.live(view.sampled, run),
     )
 
 

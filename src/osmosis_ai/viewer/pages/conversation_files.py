@@ -35,8 +35,7 @@ def raw(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage | R
     row, attempt = place_of(item)
     wanted, step = choice_of(words, "as", ("messages", "row", "file")), word(words, "step")
     if step is not None:
-        content = _read(view, run, row, attempt)
-        return _one_step(content, step, f"row_{row}_run_{attempt}_step_{step}.txt")
+        return _one_step(_read(view, run, row, attempt), step, f"row_{row}_run_{attempt}_step_{step}.txt")
     if wanted is None:
         return _shown(view, run, row, attempt)
     if wanted == "file":
@@ -67,6 +66,7 @@ def _shown(view: Viewing, run: str, row: int, attempt: int) -> RenderedPage:
             "size": stored.size,
             "is_head": stored.content is None,
         },
+        live=view.live(view.sampled, run),
     )
 
 
@@ -74,9 +74,8 @@ def artifact(view: Viewing, _words: Words, *, run: str, item: str, path: str) ->
     """Return a file that an attempt left, in pieces."""
     row, attempt = place_of(item)
     listed = view.source.artifacts(run, row, attempt) if view.can("artifacts") else ()
-    file = next((each for each in listed if each.path == path), None)
     none = NotFoundError(f"attempt {attempt} on row {row} of {run!r} left no file {path[:200]!r}.")
-    if file is None:
+    if path not in {each.path for each in listed}:
         raise none
     try:
         handle = view.source.open_artifact(run, row, attempt, path)

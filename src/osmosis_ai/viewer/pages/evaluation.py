@@ -9,11 +9,9 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.comparison.run_slices import RunSlice, run_slices
 from osmosis_ai.evaluation.headline import few_scored
 from osmosis_ai.evaluation.result_words import few_scored_bounds, number_lines, sample_counts, sentence
-from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.ui.charts.drawing import SvgChart
 from osmosis_ai.ui.numbers import interval
-from osmosis_ai.viewer.access import LiveChanges, RenderedPage, Viewing
-from osmosis_ai.viewer.live import is_over
+from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.queries import Words, query_string, word
 from osmosis_ai.viewer.source import FailureCount, RunDetail, RunEntry
 
@@ -26,7 +24,7 @@ _Sliced = tuple[str, Sequence[RunSlice], OsmosisError | None]
 
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     """Return an evaluation."""
-    live = live_changes(view, "eval", run)
+    live = view.live("eval", run)
     detail = view.read(view.source.run, "eval", run)
     headline, estimates = detail.summary.headline, detail.estimates
     passed, samples = detail.summary_numbers.get("passed"), view.run_href("eval", run, "samples")
@@ -74,17 +72,6 @@ def log_tail(view: Viewing, run: RunEntry) -> Mapping[str, Any]:
     if view.can("logs") and view.wants("log"):
         log = view.read(view.source.log, run.kind, run.name, limit=LOG_LINES).logs
     return {"log": log, "log_href": view.run_href(run.kind, run.name, "log") if view.can("logs") else None}
-
-
-def live_changes(view: Viewing, kind: RunKind, run: str) -> LiveChanges | None:
-    """Return the changes that a page follows, None of a run that does not change any more.
-
-    It is for the beginning of a page: what comes while the page is made is told to it, then, and never lost.
-    """
-    if view.parts is not None or not view.can("changes"):
-        return None
-    now = view.source.changes(kind, run)
-    return None if is_over(now) else LiveChanges(view.run_href(kind, run, "changes"), now.cursor)
 
 
 def _filter(failure: FailureCount) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.viewer.access import RenderedPage, Viewing
-from osmosis_ai.viewer.pages.evaluation import live_changes
 from osmosis_ai.viewer.queries import Words, query_string, word
 
 LINES_A_PAGE = 200
@@ -13,7 +12,7 @@ LINES_A_PAGE = 200
 def page(view: Viewing, words: Words, *, run: str, kind: RunKind = "eval") -> RenderedPage:
     """Return lines of a run's log."""
     cursor = word(words, "cursor")
-    live = live_changes(view, kind, run) if cursor is None else None
+    live = view.live(kind, run)
     found = view.read(view.source.log, kind, run, limit=LINES_A_PAGE, cursor=cursor)
     here = view.run_href(kind, run, "log")
     return RenderedPage(

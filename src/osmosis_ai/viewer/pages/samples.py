@@ -11,7 +11,6 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.conversation_search import search_conversations
-from osmosis_ai.viewer.pages.evaluation import live_changes
 from osmosis_ai.viewer.source import Outcome, SampleQuery
 
 SAMPLES_A_PAGE = 100
@@ -21,12 +20,9 @@ def page(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
     """Return samples of an evaluation; the page hears when the run ends, or is deleted."""
     query, grouped = queries.sample_query(words), queries.choice_of(words, "group", ("row",))
     in_conversations = queries.searches_conversations(words, query)
-    if in_conversations:
-        search = search_conversations(view.source, run, query, cursor=queries.word(words, "cursor"))
-        found = search.page
-    else:
-        search = None
-        found = view.source.samples(run, query, limit=SAMPLES_A_PAGE, cursor=queries.word(words, "cursor"))
+    cursor, source = queries.word(words, "cursor"), view.source
+    search = search_conversations(source, run, query, cursor=cursor) if in_conversations else None
+    found = search.page if search else source.samples(run, query, limit=SAMPLES_A_PAGE, cursor=cursor)
     if not found.items and found.progress is None:
         require_category(view, run, query)
     filters = queries.words_of_sample_query(query)
@@ -59,7 +55,7 @@ def page(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
             "exported": queries.query_string(shown, group=""),
         },
         # One that is not read to its end comes again by itself.
-        live=live_changes(view, "eval", run) if found.progress is None else None,
+        live=view.live("eval", run) if found.progress is None else None,
     )
 
 

@@ -14,7 +14,7 @@ from osmosis_ai.training.runs.metrics import TITLES
 from osmosis_ai.training.runs.validation_headline import LEAST_WORDS, after_steps
 from osmosis_ai.ui.charts.drawing import ChartMark, ChartPoint, ChartSeries, SvgChart
 from osmosis_ai.viewer.access import RenderedPage, Viewing
-from osmosis_ai.viewer.pages.evaluation import flat_config, known_facts, live_changes, log_tail
+from osmosis_ai.viewer.pages.evaluation import flat_config, known_facts, log_tail
 from osmosis_ai.viewer.queries import Words, word
 from osmosis_ai.viewer.source import RunDetail
 from osmosis_ai.viewer.validation import validated_entry
@@ -38,7 +38,7 @@ HOLLOW = f"under {LEAST_WORDS} scored"
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     """Return a training run; ``smooth`` in the address is how much of what came before a point of a curve has."""
     smoothing = _smoothing(words)
-    live = live_changes(view, "training", run)
+    live = view.live("training", run)
     detail = view.read(view.source.run, "training", run)
     curves = view.read(view.source.curves, run) if _shows_curves(view) else TrainingCurves()
     summary = detail.summary

@@ -1,10 +1,13 @@
 // A page that follows its run: one stream while the tab is seen, and only the parts that changed are fetched.
+// That of a run that has ended asks once, whenever its tab is seen again, whether the run is still there.
 import { say } from "./say.js";
 
 const POLL_MS = 5000;
 const NEAR_END_PX = 24;
 const ENDS = { ended: "The run has ended.", gone: "This run is not there any more.", refused: "You may not see this run any more, or have to sign in again: load the page anew." };
-const source = document.body.dataset.liveSource;
+const source = document.body.dataset.liveSource ?? document.body.dataset.liveEnded;
+let ended = "liveEnded" in document.body.dataset;
+let over = false;
 let stream = null;
 let polling = 0;
 let failures = 0;
@@ -15,8 +18,9 @@ let again = false;
 
 export function begin() {
   if (!source) return;
-  for (const box of document.querySelectorAll("[data-follow]")) box.scrollTop = box.scrollHeight;
   document.addEventListener("visibilitychange", follow);
+  if (ended) return;
+  for (const box of document.querySelectorAll("[data-live] [data-follow]")) box.scrollTop = box.scrollHeight;
   follow();
 }
 
@@ -24,14 +28,15 @@ function follow() {
   stream?.close();
   clearTimeout(polling);
   stream = null;
-  if (document.hidden || !document.body.dataset.liveSource) return;
-  if (failures >= 2) poll();
+  if (document.hidden || over) return;
+  if (ended || failures >= 2) poll();
   else listen();
 }
 
+const address = () => source + (cursor ? `${source.includes("?") ? "&" : "?"}since=${encodeURIComponent(cursor)}` : "");
+
 function listen() {
-  const since = cursor ? `${source.includes("?") ? "&" : "?"}since=${encodeURIComponent(cursor)}` : "";
-  stream = new EventSource(source + since);
+  stream = new EventSource(address());
   stream.addEventListener("change", (event) => {
     failures = 0;
     news(event.lastEventId, JSON.parse(event.data));
@@ -47,8 +52,15 @@ function listen() {
 
 async function poll() {
   try {
-    const reply = await fetch(source, { cache: "no-store", headers: { Accept: "application/json", ...(tag && { "If-None-Match": tag }) } });
+    const reply = await fetch(address(), { cache: "no-store", headers: { Accept: "application/json", ...(tag && { "If-None-Match": tag }) } });
     if (reply.status === 404) return end("gone");
+    if (reply.status === 400 && cursor) {
+      // It is none of this server's, which may be a newer one: the page begins anew.
+      cursor = "";
+      failures = 0;
+      return follow();
+    }
+    if (ended) return;
     if (reply.status === 401 || reply.status === 403 || reply.redirected) return end("refused");
     if (reply.ok) {
       tag = reply.headers.get("ETag") ?? "";
@@ -58,7 +70,7 @@ async function poll() {
     }
   } catch { /* The server is away; it is asked again. */ }
   clearTimeout(polling);
-  if (!document.hidden) polling = setTimeout(poll, POLL_MS);
+  if (!document.hidden && !ended) polling = setTimeout(poll, POLL_MS);
 }
 
 function news(now, changes) {
@@ -75,16 +87,24 @@ function words(changes) {
 
 function end(reason) {
   // Two that were asked at once may both be told.
-  if (!document.body.dataset.liveSource) return;
+  if (over || (ended && reason === "ended")) return;
   stream?.close();
   clearTimeout(polling);
-  delete document.body.dataset.liveSource;
-  if (reason === "ended" || !ENDS[reason]) return refresh().then(() => say(ENDS.ended));
+  ended = reason === "ended" || !ENDS[reason];
+  over = !ended;
+  if (ended) return refresh().then(() => say(ENDS.ended));
   // The page stays as it was, which must not look as if it were so still.
   const problem = document.createElement("p");
   problem.className = "problem";
   problem.setAttribute("role", "alert");
   problem.textContent = ENDS[reason];
+  const list = reason === "gone" && document.querySelector(".crumbs a");
+  if (list) {
+    const back = document.createElement("a");
+    back.href = list.href;
+    back.textContent = "Back to the list";
+    problem.append(" ", back);
+  }
   document.querySelector("main h1").after(problem);
 }
 

@@ -34,10 +34,8 @@ _CONVERSATION = re.compile(r"trajectories/row_([0-9]{1,18})_run_([0-9]{1,18})\.j
 class RunConversations(Protocol):
     """A run whose conversations can be had; ``subject`` is what a sentence about it begins with.
 
-    ``extent`` says, once its samples have been read, that they are not all that another run has beside them.
+    ``extent`` says, once its samples have been read, that they are a retry's alone.
     """
-
-    extent: str | None
 
     @property
     def name(self) -> str: ...
@@ -47,6 +45,9 @@ class RunConversations(Protocol):
 
     @property
     def subject(self) -> str: ...
+
+    @property
+    def extent(self) -> str | None: ...
 
     def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]:
         """Yield samples by row and attempt."""

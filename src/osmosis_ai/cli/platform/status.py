@@ -37,6 +37,7 @@ def status() -> DetailResult:
     # What another release has in its database, that one knows.
     now = datetime.now(timezone.utc)
     workers = _workers() if (state, process.version) == ("running", __version__) else []
+    cluster = _cluster(process.ray)
     filling = f"{runs_to_fill} to be read for tokens, cost and previews" if runs_to_fill else None
     return DetailResult(
         title="Platform",
@@ -54,6 +55,7 @@ def status() -> DetailResult:
             "debuggable": process.debuggable,
             "isolation": process.isolation,
             "executor": process.executor,
+            "ray": cluster,
             "warnings": list(process.warnings),
             "workers": workers,
         },
@@ -69,6 +71,11 @@ def status() -> DetailResult:
             ("Version", process.version),
             ("Data", str(home)),
             *([("Runs on", process.executor)] if process.executor else []),
+            *(
+                [("Its cluster", Styled(cluster["problem"], "warn"))]
+                if cluster and cluster["problem"]
+                else []
+            ),
             *([("Isolation", process.isolation)] if process.isolation else []),
             *([("Files", process.blobs)] if process.blobs else []),
             *([("Earlier runs", filling)] if filling else []),
@@ -82,6 +89,17 @@ def status() -> DetailResult:
             ),
         ],
     )
+
+
+def _cluster(written: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return where the Ray cluster of a platform is, and what keeps it from taking runs; None where there is none."""
+    if written is None:
+        return None
+    from osmosis_ai.platform.ray_cluster import RayCluster
+    from osmosis_ai.platform.runs.execute.ray_jobs import cluster_problem
+
+    cluster = RayCluster.from_json(written)
+    return {"address": cluster.address, "problem": cluster_problem(cluster)}
 
 
 def _workers() -> list[dict[str, Any]]:

@@ -130,6 +130,18 @@ def test_a_token_on_stdin_stays_out_of_the_process_list(
     assert _error(cli("login", "--token", "-", "--json"))["code"] == "VALIDATION"
 
 
+@pytest.mark.parametrize("command", [("login",), ("auth", "login")])
+@pytest.mark.parametrize("token", ["", "   ", "\n"])
+def test_a_token_that_is_empty_is_said_to_be_before_anybody_is_asked(
+    cli: Cli, platform: respx.MockRouter, command: tuple[str, ...], token: str
+) -> None:
+    outcome = cli(*command, "--token", token, "--json")
+    error = _error(outcome)
+    assert (outcome.status, error["code"], error["message"]) == (1, "VALIDATION", "The token is empty.")
+    assert "Checking" not in cli(*command, "--token", token).err
+    assert not platform.calls
+
+
 def test_a_token_that_is_given_beats_the_environment_and_says_which_is_used(
     cli: Cli, platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -511,6 +512,25 @@ def test_runs_of_this_machine_stand_beside_those_of_the_platform(maze: Maze) -> 
     assert [item["name"] for item in listed["local_runs"]] == ["good"]
     # Whoever cuts columns out of it gets what they always got.
     assert "good" not in maze.osmosis("eval", "list", "--plain").out
+
+
+def test_a_copy_of_a_run_has_the_name_of_its_own_directory(maze: Maze, tmp_path: Path) -> None:
+    evals = maze.workspace.evals_dir
+    shutil.copytree(write_run(evals / "good", [[1.0, 0.0]]), evals / "copy")
+    assert json.loads((evals / "copy" / "manifest.json").read_text())["run_name"] == "good"
+    maze.get("/eval-runs").respond(json={"eval_runs": [], "total_count": 0})
+    listed = maze.osmosis("eval", "list", "--json").json["local_runs"]
+    assert sorted(each["name"] for each in listed) == ["copy", "good"]
+    for named in ("copy", str(evals / "copy")):
+        info = maze.osmosis("eval", "info", named, "--json").json["data"]
+        assert info["local_run"]["name"] == "copy"
+        assert maze.osmosis("eval", "show", named, "--json").json["data"]["run"] == "copy"
+        gated = maze.osmosis("eval", "gate", named, "--min", "pass_rate=0", "--json").json
+        assert gated["resource"]["run"]["name"] == "copy"
+        assert maze.osmosis("eval", "watch", named, "--json").json["resource"]["run_name"] == "copy"
+        export = ("eval", "export", named, "-o", str(tmp_path / "out.jsonl"), "--overwrite", "--json")
+        assert maze.osmosis(*export).json["resource"]["run"] == "copy"
+        assert json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])["run"] == "copy"
 
 
 def test_a_run_of_this_machine_is_shown_with_the_numbers_of_its_journal_and_needs_no_platform(

@@ -142,6 +142,7 @@ async def test_what_was_put_aside_or_copied_is_gone_on_with_and_not_the_run_of_i
     for name in (aside, "copy", "walk"):
         document = json.loads((await world.run("--name", name)).out)
         assert document["resource"]["output_path"] == str(evals / name)
+        assert document["resource"]["run_name"] == name
         redo, view = (step["command"] for step in document["next_steps_structured"])
         assert f" --name {name} " in redo and redo.endswith("--retry-failed")
         assert view == f"osmosis view {name}"

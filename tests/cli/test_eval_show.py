@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+import respx
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -398,6 +399,54 @@ def test_of_a_sample_that_a_retry_made_again_the_retry_s_conversation_is_shown(
     assert (first["messages"][2]["content"], again["messages"][2]["content"]) == ("six", "eight")
     assert shown(maze, "platform:amber-otter-42", "--search", "eight") == [(1, 0)]
     assert shown(maze, "platform:amber-otter-42", "--search", "seven") == []
+
+
+RETRY = {**DETAIL, "eval_run": {**OWN, "id": "er_9", "name": "amber-otter-43"}}
+MADE = {"row": 1, "attempt": 0, "status": "success", "reward": 0.0, "run_id": "er_9"}
+ALONE = "`amber-otter-43` is a retry, and these are its samples alone"
+
+
+def retry_of(stored: DownloadableRun, original: dict[str, Any]) -> respx.Route:
+    """Let the platform have a retry, whose samples it tells alone when it is asked so."""
+    ours = {"X-Osmosis-Capabilities": "eval-samples"}
+    detail = {**RETRY, "retry_of": original}
+    stored.maze.router.get(url__regex=r".*/api/cli/eval-runs/[^/]+$").respond(json=detail, headers=ours)
+    stored.maze.get("/eval-runs/er_9/samples/manifest").respond(json={"files": [], "totals": {"files": 0}})
+
+    def page(request: httpx.Request) -> httpx.Response:
+        own = request.url.params.get("own") == "true"
+        first = {**MADE, "row": 0, "run_id": "er_8"}
+        told = {"samples": [MADE], "own": True} if own else {"samples": [first, MADE]}
+        return httpx.Response(200, json=told, headers=ours)
+
+    return stored.maze.get("/eval-runs/er_9/samples").mock(side_effect=page)
+
+
+def test_of_a_retry_its_own_samples_are_shown_and_where_all_are(stored: DownloadableRun) -> None:
+    retry_of(stored, {"id": "er_8", "name": "amber-otter-42", "status": "finished"})
+    show = ("eval", "show", "platform:amber-otter-43")
+    data = stored.maze.osmosis(*show, "--json").json["data"]
+    assert [each["row"] for each in data["samples"]] == [1]
+    assert data["extent"] == f"{ALONE}: `osmosis eval show platform:amber-otter-42` has all."
+    printed = " ".join(stored.maze.osmosis(*show, "--failed").out.split())
+    assert data["extent"] in printed
+    missing = stored.maze.osmosis(*show, "--row", "0")
+    assert missing.status == 1 and data["extent"] in " ".join(missing.err.split())
+
+
+def test_of_a_retry_whose_first_run_is_gone_no_other_command_is_named(stored: DownloadableRun) -> None:
+    retry_of(stored, {"id": "er_8", "name": "amber-otter-42"})
+    data = stored.maze.osmosis("eval", "show", "platform:amber-otter-43", "--json").json["data"]
+    assert data["extent"] == f"{ALONE}; the run that it is of is gone."
+
+
+def test_an_older_platform_tells_of_a_retry_what_all_together_came_to(stored: DownloadableRun) -> None:
+    route = retry_of(stored, {"id": "er_8", "name": "amber-otter-42", "status": "finished"})
+    told = {"samples": [{**MADE, "row": 0, "run_id": "er_8"}, MADE]}
+    route.mock(return_value=httpx.Response(200, json=told))
+    stored.maze.get("/eval-runs/er_8/samples/manifest").respond(json={"files": [], "totals": {"files": 0}})
+    data = stored.maze.osmosis("eval", "show", "platform:amber-otter-43", "--json").json["data"]
+    assert [each["row"] for each in data["samples"]] == [0, 1] and "extent" not in data
 
 
 # -- any conversation ----------------------------------------------------------------------

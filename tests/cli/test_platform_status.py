@@ -1,12 +1,25 @@
-"""`osmosis platform status`: what a line on a worker says."""
+"""`osmosis platform status`: what a line on a worker says, and what is said of a Ray cluster."""
 
 from __future__ import annotations
 
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from osmosis_ai.cli.platform.status import _words
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.process_state import PlatformProcess
+from osmosis_ai.platform.ray_cluster import RayCluster
+from osmosis_ai.platform.server import run_platform
+from tests.cli.conftest import Cli
 
 NOW = datetime(2031, 5, 4, 12, 0, tzinfo=timezone.utc)
 
@@ -37,3 +50,123 @@ def test_a_worker_that_nobody_has_heard_of_for_long_is_not_shown_as_busy(
         "heard_at": heard.isoformat().replace("+00:00", "Z"),
     }
     assert _words(worker, NOW) == f"box-1 of gpu: 8 cpus; {said} 2031-05-04T11:50:00Z"
+
+
+TOKEN = "the-token-of-the-cluster"
+
+
+class Dashboard(BaseHTTPRequestHandler):
+    """The part of a Ray dashboard that says who may ask it."""
+
+    def do_GET(self) -> None:
+        given = self.headers.get("Authorization")
+        if self.server.is_open or given == f"Bearer {TOKEN}":  # type: ignore[attr-defined]
+            status, body = 200, b'{"ray_version": "2.60.0"}'
+        else:
+            status, body = (403 if given else 401), b"Unauthorized"
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def dashboard(*, is_open: bool = False) -> Iterator[str]:
+    """Serve a dashboard, and yield its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Dashboard)
+    server.is_open = is_open  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def nobody(*, hears: bool) -> Iterator[str]:
+    """Yield an address at which nobody answers, be it that connections are taken."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if hears:
+            listener.listen()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    file = tmp_path / "ray-token"
+    file.write_text(f"{TOKEN}\n")
+    file.chmod(0o600)
+    return file
+
+
+@pytest.mark.integration
+def test_whoever_asks_is_told_of_the_cluster_that_the_platform_was_started_with(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token_file: Path
+) -> None:
+    home = tmp_path / "platform"
+    # Whoever asks knows the directory, and nothing else of how the platform was set.
+    monkeypatch.setenv("OSMOSIS_HOME", str(home))
+    with dashboard() as address:
+        config = PlatformConfig(home=home, port=0, ray=RayCluster(address, token_file))
+        with run_platform(config):
+            data = json.loads(cli("platform", "status", "--json").out)["data"]
+            lines = cli("platform", "status", "--plain").out
+    assert (data["status"], data["ray"]) == ("running", {"address": address, "problem": None})
+    assert f"Runs on: the Ray cluster at {address}" in lines and "Its cluster" not in lines
+    assert TOKEN not in lines + json.dumps(data)
+
+
+def told(cli: Cli, monkeypatch: pytest.MonkeyPatch, cluster: RayCluster) -> str:
+    """Return what the status of a platform says of its cluster, the same in lines and for scripts."""
+    process = PlatformProcess(4711, "2031-05-04T12:00:00Z", "0.3.77", ray=cluster.to_json())
+    monkeypatch.setattr("osmosis_ai.platform.process_state.running_platform", lambda _home: process)
+    done = cli("platform", "status", "--json")
+    assert done.status == 0, done.err
+    found = json.loads(done.out)["data"]["ray"]
+    assert found["address"] == cluster.address
+    assert f"Its cluster: {found['problem']}" in cli("platform", "status", "--plain").out
+    return str(found["problem"])
+
+
+@pytest.mark.parametrize(
+    ("is_open", "token", "said", "remedy"),
+    [
+        (False, "of-another", "refuses the token in ", "OSMOSIS_RAY_TOKEN_FILE names the file"),
+        (False, None, "asks for a token", "OSMOSIS_RAY_TOKEN_FILE names the file"),
+        (True, TOKEN, "answers without a token, so nothing is sent to it", "RAY_AUTH_MODE=token"),
+        (False, "", "holds no token", "it must be one line"),
+    ],
+)
+def test_a_cluster_that_refuses_the_token_or_asks_for_none_is_told_with_what_mends_it(
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    token_file: Path,
+    is_open: bool,
+    token: str | None,
+    said: str,
+    remedy: str,
+) -> None:
+    token_file.write_text(token or "")
+    with dashboard(is_open=is_open) as address:
+        cluster = RayCluster(address, token_file if token is not None else None, allow_open=token is None)
+        problem = told(cli, monkeypatch, cluster)
+    assert said in problem and remedy in problem and (not token or token not in problem)
+
+
+@pytest.mark.parametrize(
+    ("hears", "said"), [(False, "cannot be reached: "), (True, "has not answered within 3 s")]
+)
+def test_a_cluster_that_does_not_answer_is_told_within_seconds(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, token_file: Path, hears: bool, said: str
+) -> None:
+    with nobody(hears=hears) as address:
+        problem = told(cli, monkeypatch, RayCluster(address, token_file))
+    assert problem.startswith(f"the Ray cluster at {address} {said}")
+    assert "another with OSMOSIS_RAY_ADDRESS; its runs go on when it answers again" in problem

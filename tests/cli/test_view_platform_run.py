@@ -310,6 +310,23 @@ def test_without_text_a_report_has_the_numbers_of_each_sample_and_no_word_of_the
     assert "Samples of it were made again by amber-otter-43: these results are not in here" in text
 
 
+def test_a_report_of_a_run_that_was_retried_has_what_the_run_itself_came_to(
+    stored: DownloadableRun, tmp_path: Path
+) -> None:
+    route = tells(stored, retries=[{"id": "er_9", "name": "amber-otter-43", "status": "finished"}])
+    again = {**FAILED, "run_id": "er_9", "status": "success", "reward": 1.0, "error": None}
+
+    def page(request: httpx.Request) -> httpx.Response:
+        own = request.url.params.get("own") == "true"
+        told = {"samples": [FAILED], "own": True} if own else {"samples": [again]}
+        return httpx.Response(200, json=told, headers=OURS)
+
+    route.mock(side_effect=page)
+    text = written(stored, tmp_path)
+    assert '<th scope="row">grader</th><td>invalid_value</td>' in text and "not known" not in text
+    assert "the grader gave banana" in cells_of_samples(text)[1]
+
+
 def test_what_a_retry_came_to_is_not_told_as_the_run_s_own(stored: DownloadableRun, tmp_path: Path) -> None:
     tells(stored, {"samples": [{**FAILED, "run_id": "er_9", "status": "success", "reward": 1.0}]})
     text = written(stored, tmp_path)

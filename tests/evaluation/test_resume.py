@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -108,6 +109,12 @@ def test_a_named_run_is_continued_only_with_equal_inputs(tmp_path: Path) -> None
     assert opened(tmp_path, name="mine").manifest is not None
     with pytest.raises(ResumeRefusedError, match="Changed: seed"):
         opened(tmp_path, name="theirs")
+    shutil.copytree(tmp_path / "theirs", tmp_path / "copy")
+    with pytest.raises(ResumeRefusedError, match="the run `copy` cannot be continued") as refused:
+        opened(tmp_path, name="copy")
+    assert refused.value.details["run_name"] == "copy"
+    shutil.copytree(tmp_path / "mine", tmp_path / "again")
+    assert opened(tmp_path, name="again").manifest is not None
 
 
 def test_fresh_puts_the_named_run_aside_and_deletes_nothing(tmp_path: Path) -> None:

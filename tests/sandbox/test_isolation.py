@@ -124,7 +124,11 @@ def test_a_platform_that_requires_what_there_is_not_executes_nothing(
         assert not executes
         assert "no run is executed" in words and "sysctl -w x=1" in words
         words, executes = look_at_isolation(PlatformConfig(home=tmp_path))
-        assert executes and words.startswith("none: ")
+        assert executes and words.startswith("none: ") and "sysctl -w x=1" in words
+        assert look_at_isolation(PlatformConfig(home=tmp_path, isolation="off")) == (
+            "none: OSMOSIS_ISOLATION=off",
+            True,
+        )
     assert "can not be sandboxed here" in caplog.text
 
 

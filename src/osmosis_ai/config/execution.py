@@ -123,6 +123,17 @@ def _unreadable(document: Mapping[str, Any]) -> Iterator[Issue]:
         yield Issue(f"{PLACE}.labels", "chooses among the workers of a pool: name it with `pool`")
 
 
+def is_of_our_table(issue: Issue, advanced: Mapping[str, Any]) -> bool:
+    """Tell whether an issue is about a table of :func:`execution_issues` that has any key of ours, however it is spelled.
+
+    Of no other is it certain: what another service takes under the same name is its own affair.
+    """
+    section, _, rest = issue.key.partition(".")
+    table = advanced.get(rest.partition(".")[0]) if section == "advanced" else None
+    ours = ExecutionSection.model_fields
+    return isinstance(table, Mapping) and any(key in ours or closest(key, ours) for key in table)
+
+
 def read_execution(advanced: Mapping[str, Any] | None) -> ExecutionSection:
     """Return what the ``[advanced]`` of a run asks for; where it is wrong, nothing.
 

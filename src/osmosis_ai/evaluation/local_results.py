@@ -68,7 +68,7 @@ class JournalNumbers:
     def __init__(self, directory: Path) -> None:
         self._directory = RunDirectory(directory)
         manifest = Manifest.load(self._directory.manifest)
-        self.run_id, self.name = manifest.local_run_id, manifest.run_name
+        self.run_id = manifest.local_run_id
         try:
             self.rows, n = manifest.sampled_rows, int(manifest.inputs["n"])
             if n < 1 or self.rows * n > _MOST_ATTEMPTS:
@@ -137,7 +137,8 @@ def read_local_results(directory: Path) -> LocalResults:
     numbers.advance()
     return LocalResults(
         directory=directory,
-        name=numbers.name,
+        # A copy of a run's directory has the run's manifest, and its own name.
+        name=directory.name,
         rows=numbers.rows,
         pending=numbers.ledger.open_count,
         running=running,

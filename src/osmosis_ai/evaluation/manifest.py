@@ -162,8 +162,12 @@ class Manifest:
             },
         )
 
-    def require_equal_inputs(self, inputs: Mapping[str, Any]) -> None:
+    def require_equal_inputs(self, inputs: Mapping[str, Any], *, name: str | None = None) -> None:
         """Let a session with ``inputs`` continue this run.
+
+        Args:
+            inputs: what it is to be continued with.
+            name: of its directory, where that may be a copy's.
 
         Raises:
             ResumeRefusedError: naming every input that changed.
@@ -175,10 +179,10 @@ class Manifest:
         )
         if changed:
             raise ResumeRefusedError(
-                f"the run `{self.run_name}` cannot be continued: its inputs have changed since it was started. "
+                f"the run `{name or self.run_name}` cannot be continued: its inputs have changed since it was started. "
                 f"Changed: {', '.join(changed)}."
                 + "".join(f"\n  - {line}" for line in describe_changes(self.inputs, inputs)),
-                details={"run_name": self.run_name, "changed": changed},
+                details={"run_name": name or self.run_name, "changed": changed},
                 hint="undo the change, or start a new run: under another `--name`, or with `--fresh`, which puts the old one aside",
             )
 

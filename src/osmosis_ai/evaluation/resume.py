@@ -90,7 +90,7 @@ def _open_named(
             )
         return OpenedRun(name, directory, None, put_aside)
     manifest = Manifest.load(directory.manifest)
-    manifest.require_equal_inputs(inputs)
+    manifest.require_equal_inputs(inputs, name=name)
     return OpenedRun(name, directory, manifest)
 
 

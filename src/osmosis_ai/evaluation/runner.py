@@ -277,7 +277,7 @@ class _Session:
             self._resumed_before = journal.size
             state = self._state = await asyncio.to_thread(self._replay, journal, log)
             self._resumed = len(state.ledger) - state.ledger.open_count
-            log.write("run", "session starts", run=manifest.run_name, pending=state.ledger.open_count)
+            log.write("run", "session starts", run=job.directory.path.name, pending=state.ledger.open_count)
             if self._resumed:
                 known = self._checkpoint.records or None
                 log.write(
@@ -433,7 +433,7 @@ class _Session:
         return RunSummary(
             run_dir=directory.path,
             local_run_id=self._manifest.local_run_id,
-            run_name=self._manifest.run_name,
+            run_name=directory.path.name,
             total_work_items=len(state.ledger),
             dispatched=dispatched,
             succeeded=state.ledger.count("success"),

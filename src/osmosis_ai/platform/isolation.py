@@ -60,7 +60,7 @@ def look_at_isolation(config: PlatformConfig) -> tuple[str, bool]:
     if found.warning is not None:
         logger.warning("%s", found.warning)
     if not found.is_sandboxed:
-        return found.words, True
+        return f"{found.words}; {found.remedy}" if found.remedy else found.words, True
     return f"{found.words}, network {config.network or 'host'}; {prepare_control().words}", True
 
 

@@ -13,10 +13,11 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import write_json
@@ -42,6 +43,7 @@ class PlatformProcess:
         debuggable: whether programs of its user may read its memory and that of its workers.
         blobs: where it keeps datasets and files of runs: a directory, or a bucket.
         executor: where its runs execute.
+        ray: the cluster, where that is one (``RayCluster.to_json``).
         warnings: what somebody should see to, though it works.
     """
 
@@ -54,6 +56,7 @@ class PlatformProcess:
     debuggable: bool = False
     blobs: str | None = None
     executor: str | None = None
+    ray: Mapping[str, Any] | None = None
     warnings: Sequence[str] = ()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from osmosis_ai.api.platform_url import is_loopback, is_secure, normalize_platform_url
@@ -38,6 +39,17 @@ class RayCluster:
     def is_here(self) -> bool:
         """Whether it is reached on this machine, be it by a tunnel."""
         return is_loopback(urlsplit(self.address).hostname)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as another process of this machine reads it; the token stays in its file."""
+        file = str(self.token_file) if self.token_file is not None else None
+        return {"address": self.address, "token_file": file, "allow_open": self.allow_open}
+
+    @classmethod
+    def from_json(cls, written: Mapping[str, Any]) -> RayCluster:
+        """Return what :meth:`to_json` has written."""
+        file = written["token_file"]
+        return cls(written["address"], Path(file) if file else None, written["allow_open"])
 
     def token(self) -> str | None:
         """Return the cluster's token, read anew; None where there is none.

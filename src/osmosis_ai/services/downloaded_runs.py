@@ -264,7 +264,7 @@ def _fill_in(client: PlatformClient, run_id: str, listing: Path, *, text: bool) 
     """Add to a list of samples what the platform tells of each, and return whether that could be read.
 
     Both are by row and attempt, so that one sample of each is held at a time. What stands in the list stays, and so does
-    all of a sample that a retry has made anew.
+    all of a sample of which the platform, being an older one, tells what a retry came to.
 
     Raises:
         PlatformError: as every call.
@@ -288,12 +288,12 @@ def _fill_in(client: PlatformClient, run_id: str, listing: Path, *, text: bool) 
 
 
 def _told(client: PlatformClient, run_id: str) -> Iterator[EvalSample]:
-    """Yield what a platform tells of a run's samples, until it goes back or ends."""
+    """Yield what a platform tells of a run's own samples, until it goes back or ends."""
     from osmosis_ai.api.paging import iterate_samples
 
     reached = (-1, -1)
     asked = client.eval_runs.samples
-    for sample in iterate_samples(lambda cursor: asked(run_id, cursor=cursor, details=True)):
+    for sample in iterate_samples(lambda cursor: asked(run_id, cursor=cursor, details=True, own=True)):
         if (sample.row, sample.attempt) <= reached:
             return
         reached = (sample.row, sample.attempt)

@@ -254,3 +254,45 @@ def test_what_is_decided_about_a_config_is_checked_with_it(cli: Cli, workspace: 
         ("error", "configs/eval/a.decide.toml", 4, None),
         ("warning", "configs/eval/aa.decide.toml", None, "a.decide.toml"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "message", "meant"),
+    [
+        ("[advanced.execution]\ncpuz = 2\n", "cpuz", "Unrecognized key", "cpus"),
+        ("[advanced.execution]\ncpus = 2\nregion = 'eu'\n", "region", "Unrecognized key", None),
+        ("[advanced.execution]\nservers = 0\n", "servers", "must be at least 1, got 0", None),
+        ("[advanced.excution]\ncpus = 2\n", "", "Unrecognized table", "execution"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["eval", "training"])
+def test_a_mistake_in_what_a_run_asks_of_its_machine_fails_the_check_of_either_kind(
+    cli: Cli,
+    workspace: WorkspaceDirectory,
+    kind: str,
+    table: str,
+    key: str,
+    message: str,
+    meant: str | None,
+) -> None:
+    config = write_config(
+        workspace, (MINIMAL_EVAL if kind == "eval" else MINIMAL_TRAINING) + "\n" + table, kind=kind
+    )
+    (found,) = problems(cli, "--no-import", str(config))
+    place = table.partition("]")[0].removeprefix("[")
+    assert (found["severity"], found["key"]) == ("error", f"{place}.{key}" if key else place)
+    assert (found["message"], found.get("suggestion")) == (message, meant)
+    assert found["line"]
+
+
+@pytest.mark.parametrize("kind", ["eval", "training"])
+def test_a_table_of_another_service_under_that_name_is_a_warning(
+    cli: Cli, workspace: WorkspaceDirectory, kind: str
+) -> None:
+    text = (MINIMAL_EVAL if kind == "eval" else MINIMAL_TRAINING) + "\n[advanced.execution]\nregion = 'eu'\n"
+    config = write_config(workspace, text, kind=kind)
+    done = cli("check", "--no-import", "--json", str(config))
+    assert done.status == 0, done.err
+    (found,) = json.loads(done.out)["resource"]["problems"]
+    assert (found["severity"], found["key"]) == ("warning", "advanced.execution.region")
+    assert found["message"] == "Unrecognized key; the platform is likely to refuse it"

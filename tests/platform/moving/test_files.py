@@ -197,10 +197,41 @@ def test_no_password_is_taken_from_a_command_line_and_none_is_shown(
         assert refused.status == 1 and "--database-file" in refused.err and "canary" not in refused.err
     for words, says in (
         ((), "name --database, --blobs or both"),
-        (("--blobs", "local"), "already"),
+        (
+            ("--blobs", "local"),
+            f"{services.config.home / 'blobs'} is already where this platform's files are.",
+        ),
         (("--database", "sqlite"), "already"),
         (("--blobs", "s3://b/x"), "3 to 63"),
         (("--database", "mysql://h/x"), "SQLite and PostgreSQL"),
     ):
         refused = cli("platform", "move", *words)
         assert refused.status == 1 and says in refused.err
+
+
+def test_a_bucket_that_has_the_files_already_and_one_inside_it_are_told_apart(
+    services: PlatformServices, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSMOSIS_HOME", str(services.config.home))
+    at = "endpoint=http://127.0.0.1:9&region=eu-central-1"
+    for prefix, named, inside in (("/fern", ", prefix 'fern',", "/fern/x"), ("", "", "/x")):
+        monkeypatch.setenv("OSMOSIS_BLOBS_URL", f"s3://agents{prefix}?{at}")
+        same = cli("platform", "move", "--blobs", f"s3://agents{prefix}/?{at}")
+        place = f"the bucket 'agents' at http://127.0.0.1:9{named}"
+        assert same.status == 1 and f"{place} is already where this platform's files are." in same.err
+        other = cli("platform", "move", "--blobs", f"s3://agents{inside}?{at}")
+        assert other.status == 1 and "one of both places" in other.err and "another prefix" in other.err
+
+
+def test_a_file_for_a_backup_of_nothing_is_refused_before_anything_moves(
+    services: PlatformServices, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSMOSIS_HOME", str(services.config.home))
+    other, kept = tmp_path / "other.db", tmp_path / "kept.tar.gz"
+    move = ("platform", "move", "--database", f"sqlite:///{other}", "--backup", str(kept))
+    refused = cli(*move)
+    assert refused.status == 1 and "there is no --replace" in refused.err
+    assert not other.exists() and not kept.exists()
+    done = cli(*move, "--replace", "--json")
+    assert done.status == 0, done.err
+    assert other.exists()

@@ -27,11 +27,11 @@ def run(api: TestClient, services: PlatformServices) -> dict[str, Any]:
     return made
 
 
-def pages(api: TestClient, name: str, limit: int) -> list[list[dict[str, Any]]]:
+def pages(api: TestClient, name: str, limit: int, **asked: str) -> list[list[dict[str, Any]]]:
     """Return the samples of every page, following the cursors."""
     found, cursor = [], None
     while True:
-        query = {"limit": limit, **({"cursor": cursor} if cursor else {})}
+        query = {"limit": limit, **asked, **({"cursor": cursor} if cursor else {})}
         page = api.get(f"{RUNS}/{name}/samples", params=query).json()
         found.append(page["samples"])
         cursor = page.get("next_cursor")
@@ -90,6 +90,26 @@ def test_an_attempt_that_was_retried_is_there_once_as_it_ended_last(
             place for place, each in zip(places(told), told, strict=True) if each["run_id"] == retry["id"]
         }
         assert made == {(0, 1), (1, 1), (2, 0)}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_a_run_s_own_results_are_told_when_they_are_asked_for_whatever_retries_came_to(
+    api: TestClient, services: PlatformServices, clock: ManualClock, run: dict[str, Any], limit: int
+) -> None:
+    clock.advance(1)
+    retry = api.post(f"{RUNS}/{run['id']}/retry", json={}).json()
+    again: Samples = {(0, 1): PASSED, (1, 1): FAILED, (2, 0): PASSED}
+    end_with(services, retry["id"], again)
+    for made, results in ((run, SAMPLES), (retry, again)):
+        asked = {"own": "true", "details": "true"}
+        told = [each for page in pages(api, made["name"], limit, **asked) for each in page]
+        assert {place: each["status"] for place, each in zip(places(told), told, strict=True)} == {
+            place: result["status"] for place, result in results.items()
+        }
+        assert places(told) == sorted(results) and {each["run_id"] for each in told} == {made["id"]}
+    path = f"{RUNS}/{run['id']}/samples"
+    assert api.get(path, params={"own": "true"}).json()["own"] is True
+    assert "own" not in api.get(path).json()
 
 
 @pytest.mark.parametrize("cursor", ["x", "1", "-1-2", "1-2-3", "٣-٣", "9" * 60])

@@ -11,7 +11,8 @@ from sqlalchemy import insert
 
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbRun, DbSample
-from osmosis_ai.platform.runs.read.merging import family_of, merge, unscored_items
+from osmosis_ai.platform.runs.read.merging import RunFamily, family_of, merge, unscored_items
+from osmosis_ai.platform.runs.read.sample_pages import sample_page
 from osmosis_ai.platform.services import PlatformServices, build_services
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.viewer.source import SampleQuery
@@ -68,6 +69,11 @@ def test_the_newest_results_of_very_many_retries_count_and_make_pages(services: 
     with services.db.session() as session:
         family = family_of(services.db, session.query(DbRun).filter_by(name="first").one())
     assert len(family.retries) == RETRIES
+    with statements_of(services.db) as statements:
+        alone = sample_page(services.db, RunFamily(family.original, ()), limit=15, cursor="9-0")
+    assert [each.row for each in alone.samples] == list(range(10, 25)) and alone.next_cursor == "24-0"
+    assert all((each.reward is None) == bool(each.row % 3) for each in alone.samples)
+    assert max(len(values) for _, values in statements) < 10
     with statements_of(services.db) as statements:
         merged = merge(services.db, services.blobs, family)
         left = unscored_items(services.db, family)

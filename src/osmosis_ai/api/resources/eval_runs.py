@@ -65,6 +65,7 @@ class EvalRuns(RunsWithFiles[EvalRunSubmit]):
         limit: int = LARGEST_SAMPLE_PAGE,
         cursor: str | None = None,
         details: bool = False,
+        own: bool = False,
     ) -> EvalSamplePage:
         """Return one page of what a run's attempts came to, those of its retries in place of what they replace.
 
@@ -73,10 +74,13 @@ class EvalRuns(RunsWithFiles[EvalRunSubmit]):
             limit: how many at most.
             cursor: where the page before ended.
             details: with previews, errors and what graders noted.
+            own: of the run alone, whatever its retries came to; the page says whether it is.
         """
         params: dict[str, str | int | None] = {"limit": limit, "cursor": cursor}
         if details:
             params["details"] = "true"
+        if own:
+            params["own"] = "true"
         path = routes.eval_run_samples(name_or_id)
         return self._client.get(path, model=EvalSamplePage, params=params)
 

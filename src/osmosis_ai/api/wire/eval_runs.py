@@ -201,9 +201,13 @@ class EvalSample(WireModel):
 
 
 class EvalSamplePage(WireModel):
-    """Samples by row and attempt; ``next_cursor`` goes on behind the last, and is absent at the end."""
+    """Samples by row and attempt; ``next_cursor`` goes on behind the last, and is absent at the end.
+
+    ``own`` is there, and true, where the run's own results were asked for: an older platform passes the question over.
+    """
 
     samples: list[EvalSample]
+    own: bool = False
     next_cursor: Annotated[str, Field(max_length=1000)] | None = None
 
 

@@ -57,6 +57,8 @@ def login(
         line.fail("`osmosis login` takes no arguments. A token is given with --token.")
     if token is not None:
         secret = _token_from_stdin(output) if token == "-" else token
+        if not secret.strip():
+            raise OsmosisError("The token is empty.", hint="give one: osmosis login --token - < FILE")
         with output.status("Checking the token"):
             return _logged_in(auth.login_with_token(secret, warn=output.warn))
     auth.require_device_login()

@@ -116,7 +116,7 @@ def _hints(found: ShownRun, wanted: WantedSamples) -> Iterator[str]:
     from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
     from osmosis_ai.evaluation.result_words import amount
 
-    yield from map(plain, found.problems)
+    yield from map(plain, filter(None, [found.extent, *found.problems]))
     if not found.conversations:
         yield f"No sample of {plain(found.name)} is like that."
     if found.without:

@@ -46,7 +46,10 @@ def move(
     ] = False,
     backup: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The file of that backup. Default: one beside the data directory."),
+        typer.Option(
+            metavar="FILE",
+            help="With --replace: the file of that backup. Default: one beside the data directory.",
+        ),
     ] = None,
 ) -> OperationResult:
     """Move the rows of this machine's platform to another database, its files to another store, or both.
@@ -70,6 +73,11 @@ def move(
     destination = Destination(_database_url(config, database, database_file), _blobs_url(blobs))
     if destination == Destination():
         raise OsmosisError("nothing is named that is to move.", hint="name --database, --blobs or both")
+    if backup is not None and not replace:
+        raise OsmosisError(
+            "--backup names the file that keeps what --replace replaces, and there is no --replace.",
+            hint="give both, or neither; `osmosis platform backup FILE` keeps the platform that is moved",
+        )
     with asked_once("--blobs" if destination.blobs_url else "OSMOSIS_BLOBS_URL"):
         report = move_platform(
             config, destination, current().progress, replaces=replace, backup=backup and backup.absolute()

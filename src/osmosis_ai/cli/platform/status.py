@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -35,8 +35,8 @@ def status() -> DetailResult:
         )
     state, runs_to_fill, problems = _state(process.local_url)
     # What another release has in its database, that one knows.
-    now = datetime.now(timezone.utc)
     workers = _workers() if (state, process.version) == ("running", __version__) else []
+    cluster = _cluster(process.ray)
     filling = f"{runs_to_fill} to be read for tokens, cost and previews" if runs_to_fill else None
     return DetailResult(
         title="Platform",
@@ -54,6 +54,7 @@ def status() -> DetailResult:
             "debuggable": process.debuggable,
             "isolation": process.isolation,
             "executor": process.executor,
+            "ray": cluster,
             "warnings": list(process.warnings),
             "workers": workers,
         },
@@ -69,19 +70,31 @@ def status() -> DetailResult:
             ("Version", process.version),
             ("Data", str(home)),
             *([("Runs on", process.executor)] if process.executor else []),
+            *_cluster_row(cluster),
             *([("Isolation", process.isolation)] if process.isolation else []),
             *([("Files", process.blobs)] if process.blobs else []),
             *([("Earlier runs", filling)] if filling else []),
             *(("Warning", Styled(warning, "warn")) for warning in process.warnings),
             *([("Debuggable", _DEBUGGABLE)] if process.debuggable else []),
-            *(("Worker", _words(worker, now)) for worker in workers[:_MOST_SHOWN]),
-            *(
-                [("Workers", f"{len(workers)} in all; --json lists them")]
-                if len(workers) > _MOST_SHOWN
-                else []
-            ),
+            *_worker_rows(workers),
         ],
     )
+
+
+def _cluster(written: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return where the Ray cluster of a platform is, and what keeps it from taking runs; None where there is none."""
+    if written is None:
+        return None
+    from osmosis_ai.platform.ray_cluster import RayCluster
+    from osmosis_ai.platform.runs.execute.ray_jobs import cluster_problem
+
+    cluster = RayCluster.from_json(written)
+    return {"address": cluster.address, "problem": cluster_problem(cluster)}
+
+
+def _cluster_row(cluster: Mapping[str, Any] | None) -> list[tuple[str, Styled]]:
+    problem = cluster["problem"] if cluster is not None else None
+    return [("Its cluster", Styled(problem, "warn"))] if problem else []
 
 
 def _workers() -> list[dict[str, Any]]:
@@ -105,6 +118,14 @@ def _workers() -> list[dict[str, Any]]:
             }
             for worker, runs, heard_at in platform.worker_access.known.all()
         ]
+
+
+def _worker_rows(workers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    now = datetime.now(timezone.utc)
+    for worker in workers[:_MOST_SHOWN]:
+        yield "Worker", _words(worker, now)
+    if len(workers) > _MOST_SHOWN:
+        yield "Workers", f"{len(workers)} in all; --json lists them"
 
 
 def _words(worker: Mapping[str, Any], now: datetime) -> str:

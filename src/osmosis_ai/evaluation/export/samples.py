@@ -220,7 +220,7 @@ def _local_run(found: RunDirectory) -> ExportedRun:
     }
     return ExportedRun(
         directory=found.path,
-        name=manifest.run_name,
+        name=found.path.name,
         run_id=manifest.local_run_id,
         progress="running" if local.running else "incomplete" if local.pending else "finished",
         facts={**known, **facts},

@@ -134,7 +134,7 @@ def _files_move(config: PlatformConfig, destination: Destination) -> FilesMove |
         return None
     there = replace(config, blobs_url=destination.blobs_url)
     if not config.blobs_url and not there.blobs_url:
-        raise ConflictError(f"the platform's files are in {config.blobs_shown} already.")
+        raise ConflictError(f"{config.blobs_shown} is already where this platform's files are.")
     if config.blobs_url and there.blobs_url:
         _require_apart(parse_s3_address(config.blobs_url), parse_s3_address(there.blobs_url))
     clock = SystemClock()
@@ -144,9 +144,12 @@ def _files_move(config: PlatformConfig, destination: Destination) -> FilesMove |
 
 
 def _require_apart(here: S3Address, there: S3Address) -> None:
-    """Refuse a place inside the other one: what is copied would be found there again."""
+    """Refuse the same place, and one inside the other: what is copied would be found there again."""
     if (here.bucket, here.endpoint) != (there.bucket, there.endpoint):
         return
+    if here.prefix == there.prefix:
+        prefix = f", prefix '{here.prefix}'," if here.prefix else ""
+        raise ConflictError(f"{here.shown}{prefix} is already where this platform's files are.")
     first, second = (f"{address.prefix}/".lstrip("/") for address in (here, there))
     if first.startswith(second) or second.startswith(first):
         raise ConflictError(

@@ -23,7 +23,7 @@ from osmosis_ai.viewer.source import Outcome, SampleDetail, SampleEntry, SampleQ
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.wire.eval_runs import EvalSample
+    from osmosis_ai.api.wire.eval_runs import EvalSample, EvalSamplePage
     from osmosis_ai.services.runs.download import DownloadPlan
 
 _PAGE = 200
@@ -32,7 +32,10 @@ _CONVERSATION = re.compile(r"trajectories/row_([0-9]{1,18})_run_([0-9]{1,18})\.j
 
 
 class RunConversations(Protocol):
-    """A run whose conversations can be had; ``subject`` is what a sentence about it begins with."""
+    """A run whose conversations can be had; ``subject`` is what a sentence about it begins with.
+
+    ``extent`` says, once its samples have been read, that they are a retry's alone.
+    """
 
     @property
     def name(self) -> str: ...
@@ -42,6 +45,9 @@ class RunConversations(Protocol):
 
     @property
     def subject(self) -> str: ...
+
+    @property
+    def extent(self) -> str | None: ...
 
     def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]:
         """Yield samples by row and attempt."""
@@ -70,6 +76,8 @@ class RunConversations(Protocol):
 
 class LocalConversations(AbstractContextManager["LocalConversations"]):
     """A run directory of this machine, and where to keep what is worked out from it."""
+
+    extent = None
 
     def __init__(self, directory: Path, *, place: str, cache: Path) -> None:
         from osmosis_ai.viewer.local.source import LocalSource
@@ -129,7 +137,8 @@ class PlatformConversations:
         self._client = client
         self._scratch = scratch
         detail = client.eval_runs.get(name)
-        self._run = detail.eval_run
+        self._run, self._retry_of = detail.eval_run, detail.retry_of
+        self.extent: str | None = None
         self.name = self._run.name or self._run.id
         self.subject = f"the run `{self.name}`"
         threshold = detail.results.pass_threshold if detail.results is not None else None
@@ -233,13 +242,33 @@ class PlatformConversations:
     def _told(self) -> Iterator[SampleEntry]:
         from osmosis_ai.api.paging import iterate_samples
 
-        asked = self._client.eval_runs.samples
-        for each in iterate_samples(lambda cursor: asked(self._run.id, cursor=cursor, details=True)):
+        def page(cursor: str | None) -> EvalSamplePage:
+            own = self._retry_of is not None
+            found = self._client.eval_runs.samples(self._run.id, cursor=cursor, details=True, own=own)
+            if found.own:
+                self._note_extent()
+            return found
+
+        for each in iterate_samples(page):
             if each.notes is not None or each.parts is not None:
                 self._noted[each.row, each.attempt] = {"notes": each.notes, "parts": each.parts}
             if each.run_id is not None:
                 self._makers[each.row, each.attempt] = each.run_id
             yield told_entry(each, self._threshold)
+
+    def _note_extent(self) -> None:
+        """Note of a retry that what is read is of it alone: the run that it is of goes on having all."""
+        original = self._retry_of
+        if original is None:
+            return
+        known = original.name or original.id
+        there = known is not None and original.status is not None
+        rest = (
+            f": `osmosis eval show {quote(f'platform:{known}')}` has all."
+            if there
+            else "; the run that it is of is gone."
+        )
+        self.extent = f"`{self.name}` is a retry, and these are its samples alone{rest}"
 
     def _listed(self) -> Iterator[SampleEntry]:
         """Yield the samples of the contract's ``summary.jsonl``; lines that are none are counted as a problem.
@@ -249,6 +278,7 @@ class PlatformConversations:
         """
         from osmosis_ai.services.runs.download import run_download
 
+        self._note_extent()
         plan = self._plan(self._run.id, None)
         listing = tuple(
             file

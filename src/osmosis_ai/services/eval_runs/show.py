@@ -94,6 +94,7 @@ class ShownRun:
         too_large: how many have one that is too large to be read.
         unsearched: whether some samples were not looked at, for their number.
         problems: sentences about what of the run could not be read.
+        extent: a sentence about whose samples they are, where another run has more.
     """
 
     name: str
@@ -106,6 +107,7 @@ class ShownRun:
     too_large: int = 0
     unsearched: bool = False
     problems: Sequence[str] = ()
+    extent: str | None = None
 
     def data(self) -> dict[str, Any]:
         """Return it as scripts see it."""
@@ -115,6 +117,8 @@ class ShownRun:
             "samples": [each.data() for each in self.conversations],
             "has_more": self.more,
         }
+        if self.extent is not None:
+            known["extent"] = self.extent
         if self.problems:
             known["problems"] = list(self.problems)
         if self.beside is not None:
@@ -167,7 +171,8 @@ def shown_samples(
     scan = _Scan(run, wanted)
     found = scan.read()
     if not found and wanted.row is not None and wanted.outcome is None and not wanted.text:
-        raise _with_nearest(run.no_sample(wanted.row, wanted.attempt), run.problems())
+        missing = run.no_sample(wanted.row, wanted.attempt)
+        raise _with_nearest(missing, [*filter(None, [run.extent]), *run.problems()])
     shown = [_shown(run, sample, stored, other) for sample, stored in found]
     return ShownRun(
         name=run.name,
@@ -180,6 +185,7 @@ def shown_samples(
         too_large=scan.too_large,
         unsearched=scan.gave_up,
         problems=run.problems(),
+        extent=run.extent,
     )
 
 

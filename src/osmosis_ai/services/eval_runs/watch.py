@@ -152,7 +152,7 @@ class RunWatcher:
         else:
             status = "incomplete" if self._ledger.unrecorded_count else "finished"
         return WatchedRun(
-            run_name=self._manifest.run_name,
+            run_name=self._directory.path.name,
             run_dir=self._directory.path,
             local_run_id=self._manifest.local_run_id,
             status=status,

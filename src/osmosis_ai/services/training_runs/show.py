@@ -64,6 +64,7 @@ class _Validation:
     total: int | None
     details: Mapping[tuple[int, int], SampleDetail]
     fetch: Callable[[int, int], StoredConversation]
+    extent: str | None = None
 
     @property
     def subject(self) -> str:

@@ -267,9 +267,11 @@ class _Check:
             )
 
     def _add_doubts(self, config: Config, shown: str) -> None:
-        """Say what this release has against a config; only that there is no such built-in model is certain."""
+        """Say what this release has against a config; of built-in models and of our own table it is certain."""
+        from osmosis_ai.config.execution import is_of_our_table
+
         for issue in config.doubts:
-            if issue.key == "experiment.model_path":
+            if issue.key == "experiment.model_path" or is_of_our_table(issue, config.advanced):
                 self._add_issues("error", shown, [issue])
             else:
                 self._add_issues("warning", shown, [issue], note="; the platform is likely to refuse it")

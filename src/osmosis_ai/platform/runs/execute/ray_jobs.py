@@ -16,6 +16,7 @@ Whoever holds the cluster's token reads the environment of every job, so a job i
 from __future__ import annotations
 
 import shlex
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from osmosis_ai.api.connections import open_http, reason
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.ray_cluster import ALLOW_OPEN_ENV, TOKEN_FILE_ENV, RayCluster
+from osmosis_ai.platform.ray_cluster import ADDRESS_ENV, ALLOW_OPEN_ENV, TOKEN_FILE_ENV, RayCluster
 from osmosis_ai.platform.runs.execute.executor import ExecutorAway, Fault, JobState, WantedJob, run_and_number
 from osmosis_ai.platform.runs.execute.worker_process import ENDED, NOT_MINE, STORE_AWAY
 from osmosis_ai.redaction import Redactor
@@ -38,6 +39,8 @@ TICKET_VARIABLE = "OSMOSIS_WORKER_TICKET"
 TIMEOUT_S = 10.0
 SUBMIT_TIMEOUT_S = 30.0
 """A head that has just got a node may take more than ten seconds to accept a job."""
+ANSWER_WITHIN_S = 3.0
+"""How long whoever only asks how the cluster is waits for it."""
 WAITS_LONG_S = 60.0
 """After this a run's log says what its job waits for."""
 _LOOKED_AT_FOR_S = 60.0
@@ -51,6 +54,10 @@ _NOT_FOUND = 127
 _NO_FAILURES = (ENDED, NOT_MINE)
 _AGENT_HINT = (
     "of two clusters on one machine one is started with another `ray start --dashboard-agent-listen-port`"
+)
+
+_AWAY_HINT = (
+    f"start it, or the tunnel to it, or name another with {ADDRESS_ENV}; its runs go on when it answers again"
 )
 
 AnswerT = TypeVar("AnswerT")
@@ -210,6 +217,16 @@ class RayJobs:
             return f"waits for a node with {asked}, and none has all of it"
         return "waits for a node of the Ray cluster to have room"
 
+    def require_usable(self) -> None:
+        """Check that the cluster asks for a token, and takes the one that is known.
+
+        Raises:
+            RayError: it does not, or can not be asked.
+        """
+        status, text = self._ask("GET", "/api/version")
+        if status != 200:
+            raise self._no_ray(status, text)
+
     def close(self) -> None:
         """Close the connections; the jobs go on."""
         if self._client is not None:
@@ -318,6 +335,34 @@ class RayJobs:
         lines = [line.strip() for line in text.splitlines() if len(line.strip()) > 1]
         shown = Redactor(filter(None, (secret, self._cluster.token()))).text(lines[-1] if lines else "")
         return f"{status} {shown[:_LONGEST_QUOTE]}".strip().rstrip(".")
+
+
+def cluster_problem(cluster: RayCluster, *, within_s: float = ANSWER_WITHIN_S) -> str | None:
+    """Return why a cluster can be given no job now, and what mends it; None where nothing is seen.
+
+    Args:
+        cluster: which; nothing but our token is sent, and that only to one that asks for it.
+        within_s: after so many seconds it counts as one that does not answer, whatever it is about.
+    """
+    found: list[str | None] = []
+
+    def look() -> None:
+        jobs = RayJobs(cluster, str)
+        try:
+            jobs.require_usable()
+            found.append(None)
+        except RayUnreachableError as error:
+            found.append(f"{error.message} ({_AWAY_HINT})")
+        except RayError as error:
+            found.append(error.with_hint)
+        finally:
+            jobs.close()
+
+    looking = threading.Thread(target=look, name="osmosis-ray-look", daemon=True)
+    looking.start()
+    looking.join(within_s)
+    silent = f"the Ray cluster at {cluster.address} has not answered within {within_s:g} s. ({_AWAY_HINT})"
+    return found[0] if found else silent
 
 
 def worker_entrypoint(run_id: str, platform_url: str) -> str:

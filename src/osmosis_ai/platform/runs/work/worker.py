@@ -30,6 +30,7 @@ from osmosis_ai.platform.config import from_environment
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.execute.worker_process import (
     CLAIM_ID,
+    CPUS,
     CREDENTIAL,
     ENDED,
     HANDS_OUT_KEYS,
@@ -338,7 +339,9 @@ def main(arguments: list[str] | None = None) -> int:
             return NOT_MINE
         directory.note_lease(assignment.lease.token.get_secret_value())
         channel = RunChannel(link, assignment)
-        inputs = RunInputs(config, channel, directory, hands_out_keys=HANDS_OUT_KEYS in os.environ)
+        cpus = float(os.environ[CPUS]) if CPUS in os.environ else None
+        keys = HANDS_OUT_KEYS in os.environ
+        inputs = RunInputs(config, channel, directory, hands_out_keys=keys, cpus=cpus)
         return Worker(channel, inputs, directory, SystemClock()).run()
     except LeaseLostError:
         return LEASE_LOST

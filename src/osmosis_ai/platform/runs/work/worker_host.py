@@ -430,7 +430,7 @@ def host_runs(
     keep_to_itself(os.environ)
     config = from_environment()
     link = HttpLink(address, credential)
-    start = WorkerStarter(config, address)
+    start = WorkerStarter(config, address, cpus=terms.cpus_of_worker)
     config.prepare_home()
     sandbox = check_sandbox(config.home)
     if config.isolation == "required" or config.network == "none":
@@ -442,5 +442,6 @@ def host_runs(
         link, lambda run_id, claim_id: start(run_id, credential, claim_id), terms, taken, say=say
     )
     with contextlib.closing(link), told_of_signals(host.ask_to_end):
-        say(terms.told(address))
+        for sentence in (*terms.doubts(), terms.told(address)):
+            say(sentence)
         return host.run()

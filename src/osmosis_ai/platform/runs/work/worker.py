@@ -125,6 +125,8 @@ class Worker:
         try:
             publisher.start()
             result = self._result()
+            if self._containment is not None and (line := self._containment.refusals) is not None:
+                publisher.log(line)
             publisher.finish()
             if publisher.damage is not None:
                 result = _failed(_DamagedRunError(publisher.damage))

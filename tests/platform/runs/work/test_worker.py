@@ -6,6 +6,8 @@ import asyncio
 import errno
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -268,6 +270,22 @@ def test_a_run_that_went_on_without_the_processes_that_it_was_refused_says_so(
     run_id = bench.add("a", member)
     assert worked(bench, run_id, AssertionError("it went on"), monkeypatch) == ENDED
     assert messages(bench, run_id)[:-1] == said
+
+
+def test_a_worker_that_is_asked_to_end_while_it_ends_says_how_it_ended() -> None:
+    code = """
+import os, signal
+from osmosis_ai.platform.runs.work import worker
+
+class AskedLast:
+    def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGTERM):
+        kill(process, number)
+
+late = AskedLast()
+signal.signal(signal.SIGTERM, lambda *_: None)
+worker.end_process(worker.REFUSED)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == REFUSED
 
 
 class CutOffs:

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 from osmosis_ai import event_loop
 from osmosis_ai._version import __version__
@@ -351,5 +351,13 @@ def main(arguments: list[str] | None = None) -> int:
         link.close()
 
 
+def end_process(status: int) -> NoReturn:
+    """End this process with its status, whoever still asks it to end: an interpreter that ends has let its handlers go, and
+    a signal would make of a run that was left, or has ended, one that nobody began with.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

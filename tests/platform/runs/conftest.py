@@ -31,12 +31,6 @@ def rows() -> list[dict[str, Any]] | None:
 
 
 @pytest.fixture
-def password() -> str | None:
-    """Mara's, of tests that sign in."""
-    return None
-
-
-@pytest.fixture
 def member(
     world: World,
     code: Code,

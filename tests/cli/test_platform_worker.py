@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
-from osmosis_ai.api.wire.workers import WorkerOffer
+from osmosis_ai.api.wire.workers import Assignment, WorkerOffer
+from osmosis_ai.config.execution import ExecutionSection
+from osmosis_ai.driving import server_count
+from osmosis_ai.platform.runs.execute import worker_process
+from osmosis_ai.platform.runs.work import inputs, worker
 from osmosis_ai.platform.runs.work.host_terms import HostTerms
 from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, StoreAwayError
@@ -17,6 +24,7 @@ from osmosis_ai.platform.runs.work.worked_runs import Ending, WorkedRun
 from osmosis_ai.platform.runs.work.worker_host import host_runs
 from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability
 from tests.cli.conftest import Cli
+from tests.platform.runs.played_hosts import assignment
 
 URL = "https://osmosis.fern.example"
 TOKEN = "osmw_canary-4711"
@@ -98,6 +106,95 @@ def test_a_machine_says_with_each_claim_what_its_operator_set(
     [said] = offers
     assert (said.sandbox, said.isolation) == (False, setting)
     assert said.sandbox_problem == "no user namespaces; sysctl -w x=1"
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown", "said"), [(1, 0, "none"), (4, 2, "2"), (2, 2, None), (0, 0, None), (1, None, None)]
+)
+def test_gpus_that_the_machine_does_not_show_are_doubted_and_taken_all_the_same(
+    asked: int, shown: int | None, said: str | None, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    offers: list[WorkerOffer] = []
+
+    def refuse(_link: HttpLink, offer: WorkerOffer) -> None:
+        offers.append(offer)
+        raise CredentialRefusedError("this worker token has been revoked.")
+
+    monkeypatch.setattr(HttpLink, "claim", refuse)
+    monkeypatch.setattr("osmosis_ai.platform.runs.work.host_terms.counted_gpus", lambda: shown)
+    monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path))
+    monkeypatch.setenv("TOKEN", TOKEN)
+    done = cli("platform", "worker", "--url", URL, "--pool", "gpu", "--token-env", "TOKEN", f"--gpus={asked}")
+    assert [offer.gpus for offer in offers] == [asked]
+    words = " ".join(done.err.split())
+    assert ("this machine shows" in words) == (said is not None)
+    assert said is None or f"--gpus {asked}, and this machine shows {said} (/dev/nvidia*" in words
+
+
+@pytest.mark.parametrize(
+    ("options", "asks", "servers"),
+    [
+        ((), {}, 8),
+        (("--cpus", "2", "--slots", "2"), {}, 1),
+        (("--cpus", "6"), {}, 5),
+        (("--cpus", "6"), {"cpus": 3}, 2),
+        (("--cpus", "6"), {"servers": 4}, 4),
+        # What several runs share is granted to each in part.
+        (("--slots", "4"), {}, 3),
+        (("--cpus", "16", "--slots", "4"), {}, 3),
+    ],
+)
+def test_a_run_has_servers_for_the_processors_that_its_worker_was_granted(
+    options: tuple[str, ...],
+    asks: dict[str, Any],
+    servers: int,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    answers = iter([assignment("first")])
+    environments: list[dict[str, str]] = []
+    begun = threading.Event()
+    found: list[int] = []
+
+    def claim(_link: HttpLink, offer: WorkerOffer) -> Assignment:
+        if (answer := next(answers, None)) is None:
+            begun.wait(60)
+            raise CredentialRefusedError("this worker token has been revoked.")
+        return answer
+
+    def child(_command: list[str], *, env: dict[str, str], **_: Any) -> NoReturn:
+        environments.append(env)
+        begun.set()
+        raise OSError("its environment is all that is asked for")
+
+    class LookingWorker:
+        def __init__(self, _channel: object, given: inputs.RunInputs, *_: object) -> None:
+            request: Any = SimpleNamespace(execution=ExecutionSection.model_validate(asks))
+            found.append(given.servers(request))
+
+        def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr(server_count.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    monkeypatch.setattr(server_count, "granted_processors", lambda *_: [])
+    monkeypatch.setattr(HttpLink, "claim", claim)
+    monkeypatch.setattr(HttpLink, "release", lambda *_: None)
+    monkeypatch.setattr(worker_process, "ChildProcess", child)
+    monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path))
+    monkeypatch.setenv("TOKEN", TOKEN)
+    cli("platform", "worker", "--url", URL, "--pool", "gpu", "--token-env", "TOKEN", *options)
+    [environment] = environments
+    monkeypatch.setattr(os, "environ", environment)
+    for name in ("keep_to_itself", "watch_parent", "lower_priority"):
+        monkeypatch.setattr(worker, name, lambda *_: None)
+    handed = {worker.PLATFORM_URL: URL, worker.CREDENTIAL: TOKEN, worker.CLAIM_ID: "c" * 32}
+    monkeypatch.setattr(worker, "take_handed", lambda: handed)
+    monkeypatch.setattr(worker, "_claimed", lambda *_: assignment("first"))
+    monkeypatch.setattr(inputs.RowSelection, "read", lambda _: None)
+    monkeypatch.setattr(worker, "Worker", LookingWorker)
+    assert worker.main(["run_first"]) == 0
+    assert found == [servers]
 
 
 def test_a_ticket_comes_from_a_variable_or_stdin(

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from osmosis_ai.driving.driver import RolloutOutcome, RolloutRunRequest
@@ -192,6 +193,19 @@ async def test_a_connection_that_fails_on_a_living_server_is_a_lost_attempt(
         with pytest.raises(AttemptLostError, match="reset by peer") as lost:
             await host.run(REQUEST)
         assert lost.value.death is None
+
+
+async def test_what_broke_a_connection_is_said_in_words_without_a_number_that_it_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("osmosis_ai.driving.restarting_server._DEATH_NOTICE_S", 0.01)
+    error = aiohttp.ClientOSError(None, "Can not write request body for http://localhost/rollout")
+    async with World(error=error).host as host:
+        with pytest.raises(AttemptLostError) as lost:
+            await host.run(REQUEST)
+    assert str(lost.value) == (
+        "the rollout's server could not be reached: Can not write request body for http://localhost/rollout"
+    )
 
 
 async def test_cancelling_an_attempt_is_no_loss() -> None:

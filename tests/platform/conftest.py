@@ -162,6 +162,12 @@ def world(services: PlatformServices) -> World:
 
 
 @pytest.fixture
+def password() -> str | None:
+    """Mara's, of tests that sign in."""
+    return None
+
+
+@pytest.fixture
 def member(world: World) -> Member:
     """Mara, owner of the workspace ``fern`` with the repository ``fern/agents``."""
     return world.member()

@@ -108,6 +108,24 @@ def test_a_build_that_is_killed_at_its_runs_limit_says_so(
     assert not ended.value.is_infrastructure
 
 
+def test_a_build_that_is_refused_a_process_at_its_runs_limit_says_so(
+    given: Path, tmp_path: Path, capability: SandboxCapability
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    held = control_run("r1", RunLimits(processes=99))
+    assert isinstance(held, RunGroup)
+    program = source / "uv"
+    program.write_text(f"#!/bin/sh\nprintf 'max 1\\n' > {held.path}/pids.events\nexit 2\n")
+    program.chmod(0o755)
+    sandbox = capability.sandbox(source, limits=held.limits, control=held)
+    uv = Uv(program, Containment(sandbox, (held.path,), tmp_path))
+    with pytest.raises(UvError) as ended:
+        uv.run(["sync"], cwd=source, timeout_s=120, doing="building")
+    assert ended.value.message == "building failed: uv was refused a process: the run's limit is 99."
+    assert not ended.value.is_infrastructure
+
+
 def test_systemd_starts_workers_in_a_scope_that_is_theirs_to_arrange(
     systemd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,9 +221,37 @@ def test_a_death_at_the_runs_limit_of_memory_says_so(tmp_path: Path) -> None:
         "the machine had no memory left, and the run was within its limit"
     )
     events(group.path, 1, 3)
-    assert group.end_of("server-1") == "killed for memory: the run's limit is 4 GB"
+    said = group.end_of("server-1")
+    assert said is not None and said.words == "killed for memory: the run's limit is 4 GB"
+    assert "memory_gb" in said.remedy
     group.command(["/bin/true"], "server-1")
     assert group.end_of("server-1") is None, "that was the start before"
+
+
+def test_processes_that_a_run_was_refused_are_told_like_memory(tmp_path: Path) -> None:
+    group = RunGroup.make(Delegation(tmp_path, ALL), "r1", RunLimits(processes=64))
+    events, peak = group.path / "pids.events", group.path / "pids.peak"
+
+    group.command(["/bin/true"], "server-1")
+    assert group.end_of("server-1") is None and group.refused == 0
+    events.write_text("max 3\n")
+    said = group.end_of("server-1")
+    assert said is not None and said.words == "refused a process: the run's limit is 64"
+    assert "threads count, too" in said.remedy
+    assert group.refused == 3
+    peak.write_text("12\n")
+    assert group.end_of("server-1") is None and group.refused == 0, (
+        "a group above had no more to give, and the run was within its limit"
+    )
+    peak.write_text("64\n")
+    assert group.end_of("server-1") == said
+    group.command(["/bin/true"], "server-1")
+    assert group.end_of("server-1") is None, "that was the start before"
+    for place in (group.path, group.path / "server-1"):
+        (place / "memory.events").write_text("oom 1\noom_kill 1\n")
+    events.write_text("max 4\n")
+    said = group.end_of("server-1")
+    assert said is not None and said.words.startswith("killed for memory"), "that is what ended it"
 
 
 def test_what_holds_and_what_does_not_is_said() -> None:
@@ -386,9 +414,12 @@ def test_forking_without_end_meets_the_limit_of_the_group(machine: Machine, dele
     machine.sandbox = replace(machine.sandbox, control=group)
     try:
         ended = machine.run("i=0; while [ $i -lt 200 ]; do sleep 30 & i=$((i+1)); done; echo forked")
+        said, refused = group.end_of("program"), group.refused
     finally:
         group.close()
     assert "fork" in ended.stdout and "forked" not in ended.stdout
+    assert said is not None and said.words == "refused a process: the run's limit is 32"
+    assert refused > 0
 
 
 @pytest.mark.integration
@@ -405,7 +436,7 @@ def test_a_run_that_takes_more_memory_than_it_may_is_killed_for_it(
     finally:
         group.close()
     assert "300000000" not in ended.stdout
-    assert said == "killed for memory: the run's limit is 0.1 GB"
+    assert said is not None and said.words == "killed for memory: the run's limit is 0.1 GB"
 
 
 @pytest.mark.integration

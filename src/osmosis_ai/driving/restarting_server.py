@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import OsmosisError, reason_of
 from osmosis_ai.supervision import ServiceDiedError, ServiceError, open_server_session, server_url
 
 if TYPE_CHECKING:
@@ -199,7 +199,9 @@ class RestartingRolloutServer:
             try:
                 await asyncio.wait_for(generation.died.wait(), _DEATH_NOTICE_S)
             except asyncio.TimeoutError:
-                reason = f"the rollout's server could not be reached: {error or type(error).__name__}"
+                reason = (
+                    f"the rollout's server could not be reached: {reason_of(error) or type(error).__name__}"
+                )
                 raise AttemptLostError(reason, death=None) from None
             raise AttemptLostError("the rollout's server died", death=generation.death) from None
         finally:

@@ -33,7 +33,6 @@ KILLED_ATTEMPTS = 3
 MAX_RESTARTS = 3
 SOCKET_LOOK_S = 2.0
 """How often a running server's socket is looked for, in seconds."""
-_MORE_MEMORY = "give the run more with `memory_gb` under [advanced.execution], or have fewer rollouts at once"
 _LOOPBACK = ("127.0.0.1", "localhost")
 # The first two name the Python of whoever started this, not the rollout's; the token is the user's
 # own key to the platform, and no business of an agent.
@@ -203,7 +202,7 @@ class RolloutServer(Service):
         met = sandbox.control.end_of(self.rollout.part) if sandbox is not None else None
         if met is None:
             return super()._ended(status, what)
-        return self._failed("ended", f"{what} ({met})", status=status, hint=_MORE_MEMORY)
+        return self._failed("ended", f"{what} ({met.words})", status=status, hint=met.remedy)
 
     def _is_cut_off(self) -> bool:
         listener = self._socket

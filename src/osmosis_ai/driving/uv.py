@@ -22,7 +22,7 @@ from packaging.version import InvalidVersion, Version
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.process_environment import PACKAGE_PREFIXES, build_environment
-from osmosis_ai.sandbox import Sandbox, SandboxedProgram
+from osmosis_ai.sandbox import MetLimit, Sandbox, SandboxedProgram
 from osmosis_ai.sandbox.places import reachable_as
 from osmosis_ai.supervision import program_start
 
@@ -134,7 +134,7 @@ class Uv:
         except OSError as error:
             raise UvError(f"{doing} failed: `{self.path}` cannot be run: {error.strerror}.") from error
         if result.returncode != 0 and (met := self._limit_met()) is not None:
-            raise UvError(f"{doing} failed: uv was {met}.", details={"exit_status": result.returncode})
+            raise UvError(f"{doing} failed: uv was {met.words}.", details={"exit_status": result.returncode})
         if result.returncode < 0:
             raise UvInterruptedError(
                 f"{doing} was interrupted: uv was ended by signal {-result.returncode}.",
@@ -151,7 +151,7 @@ class Uv:
             return command
         return held.sandbox.command(command, cwd=cwd.resolve(), writable=held.writable, part=_PART)
 
-    def _limit_met(self) -> str | None:
+    def _limit_met(self) -> MetLimit | None:
         held = self._containment
         return None if held is None else held.sandbox.control.end_of(_PART)
 

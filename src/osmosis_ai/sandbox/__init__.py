@@ -19,7 +19,7 @@ from osmosis_ai.sandbox.isolation import (
 from osmosis_ai.sandbox.limits import RunLimits, processors_for
 from osmosis_ai.sandbox.network import NETWORK_ENV, InnerListener, Network, narrower, network_setting
 from osmosis_ai.sandbox.places import interpreter_places
-from osmosis_ai.sandbox.resource_control import ProcessLimits, ResourceControl
+from osmosis_ai.sandbox.resource_control import MetLimit, ProcessLimits, ResourceControl
 from osmosis_ai.sandbox.run_control import (
     CGROUP_ENV,
     MachineControl,
@@ -39,6 +39,7 @@ __all__ = [
     "IsolationSetting",
     "IsolationUnavailableError",
     "MachineControl",
+    "MetLimit",
     "Network",
     "ProcessLimits",
     "ResourceControl",

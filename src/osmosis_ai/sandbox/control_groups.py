@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,20 +207,24 @@ def _says_users_systemd(group: Path, view: ProcessView) -> bool:
     if view.user == 0 or program is None or not view.systemd.is_dir():
         return False
     asked = [program, "--user", "show", "--property=Delegate", "--property=ControlGroup", "--", group.name]
+    facts = dict(line.split("=", 1) for line in said_by(asked).splitlines() if "=" in line)
+    # A unit of that name may be in another group.
+    return facts.get("Delegate") == "yes" and str(group).endswith(facts.get("ControlGroup") or "\n")
+
+
+def said_by(command: Sequence[str]) -> str:
+    """Return what a command of systemd's prints; nothing where it fails, or does not end for long."""
     try:
-        said = subprocess.run(
-            asked,
+        return subprocess.run(
+            command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=_ASKING_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    facts = dict(line.split("=", 1) for line in said.stdout.splitlines() if "=" in line)
-    # A unit of that name may be in another group.
-    return facts.get("Delegate") == "yes" and str(group).endswith(facts.get("ControlGroup") or "\n")
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def _empty(base: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -104,6 +105,12 @@ def visible_gpus(environ: Mapping[str, str] | None = None, *, root: Path = Path(
     mine = (os.environ if environ is None else environ).get(VISIBLE_ENV)
     # Named twice it is one, and CUDA would show none of them.
     return list(dict.fromkeys([_name(gpu) for gpu in there] if mine is None else _named(mine, there)))
+
+
+def counted_gpus(root: Path = Path("/")) -> int | None:
+    """Return how many GPUs this process may use; None where another driver than NVIDIA's has some: they can not be counted."""
+    is_counted = sys.platform == "linux" and not (root / "dev" / "kfd").exists()
+    return len(visible_gpus(root=root)) if is_counted else None
 
 
 def gpus_of_machine(root: Path = Path("/")) -> list[Gpu]:

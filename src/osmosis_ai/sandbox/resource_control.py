@@ -17,6 +17,19 @@ Resource = Literal["memory", "processes", "CPU"]
 RESOURCES: tuple[Resource, ...] = ("memory", "processes", "CPU")
 
 
+@dataclass(frozen=True)
+class MetLimit:
+    """A limit that a part of a run met before it ended.
+
+    Attributes:
+        words: what it was, behind "was".
+        remedy: what a user can do about it.
+    """
+
+    words: str
+    remedy: str
+
+
 class ResourceControl(Protocol):
     """Holds one run's programs together to its limits."""
 
@@ -36,8 +49,12 @@ class ResourceControl(Protocol):
             part: which part of the run it is, such as ``server-1``; what befalls it befalls this part alone.
         """
 
-    def end_of(self, part: str) -> str | None:
-        """Say which limit ended a part since it was started last, in a sentence; None where none did."""
+    def end_of(self, part: str) -> MetLimit | None:
+        """Say which limit a part that has ended met since it was started last; None where none is known."""
+
+    @property
+    def refused(self) -> int:
+        """How often the run was refused a process or a thread, as far as that is counted."""
 
     def close(self) -> None:
         """End whatever is left of the run's programs."""
@@ -69,9 +86,14 @@ class ProcessLimits:
         """Return ``program`` itself."""
         return list(program)
 
-    def end_of(self, part: str) -> str | None:
+    def end_of(self, part: str) -> MetLimit | None:
         """Nothing is known of that."""
         return None
+
+    @property
+    def refused(self) -> int:
+        """Nobody counts."""
+        return 0
 
     def close(self) -> None:
         """Nothing is left: a sandbox ends with all that is in it."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import subprocess
 from dataclasses import dataclass
 
 from osmosis_ai.sandbox.control_groups import (
@@ -18,6 +17,7 @@ from osmosis_ai.sandbox.control_groups import (
     arrange,
     hierarchy_mount,
     look_at_delegation,
+    said_by,
 )
 from osmosis_ai.sandbox.limits import RunLimits
 from osmosis_ai.sandbox.resource_control import ProcessLimits, ResourceControl, limit_words
@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 CGROUP_ENV = "OSMOSIS_CGROUP"
 """``off``: no group is made, and none that is there is arranged."""
-_TRIAL_S = 10.0
 # $0 is where the hierarchy is mounted. Dash's `read` takes a line of its own as it comes: `0::/user.slice/...`.
 _SAY_CONTROLLERS = 'while IFS=: read -r n c path; do [ "$n" = 0 ] && cat "$0$path/cgroup.controllers"; done < /proc/self/cgroup'
 
@@ -104,18 +103,6 @@ def _by_systemd(found: Delegation) -> MachineControl:
         return MachineControl(found)
     whose = [] if os.geteuid() == 0 else ["--user"]
     starter = (program, *whose, "--scope", "--quiet", "--collect", "--property=Delegate=yes", "--")
-    try:
-        tried = subprocess.run(
-            [*starter, "/bin/sh", "-c", _SAY_CONTROLLERS, str(mount)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TRIAL_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return MachineControl(found)
-    controllers = tuple(name for name in CONTROLLERS if name in tried.stdout.split())
-    if tried.returncode != 0 or not controllers:
-        return MachineControl(found)
-    return MachineControl(found, starter, controllers)
+    there = said_by([*starter, "/bin/sh", "-c", _SAY_CONTROLLERS, str(mount)]).split()
+    controllers = tuple(name for name in CONTROLLERS if name in there)
+    return MachineControl(found, starter, controllers) if controllers else MachineControl(found)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from osmosis_ai.sandbox.control_groups import Delegation, enable, processes_of
 from osmosis_ai.sandbox.limits import RunLimits
-from osmosis_ai.sandbox.resource_control import Resource, limit_words
+from osmosis_ai.sandbox.resource_control import MetLimit, Resource, limit_words
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ SCOPE = "cgroup of a systemd scope"
 RESOURCE_OF: dict[str, Resource] = {"memory": "memory", "pids": "processes", "cpu": "CPU"}
 _JOIN = 'echo $$ > "$0" && exec "$@"'
 _CPU_PERIOD_US = 100_000
+_MORE_MEMORY = "give the run more with `memory_gb` under [advanced.execution], or have fewer rollouts at once"
+_FEWER_PROCESSES = "threads count, too: start fewer of both for each rollout, or have fewer rollouts at once"
 _GIB = 1024**3
 _ENDING_S = 10.0
 _POLL_S = 0.01
@@ -48,7 +50,7 @@ class RunGroup:
     path: Path
     controllers: tuple[str, ...]
     limits: RunLimits
-    _before: dict[str, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
+    _before: dict[str, tuple[int, int, int]] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def make(cls, place: Delegation, run: str, limits: RunLimits) -> RunGroup:
@@ -92,30 +94,48 @@ class RunGroup:
             leaf.mkdir(exist_ok=True)
             if "memory" in self.controllers:
                 (leaf / "memory.oom.group").write_text("1")
-        self._before[part] = self._deaths(part)
+        self._before[part] = self._met(part)
         return ["/bin/sh", "-c", _JOIN, str(leaf / "cgroup.procs"), *program]
 
-    def end_of(self, part: str) -> str | None:
-        """Say that a part was ended for its memory since it was started last; None where it was not.
+    def end_of(self, part: str) -> MetLimit | None:
+        """Say which limit a part that has ended met since it was started last; None where none is known.
 
         A machine that has no memory left ends processes, too, and that is not the run's doing.
         """
-        met, killed = (
+        met, killed, refused = (
             now - before
-            for now, before in zip(self._deaths(part), self._before.get(part, (0, 0)), strict=True)
+            for now, before in zip(self._met(part), self._before.get(part, (0, 0, 0)), strict=True)
         )
-        if not met or not killed:
-            return None
-        return f"killed for memory: the run's limit is {self.limits.memory_gb or 0:g} GB"
+        if met and killed:
+            words = f"killed for memory: the run's limit is {self.limits.memory_gb or 0:g} GB"
+            return MetLimit(words, _MORE_MEMORY)
+        if refused:
+            return MetLimit(
+                f"refused a process: the run's limit is {self.limits.processes}", _FEWER_PROCESSES
+            )
+        return None
+
+    @property
+    def refused(self) -> int:
+        """How often the run was refused a process or a thread, of which not every program dies.
+
+        Before Linux 6.11 a limit of a group above counts here, too; the run had as many as it may only where it was its own.
+        """
+        most = _number(self.path / "pids.peak")
+        if most is not None and most < self.limits.processes:
+            return 0
+        return _pairs(self.path / "pids.events").get("max", 0)
 
     def close(self) -> None:
         """End whatever is left in it, and the group."""
         end_group(self.path)
 
-    def _deaths(self, part: str) -> tuple[int, int]:
-        """Return how often the run met its limit of memory, and how many processes of a part were killed."""
+    def _met(self, part: str) -> tuple[int, int, int]:
+        """Return how often the run met its limit of memory, how many processes of a part were killed, and how many the
+        run was refused: processes are counted of the run alone.
+        """
         met, killed = (_pairs(group / "memory.events") for group in (self.path, self.path / part))
-        return met.get("oom", 0), killed.get("oom_kill", 0)
+        return met.get("oom", 0), killed.get("oom_kill", 0), self.refused
 
     def _written(self) -> dict[str, str]:
         """Return what is written into which file of the group."""
@@ -189,6 +209,13 @@ def _began(pid: int) -> str | None:
     except OSError:
         return None
     return stat.rpartition(")")[2].split()[19]
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _pairs(file: Path) -> dict[str, int]:

@@ -31,9 +31,15 @@ def rows() -> list[dict[str, Any]] | None:
 
 
 @pytest.fixture
-def member(world: World, code: Code, services: PlatformServices, rows: list[dict[str, Any]] | None) -> Member:
+def member(
+    world: World,
+    code: Code,
+    services: PlatformServices,
+    rows: list[dict[str, Any]] | None,
+    password: str | None,
+) -> Member:
     """Mara, whose repository is ``code``, with the dataset ``multiply``."""
-    found = world.member(clone_url=str(code.path))
+    found = world.member(password=password, clone_url=str(code.path))
     add_dataset(services, found, rows=rows)
     put_mirror(services, found)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 from fastapi.testclient import TestClient
@@ -15,8 +15,8 @@ from osmosis_ai.platform.db.tables import DbSecretHandout, DbWorkspace, new_id
 from osmosis_ai.platform.runs.desk.claims import ClaimScope
 from osmosis_ai.platform.runs.secret_handouts import SecretHandouts
 from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import ManualClock, Member, World
-from tests.platform.evaluations import Code, Submits, add_dataset, submit_body
+from tests.platform.conftest import ManualClock, Member
+from tests.platform.evaluations import Submits, submit_body
 from tests.platform.runs.desk.desk_workers import ANY, DeskWorker, offer
 
 RUNS = "/api/cli/eval-runs"
@@ -28,15 +28,8 @@ submitted = Submits(RUNS, submit_body).taken
 
 
 @pytest.fixture
-def code(tmp_path: Any) -> Code:
-    return Code(tmp_path / "code")
-
-
-@pytest.fixture
-def member(world: World, code: Code, services: PlatformServices) -> Member:
-    mara = world.member(password=PASSWORD, clone_url=str(code.path))
-    add_dataset(services, mara)
-    return mara
+def password() -> str:
+    return PASSWORD
 
 
 def test_a_claim_is_in_the_audit_once_however_often_it_is_made_and_a_second_one_beside_it(

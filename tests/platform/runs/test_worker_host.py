@@ -123,6 +123,20 @@ def test_a_worker_that_lost_its_lease_or_was_set_back_has_said_so_itself(play: P
     assert platform.released == []
 
 
+def test_a_machine_says_why_it_let_a_run_go_and_promises_nothing(play: Play, tmp_path: Path) -> None:
+    full = WorkingDirectory(tmp_path, "run_full")
+    full.create()
+    full.note_setback("the disk of the worker's machine (here) is full: No space left on device.")
+    answers = [assignment("full"), assignment("unsaid"), assignment("dead")]
+    platform, host = play(answers, [SET_BACK, SET_BACK, -signal.SIGSEGV])
+    assert endings(host.run()) == ["set_back", "set_back", "died"]
+    assert [line for line in platform.said if not line.startswith("took ")] == [
+        "let go of the run full: the disk of the worker's machine (here) is full: No space left on device",
+        "let go of the run unsaid: its worker gave up for now, and could not say why: this machine's disk may be full",
+        "let go of the run dead: its worker died (signal 11)",
+    ]
+
+
 @pytest.mark.parametrize("last", ["none", "void"])
 def test_a_run_that_is_not_handed_out_for_its_store_is_told_as_such(play: Play, last: str) -> None:
     away = StoreAwayError("the platform cannot get at its stored files now.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 from osmosis_ai.config.execution import PLACE, ExecutionSection
@@ -11,7 +10,7 @@ from osmosis_ai.config.issues import Issue
 from osmosis_ai.driving.control_group_limits import granted_memory
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.runs.fitting import Machine
-from osmosis_ai.sandbox.gpus import visible_gpus
+from osmosis_ai.sandbox.gpus import counted_gpus
 
 _GIB = 1 << 30
 
@@ -22,9 +21,7 @@ def own_machine(root: Path = Path("/")) -> Machine:
     Args:
         root: of the file system, for tests.
     """
-    # What another driver has can not be counted, and the run may well find it.
-    is_counted = sys.platform == "linux" and not (root / "dev" / "kfd").exists()
-    gpus = float(len(visible_gpus(root=root))) if is_counted else None
+    gpus = counted_gpus(root)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # In a container, or below a service's limit, it is what the kernel lets this process and its runs have.
     granted = granted_memory(root / "sys/fs/cgroup", root / "proc/self/cgroup")

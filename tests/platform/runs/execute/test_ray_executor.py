@@ -252,6 +252,7 @@ def test_a_cluster_that_hangs_costs_no_run_more_than_time(
     assert "timed out. (its runs go on when it answers again)" in caplog.text
     cluster.ray.trouble = None
     cluster.rounds()
+    assert caplog.messages[-1] == "the executor goes on", "whoever was told that it waits is told that, too"
     assert cluster.ray.jobs == {"osm-run_a-1": "running", "osm-run_b-1": "pending"}
     assert lines <= len(cluster.log(running)) <= lines + 1
 

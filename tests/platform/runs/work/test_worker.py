@@ -6,6 +6,8 @@ import asyncio
 import errno
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.execute.worker_process import ENDED, REFUSED, SET_BACK, STORE_AWAY
 from osmosis_ai.platform.runs.work import eval_work, worker
+from osmosis_ai.platform.runs.work.containment import RunContainment
 from osmosis_ai.platform.runs.work.eval_work import EvalWork
 from osmosis_ai.platform.runs.work.inputs import RunInputs
 from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, StoreAwayError
@@ -30,6 +33,9 @@ from osmosis_ai.platform.runs.work.run_channel import RunChannel
 from osmosis_ai.platform.runs.work.run_work import WorkResult
 from osmosis_ai.platform.runs.work.training_work import TrainingWork
 from osmosis_ai.platform.runs.work.worker import Worker
+from osmosis_ai.sandbox import Isolation, RunLimits, Sandbox
+from osmosis_ai.sandbox.control_groups import Delegation
+from osmosis_ai.sandbox.run_group import RunGroup
 from tests.evaluation.builders import record
 from tests.full_disk import files_of_at_most
 from tests.platform.conftest import Member
@@ -232,6 +238,54 @@ def test_a_worker_that_is_asked_to_end_says_in_the_runs_log_who_goes_on(
     assert worked(bench, run_id, AssertionError("it was left"), monkeypatch) == ENDED
     assert messages(bench, run_id) == [f"the worker was asked to end; {next_one} goes on with the run"]
     assert bench.run(run_id).status == "running"
+
+
+@pytest.mark.parametrize(
+    ("counted", "said"),
+    [
+        ("max 7", ["the run was refused a process or a thread 7 times: its limit is 4096"]),
+        ("max 1", ["the run was refused a process or a thread once: its limit is 4096"]),
+        ("max 0", []),
+    ],
+)
+def test_a_run_that_went_on_without_the_processes_that_it_was_refused_says_so(
+    counted: str,
+    said: list[str],
+    bench: Bench,
+    member: Member,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The kernel's part, refusing and counting, is a file's here."""
+    group = RunGroup.make(Delegation(tmp_path, ("pids",)), "r1", RunLimits())
+    (group.path / "pids.events").write_text(f"{counted}\n")
+    sandbox = Sandbox(Path("/bin/bwrap"), tmp_path, control=group)
+
+    def went_on(this: Worker) -> WorkResult:
+        this._containment = RunContainment(Isolation("bubblewrap"), sandbox, tmp_path)
+        return WorkResult(None)
+
+    monkeypatch.setattr(Worker, "_result", went_on)
+    monkeypatch.setattr(RunGroup, "close", lambda _: None)
+    run_id = bench.add("a", member)
+    assert worked(bench, run_id, AssertionError("it went on"), monkeypatch) == ENDED
+    assert messages(bench, run_id)[:-1] == said
+
+
+def test_a_worker_that_is_asked_to_end_while_it_ends_says_how_it_ended() -> None:
+    code = """
+import os, signal
+from osmosis_ai.platform.runs.work import worker
+
+class AskedLast:
+    def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGTERM):
+        kill(process, number)
+
+late = AskedLast()
+signal.signal(signal.SIGTERM, lambda *_: None)
+worker.end_process(worker.REFUSED)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == REFUSED
 
 
 class CutOffs:

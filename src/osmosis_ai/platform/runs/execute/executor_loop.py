@@ -182,7 +182,7 @@ class ExecutorLoop:
                 if not self._ending.is_set():
                     step(runs)
             if self._outage is not None:
-                logger.info("the executor goes on")
+                logger.warning("the executor goes on")
             self._outage = None
         except ExecutorAway as error:
             self._note_outage(error)

@@ -28,6 +28,8 @@ CREDENTIAL = "_OSMOSIS_WORKER_CREDENTIAL"
 CLAIM_ID = "_OSMOSIS_CLAIM_ID"
 HANDS_OUT_KEYS = "_OSMOSIS_HANDS_OUT_KEYS"
 """Set where this machine gives the credentials of the platform's bucket to every program that asks for them."""
+CPUS = "_OSMOSIS_WORKER_CPUS"
+"""Set where a worker is granted fewer processors than its machine has: their number."""
 
 # How a worker's process may end; any other way is a death.
 ENDED = 0
@@ -71,14 +73,24 @@ class WorkerStarter:
         config: where they work, and how rollouts are held back.
         address: where they find the platform.
         hands_out_keys: whether this machine gives the credentials of the platform's bucket to every program that asks.
+        cpus: processors that each worker is granted; None: those of the machine.
     """
 
-    def __init__(self, config: PlatformConfig, address: str, *, hands_out_keys: bool = False) -> None:
+    def __init__(
+        self,
+        config: PlatformConfig,
+        address: str,
+        *,
+        hands_out_keys: bool = False,
+        cpus: float | None = None,
+    ) -> None:
         self._config = config
         self._address = address
         # Before the first worker is there: what it starts in is arranged for all of them.
         self._starter = prepare_control().starter
         self._more = {HANDS_OUT_KEYS: "1"} if hands_out_keys else {}
+        if cpus is not None:
+            self._more[CPUS] = str(cpus)
 
     def __call__(self, run_id: str, credential: str, claim_id: str) -> WorkerProcess:
         """Start the worker of a run."""

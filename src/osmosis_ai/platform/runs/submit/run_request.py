@@ -16,7 +16,6 @@ from osmosis_ai.config.checks import EVAL, TRAINING, ConfigKind, document_issues
 from osmosis_ai.config.execution import ExecutionSection, execution_issues, read_execution
 from osmosis_ai.config.issues import Issue, closest
 from osmosis_ai.config.sections import Experiment
-from osmosis_ai.driving.server_count import default_servers
 from osmosis_ai.platform.runs.lifecycle import KIND_NAMES, RunKind
 from osmosis_ai.platform.runs.submit.errors import rejected
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
@@ -47,12 +46,6 @@ class RunRequest(ABC):
     def execution(self) -> ExecutionSection:
         """What the run asks of the machine that executes it."""
         return read_execution(self.written.get("advanced_config"))
-
-    @property
-    def servers(self) -> int:
-        """How many rollout servers work on the run: as many as it asks for, or as its processors are good for."""
-        asked = self.execution
-        return asked.servers or default_servers(cpus=asked.cpus, gpus=asked.gpus)
 
     @property
     @abstractmethod

@@ -75,6 +75,17 @@ class RunContainment:
         gpus = f"; {self.gpus}" if self.gpus else ""
         return LogLine(f"rollouts run {how}{reach}{because}{limits}{gpus}", step="isolation")
 
+    @property
+    def refusals(self) -> LogLine | None:
+        """What the run's log says in the end of processes that were refused; None where none was."""
+        if self.sandbox is None or not (often := self.sandbox.control.refused):
+            return None
+        times = "once" if often == 1 else f"{often} times"
+        words = (
+            f"the run was refused a process or a thread {times}: its limit is {self.sandbox.limits.processes}"
+        )
+        return LogLine(words, level="warning", step="isolation")
+
     def close(self) -> None:
         """End whatever the run's programs left here."""
         if self.sandbox is not None:

@@ -95,7 +95,7 @@ class EvalWork(RunWork[PreparedEval]):
             options=EvalRunOptions(
                 name=run.name,
                 seed=run.seed,
-                servers=prepared.request.servers,
+                servers=self._inputs.servers(prepared.request),
                 verbose=True,
                 previews=keeps_previews(run.request.get("advanced_config")),
                 adopts_journal=True,

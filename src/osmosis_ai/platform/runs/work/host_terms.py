@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.wire.workers import WorkerOffer
+from osmosis_ai.driving.server_count import granted_cores
 from osmosis_ai.sandbox import IsolationSetting, SandboxCapability
+from osmosis_ai.sandbox.gpus import VISIBLE_ENV, counted_gpus
 
 _LONGEST_PROBLEM = 500
 RUN_PATIENCE_S = 600.0
@@ -47,6 +49,21 @@ class HostTerms:
         if self.idle_exit_s is not None:
             return self.idle_exit_s
         return float("inf") if self.run_id is None else RUN_PATIENCE_S
+
+    @property
+    def cpus_of_worker(self) -> float | None:
+        """What one worker is granted of this machine's processors, which all slots share; None where nobody said."""
+        return None if self.cpus is None else min(self.cpus, granted_cores() / self.slots)
+
+    def doubts(self) -> list[str]:
+        """Return what it says of this machine and does not see: it is taken at its word, for a container may hide that."""
+        seen = counted_gpus()
+        if seen is None or seen >= self.gpus:
+            return []
+        return [
+            f"--gpus {self.gpus}, and this machine shows {seen or 'none'} (/dev/nvidia*, {VISIBLE_ENV}): runs that ask "
+            "for GPUs are taken all the same"
+        ]
 
     def told(self, address: str) -> str:
         """Return in a sentence what it takes of the platform at ``address``."""

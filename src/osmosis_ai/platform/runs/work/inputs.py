@@ -17,6 +17,7 @@ from osmosis_ai.config.sections import served_agent
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.driving.agent_address import AgentAddress
 from osmosis_ai.driving.served_agent import AgentLocation, not_registered
+from osmosis_ai.driving.server_count import default_servers
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.rollout_source import ProjectSource, RolloutSource
 from osmosis_ai.evaluation.served_source import ServedSource
@@ -40,6 +41,7 @@ class RunInputs:
         channel: to the platform.
         directory: where the run works.
         hands_out_keys: whether this machine gives the credentials of the platform's bucket to every program that asks.
+        cpus: processors that this worker was granted; None: those of its machine.
 
     Attributes:
         run: as it was claimed.
@@ -54,11 +56,13 @@ class RunInputs:
         directory: WorkingDirectory,
         *,
         hands_out_keys: bool = False,
+        cpus: float | None = None,
     ) -> None:
         self._config = config
         self._channel = channel
         self._directory = directory
         self._hands_out_keys = hands_out_keys
+        self._cpus = cpus
         self.run = channel.run
         self.rows = RowSelection.read(self.run.selection)
         values = channel.assignment.secrets.values()
@@ -115,6 +119,11 @@ class RunInputs:
             locate,
             hint="look at it with `osmosis rollout server list`; `osmosis serve` registers it anew",
         )
+
+    def servers(self, request: RunRequest) -> int:
+        """Return how many rollout servers work on the run: as many as it asks for, or as its processors are good for."""
+        asked = request.execution
+        return asked.servers or default_servers(cpus=asked.cpus or self._cpus, gpus=asked.gpus)
 
     def dataset(self) -> DatasetInput:
         """Return the rows, in a copy of this run's own.

@@ -56,6 +56,11 @@ class TakenRuns:
             (directory.path / _LOST).unlink(missing_ok=True)
             write_atomic(directory.path / _TAKEN, claim_id, durable=False)
 
+    def why_set_back(self, run_id: str) -> str:
+        """Return why the worker of a run gave up for now, which it has left on this machine's disk; once."""
+        said = WorkingDirectory(self._runs_dir, run_id).take_setback().rstrip(".")
+        return said or "its worker gave up for now, and could not say why: this machine's disk may be full"
+
     def lose(self, run_id: str, claim_id: str) -> None:
         """Keep nothing but the journals of a run that another owner has; harmless where this home has taken it again."""
         directory = WorkingDirectory(self._runs_dir, run_id)

@@ -74,7 +74,7 @@ class TrainingWork(RunWork[PreparedTraining]):
             adapter=policy.adapter,
             env=request.env,
             secret_values=secret_values,
-            servers=request.servers,
+            servers=inputs.servers(request),
         )
         sink = ChannelSink(self._channel)
         took_over = take_over(self._directory.training, sink)

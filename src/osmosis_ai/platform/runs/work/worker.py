@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 from osmosis_ai import event_loop
 from osmosis_ai._version import __version__
@@ -30,6 +30,7 @@ from osmosis_ai.platform.config import from_environment
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.execute.worker_process import (
     CLAIM_ID,
+    CPUS,
     CREDENTIAL,
     ENDED,
     HANDS_OUT_KEYS,
@@ -124,6 +125,8 @@ class Worker:
         try:
             publisher.start()
             result = self._result()
+            if self._containment is not None and (line := self._containment.refusals) is not None:
+                publisher.log(line)
             publisher.finish()
             if publisher.damage is not None:
                 result = _failed(_DamagedRunError(publisher.damage))
@@ -338,7 +341,9 @@ def main(arguments: list[str] | None = None) -> int:
             return NOT_MINE
         directory.note_lease(assignment.lease.token.get_secret_value())
         channel = RunChannel(link, assignment)
-        inputs = RunInputs(config, channel, directory, hands_out_keys=HANDS_OUT_KEYS in os.environ)
+        cpus = float(os.environ[CPUS]) if CPUS in os.environ else None
+        keys = HANDS_OUT_KEYS in os.environ
+        inputs = RunInputs(config, channel, directory, hands_out_keys=keys, cpus=cpus)
         return Worker(channel, inputs, directory, SystemClock()).run()
     except LeaseLostError:
         return LEASE_LOST
@@ -346,5 +351,13 @@ def main(arguments: list[str] | None = None) -> int:
         link.close()
 
 
+def end_process(status: int) -> NoReturn:
+    """End this process with its status, whoever still asks it to end: an interpreter that ends has let its handlers go, and
+    a signal would make of a run that was left, or has ended, one that nobody began with.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -359,13 +359,17 @@ class WorkerHost:
         reason = f"its worker died ({exit_words(status)})" if run.ending == "died" else None
         if run.ending in ("died", "not_mine"):
             self._release(run.id, worker.claim.lease, reason)
+        if run.ending == "set_back":
+            reason = self._taken.why_set_back(run.id)
         if run.ending == "lease_lost" or self._monotonic() - worker.began_at >= _LONGEST_PAUSE_S:
             self._failures = 0  # a machine that was cut off, or that could work for so long, is a good one
-        unsaid = run.ending not in SENTENCES
-        self._count_failure(run, (reason or run.ending.replace("_", " ")) if unsaid else None)
+        self._count_failure(run, reason)
 
     def _count_failure(self, run: WorkedRun, reason: str | None) -> None:
-        self._pause(f"the run {run.name}: {reason}" if reason else None, self._failures)
+        """Make a pause before the next run, which may be the same one; ``reason``: what is to be said of this one."""
+        if reason is not None:
+            self._say(f"let go of the run {run.name}: {reason}")
+        self._pause(None, self._failures)
         self._failures += 1
 
     def _leave_at_once(self) -> None:
@@ -426,7 +430,7 @@ def host_runs(
     keep_to_itself(os.environ)
     config = from_environment()
     link = HttpLink(address, credential)
-    start = WorkerStarter(config, address)
+    start = WorkerStarter(config, address, cpus=terms.cpus_of_worker)
     config.prepare_home()
     sandbox = check_sandbox(config.home)
     if config.isolation == "required" or config.network == "none":
@@ -438,5 +442,6 @@ def host_runs(
         link, lambda run_id, claim_id: start(run_id, credential, claim_id), terms, taken, say=say
     )
     with contextlib.closing(link), told_of_signals(host.ask_to_end):
-        say(terms.told(address))
+        for sentence in (*terms.doubts(), terms.told(address)):
+            say(sentence)
         return host.run()

@@ -125,6 +125,16 @@ def test_no_page_of_samples_sorts_or_reads_them_all(
     assert any("SEARCH samples USING" in plan for plan in plans)
 
 
+def test_runs_are_found_whatever_the_case_of_their_letters(local: LocalPlace) -> None:
+    local.start("run", rows=1, n=1)
+    manifest = local.evals / "run" / "manifest.json"
+    manifest.write_text(manifest.read_text("utf-8").replace("osmosis/tiny", "osmosis/Straße-Äpfel"), "utf-8")
+    for text in ("ÄPFEL", "äpfel", "STRASSE"):
+        assert [entry.name for entry in local.source.runs(RunQuery(text=text), limit=5).items] == ["run"], (
+            text
+        )
+
+
 def test_an_index_goes_on_from_the_last_byte_and_a_torn_line_waits(local: LocalPlace) -> None:
     local.start("run", rows=4, n=1)
     local.add("run", [sample_record(0, 0, 1.0), sample_record(1, 0, 0.0)])

@@ -19,7 +19,7 @@ from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.platform.db.keyed_lists import moment_of, text_of
 from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, read_page
 from osmosis_ai.platform.db.tables import DbRun, DbUser
-from osmosis_ai.platform.log_lines import storable
+from osmosis_ai.platform.db.text_search import one_holds
 from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
 from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, order_of, refused
@@ -70,7 +70,7 @@ class WorkspaceRuns:
         kinds = KINDS if query.kind is None else tuple(kind for kind in KINDS if kind == query.kind)
         if not kinds:
             return ItemPage((), counts={"total": 0, "unfiltered": 0})
-        conditions = _conditions(query)
+        conditions = _conditions(self.session, query)
         order = _order(query)
         keys = (DbRun.id, *((order.value,) if order.value is not None else order.ties))
         ranges = [self._of_kind(select(*keys), kind).where(*conditions) for kind in kinds]
@@ -259,7 +259,7 @@ def _order(query: RunQuery) -> KeysetOrder:
 _SEARCHED = (DbRun.name, DbRun.model_path, DbRun.dataset_name, DbRun.rollout_name)
 
 
-def _conditions(query: RunQuery) -> list[ColumnElement[bool]]:
+def _conditions(session: Session, query: RunQuery) -> list[ColumnElement[bool]]:
     found = [column == getattr(query, name) for name, column in _EQUAL.items() if getattr(query, name)]
     if query.person:
         people = select(DbUser.id).where(or_(DbUser.name == query.person, DbUser.email == query.person))
@@ -271,8 +271,7 @@ def _conditions(query: RunQuery) -> list[ColumnElement[bool]]:
     if query.until is not None:
         found.append(DbRun.created_at <= query.until)
     if query.text:
-        text = storable(query.text)
-        found.append(or_(*(column.icontains(text, autoescape=True) for column in _SEARCHED)))
+        found.append(one_holds(session, _SEARCHED, query.text))
     return found
 
 

@@ -22,6 +22,7 @@ from osmosis_ai.platform.db.tables import DbRun, DbUser
 from osmosis_ai.platform.db.text_search import one_holds
 from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
+from osmosis_ai.platform.runs.waiting import STOPPING
 from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, order_of, refused
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery
 
@@ -108,7 +109,7 @@ class WorkspaceRuns:
         *,
         trend: Sequence[float | None],
     ) -> RunEntry:
-        waits = self.why_it_waits(run)
+        waits = STOPPING if _is_stopping(run) else self.why_it_waits(run)
         return run_entry(run, creator_name, creator_email, now=self.now, trend=trend, waits=waits)
 
     def _of_kind(self, statement: Select[Any], kind: str) -> Select[Any]:
@@ -237,7 +238,12 @@ def run_entry(
         trend=trend,
         error=run.error,
         waits=waits,
+        stopping=_is_stopping(run),
     )
+
+
+def _is_stopping(run: DbRun) -> bool:
+    return run.status in OPEN and run.stop_requested_at is not None
 
 
 def _duration_s(run: DbRun, now: datetime) -> float | None:

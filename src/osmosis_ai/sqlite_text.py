@@ -29,6 +29,11 @@ def teach_holds(connection: sqlite3.Connection) -> None:
     connection.create_function(HOLDS, 2, _holds, deterministic=True)
 
 
+def bindable(text: str) -> str:
+    """Return a text as SQLite takes it; what it can not take becomes what hardly any text has."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
+
+
 def like_pattern(text: str) -> str:
     """Return the pattern of ``LIKE`` (with :data:`ESCAPE`) that fits whatever holds ``text``, and more."""
     known = _SPECIAL.sub(r"\\\g<0>", text)

@@ -1,4 +1,8 @@
-"""Text in columns, whatever the case of its letters: as the engine's own ``lower`` has it, or SQLite was taught it."""
+"""Text in columns, whatever the case of its letters.
+
+PostgreSQL folds as its database's locale has it (the locale ``C``: ``a`` to ``z`` alone). SQLite would never know more
+than these: every connection of :mod:`osmosis_ai.platform.db.engine` is taught the rest.
+"""
 
 from __future__ import annotations
 

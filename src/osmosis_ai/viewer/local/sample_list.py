@@ -11,7 +11,7 @@ from typing import Any
 
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.attempt_files import no_sample
-from osmosis_ai.sqlite_text import ESCAPE, HOLDS, like_pattern
+from osmosis_ai.sqlite_text import ESCAPE, HOLDS, bindable, like_pattern
 from osmosis_ai.viewer import cursors
 from osmosis_ai.viewer.cursors import SamplePosition
 from osmosis_ai.viewer.local.run_index import COLUMNS, RunIndex
@@ -174,7 +174,7 @@ class SampleList:
         values["row"] = min(query.row or 0, self.index.rows)  # SQLite takes no number of any size
         for name, (low, high) in _ranges(query).items():
             values |= {f"{name}_low": low, f"{name}_high": high}
-        text = _kept(query.text)
+        text = bindable(query.text)
         return {**values, "text": text, "pattern": like_pattern(text)}
 
     def _entry(self, line: Sequence[Any]) -> SampleEntry:
@@ -242,8 +242,3 @@ def _conditions(query: SampleQuery) -> list[str]:
 
 def _ranges(query: SampleQuery) -> dict[str, tuple[float | None, float | None]]:
     return {name: getattr(query, name) for name in ("reward", "tokens", "duration_ms", "cost_usd")}
-
-
-def _kept(text: str) -> str:
-    """Return a text as SQLite takes it; what it can not take is what no preview has."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")

@@ -47,6 +47,26 @@ def test_following_gives_every_line_once_and_ends_with_the_run(maze: Maze) -> No
     assert logs.calls[-1].request.url.params["cursor"] == "c7"
 
 
+@pytest.mark.parametrize("mode", ["--plain", "", "--json"])
+def test_a_log_that_is_followed_says_once_why_its_run_waits(maze: Maze, mode: str) -> None:
+    maze.get("/eval-runs/amber").side_effect = replies(run("pending"))
+    whys = [
+        "isolation: required, and not possible.",
+        "isolation: required, and not possible.",
+        "it waits for 8 GPUs, the cluster has 1.",
+        None,
+        "its worker has let it go: it waits for another one of the platform.",
+    ]
+    looks = [{**run("running" if why is None else "pending"), "waits": why} for why in whys]
+    maze.get("/eval-runs/er_8").side_effect = replies(*looks, run("finished"))
+    maze.get("/eval-runs/er_8/logs").respond(json={"logs": [line(1)]})
+    outcome = maze.osmosis("eval", "logs", "amber", "--follow", *([mode] if mode else []))
+    told = [each for each in " ".join(outcome.err.split()).split("The run waits: ") if each]
+    shown = [whys[0], whys[2], whys[4]] if mode != "--json" else []
+    assert [each.strip() for each in told] == shown
+    assert "waits" not in outcome.out and len(outcome.out.splitlines()) == 1
+
+
 def test_a_followed_log_is_plain_lines_for_logs_and_coloured_ones_for_people(maze: Maze) -> None:
     maze.router.get(url__regex=".*/eval-runs/[^/]+$").respond(json=run("finished"))
     maze.get("/eval-runs/er_8/logs").respond(json={"logs": [{**line(1), "message": "[bold]a\tb"}]})
@@ -124,6 +144,28 @@ def test_watching_a_run_of_the_platform_ends_with_its_numbers(maze: Maze) -> Non
     assert "amber-otter-42: 5/10 samples (50%)" in outcome.err
     assert outcome.out.startswith("Evaluation run finished: amber-otter-42\n")
     assert "scored 8 of 10 planned; failed 1: 1 agent; 1 skipped; 5 of 50 rows, the first" in outcome.out
+
+
+def test_watching_says_once_why_a_run_waits_before_it_has_begun_and_after(maze: Maze) -> None:
+    before, after = (
+        "isolation: required, and not possible.",
+        "its worker has let it go: it waits for another.",
+    )
+    looks = [
+        {**run("pending"), "waits": before},
+        {**run("pending"), "waits": before},
+        progress(3),
+        progress(3, waits=after),
+        progress(3, waits=after),
+        progress(4),
+    ]
+    maze.get("/eval-runs/amber").side_effect = replies(looks[0], *[run("finished")] * 3)
+    maze.get("/eval-runs/er_8").side_effect = replies(*looks[1:], *[run("finished")] * 3)
+    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
+    outcome = maze.osmosis("eval", "watch", "amber", "--plain")
+    assert outcome.status == 0, outcome.err
+    assert outcome.err.count(f"Waiting for the run to start: {before}\n") == 1
+    assert outcome.err.count(f"The run waits: {after}\n") == 1
 
 
 @pytest.mark.parametrize("results", [None, {"score": 0.5, "graded": 8}])

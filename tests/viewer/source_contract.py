@@ -272,6 +272,40 @@ class SourceContract:
         assert found(text="50 % of_it") == {5}
         assert found(text="50 _ of") == found(text="\\") == found(text="\ud800\0") == set()
 
+    def test_text_is_found_whatever_the_case_of_its_letters_in_every_alphabet(
+        self, place: PlaceOfRuns
+    ) -> None:
+        name = f"letters-{next(_numbers)}"
+        place.start(name, rows=8, n=1)
+        said = [
+            "zwei äpfel",
+            "ZWEI ÄPFEL",
+            "Привет, мир",
+            "ΑΒΓ δεζ",
+            "50 % Öl_\\ É",
+            "50 x Öl_\\ É",
+            "apples",
+        ]
+        place.add(
+            name,
+            [
+                sample_record(row, 0, 1.0, **{["input", "output"][row % 2]: text})
+                for row, text in enumerate(said)
+            ]
+            + [sample_record(len(said), 0, error="Fehler: ÜBERLAUF")],
+        )
+
+        def found(text: str) -> set[int]:
+            return {entry.row for entry in listed(place.source, name, SampleQuery(text=text))}
+
+        assert found("ÄPFEL") == found("äpfel") == found("Äpfel") == found("EI ä") == {0, 1}
+        assert found("привет, МИР") == found("ПРИВЕТ") == found("вЕт") == {2}
+        assert found("αβγ ΔΕΖ") == found("Βγ") == {3}
+        assert found("überlauf") == found("FEHLER: ü") == {7}
+        assert found("50 % öl_\\ é") == found("% ÖL") == {4}
+        assert found("ÖL_\\") == {4, 5}
+        assert found("_Ä") == found("Ä%") == found("ö\\") == found("äpfeln") == found("ё") == set()
+
     def test_a_sample_knows_its_neighbours_in_the_list_it_was_come_from(
         self, place: PlaceOfRuns, run: str
     ) -> None:

@@ -119,10 +119,21 @@ def test_no_page_of_samples_sorts_or_reads_them_all(
     if not (shared.evals / "planned").exists():
         shared.start("planned", rows=9, n=3)
         shared.add("planned", mixed_records())
-    query = SampleQuery(outcome=outcome, sort=sort, descending=descending)
-    plans = lookups(shared.source, "planned", query)
-    assert not [plan for plan in plans if "TEMP B-TREE FOR ORDER" in plan]
-    assert any("SEARCH samples USING" in plan for plan in plans)
+    for text in ("", "of_it", "äpfel"):
+        query = SampleQuery(outcome=outcome, sort=sort, descending=descending, text=text)
+        plans = lookups(shared.source, "planned", query)
+        assert not [plan for plan in plans if "TEMP B-TREE FOR ORDER" in plan]
+        assert any("SEARCH samples USING" in plan for plan in plans)
+
+
+def test_runs_are_found_whatever_the_case_of_their_letters(local: LocalPlace) -> None:
+    local.start("run", rows=1, n=1)
+    manifest = local.evals / "run" / "manifest.json"
+    manifest.write_text(manifest.read_text("utf-8").replace("osmosis/tiny", "osmosis/Straße-Äpfel"), "utf-8")
+    for text in ("ÄPFEL", "äpfel", "STRASSE"):
+        assert [entry.name for entry in local.source.runs(RunQuery(text=text), limit=5).items] == ["run"], (
+            text
+        )
 
 
 def test_an_index_goes_on_from_the_last_byte_and_a_torn_line_waits(local: LocalPlace) -> None:

@@ -106,6 +106,8 @@ class PlatformServices:
         """Return why nobody works on a run that is there, in a sentence; None where that is no matter or not known."""
         if run.status == "pending" and self.sources.is_making(run.workspace_id, run.commit_sha):
             return PACKING
+        if run.status == "pending" and run.pool is None and self.config.executes_nothing is not None:
+            return f"isolation: {self.config.executes_nothing}"
         return self.worker_access.known.why_it_waits(run) or self.desk.why_it_waits(run)
 
 

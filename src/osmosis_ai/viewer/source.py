@@ -109,7 +109,8 @@ class RunEntry:
         reward: mean over scored samples, of training the newest; with its 95 % interval where it has one.
         trend: pass rates (of training: rewards) of up to ten runs like this one, the oldest first, this one last.
         error: why it failed, in a sentence.
-        waits: what a run waits for that was begun and that nobody works on now, in a sentence.
+        waits: what a run waits for that nobody works on now, or that it was asked to stop, in a sentence.
+        stopping: it was asked to stop, and has not ended.
     """
 
     kind: RunKind
@@ -135,6 +136,7 @@ class RunEntry:
     trend: Sequence[float | None] = ()
     error: str | None = None
     waits: str | None = None
+    stopping: bool = False
 
     @property
     def pass_rate(self) -> float | None:

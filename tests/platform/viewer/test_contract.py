@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select
@@ -19,8 +20,9 @@ from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices, build_services
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.viewer.source import RunQuery
 from tests.platform.conftest import ManualClock, Member, World
-from tests.platform.databases import platform_database
+from tests.platform.databases import platform_database, postgres_database
 from tests.platform.training_desk import DeskSink
 from tests.platform.viewer.runs_world import REQUEST, add_run, source_of
 from tests.viewer.source_contract import SourceContract, leave_validation
@@ -91,3 +93,32 @@ class TestPlatformSource(SourceContract):
     @pytest.fixture
     def place(self, shared: PlatformPlace) -> PlatformPlace:
         return shared
+
+
+def find_letters(place: PlatformPlace, services: PlatformServices, member: Member) -> None:
+    """Look for text in samples and in the list of runs."""
+    SourceContract().test_text_is_found_whatever_the_case_of_its_letters_in_every_alphabet(place)
+    for name, model in (("one", "openai/Äpfel"), ("two", "openai/Привет_1"), ("three", "openai/apfel")):
+        add_run(services, member, name, model_path=model)
+    found = {text: place.source.runs(RunQuery(text=text), limit=5).items for text in ("/äPFEL", "ПРИВЕТ_")}
+    assert {text: [run.name for run in runs] for text, runs in found.items()} == {
+        "/äPFEL": ["one"],
+        "ПРИВЕТ_": ["two"],
+    }
+
+
+def test_text_is_found_whatever_its_case_on_sqlite(tmp_path: Path) -> None:
+    services = build_services(PlatformConfig(home=tmp_path / "platform", port=8736), clock=ManualClock())
+    member = World(services).member()
+    find_letters(PlatformPlace(services, member), services, member)
+    services.db.dispose()
+
+
+def test_text_is_found_whatever_its_case_on_postgresql(tmp_path: Path) -> None:
+    """As far as its database's locale knows letters, which the locale C does not."""
+    with postgres_database("TEMPLATE template0 LOCALE_PROVIDER builtin BUILTIN_LOCALE 'C.UTF-8'") as url:
+        config = PlatformConfig(home=tmp_path / "platform", database_url=url, port=8736)
+        services = build_services(config, clock=ManualClock())
+        member = World(services).member()
+        find_letters(PlatformPlace(services, member), services, member)
+        services.db.dispose()

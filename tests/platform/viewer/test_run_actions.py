@@ -20,7 +20,7 @@ from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, World, application
 from tests.platform.evaluations import Code, add_dataset, end_with, submit_body
 from tests.platform.http.test_workspace_pages import PASSWORD, csrf_of, sign_in, submitted, text_of
-from tests.platform.viewer.runs_world import add_run, add_samples, statements_of
+from tests.platform.viewer.runs_world import add_run, add_samples, source_of, statements_of
 
 RUNS, TRAININGS = "/api/cli/eval-runs", "/api/cli/training-runs"
 PASSED: dict[str, Any] = {"status": "success", "reward": 1.0}
@@ -57,6 +57,10 @@ def form_of(page: Any) -> dict[str, str]:
     return {"csrf": csrf_of(page), "once": once[1]}
 
 
+def resumed_by_api(browser: TestClient, member: Member, name: str) -> Any:
+    return browser.post(f"{TRAININGS}/{name}/resume", headers=member.headers)
+
+
 def log_of(services: PlatformServices, member: Member, name: str) -> str:
     run = services.eval_runs.get(member.workspace.id, name).run
     return "\n".join(line.message or "" for line in services.logs.page(run.id, limit=50).logs)
@@ -86,6 +90,39 @@ def test_a_run_that_goes_on_is_stopped_after_asking_and_a_second_click_is_harmle
     assert "it has ended: stopped" in text_of(browser.get(f"/fern/evals/{name}"))
     again = browser.get(f"/fern/evals/{name}/stop")
     assert again.status_code == 409 and "has ended already" in again.text
+
+
+@pytest.mark.parametrize("kind", ["eval", "training"])
+def test_a_run_that_was_asked_to_stop_says_so_until_it_has_and_its_button_is_disabled(
+    browser: TestClient, member: Member, services: PlatformServices, kind: str
+) -> None:
+    begun = services.clock.now()
+    made = add_run(services, member, "busy", kind=kind, status="running", completed_at=None, started_at=begun)
+    lease = services.desk.leases.claim(made.id, "a worker")
+    assert lease is not None
+    section = {"eval": "evals", "training": "training"}[kind]
+    page, source = f"/fern/{section}/busy", source_of(services, member)
+    assert f'href="{page}/stop"' in browser.get(page).text and "stopping" not in browser.get(page).text
+    before = source.changes(kind, "busy").cursor
+    browser.post(f"{page}/stop", data=form_of(browser.get(f"{page}/stop")))
+    standing = browser.get(page, headers={"x-live-part": "standing"})
+    for shown in (browser.get(page), standing):
+        assert f'href="{page}/stop"' not in shown.text
+        assert "Stop it is stopping" in text_of(shown)
+        assert "a stop was asked for, and the run ends when its worker has sent the rest." in text_of(shown)
+    assert "it is stopping: a stop was asked for" in text_of(browser.get(f"/fern/{section}"))
+    # Who follows the page is told, and programs are told what they were.
+    after = source.changes(kind, "busy", since=before)
+    assert after.cursor.partition("-")[0] != before.partition("-")[0] and after.status == "running"
+    reply = browser.get(
+        f"/api/cli/{'eval' if kind == 'eval' else 'training'}-runs/busy", headers=member.headers
+    )
+    told = reply.json()["eval_run" if kind == "eval" else "training_run"]
+    assert told["status"] == "running" and "waits" not in reply.json()
+    services.desk.leases.release(made.id, "a worker")
+    with services.db.transaction() as session:
+        services.desk.leases.end(session.get_one(DbRun, made.id), "stopped")
+    assert "it is stopping" not in text_of(browser.get(page))
 
 
 def test_failed_samples_are_made_again_by_one_run_however_often_it_is_clicked(
@@ -139,10 +176,17 @@ def test_a_training_that_ended_early_is_resumed_after_asking_and_one_that_finish
     refused = browser.get(f"{page}/resume")
     assert refused.status_code == 409 and "has finished: there is nothing left to do" in refused.text
     end("failed")
-    assert "has no checkpoint to go on from" in browser.get(f"{page}/resume").text
+    refused = browser.get(f"{page}/resume")
+    assert refused.status_code == 409 and "has no checkpoint to go on from" in refused.text
+    shown = browser.get(page)
+    assert f'href="{page}/resume"' not in shown.text
+    answer = resumed_by_api(browser, member, run["name"])
+    assert answer.status_code == 409 and "has no checkpoint to go on from" in text_of(shown)
+    assert str(answer.json()["error"]).partition(";")[0] in text_of(shown)
     working = WorkingDirectory(services.config.runs_dir, run["id"])
     (working.training.checkpoints / "step-00000007").mkdir(parents=True)
     working.keep_what_resumes()
+    assert f'href="{page}/resume"' in browser.get(page).text
     asked = browser.get(f"{page}/resume")
     assert "from its last checkpoint, of step 7" in text_of(asked)
     done = browser.post(f"{page}/resume", data=form_of(asked))

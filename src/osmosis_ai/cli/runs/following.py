@@ -73,7 +73,7 @@ def show(looks: Iterable[Look], standing: Callable[[Look], RunStanding], *, agai
     """
     output = current()
     bar: Progress | None = None
-    said = ""
+    said = waited = ""
     try:
         with ExitStack() as shown, ExitStack() as waiting:
             for seen in looks:
@@ -85,6 +85,10 @@ def show(looks: Iterable[Look], standing: Callable[[Look], RunStanding], *, agai
                     waits = (now.waits,) if now.waits and now.below else ()
                     below = (*waits, *now.below)
                     bar.update(now.completed, note=now.waits or now.note, total=now.total, below=below)
+                    # A bar shows it by itself; a log has a line of the bar once in a while.
+                    if now.waits and now.waits != waited and not output.animated:
+                        output.note(f"The run waits: {now.waits}")
+                    waited = now.waits
                 elif bar is None and now.said != said:
                     said = now.said
                     waiting.close()

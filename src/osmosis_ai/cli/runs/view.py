@@ -304,7 +304,7 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             news = RunNews(context.client, self.kind, name, pause=following.pause)
             with closing(news):
                 yield from follow_run_log(
-                    context.client, self.kind, name, first=first, pause=news, level=level
+                    context.client, self.kind, name, first=first, pause=news, tell=current().note, level=level
                 )
 
     def _rows(self, described: DescribedT) -> Iterator[Row]:

@@ -36,6 +36,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.db.connection_failures import PATIENCE, TEXT, connection_failure
 from osmosis_ai.platform.db.move_marks import read_marks
 from osmosis_ai.platform.move_marks import Marks
+from osmosis_ai.sqlite_text import teach_holds
 
 Read = TypeVar("Read")
 
@@ -347,6 +348,7 @@ def _on_sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
     connection.execute("PRAGMA synchronous=NORMAL")
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute(f"PRAGMA journal_size_limit={_WAL_SIZE_LIMIT}")
+    teach_holds(connection)
 
 
 def _on_sqlite_begin(connection: Connection) -> None:

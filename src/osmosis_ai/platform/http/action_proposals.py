@@ -98,7 +98,7 @@ def _retrying(page: WorkspaceVisit, run: DbRun) -> ActionProposal:
 
 
 def _resuming(page: WorkspaceVisit, run: DbRun) -> ActionProposal:
-    step = page.services.resumption.step_to_go_on_from(run)
+    step, _ = page.services.resumption.plan(run)
 
     def resume() -> None:
         scope = scope_of(page, repository_of(page, run))

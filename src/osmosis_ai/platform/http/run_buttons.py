@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.http.workspace_visits import WorkspaceVisit
 from osmosis_ai.platform.runs.lifecycle import OPEN, UNFINISHED, RunKind
 from osmosis_ai.training.runs.curves import SavedAdapter
@@ -45,10 +46,22 @@ class PageActions:
             return ()
         return [
             RunButton(
-                ACTION_TEXTS[name], self.visit.href(SECTIONS[run.kind], run.name, name), _refused(name, run)
+                ACTION_TEXTS[name],
+                self.visit.href(SECTIONS[run.kind], run.name, name),
+                _refused(name, run) or (self._why_not_resumed(run) if name == "resume" else None),
             )
             for name in RUN_ACTIONS[run.kind]
         ]
+
+    def _why_not_resumed(self, run: RunEntry) -> str | None:
+        """Return why a run that ended early can not be resumed: what the API says to who asks for it."""
+        services = self.visit.services
+        found = services.training_runs.get(self.visit.workspace.id, run.id).run
+        try:
+            services.resumption.plan(found)
+        except OsmosisError as error:
+            return error.message
+        return None
 
     def adapter_buttons(self, adapter: SavedAdapter) -> Sequence[RunButton]:
         """Return the buttons of an adapter that a run has saved."""
@@ -67,7 +80,7 @@ def _refused(action: RunAction, run: RunEntry) -> str | None:
     """Return why an action makes no sense for a run; None where it may."""
     ended = run.status not in OPEN
     if action == "stop":
-        return f"it has ended: {run.status}" if ended else None
+        return f"it has ended: {run.status}" if ended else "it is stopping" if run.stopping else None
     if action == "resubmit":
         return None
     if action == "resume":

@@ -12,6 +12,8 @@ from typing import Protocol
 
 from osmosis_ai.platform.runs.leases import Leases
 
+STOPPING = "it is stopping: a stop was asked for, and the run ends when its worker has sent the rest."
+"""What is said beside the status of a run that was asked to stop and has not ended."""
 _EXACT_S = 10
 _STEP_S = 5
 

@@ -96,6 +96,7 @@ def _finished(
 def _standing(runs: Sequence[tuple[DbRun, str | None]]) -> str:
     """Return a digest of all that can change of runs, each with what it waits for, but their samples and lines."""
     known: list[Any] = [
-        [run.id, run.status, run.results, run.progress, run.error, waits] for run, waits in runs
+        [run.id, run.status, run.stop_requested_at is None, run.results, run.progress, run.error, waits]
+        for run, waits in runs
     ]
     return hashlib.sha256(orjson.dumps(known)).hexdigest()[:12]

@@ -19,9 +19,10 @@ from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.platform.db.keyed_lists import moment_of, text_of
 from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, read_page
 from osmosis_ai.platform.db.tables import DbRun, DbUser
-from osmosis_ai.platform.log_lines import storable
+from osmosis_ai.platform.db.text_search import one_holds
 from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
+from osmosis_ai.platform.runs.waiting import STOPPING
 from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, order_of, refused
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery
 
@@ -71,7 +72,7 @@ class WorkspaceRuns:
         kinds = KINDS if query.kind is None else tuple(kind for kind in KINDS if kind == query.kind)
         if not kinds:
             return ItemPage((), counts={"total": 0, "unfiltered": 0})
-        conditions = _conditions(query)
+        conditions = _conditions(self.session, query)
         order = _order(query)
         keys = (DbRun.id, *((order.value,) if order.value is not None else order.ties))
         ranges = [self._of_kind(select(*keys), kind).where(*conditions) for kind in kinds]
@@ -110,7 +111,7 @@ class WorkspaceRuns:
         trend: Sequence[float | None] = (),
     ) -> RunEntry:
         """Return the line of a run, of what :data:`SUMMARIES` reads."""
-        waits = self.why_it_waits(run)
+        waits = STOPPING if _is_stopping(run) else self.why_it_waits(run)
         return run_entry(run, creator_name, creator_email, now=self.now, trend=trend, waits=waits)
 
     def _of_kind(self, statement: Select[Any], kind: str) -> Select[Any]:
@@ -239,7 +240,12 @@ def run_entry(
         trend=trend,
         error=run.error,
         waits=waits,
+        stopping=_is_stopping(run),
     )
+
+
+def _is_stopping(run: DbRun) -> bool:
+    return run.status in OPEN and run.stop_requested_at is not None
 
 
 def _duration_s(run: DbRun, now: datetime) -> float | None:
@@ -261,7 +267,7 @@ def _order(query: RunQuery) -> KeysetOrder:
 _SEARCHED = (DbRun.name, DbRun.model_path, DbRun.dataset_name, DbRun.rollout_name)
 
 
-def _conditions(query: RunQuery) -> list[ColumnElement[bool]]:
+def _conditions(session: Session, query: RunQuery) -> list[ColumnElement[bool]]:
     found = [column == getattr(query, name) for name, column in _EQUAL.items() if getattr(query, name)]
     if query.person:
         people = select(DbUser.id).where(or_(DbUser.name == query.person, DbUser.email == query.person))
@@ -273,8 +279,7 @@ def _conditions(query: RunQuery) -> list[ColumnElement[bool]]:
     if query.until is not None:
         found.append(DbRun.created_at <= query.until)
     if query.text:
-        text = storable(query.text)
-        found.append(or_(*(column.icontains(text, autoescape=True) for column in _SEARCHED)))
+        found.append(one_holds(session, _SEARCHED, query.text))
     return found
 
 

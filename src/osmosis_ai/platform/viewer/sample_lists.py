@@ -22,7 +22,6 @@ from sqlalchemy import (
     cast,
     func,
     literal,
-    or_,
     select,
     union_all,
 )
@@ -36,7 +35,7 @@ from osmosis_ai.platform.db.keyset import (
     reversed_place,
 )
 from osmosis_ai.platform.db.tables import DbSample
-from osmosis_ai.platform.log_lines import storable
+from osmosis_ai.platform.db.text_search import one_holds
 from osmosis_ai.platform.runs.read.merging import RunFamily, newest_results, not_made_again
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.viewer.cursors import SamplePosition, item_page, sample_cursor, sample_position
@@ -247,8 +246,7 @@ class FamilySamples:
             found += [value >= literal(low, Float())] if low is not None else []
             found += [value <= literal(high, Float())] if high is not None else []
         if query.text:
-            text = storable(query.text)
-            found.append(or_(*(column.icontains(text, autoescape=True) for column in _TEXTS)))
+            found.append(one_holds(self.session, _TEXTS, query.text))
         return found
 
     def _flaky_rows(self) -> Select[Any]:

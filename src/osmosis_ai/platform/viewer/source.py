@@ -271,7 +271,7 @@ class PlatformSource:
                 kind,
                 run,
                 since=since,
-                why_it_waits=self.services.desk.why_it_waits,
+                why_it_waits=self.services.why_it_waits,
             )
 
     def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:

@@ -243,6 +243,7 @@ def follow_run_log(
     *,
     first: int,
     pause: Callable[[], None],
+    tell: Callable[[str], None],
     level: str | None = None,
 ) -> Iterator[LogEntry]:
     """Yield the last ``first`` lines of a run's log, then every new one until the run has ended.
@@ -253,6 +254,7 @@ def follow_run_log(
         name: the run's name or id.
         first: how many lines to begin with, of every level.
         pause: waits between two looks.
+        tell: told why nobody works on the run now, each time that this is another reason.
         level: the least; None for all lines.
     """
     from osmosis_ai.services.log_following import LogFollower, at_level, follow_log
@@ -260,9 +262,17 @@ def follow_run_log(
     run_id = get_run(client, kind, name).id
     runs = _runs(client, kind)
     follower = LogFollower(lambda size, cursor: runs.logs(run_id, limit=size, cursor=cursor), first=first)
-    lines = follow_log(
-        follower, ended=lambda: get_run(client, kind, run_id).status in TERMINAL[kind], pause=pause
-    )
+    told = ""
+
+    def ended() -> bool:
+        nonlocal told
+        detail = _detail(client, kind, run_id)
+        if detail.waits and detail.waits != told:
+            tell(f"The run waits: {detail.waits}")
+        told = detail.waits or ""
+        return _own(detail).status in TERMINAL[kind]
+
+    lines = follow_log(follower, ended=ended, pause=pause)
     return (entry for entry in lines if at_level(entry, level))
 
 
@@ -308,6 +318,14 @@ def get_run(client: PlatformClient, kind: RunKind, name: str) -> Run:
     Raises:
         PlatformError: no such run, or as every call.
     """
-    if kind == "eval":
-        return client.eval_runs.get(name).eval_run
-    return client.training_runs.get(name).training_run
+    return _own(_detail(client, kind, name))
+
+
+def _detail(client: PlatformClient, kind: RunKind, name: str) -> EvalRunDetail | TrainingRunDetail:
+    return client.eval_runs.get(name) if kind == "eval" else client.training_runs.get(name)
+
+
+def _own(detail: EvalRunDetail | TrainingRunDetail) -> Run:
+    from osmosis_ai.api.wire.eval_runs import EvalRunDetail
+
+    return detail.eval_run if isinstance(detail, EvalRunDetail) else detail.training_run

@@ -20,6 +20,7 @@ from pathlib import Path
 from threading import Lock
 
 from osmosis_ai.errors import reason_of
+from osmosis_ai.sqlite_text import teach_holds
 
 _PATIENCE_S = 10.0
 _PAUSE_S = 0.01
@@ -96,6 +97,7 @@ class CacheFile:
     def _opened(self, path: str) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
         try:
+            teach_holds(connection)
             _is_made(connection)
             # Readers never wait for the one that writes; what a power cut takes is made again.
             connection.execute("PRAGMA journal_mode = WAL")

@@ -245,7 +245,7 @@ def _fits(entry: RunEntry, query: RunQuery) -> bool:
     if not (query.since or _LONG_AGO) <= started <= (query.until or _FAR_AHEAD):
         return False
     searched = (entry.name, entry.config, entry.model, entry.dataset, entry.rollout)
-    return any(query.text.lower() in (each or "").lower() for each in searched)
+    return any(query.text.casefold() in (each or "").casefold() for each in searched)
 
 
 def _in_series(entries: Iterable[RunEntry]) -> dict[_Series, list[RunEntry]]:

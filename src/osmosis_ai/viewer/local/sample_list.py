@@ -11,6 +11,7 @@ from typing import Any
 
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.attempt_files import no_sample
+from osmosis_ai.sqlite_text import ESCAPE, HOLDS, bindable, like_pattern
 from osmosis_ai.viewer import cursors
 from osmosis_ai.viewer.cursors import SamplePosition
 from osmosis_ai.viewer.local.run_index import COLUMNS, RunIndex
@@ -25,6 +26,7 @@ _CONDITIONS = {
     "flaky": _FLAKY,
 }
 _TEXTS = ("input", "output", "error")
+_HOLDS = f"({{0}} LIKE :pattern ESCAPE '{ESCAPE}' AND {HOLDS}({{0}}, :text))"
 _MOST_COUNTED = 200
 _SELECT = (
     f"SELECT {', '.join(COLUMNS)}, (SELECT flaky FROM selected_rows WHERE place = item / :n) FROM samples"
@@ -172,7 +174,8 @@ class SampleList:
         values["row"] = min(query.row or 0, self.index.rows)  # SQLite takes no number of any size
         for name, (low, high) in _ranges(query).items():
             values |= {f"{name}_low": low, f"{name}_high": high}
-        return {**values, "text": f"%{_escaped(query.text)}%"}
+        text = bindable(query.text)
+        return {**values, "text": text, "pattern": like_pattern(text)}
 
     def _entry(self, line: Sequence[Any]) -> SampleEntry:
         known = dict(zip(COLUMNS, line, strict=False))
@@ -233,18 +236,9 @@ def _conditions(query: SampleQuery) -> list[str]:
         conditions += [f"{column} >= :{name}_low"] if low is not None else []
         conditions += [f"{column} <= :{name}_high"] if high is not None else []
     if query.text:
-        found = " OR ".join(f"{name} LIKE :text ESCAPE '\\'" for name in _TEXTS)
-        conditions.append(f"({found})")
+        conditions.append(f"({' OR '.join(map(_HOLDS.format, _TEXTS))})")
     return conditions
 
 
 def _ranges(query: SampleQuery) -> dict[str, tuple[float | None, float | None]]:
     return {name: getattr(query, name) for name in ("reward", "tokens", "duration_ms", "cost_usd")}
-
-
-def _escaped(text: str) -> str:
-    """Return a text as LIKE finds it; what SQLite can not take is what no preview has."""
-    known = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
-    for special in ("\\", "%", "_"):
-        known = known.replace(special, f"\\{special}")
-    return known

@@ -89,6 +89,10 @@ class Cluster:
         with self.bench.services.db.session() as session:
             return session.get_one(DbRun, run_id)
 
+    def waits(self, run_id: str) -> str | None:
+        """Return what REST, pages and commands say that a run waits for."""
+        return self.bench.services.why_it_waits(self.run(run_id))
+
     def log(self, run_id: str) -> list[str]:
         return [line.message for line in self.bench.services.logs.page(run_id).logs]
 
@@ -175,6 +179,7 @@ def test_what_no_node_can_hold_is_said_on_the_run_after_a_minute_and_once(
     assert len(cluster.log(run)) == 1
     cluster.rounds(200)
     assert cluster.log(run)[1:] == ["the Ray job osm-run_a-1 waits for 8 GPUs, the cluster has 1"]
+    assert cluster.waits(run) == "the Ray job osm-run_a-1 waits for 8 GPUs, the cluster has 1."
     # After 15 minutes Ray gives up; we do not.
     cluster.ray.become("start_timeout")
     cluster.rounds(20)
@@ -248,11 +253,16 @@ def test_a_cluster_that_hangs_costs_no_run_more_than_time(
     assert cluster.log(waiting) == [
         "waits for the Ray cluster: the Ray cluster at http://127.0.0.1:8265 cannot be reached: timed out."
     ]
+    why = (
+        "it waits for the Ray cluster: the Ray cluster at http://127.0.0.1:8265 cannot be reached: timed out."
+    )
+    assert cluster.waits(waiting) == why
     assert caplog.text.count("cannot be reached") == 1
     assert "timed out. (its runs go on when it answers again)" in caplog.text
     cluster.ray.trouble = None
     cluster.rounds()
     assert caplog.messages[-1] == "the executor goes on", "whoever was told that it waits is told that, too"
+    assert cluster.waits(waiting) is None
     assert cluster.ray.jobs == {"osm-run_a-1": "running", "osm-run_b-1": "pending"}
     assert lines <= len(cluster.log(running)) <= lines + 1
 

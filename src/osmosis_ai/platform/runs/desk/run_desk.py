@@ -99,6 +99,7 @@ class RunDesk:
             all_are_elsewhere=config.ray is not None,
         )
         self._waiting: dict[str, str] = {}
+        self._executor_told: dict[str, str] = {}
         self.pace = SyncPace(clock, term)
 
     def claim(self, offer: WorkerOffer, scope: ClaimScope) -> Assignment | None:
@@ -150,8 +151,21 @@ class RunDesk:
         self._waiting[run_id] = what
         return is_news
 
+    def note_executor(self, run_id: str, told: str) -> None:
+        """Remember what an executor says that a run waits for; empty: for nothing any more."""
+        self._executor_told.pop(run_id, None)
+        if told:
+            if len(self._executor_told) >= _MOST_WAITING:
+                self._executor_told.clear()
+            self._executor_told[run_id] = told
+
     def why_it_waits(self, run: BegunRun) -> str | None:
-        """Return what a run waits for whose worker has let it go or is silent, in a sentence; None of any other."""
+        """Return what a run waits for that has no machine yet, or whose worker has let it go or is silent, in a sentence.
+
+        None of any other.
+        """
+        if run.status == "pending" and (told := self._executor_told.get(run.id)) is not None:
+            return f"{told.removesuffix('.')}."
         why, what = waits_for(run, self.leases), self._waiting.get(run.id)
         return f"it waits for {what}, and its log says why." if why is not None and what is not None else why
 

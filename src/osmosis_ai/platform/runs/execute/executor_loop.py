@@ -183,6 +183,8 @@ class ExecutorLoop:
                     step(runs)
             if self._outage is not None:
                 logger.warning("the executor goes on")
+                for run_id in self._outage.told:
+                    self._desk.note_executor(run_id, "")
             self._outage = None
         except ExecutorAway as error:
             self._note_outage(error)
@@ -246,9 +248,11 @@ class ExecutorLoop:
         if started.is_waiting and state.phase == "running":
             started.is_waiting = False
             self._tickets.note_running(run_id)
+            self._desk.note_executor(run_id, "")
         if state.told and state.told != started.told:
             started.told = state.told
             self._tell(run_id, state.told, "warning" if state.phase == "waiting" else "info")
+            self._desk.note_executor(run_id, state.told if state.phase == "waiting" else "")
 
     def _handle_end(self, started: _Started, state: JobState) -> None:
         """Take note of a job that has ended; its run is free for the next, where its worker is known to be dead.
@@ -426,7 +430,9 @@ class ExecutorLoop:
         for run in self._runs.oldest(_MOST_TOLD):
             if run.id not in self._outage.told and self._leases.is_free(run):
                 self._outage.told.add(run.id)
-                self._tell(run.id, f"waits for {error.where}: {error.message}", "warning")
+                told = f"waits for {error.where}: {error.message}"
+                self._tell(run.id, told, "warning")
+                self._desk.note_executor(run.id, f"it {told}")
 
     def _tell(self, run_id: str, message: str, level: Level = "info") -> None:
         self._logs.append(run_id, [LogLine(message, level=level, step="executor")])

@@ -26,7 +26,7 @@ from osmosis_ai.platform.runs.resume_state import newest_step
 from osmosis_ai.platform.runs.submit.training_request import read_training_request
 from osmosis_ai.platform.runs.training_names import KIND as VALIDATION_FILES
 from osmosis_ai.platform.runs.training_names import RESUME
-from osmosis_ai.platform.secrets import resolve_scopes
+from osmosis_ai.platform.secrets import ResolvedScope, resolve_scopes
 
 logger = logging.getLogger("osmosis_ai.platform.runs")
 
@@ -76,12 +76,10 @@ class TrainingResumption:
             MissingSecretsError: it needs secrets that are not stored.
         """
         found = self._runs.get(workspace_id, name_or_id).run
-        self.step_to_go_on_from(found)
-        names = read_training_request(found.request).secrets
-        scopes = resolve_scopes(self._db, workspace_id, found.creator_id or "", names)
+        _, scopes = self.plan(found)
         with self._db.transaction() as session:
             run = session.get_one(DbRun, found.id, with_for_update=True)
-            step = self.step_to_go_on_from(run)
+            step = self._step_to_go_on_from(run)
             run.status = "pending"
             run.error = run.completed_at = run.stop_requested_at = run.claimable_at = None
             run.fruitless = 0
@@ -139,7 +137,18 @@ class TrainingResumption:
         too_old = DbRun.completed_at < self._clock.now() - CHECKPOINT_KEPT
         return or_(DbRun.status == "finished", and_(DbRun.status.in_(UNFINISHED), too_old))
 
-    def step_to_go_on_from(self, run: DbRun) -> int:
+    def plan(self, run: DbRun) -> tuple[int, dict[str, ResolvedScope]]:
+        """Return the step of the checkpoint that a run would go on from, and the scope of each secret it would get.
+
+        Raises:
+            ConflictError: it has not ended, has finished, or has no checkpoint.
+            MissingSecretsError: it needs secrets that are not stored.
+        """
+        step = self._step_to_go_on_from(run)
+        names = read_training_request(run.request).secrets
+        return step, resolve_scopes(self._db, run.workspace_id, run.creator_id or "", names)
+
+    def _step_to_go_on_from(self, run: DbRun) -> int:
         """Return the step of the checkpoint that a run would go on from.
 
         Raises:

@@ -1,0 +1,31 @@
+"""Text in columns, whatever the case of its letters.
+
+PostgreSQL folds as its database's locale has it (the locale ``C``: ``a`` to ``z`` alone). SQLite would never know more
+than these: every connection of :mod:`osmosis_ai.platform.db.engine` is taught the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, func, or_
+from sqlalchemy.orm import Session
+
+from osmosis_ai.platform.log_lines import storable
+from osmosis_ai.sqlite_text import ESCAPE, HOLDS, like_pattern
+
+
+def one_holds(session: Session, columns: Iterable[Any], text: str) -> ColumnElement[bool]:
+    """Return the condition that a text is in one of some columns.
+
+    Args:
+        session: of the database that is asked.
+        columns: of text.
+        text: is looked for as it stands, without regard to case.
+    """
+    wanted = storable(text)
+    if session.get_bind().dialect.name != "sqlite":
+        return or_(*(column.icontains(wanted, autoescape=True) for column in columns))
+    pattern, holds = like_pattern(wanted), getattr(func, HOLDS)
+    return or_(*(and_(column.like(pattern, escape=ESCAPE), holds(column, wanted) == 1) for column in columns))

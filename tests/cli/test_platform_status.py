@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -121,6 +125,33 @@ def test_whoever_asks_is_told_of_the_cluster_that_the_platform_was_started_with(
     assert (data["status"], data["ray"]) == ("running", {"address": address, "problem": None})
     assert f"Runs on: the Ray cluster at {address}" in lines and "Its cluster" not in lines
     assert TOKEN not in lines + json.dumps(data)
+
+
+@pytest.mark.integration
+def test_a_platform_of_a_release_that_notes_more_of_itself_is_shown_and_stopped(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "platform"
+    home.mkdir()
+    monkeypatch.setenv("OSMOSIS_HOME", str(home))
+    keeps = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", keeps, str(home / "platform.lock")]
+    with (
+        nobody(hears=False) as address,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as newer,
+    ):
+        assert newer.stdout is not None and newer.stdout.readline()
+        known = PlatformProcess(newer.pid, "2031-05-04T12:00:00Z", "99.0.0")
+        ray = {"address": address, "of_a_newer_one": True}
+        written = {**asdict(known), "ray": ray, "of_a_newer_one": [1]}
+        (home / "platform.json").write_text(json.dumps(written))
+        done = cli("platform", "status", "--json")
+        assert done.status == 0, done.err
+        data = json.loads(done.out)["data"]
+        assert (data["version"], data["ray"]["address"]) == ("99.0.0", address)
+        done = cli("platform", "stop")
+        assert done.status == 0, done.err
+        assert newer.wait(10) == -signal.SIGTERM
 
 
 def told(cli: Cli, monkeypatch: pytest.MonkeyPatch, cluster: RayCluster) -> str:

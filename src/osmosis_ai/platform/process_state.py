@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,10 @@ def running_platform(home: Path) -> PlatformProcess | None:
     deadline = time.monotonic() + _LOCK_WAIT_S
     while _is_held(home):
         with suppress(FileNotFoundError):
-            return PlatformProcess(**json.loads((home / STATE_NAME).read_bytes()))
+            written = json.loads((home / STATE_NAME).read_bytes())
+            # A newer release may note more, and is to be told of and stopped all the same.
+            names = {each.name for each in fields(PlatformProcess)}
+            return PlatformProcess(**{name: value for name, value in written.items() if name in names})
         # It has the lock and is about to say who it is, or is about to be gone.
         if time.monotonic() >= deadline:
             raise OsmosisError(

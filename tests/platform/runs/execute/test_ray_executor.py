@@ -267,6 +267,24 @@ def test_a_cluster_that_hangs_costs_no_run_more_than_time(
     assert lines <= len(cluster.log(running)) <= lines + 1
 
 
+def test_what_a_job_waits_for_is_said_again_behind_an_outage_and_not_of_the_next_job(
+    cluster: Cluster, member: Member
+) -> None:
+    run = cluster.bench.add("a", member, request={"advanced_config": {"execution": {"gpus": 8}}})
+    cluster.rounds(130)
+    why = cluster.waits(run)
+    assert why == "the Ray job osm-run_a-1 waits for 8 GPUs, the cluster has 1."
+    cluster.ray.trouble = NO_ANSWER
+    cluster.rounds(70)
+    assert "cannot be reached" in (cluster.waits(run) or "")
+    cluster.ray.trouble = None
+    cluster.rounds()
+    assert cluster.waits(run) == why
+    cluster.ray.become("start_timeout")
+    cluster.rounds(20)
+    assert "osm-run_a-2" in cluster.ray.jobs and cluster.waits(run) is None
+
+
 def test_a_wrong_token_is_said_on_the_runs_that_wait_and_goes_no_further(
     cluster: Cluster, member: Member
 ) -> None:

@@ -184,7 +184,8 @@ class ExecutorLoop:
             if self._outage is not None:
                 logger.warning("the executor goes on")
                 for run_id in self._outage.told:
-                    self._desk.note_executor(run_id, "")
+                    job = self._jobs.get(run_id)
+                    self._desk.note_executor(run_id, job.told if job is not None and job.is_waiting else "")
             self._outage = None
         except ExecutorAway as error:
             self._note_outage(error)
@@ -373,6 +374,7 @@ class ExecutorLoop:
         # Noted first: where nobody can say whether it was started, the next round asks.
         self._jobs[run_id] = started
         told = self._executor.start(started.job, ticket)
+        self._desk.note_executor(run_id, "")  # what its last job waited for
         if told:
             self._tell(run_id, told)
 

@@ -17,7 +17,8 @@ HOLDS = "osmosis_holds"
 
 ESCAPE = "\\"
 _SPECIAL = re.compile(r"[\\%_]")
-_BEYOND_ASCII = re.compile(r"[^\0-\x7f]+")
+# With `ss`, which `ß` is to whoever writes it in capitals.
+_BEYOND_ASCII = re.compile(r"(?:[^\0-\x7f]|[sS]{2})+")
 _BEHIND_LETTERS = 0x1F000
 """No alphabet that has two cases goes on here."""
 _FIRST = 4
@@ -35,7 +36,10 @@ def bindable(text: str) -> str:
 
 
 def like_pattern(text: str) -> str:
-    """Return the pattern of ``LIKE`` (with :data:`ESCAPE`) that fits whatever holds ``text``, and more."""
+    """Return the pattern of ``LIKE`` (with :data:`ESCAPE`) that fits whatever holds ``text``, and more.
+
+    Signs that fold to other letters of ASCII (``ﬁ``, the Kelvin sign) are not found by those.
+    """
     known = _SPECIAL.sub(r"\\\g<0>", text)
     return f"%{_BEYOND_ASCII.sub('%', known)}%"
 

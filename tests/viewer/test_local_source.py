@@ -136,6 +136,15 @@ def test_runs_are_found_whatever_the_case_of_their_letters(local: LocalPlace) ->
         )
 
 
+def test_a_sample_is_found_by_its_letters_in_capitals_where_one_becomes_two(local: LocalPlace) -> None:
+    local.start("run", rows=3, n=1)
+    said = ("Große Straße", "GROSSE STRASSE", "Grobe Strafe")
+    local.add("run", [sample_record(row, 0, 1.0, input=text) for row, text in enumerate(said)])
+    for text in ("GROSSE STRASSE", "große strasse", "Große Straße", "SS"):
+        found = local.source.samples("run", SampleQuery(text=text), limit=5).items
+        assert [each.row for each in found] == [0, 1], text
+
+
 def test_an_index_goes_on_from_the_last_byte_and_a_torn_line_waits(local: LocalPlace) -> None:
     local.start("run", rows=4, n=1)
     local.add("run", [sample_record(0, 0, 1.0), sample_record(1, 0, 0.0)])

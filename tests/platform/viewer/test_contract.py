@@ -110,7 +110,12 @@ def find_letters(place: PlatformPlace, services: PlatformServices, member: Membe
 def test_text_is_found_whatever_its_case_on_sqlite(tmp_path: Path) -> None:
     services = build_services(PlatformConfig(home=tmp_path / "platform", port=8736), clock=ManualClock())
     member = World(services).member()
-    find_letters(PlatformPlace(services, member), services, member)
+    place = PlatformPlace(services, member)
+    find_letters(place, services, member)
+    add_run(services, member, "four", model_path="openai/Große-Straße")
+    for text in ("GROSSE-STRASSE", "große-strasse", "SS", "ẞ"):
+        found = place.source.runs(RunQuery(text=text), limit=5).items
+        assert [run.name for run in found] == ["four"], text
     services.db.dispose()
 
 

@@ -159,6 +159,19 @@ def size_of(path: Path) -> int:
         return 0
 
 
+def remove_tree(directory: Path) -> None:
+    """Remove a directory and all in it, whatever somebody made there; what can not be deleted is left."""
+    import shutil
+    import subprocess
+
+    try:
+        shutil.rmtree(directory, ignore_errors=True)
+    except RecursionError:
+        # Before 3.13 Python gets no deeper than it may call itself, which directories may well be.
+        with contextlib.suppress(OSError):
+            subprocess.run(["rm", "-rf", "--", directory], capture_output=True, check=False)
+
+
 def sync_directory(directory: Path) -> None:
     """Make renames and new names in ``directory`` survive a power cut."""
     descriptor = os.open(directory, os.O_RDONLY)

@@ -100,15 +100,18 @@ def copy_artifacts(
     left_out = ArtifactsLeftOut() if left_out is None else left_out
     copied = False
     for directory, folders, files, descriptor in _walk(source, dir_fd, left_out):
-        relative = Path(directory).relative_to(source)
+        relative, refused = Path(directory).relative_to(source), set[str]()
         for entry, is_file in (*((each, False) for each in folders), *((each, True) for each in files)):
             path = (relative / entry).as_posix()
             if path == RESERVED_ARTIFACT and is_file:
                 continue
             if why := _why_not(entry, descriptor, f"{ARTIFACTS}/{name}/{path}"):
                 left_out.add(path, why)
+                refused.add(entry)
             elif is_file:
                 copied = _copy_regular_file(entry, descriptor, temporary / path, path, left_out) or copied
+        # Nothing below them may travel, and how deep they go is not for whoever made them to say.
+        folders[:] = [entry for entry in folders if entry not in refused]
     if copied:
         remove(root / name)
         temporary.replace(root / name)
@@ -143,8 +146,7 @@ def _why_not(name: str, directory: int, path: str) -> str | None:
         mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
     except OSError:
         return None
-    kind = _kind(mode)
-    return kind if kind is not None or stat.S_ISDIR(mode) else name_problem(path)
+    return _kind(mode) or name_problem(path)
 
 
 def _kind(mode: int) -> str | None:

@@ -215,13 +215,15 @@ def _files_below(folder: Path, *, own: bool) -> list[StoredArtifact]:
     found: list[StoredArtifact] = []
     if not folder.is_dir() or folder.is_symlink() or folder.parent.is_symlink():
         return found
-    for place, _, names, descriptor in os.fwalk(folder, follow_symlinks=False):
+    for place, folders, names, descriptor in os.fwalk(folder, follow_symlinks=False):
+        below = Path(place).relative_to(folder)
+        folders[:] = [name for name in folders if name_problem((below / name).as_posix()) is None]
         for name in names:
             try:
                 details = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
             except OSError:
                 continue
-            path = (Path(place) / name).relative_to(folder).as_posix()
+            path = (below / name).as_posix()
             reserved = own and path == RESERVED_ARTIFACT
             if stat.S_ISREG(details.st_mode) and not reserved and name_problem(path) is None:
                 found.append(StoredArtifact(path, details.st_size))

@@ -20,14 +20,13 @@ The lock is the kernel's: it is free exactly when no worker of this machine is a
 from __future__ import annotations
 
 import hashlib
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.files import write_atomic
+from osmosis_ai.files import remove_tree, write_atomic
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 
@@ -173,7 +172,7 @@ class WorkingDirectory:
 
 def _delete(path: Path) -> None:
     if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)
     else:
         with suppress(OSError):
             path.unlink()

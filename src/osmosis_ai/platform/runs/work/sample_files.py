@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -23,7 +22,7 @@ from osmosis_ai.api.wire.workers import RunFilePart, SentUpload
 from osmosis_ai.evaluation.attempt_files import read_diagnostics
 from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, RunDirectory
 from osmosis_ai.evaluation.trajectory_export import NAMED_WITHIN_S, TRAJECTORY_WAIT_S, item_name
-from osmosis_ai.files import open_regular
+from osmosis_ai.files import open_regular, remove_tree
 from osmosis_ai.platform.blobs.shards import LARGEST_FILE_BYTES, MOST_BYTES, ShardPiece, ShardWriter
 from osmosis_ai.platform.runs.work.artifact_cleaning import clean_artifact
 from osmosis_ai.platform.runs.work.run_channel import OutgoingBlob
@@ -223,8 +222,8 @@ class SampleFiles:
         for item in shard.items:
             trajectory, artifacts, trial = self._places(item)
             trajectory.unlink(missing_ok=True)
-            shutil.rmtree(artifacts, ignore_errors=True)
-            shutil.rmtree(trial, ignore_errors=True)
+            remove_tree(artifacts)
+            remove_tree(trial)
             self._told.pop(item.name, None)
             self._told[item.name] = item
         for name in list(islice(self._told, max(0, len(self._told) - _MOST_TOLD))):

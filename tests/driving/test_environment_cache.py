@@ -4,12 +4,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from osmosis_ai.driving import environment_cache
 from osmosis_ai.driving.environment_cache import EnvironmentCache, python_of
+from tests.deep_directories import deep_directories
 
 
 def build(scratch: Path, target: Path) -> None:
@@ -56,6 +58,19 @@ def test_an_environment_whose_interpreter_is_gone_is_built_again(tmp_path: Path)
     python.unlink()
     python.symlink_to("/no/such/python")
     assert python_of(cache.get("key", build, on_wait=ignore)).read_text() == "#!/bin/sh\n"
+
+
+def test_a_build_whose_directories_are_too_deep_to_be_followed_leaves_nothing(tmp_path: Path) -> None:
+    with ExitStack() as made:
+
+        def fail(scratch: Path, target: Path) -> None:
+            build(scratch, target)
+            made.enter_context(deep_directories(target))
+            raise RuntimeError("no")
+
+        with pytest.raises(RuntimeError, match="no"):
+            EnvironmentCache(tmp_path).get("key", fail, on_wait=ignore)
+        assert names(tmp_path) == {".locks"}
 
 
 def test_a_second_builder_waits_and_uses_what_the_first_built(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,8 @@ import pytest
 from osmosis_ai.evaluation.attempt_files import _files_below
 from osmosis_ai.evaluation.run_log import RunLog
 from osmosis_ai.evaluation.trajectory_export import Projector
-from osmosis_ai.files import remove_tree
 from osmosis_ai.redaction import Redactor
+from tests.deep_directories import deep_directories
 from tests.evaluation.test_trajectory_export import World
 
 KEY = "s3cret-value"
@@ -28,24 +26,6 @@ def world(tmp_path: Path) -> World:
     world = World(tmp_path)
     world.log = RunLog(world.directory.log, Redactor([KEY]))
     return world
-
-
-def make_deep(directory: Path, levels: int) -> None:
-    """Make directories in one another, more than a path can name."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    for _ in range(levels):
-        os.mkdir("d", dir_fd=descriptor)
-        below = os.open("d", os.O_RDONLY, dir_fd=descriptor)
-        os.close(descriptor)
-        descriptor = below
-    os.close(descriptor)
-
-
-@pytest.fixture
-def emptied(tmp_path: Path) -> Iterator[None]:
-    """Leave no directory that the one who clears away behind the tests gets lost in."""
-    yield
-    subprocess.run(["rm", "-rf", tmp_path], check=True)
 
 
 def copies(world: World, *attempts: int) -> Projector:
@@ -101,20 +81,16 @@ def test_of_very_many_in_a_sample_a_few_are_named_and_the_rest_counted(world: Wo
     assert line.count("a symbolic link") == 5 and "and 995 more" in line
 
 
-@pytest.mark.usefixtures("emptied")
 def test_a_rollout_that_makes_directories_deeper_than_any_path_is_loses_them_and_nothing_else(
     world: World,
 ) -> None:
     folder = world.write_artifact("r0", "kept.txt").parent
-    make_deep(folder, 1500)
-    copies(world, 0)
-    (line,) = said(world)
-    assert "its path is longer than" in line and "more" not in line
-    assert [path.name for path in (world.directory.artifacts / "row_0_run_0").iterdir()] == ["kept.txt"]
-    kept = world.directory.trials
-    assert [each.path for each in _files_below(folder, own=True)] == ["kept.txt"]
-    remove_tree(kept)
-    assert not kept.exists()
+    with deep_directories(folder):
+        copies(world, 0)
+        (line,) = said(world)
+        assert "its path is longer than" in line and "more" not in line
+        assert [path.name for path in (world.directory.artifacts / "row_0_run_0").iterdir()] == ["kept.txt"]
+        assert [each.path for each in _files_below(folder, own=True)] == ["kept.txt"]
 
 
 def test_of_very_many_samples_twenty_have_a_line_and_the_rest_are_counted_at_the_end(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import remove_tree
 
 KEPT = 10
 SURELY_UNUSED_AFTER_S = 24 * 3600.0
@@ -75,7 +75,7 @@ class EnvironmentCache:
                 environment.rename(scratch / "broken")
             (scratch / "environment").rename(environment)
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            remove_tree(scratch)
 
     def _prune(self, *, spare: Path) -> None:
         # Others build and remove beside us: what is gone meanwhile is gone.
@@ -107,7 +107,7 @@ class EnvironmentCache:
         doomed = self._unfinished()
         with contextlib.suppress(FileNotFoundError):
             entry.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        remove_tree(doomed)
 
     def _lock_of(self, key: str) -> FileLock:
         locks = self._directory / ".locks"

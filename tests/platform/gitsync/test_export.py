@@ -109,6 +109,18 @@ def test_a_path_that_leaves_the_directory_or_becomes_a_repository_is_refused(
     assert not list(tmp_path.rglob("owned"))
 
 
+def test_a_file_that_is_deeper_than_programs_can_follow_is_refused(
+    mirrors: MirrorStore, repository: Repository, tmp_path: Path
+) -> None:
+    good, bad = repository.commit("d/" * 256 + "f"), repository.commit("d/" * 257 + "f")
+    mirrors.sync(repository.source)
+
+    assert (mirrors.export(repository.source, good, tmp_path / "good").path / ("d/" * 256) / "f").exists()
+    with pytest.raises(GitError, match="below more than 256 directories"):
+        mirrors.export(repository.source, bad, tmp_path / "bad")
+    assert not (tmp_path / "bad").exists()
+
+
 def test_the_same_name_twice_is_refused(mirrors: MirrorStore, repository: Repository, tmp_path: Path) -> None:
     sha = repository.commit_tree(("100644", b"a", b"1"), ("100644", b"a", b"2"))
     mirrors.sync(repository.source)

@@ -30,6 +30,7 @@ from osmosis_ai.platform.gitsync.tree import (
 MAX_EXPORT_BYTES = 4 * 1024**3
 EXPORT_TIMEOUT_S = 600.0
 _LONGEST_LINK = 4096
+_DEEPEST = 256
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,11 @@ def _refuse_unsafe_paths(entries: Iterable[TreeEntry]) -> None:
     """Only a crafted repository fails here: Git itself writes no such tree."""
     files = Counter(entry.path for entry in entries)
     for path, times in files.items():
+        if path.count("/") > _DEEPEST:
+            # Python before 3.13 neither walks nor deletes a tree that is as deep as it may call itself.
+            raise GitError(
+                f"the repository holds a file below more than {_DEEPEST} directories: {path[:80]!r}…"
+            )
         parents = [str(parent) for parent in PurePosixPath(path).parents]
         if times > 1 or not files.keys().isdisjoint(parents):
             raise _clash(path)

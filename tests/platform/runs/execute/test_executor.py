@@ -26,8 +26,8 @@ from osmosis_ai.platform.runs.stored_journal import stored_records
 from osmosis_ai.platform.runs.work.run_work import MAX_SENTENCE_CHARS, one_sentence
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.process_environment import program_environment
+from tests.deep_directories import deep_directories
 from tests.evaluation.builders import record
-from tests.evaluation.test_artifact_copies import emptied, make_deep
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.runs.pretended_workers import Bench, messages
 from tests.platform.viewer.runs_world import statements_of
@@ -440,14 +440,13 @@ def test_what_ended_runs_left_on_the_disk_is_removed_at_the_start(
     assert sorted(path.name for path in runs.iterdir()) == ["run_b", "run_c"]
 
 
-@pytest.mark.usefixtures("emptied")
 def test_directories_that_a_rollout_made_one_in_another_keep_no_platform_from_starting(bench: Bench) -> None:
     runs = bench.services.config.runs_dir
     directory = WorkingDirectory(runs, "run_gone")
     directory.create()
-    make_deep(directory.path, 1500)
-    remove_leftovers(bench.services.db, runs, bench.clock.now())
-    assert not directory.path.exists()
+    with deep_directories(directory.path):
+        remove_leftovers(bench.services.db, runs, bench.clock.now())
+        assert not directory.path.exists()
 
 
 def test_child_processes_get_what_makes_programs_run_and_nothing_else() -> None:

@@ -261,6 +261,9 @@ def test_a_run_that_the_store_keeps_from_being_handed_out_has_it_too(
     assert cli(*asked, "--pool", "gpu").status == 1
 
 
+LABELS = ",".join(f"label-{number}" for number in range(65))
+
+
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
@@ -274,6 +277,10 @@ def test_a_run_that_the_store_keeps_from_being_handed_out_has_it_too(
         ("--pool gpu --token-file /dev/zero", 1, "/dev/zero holds no worker token"),
         ("--pool gpu --token-file gpu.token --idle-exit soon", 2, "'soon' is no duration"),
         ("--pool gpu --token-file gpu.token --slots 0", 2, "--slots"),
+        ("--pool gpu --token-file gpu.token --cpus nan", 2, "'--cpus': must be a number up to 1,000,000,000"),
+        ("--pool gpu --token-file gpu.token --memory-gb inf", 2, "'--memory-gb': must be a number up to"),
+        ("--pool gpu --token-file gpu.token --gpus 65536", 2, "'--gpus': must be a number up to 65,535"),
+        (f"--pool gpu --token-file gpu.token --labels {LABELS}", 2, "a machine has 64 labels at most"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_asked(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from osmosis_ai.platform.runs.work.worked_runs import WorkedRun
 
 _LONGEST_CREDENTIAL = 256
+# As the worker protocol has it (`WorkerOffer`).
+_MOST, _MOST_GPUS, _MOST_LABELS = 1_000_000_000, 65_535, 64
+NumberT = TypeVar("NumberT", int, float)
 _WORDS = {
     "ended": "done",
     "left": "put aside",
@@ -120,9 +123,9 @@ def worker(
         once=once,
         idle_exit_s=parse_duration(idle_exit, "--idle-exit") if idle_exit is not None else None,
         labels=_labels(labels),
-        cpus=cpus if cpus is not None else float(granted_cores()),
-        gpus=gpus,
-        memory_gb=memory_gb,
+        cpus=_at_most(_MOST, cpus, "--cpus") if cpus is not None else float(granted_cores()),
+        gpus=_at_most(_MOST_GPUS, gpus, "--gpus"),
+        memory_gb=_at_most(_MOST, memory_gb, "--memory-gb") if memory_gb is not None else None,
     )
     try:
         worked = host_runs(address, _credential(token_file, token_env), terms, say=current().note)
@@ -145,6 +148,13 @@ def _waits_for_store(address: str, error: OsmosisError) -> OperationResult:
     )
 
 
+def _at_most(most: int, given: NumberT, option: str) -> NumberT:
+    """Return what a machine is said to have of something, if it is a number that a platform can be told."""
+    if not given <= most:  # also what is no number at all
+        raise typer.BadParameter(f"must be a number up to {most:,}.", param_hint=f"'{option}'")
+    return given
+
+
 def _labels(written: str | None) -> tuple[str, ...]:
     from osmosis_ai.config.execution import label_name
 
@@ -154,6 +164,8 @@ def _labels(written: str | None) -> tuple[str, ...]:
             label_name(label)
         except ValueError as error:
             raise typer.BadParameter(f"'{label}' {error}.", param_hint="'--labels'") from None
+    if len(found) > _MOST_LABELS:
+        raise typer.BadParameter(f"a machine has {_MOST_LABELS} labels at most.", param_hint="'--labels'")
     return tuple(found)
 
 

@@ -18,7 +18,7 @@ from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.comparison.run_samples import RunSamples
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
-from osmosis_ai.viewer.cursors import changes_cursor, encode
+from osmosis_ai.viewer.cursors import changes_cursor, encode, positions_in
 from osmosis_ai.viewer.live import LiveHub, LiveNews, Watched
 from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import Changes
@@ -272,7 +272,7 @@ NO_CURSORS = {
     "a list's": encode("samples:row:asc", [None, 1, 0]),
     "too few parts": encode("changes", ["running", "1"]),
     "no position": encode("changes", ["running", "-1", 0]),
-    "a long one": "A" * 20_000,
+    "a long one": "A" * 40_000,
 }
 """Given as a cursor of a run's changes, none of which any server ever gave."""
 
@@ -301,3 +301,8 @@ def test_a_cursor_that_is_not_remembered_any_more_goes_on_with_how_the_run_stand
             headers={"Accept": "text/event-stream", "Last-Event-ID": cursor_of(7, "running")},
         )
         assert events.text.startswith("event: change\n") and f"id: {cursor_of(2)}" in events.text
+
+
+def test_the_cursor_of_a_run_with_a_thousand_retries_is_taken() -> None:
+    positions = [10**7 + each for each in range(1_000)]
+    assert positions_in(changes_cursor("running", positions, 10**9)) == positions

@@ -27,7 +27,7 @@ RowT = TypeVar("RowT")
 CHANGES = "changes"
 """What stands in place of an order in the cursors of what is new in a run."""
 _POSITIONS = re.compile(r"\d{1,18}(?:\.\d{1,18})*", re.ASCII)
-_LONGEST = 8192
+_LONGEST = 32_768
 _LARGEST = 2**31 - 1
 _LARGEST_AMOUNT = sys.float_info.max
 Scalar = str | int | float | None

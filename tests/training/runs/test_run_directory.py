@@ -18,6 +18,7 @@ from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.training.runs.validation_samples import MOST_KEPT, ValidationSamples
+from tests.deep_directories import deep_directories
 from tests.evaluation.rollouts import write_rollout, write_rows
 
 
@@ -173,6 +174,16 @@ def test_trajectories_of_the_last_steps_stay_and_older_ones_go(tmp_path):
         assert sorted(path.name for path in directory.trials.iterdir()) == [
             "other", "train-000003-row-0-0-c"
         ]  # fmt: skip
+
+
+def test_what_a_rollout_left_goes_with_its_step_however_deep_it_is(tmp_path):
+    directory = TrainingDirectory(tmp_path / "run")
+    with directory.held():
+        deep = directory.trials / "train-000001-row-0-0-a"
+        deep.mkdir()
+        with deep_directories(deep):
+            directory.sweep_trials(3)
+            assert list(directory.trials.iterdir()) == []
 
 
 def test_trajectories_of_the_newest_validation_stay_until_the_next_ones_are_there(tmp_path):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.run_directory import ENVIRONMENT_FILE
 from osmosis_ai.evaluation.run_lock import acquired, is_held
-from osmosis_ai.files import open_regular, sync_directory, write_atomic
+from osmosis_ai.files import open_regular, remove_tree, sync_directory, write_atomic
 from osmosis_ai.training.runs.validation_samples import LARGEST_BYTES, ValidationSamples
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ class TrainingDirectory:
         for name in os.listdir(self.trials):  # noqa: PTH208 - there are hundreds, most of them to stay
             match = _STEP_OF_TRIAL.match(name)
             if match is not None and int(match[1]) <= step - KEPT_TRIAL_STEPS and name not in kept:
-                shutil.rmtree(f"{self.trials}/{name}", ignore_errors=True)
+                remove_tree(self.trials / name)
 
     def _kept_trials(self) -> frozenset[str]:
         try:

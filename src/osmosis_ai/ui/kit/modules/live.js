@@ -97,7 +97,11 @@ function end(reason) {
   clearTimeout(polling);
   ended = reason === "ended" || !ENDS[reason];
   over = !ended;
-  if (ended) return refresh().then(() => say(ENDS.ended));
+  if (ended) {
+    // Should the run go on, its page begins anew.
+    cursor = "";
+    return refresh().then(() => say(ENDS.ended));
+  }
   // The page stays as it was, which must not look as if it were so still.
   const problem = document.createElement("p");
   problem.className = "problem";

@@ -434,16 +434,22 @@ def test_a_page_of_a_run_that_has_ended_asks_whether_it_is_there_when_it_is_seen
     shown.context.close()
 
 
+@pytest.mark.parametrize("status", ["running", "stopped"])
 def test_a_page_of_a_run_that_has_ended_follows_it_again_once_it_goes_on_and_the_tab_is_seen(
-    browser: Browser, opened: tuple[str, Any], site: FakeSource
+    browser: Browser, opened: tuple[str, Any], site: FakeSource, status: str
 ) -> None:
     going_on(site, "resumed")
+    site.details.pop("resumed", None)
     running = site.entries
-    site.entries = [replace(each, status="stopped") if each.name == "resumed" else each for each in running]
+    stopped = [replace(each, status="stopped") if each.name == "resumed" else each for each in running]
+    site.entries = stopped if status == "stopped" else running
     looking = visit(browser, opened)
     page = looking.page
     page.add_init_script(STREAMS_NOTED)
     looking.open("/evals/resumed")
+    if status == "running":
+        site.entries = stopped
+        page.get_by_text("The run has ended.").wait_for(state="attached")
     assert page.evaluate(OPEN_STREAMS) == 0
     site.entries = running
     page.evaluate("window.seen(false)")

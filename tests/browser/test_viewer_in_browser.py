@@ -434,6 +434,34 @@ def test_a_page_of_a_run_that_has_ended_asks_whether_it_is_there_when_it_is_seen
     shown.context.close()
 
 
+@pytest.mark.parametrize("status", ["running", "stopped"])
+def test_a_page_of_a_run_that_has_ended_follows_it_again_once_it_goes_on_and_the_tab_is_seen(
+    browser: Browser, opened: tuple[str, Any], site: FakeSource, status: str
+) -> None:
+    going_on(site, "resumed")
+    site.details.pop("resumed", None)
+    running = site.entries
+    stopped = [replace(each, status="stopped") if each.name == "resumed" else each for each in running]
+    site.entries = stopped if status == "stopped" else running
+    looking = visit(browser, opened)
+    page = looking.page
+    page.add_init_script(STREAMS_NOTED)
+    looking.open("/evals/resumed")
+    if status == "running":
+        site.entries = stopped
+        page.get_by_text("The run has ended.").wait_for(state="attached")
+    assert page.evaluate(OPEN_STREAMS) == 0
+    site.entries = running
+    page.evaluate("window.seen(false)")
+    page.evaluate("window.seen(true)")
+    page.locator("main").get_by_text("running", exact=True).wait_for()
+    assert page.evaluate(OPEN_STREAMS) == 1
+    one_more_finished(site, "resumed")
+    page.get_by_text("1 of 40 planned scored").first.wait_for()
+    assert looking.wrong == []
+    page.context.close()
+
+
 def test_older_lines_of_a_log_that_grows_stand_on_their_page_as_those_of_any(
     browser: Browser, opened: tuple[str, Any], site: FakeSource
 ) -> None:

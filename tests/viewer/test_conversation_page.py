@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from dataclasses import dataclass
@@ -417,6 +418,17 @@ def test_a_conversation_is_taken_away_as_messages_as_a_row_and_as_it_lies_there(
     for step in ("9", "0", "000000001" + "9", "9" * 30):
         page_text(pages.get(f"{HERE}/raw?step={step}"), status=404)
     page_text(pages.get("/evals/one/samples/2.0/raw"), status=404)
+
+
+def test_what_is_copied_is_what_was_said_with_all_that_is_not_seen() -> None:
+    said = (
+        "\x1b[31mÄ\x1b[0m \u202egnp.exe\u202c \x7f\x9b1m a\u200bb \U000e0041 \u2039U+202E\u203a <b>\"&'\r\n\0"
+    )
+    text = page_text(visitor(a_source(trajectory({"source": "user", "message": said}))).get(HERE))
+    messages, row = (
+        json.loads(html.unescape(copied)) for copied in re.findall(r'class="copy" data-copy="([^"]*)"', text)
+    )
+    assert (messages, row["user_prompt"]) == ([{"role": "user", "content": said}], said)
 
 
 def test_json_over_2_mb_shows_its_head_and_a_download() -> None:

@@ -148,6 +148,19 @@ async def test_who_comes_back_is_told_what_was_missed_and_a_strange_cursor_that_
             assert found is not None and (found.cursor, found.samples, found.more) == ("3", (), True)
 
 
+async def test_a_page_that_is_newer_than_the_last_look_is_not_told_what_was_before_it() -> None:
+    source, hub = GrowingSource(), LiveHub(read_every_s=0.5)
+    async with aclosing(hub.stream(WATCHED, source)) as stays:
+        await news_of(stays)
+        source.finished = 1  # and a page is made, before the reader looks again
+        now = await hub.changes(WATCHED, source, since="1")
+        assert (now.cursor, now.more) == ("1", False)
+        async with aclosing(hub.stream(WATCHED, source, since="1")) as newer:
+            source.finished = 2
+            found = (await news_of(newer)).changes
+            assert found is not None and (found.cursor, found.samples) == ("2", ((1, 0),))
+
+
 async def test_a_stream_ends_with_its_run() -> None:
     source, hub = GrowingSource(), LiveHub(read_every_s=0.01)
     stream = hub.stream(WATCHED, source)

@@ -29,6 +29,8 @@ _CONTROLS = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not i
 UNSEEN = {code: f"‹U+{code:04X}›" for first, last in _RANGES for code in range(first, last + 1)}
 """The marks of characters that are not seen, or that turn others around, but for C0 controls; as ``str.translate`` wants."""
 _MARKS = {**_CONTROLS, **UNSEEN}
+UNSEEN_IN_JSON = {code: json.dumps(chr(code))[1:-1].replace("\x7f", "\\u007f") for code in UNSEEN}
+"""The same characters as JSON escapes them, so that a page can hold a text of JSON exactly."""
 
 
 def visible(text: str) -> str:

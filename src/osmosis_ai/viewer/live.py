@@ -64,8 +64,7 @@ class LiveHub:
     """
 
     def __init__(self, *, read_every_s: float = READ_EVERY_S, keep_alive_s: float = KEEP_ALIVE_S) -> None:
-        self._read_every_s = read_every_s
-        self._keep_alive_s = keep_alive_s
+        self._read_every_s, self._keep_alive_s = read_every_s, keep_alive_s
         self._readers: dict[Watched, _RunReader] = {}
         self._streams: Counter[str] = Counter()
         self._closed = False
@@ -81,6 +80,10 @@ class LiveHub:
             OsmosisError: what the source raises.
         """
         reader = await self._reader(watched, source)
+        if since and reader.end is None and since not in [each.cursor for each in reader.remembered]:
+            # A page that was made after the last look would be told what was before it.
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(reader.told.wait(), 2 * self._read_every_s)
         return reader.since(since) or replace(reader.remembered[-1], samples=(), more=False)
 
     async def stream(
@@ -172,8 +175,7 @@ class _RunReader:
     """
 
     def __init__(self, watched: Watched, source: RunSource, read_every_s: float) -> None:
-        self._watched, self._source = watched, source
-        self._read_every_s = read_every_s
+        self._watched, self._source, self._read_every_s = watched, source, read_every_s
         self.remembered: deque[Changes] = deque(maxlen=_REMEMBERED)
         self.watchers = 0
         self._looked = asyncio.get_running_loop().time()
@@ -189,8 +191,7 @@ class _RunReader:
         known = [changes.cursor for changes in self.remembered]
         if cursor is None or cursor not in known:
             return replace(self.remembered[-1], samples=(), more=cursor is not None)
-        later = list(self.remembered)[known.index(cursor) + 1 :]
-        if not later:
+        if not (later := list(self.remembered)[known.index(cursor) + 1 :]):
             return None
         samples = tuple(dict.fromkeys(sample for changes in later for sample in changes.samples))
         more = any(changes.more for changes in later) or len(samples) > _MOST_SAMPLES

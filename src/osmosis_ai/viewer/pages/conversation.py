@@ -19,6 +19,7 @@ from osmosis_ai.evaluation.conversation import (
 )
 from osmosis_ai.ui.charts.drawing import SvgChart, TimeSpan
 from osmosis_ai.ui.shell import NavItem
+from osmosis_ai.ui.text import UNSEEN_IN_JSON
 from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.read_sample import ReadSample, conversation_in
@@ -128,9 +129,8 @@ def viewed(
     stored = StoredConversation(None, missing="Conversations are not kept here.")
     if view.can("conversations"):
         stored = stored_conversation(view, run, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES)
-    conversation = conversation_in(stored)
+    conversation, href = conversation_in(stored), view.sample_href(run, row, attempt)
     shown = shown_steps(conversation, first=first, whole=whole)
-    href = view.sample_href(run, row, attempt)
     return ViewedSample(run, detail, stored, conversation, href, shown, anchor)
 
 
@@ -197,7 +197,6 @@ def _waterfall(conversation: Conversation) -> SvgChart | None:
 
 
 def _copies(said: Conversation) -> Mapping[str, str]:
-    """Return what can be taken away, by its word in an address."""
-    if not said.steps:
-        return {}
-    return {"messages": json_text(as_messages(said)), "row": json_text(as_dataset_row(said))}
+    """Return what can be taken away, by its word in an address; a page would have marks of what is not seen."""
+    taken = {"messages": as_messages(said), "row": as_dataset_row(said)} if said.steps else {}
+    return {word: json_text(what).translate(UNSEEN_IN_JSON) for word, what in taken.items()}

@@ -1,5 +1,5 @@
 // A page that follows its run: one stream while the tab is seen, and only the parts that changed are fetched.
-// That of a run that has ended asks once, whenever its tab is seen again, whether the run is still there.
+// That of a run that has ended asks once, whenever its tab is seen again, whether the run is still there, or goes on.
 import { say } from "./say.js";
 
 const POLL_MS = 5000;
@@ -60,7 +60,12 @@ async function poll() {
       failures = 0;
       return follow();
     }
-    if (ended) return;
+    if (ended) {
+      if (!reply.ok || reply.redirected || (await reply.json()).ended) return;
+      ended = false;
+      failures = 0;
+      return follow();
+    }
     if (reply.status === 401 || reply.status === 403 || reply.redirected) return end("refused");
     if (reply.ok) {
       tag = reply.headers.get("ETag") ?? "";
@@ -92,7 +97,11 @@ function end(reason) {
   clearTimeout(polling);
   ended = reason === "ended" || !ENDS[reason];
   over = !ended;
-  if (ended) return refresh().then(() => say(ENDS.ended));
+  if (ended) {
+    // Should the run go on, its page begins anew.
+    cursor = "";
+    return refresh().then(() => say(ENDS.ended));
+  }
   // The page stays as it was, which must not look as if it were so still.
   const problem = document.createElement("p");
   problem.className = "problem";

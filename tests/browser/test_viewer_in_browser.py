@@ -247,6 +247,25 @@ def test_a_finished_sample_is_on_the_page_by_itself_and_the_focus_stays(
     page.context.close()
 
 
+def test_the_counts_above_a_list_of_samples_follow_the_run_and_its_filter_stays(
+    browser: Browser, opened: tuple[str, Any], site: FakeSource
+) -> None:
+    going_on(site, "counting")
+    looking = visit(browser, opened)
+    page = looking.page
+    page.add_init_script(STREAMS_NOTED)
+    looking.open("/evals/counting/samples?outcome=passed")
+    page.wait_for_function("window.streams[0]?.readyState === EventSource.OPEN")
+    outcomes = page.get_by_role("navigation", name="Outcome")
+    assert outcomes.get_by_role("link", name="all").text_content() == "all 0"
+    for scored in (1, 2):
+        one_more_finished(site, "counting")
+        outcomes.get_by_role("link", name=f"all {scored}", exact=True).wait_for()
+    assert outcomes.locator("[aria-current]").text_content() == "passed 2"
+    assert looking.wrong == []
+    page.context.close()
+
+
 def test_what_was_opened_stays_open_while_the_page_follows_its_run(
     browser: Browser, opened: tuple[str, Any], site: FakeSource
 ) -> None:

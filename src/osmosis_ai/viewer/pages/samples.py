@@ -46,7 +46,6 @@ def page(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
             else None,
             "grouped": grouped,
             "in_conversations": in_conversations,
-            "can_search": view.can("conversations"),
             "outcomes": get_args(Outcome),
             "address": lambda **more: here + queries.query_string(shown, **more),
             "filters": filters,
@@ -54,6 +53,7 @@ def page(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
             "narrowed": queries.is_filtered(replace(query, text="", outcome=None)),
             "exported": queries.query_string(shown, group=""),
         },
+        parts={"outcomes": "samples_outcomes.html"},
         # One that is not read to its end comes again by itself.
         live=view.live("eval", run) if found.progress is None else None,
     )

@@ -148,6 +148,15 @@ async def test_what_was_put_aside_or_copied_is_gone_on_with_and_not_the_run_of_i
         assert view == f"osmosis view {name}"
 
 
+@pytest.mark.parametrize("goes_on", ["--salvage", "--retry-failed"])
+async def test_a_run_that_is_to_start_over_and_to_go_on_is_refused(world: World, goes_on: str) -> None:
+    world.rows(["one"])
+    outcome = await world.run("--name", "walk", "--fresh", goes_on)
+    said = f"`--fresh` starts over and `{goes_on}` goes on: choose one."
+    assert (outcome.status, json.loads(outcome.err)["error"]["message"]) == (1, said)
+    assert not world.workspace.evals_dir.exists()
+
+
 @pytest.mark.e2e
 async def test_plain_shows_the_numbers_with_their_denominators_and_the_failed_rows(world: World) -> None:
     world.rows(["one", "raise", "three"])

@@ -270,6 +270,22 @@ def test_nothing_is_replaced_unasked(cli: Cli, platform: PlatformServices, tmp_p
     assert files_of(platform.config.home) == before
 
 
+@pytest.mark.parametrize("options", [(), ("--force",)])
+def test_a_place_that_takes_no_file_is_refused_before_anything_is_copied(
+    cli: Cli, platform: PlatformServices, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    for place, said in (
+        (tmp_path, "is a directory."),
+        (tmp_path / "file" / "backup.tar", "cannot be written: "),
+        (Path("/proc/nowhere/backup.tar"), "cannot be written: "),
+    ):
+        done = cli("platform", "backup", str(place), *options, "--json")
+        error = json.loads(done.err)["error"]
+        assert (done.status, error["code"]) == (1, "VALIDATION") and said in error["message"]
+        assert error["hint"].startswith("name a file")
+
+
 def test_what_is_lost_already_is_told(cli: Cli, platform: PlatformServices, tmp_path: Path) -> None:
     for path in (platform.config.blobs_dir / "objects").rglob("*"):
         if path.is_file():

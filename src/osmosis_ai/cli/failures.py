@@ -84,7 +84,7 @@ def _usage_failure(error: Any) -> Failure:
     message = str(error)
     shown = error.format_message()
     if hasattr(error, "possibilities"):
-        near = list(error.possibilities or _near_modes(str(option)))
+        near = _near_options(str(option), error.possibilities or [])
         message = shown = f"No such option: {option}" + (f". Did you mean {near[0]}?" if near else "")
         if near:
             details["suggestions"] = near
@@ -96,13 +96,14 @@ def _usage_failure(error: Any) -> Failure:
     return Failure(USAGE_STATUS, "VALIDATION", message, details, hint, shown)
 
 
-def _near_modes(option: str) -> list[str]:
-    # The parser never sees these two: they are taken out of the line before it.
+def _near_options(option: str, possibilities: Sequence[str]) -> list[str]:
+    # The parser never sees the modes, which are taken out of the line before it: `--jsn` is no `--yes`.
     from difflib import get_close_matches
 
     from osmosis_ai.cli.registry import MODES
 
-    return get_close_matches(option, MODES, n=1)
+    near = get_close_matches(option, [*possibilities, *MODES])
+    return near if near[:1] and near[0] in MODES else list(possibilities) or near[:1]
 
 
 def _internal_failure(error: BaseException) -> Failure:

@@ -93,9 +93,9 @@ class EvalRunOptions:
             *_whole("--rollout-port", self.rollout_port),
             *_whole("--servers", self.servers),
             *(
-                ["`--fresh` starts over and `--salvage` goes on: choose one"]
-                if self.fresh and self.salvage
-                else []
+                f"`--fresh` starts over and `{option}` goes on: choose one"
+                for option, is_given in (("--salvage", self.salvage), ("--retry-failed", self.retry_failed))
+                if self.fresh and is_given
             ),
             *([] if type(self.seed) is int else [f"`--seed` must be a whole number, not {self.seed!r}"]),
         ]

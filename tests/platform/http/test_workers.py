@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import threading
 from collections.abc import Callable
@@ -231,6 +232,38 @@ def test_a_claim_waits_for_a_run(machine: Spoken, services: PlatformServices, la
     SUBMITS.taken(machine.api, advanced_config=GPU)
     runs = {Assignment.model_validate(answer.result(300).json()).run.id for answer in answers}
     assert len(runs) == 2
+
+
+def test_a_run_is_not_given_to_a_worker_that_left_while_it_waited(
+    machine: Spoken, services: PlatformServices, portal: BlockingPortal
+) -> None:
+    taken = machine.claimed()
+    said = [{"type": "http.request", "body": orjson.dumps(offer(wait_s=25).to_wire()), "more_body": False}]
+    has_left = asyncio.Event()
+    replied: list[Any] = []
+
+    async def receive() -> Any:
+        if said:
+            return said.pop()
+        await has_left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        replied.append(message)
+
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+        "path": CLAIM, "raw_path": CLAIM.encode(), "query_string": b"", "root_path": "",
+        "headers": [(b"host", b"testserver"), (b"authorization", machine.headers["Authorization"].encode())],
+        "client": ("127.0.0.1", 5000), "server": ("testserver", 80),
+    }  # fmt: skip
+    answer = portal.start_task_soon(application(services), scope, receive, send)
+    held(machine, services)
+    portal.call(has_left.set)
+    SUBMITS.taken(machine.api, advanced_config=GPU)
+    answer.result(300)
+    assert replied[0]["status"] == 204
+    assert machine.claimed().run.id != taken.run.id, "it is there for the next worker at once"
 
 
 def waits_of(machine: Spoken, services: PlatformServices, given: Assignment) -> tuple[Any, Any, str]:

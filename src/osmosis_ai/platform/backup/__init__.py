@@ -63,13 +63,17 @@ def create_backup(
     Raises:
         NotFoundError: there is no platform.
         ConflictError: ``target`` is there already, or another backup is being made.
-        OsmosisError: the database is damaged, has another release's schema, or cannot be reached.
+        OsmosisError: ``target`` cannot be written, or the database is damaged, has another release's schema, or cannot be
+            reached.
         BlobStoreError: the bucket cannot be read.
         OSError: the disk is full; ``target`` is as it was before.
     """
     require_platform(config)
+    if target.is_dir():
+        raise OsmosisError(f"{target} is a directory.", hint="name a file, such as osmosis.tar.gz in it")
     if target.exists() and not overwrite:
         raise ConflictError(f"{target} exists already.", hint="name another file, or replace it with --force")
+    _require_a_place(target.absolute())
     counts = with_bucket or not config.blobs_url
     with stage_in(config.home) as stage:
         collection = Collection(
@@ -84,6 +88,18 @@ def create_backup(
             if not missing or not counts:
                 break
         return write(stage, target.absolute(), missing_blobs=missing if counts else 0)
+
+
+def _require_a_place(target: Path) -> None:
+    # Tried before the platform is copied, which may take minutes.
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=target.parent).close()
+    except OSError as error:
+        raise OsmosisError(
+            f"{target} cannot be written: {error.strerror or error}.",
+            hint="name a file in a directory that you may write to",
+        ) from error
 
 
 def _collect_snapshot(

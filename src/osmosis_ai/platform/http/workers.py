@@ -94,10 +94,17 @@ async def claim(request: Request, services: Services, _spoken: Spoken) -> Respon
         if assignment is not None:
             return _reply(assignment)
         waits = worker_waits(request.app)
-        if left_s <= 0 or waits.is_closed or await request.is_disconnected():
-            return Response(status_code=204, headers={PROTOCOL_HEADER: str(PROTOCOL)})
+        if left_s <= 0 or waits.is_closed:
+            return _nothing()
         if not await waits.for_run(Idler(offer, scope), left_s, bearer_hash(bearer)):
             raise _too_many("too many claims wait for a run", COME_AGAIN_S)
+        if await request.is_disconnected():
+            # What came meanwhile is for a worker that is there: given to this one, it would lie idle for a lease.
+            return _nothing()
+
+
+def _nothing() -> Response:
+    return Response(status_code=204, headers={PROTOCOL_HEADER: str(PROTOCOL)})
 
 
 async def sync(request: Request) -> Response:

@@ -1,4 +1,7 @@
-"""What has to be tidied up now and then: a chore that fails keeps no other from its turn, and has its own next time."""
+"""What has to be tidied up now and then: a chore that fails keeps no other from its turn, and has its own next time.
+
+What keeps it from being done is said once, and again when that changes.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ class Maintenance:
     def __init__(self, chores: Mapping[str, Callable[[], None]], *, every_s: float = EVERY_S) -> None:
         self._chores = dict(chores)
         self._every_s = every_s
+        self._said: dict[str, str] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -46,15 +50,17 @@ class Maintenance:
         while not self._stopping.is_set():
             for name, chore in self._chores.items():
                 if not self._stopping.is_set():
-                    _do(name, chore)
+                    self._do(name, chore)
             self._stopping.wait(self._every_s)
 
-
-def _do(name: str, chore: Callable[[], None]) -> None:
-    try:
-        chore()
-    except (BlobStoreError, DatabaseBusyError, StorageFullError, OSError) as error:
-        logger.error("%s could not be tidied up now: %s", name, error)
-    except Exception:
-        # The edge of this thread, which the next round needs.
-        logger.exception("%s could not be tidied up now", name)
+    def _do(self, name: str, chore: Callable[[], None]) -> None:
+        said = self._said.pop(name, None)
+        try:
+            chore()
+        except (BlobStoreError, DatabaseBusyError, StorageFullError, OSError) as error:
+            self._said[name] = str(error)
+            if str(error) != said:
+                logger.error("%s could not be tidied up now: %s", name, error)
+        except Exception:
+            # The edge of this thread, which the next round needs.
+            logger.exception("%s could not be tidied up now", name)

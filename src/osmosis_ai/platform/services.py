@@ -85,7 +85,7 @@ class PlatformServices:
     sample_filling: SampleFilling
     maintenance: Maintenance
     shard_merging: ShardMerging
-    merging: Maintenance
+    frequent_maintenance: Maintenance
     sample_counts: SampleCounts
     readiness: Readiness
     request_counts: RequestCounts
@@ -170,7 +170,9 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         sample_filling=SampleFilling(db, blobs, used_clock),
         maintenance=_maintenance(blobs, datasets, imports, resuming, sources, desk, access, shards, deletion),
         shard_merging=shards,
-        merging=Maintenance({"shards of runs": shards.merge_due}, every_s=MERGE_EVERY_S),
+        frequent_maintenance=Maintenance(
+            {"stopped runs": desk.close_stopped, "shards of runs": shards.merge_due}, every_s=MERGE_EVERY_S
+        ),
         sample_counts=SampleCounts(),
         readiness=Readiness(db, blobs, used_clock),
         request_counts=RequestCounts(),
@@ -198,7 +200,6 @@ def _maintenance(
             "uploads of runs": imports.tidy,
             "checkpoints of runs": resumption.forget_old,
             "commits of runs that have ended": sources.sweep,
-            "stopped runs": desk.close_stopped,
             "uploads and journals of runs that have ended": desk.clear_ended,
             "workers that are gone": access.known.forget_old,
             "shards of runs": merging.tidy,

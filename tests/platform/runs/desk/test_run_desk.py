@@ -7,6 +7,7 @@ import hashlib
 import io
 import tarfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -546,6 +547,23 @@ def test_a_stopped_run_of_a_pool_whose_worker_is_gone_ends_whatever_the_clock_sa
     assert worker.run.status == "running"
     clock.jump(jump.total_seconds())
     services.desk.close_stopped()
+    assert worker.run.status == "stopped"
+
+
+def test_a_run_of_a_pool_that_nobody_works_on_ends_soon_after_it_was_asked_to(
+    api: TestClient, services: PlatformServices
+) -> None:
+    submitted(api, advanced_config={"execution": {"pool": "gpu"}})
+    worker = DeskWorker.claims(services, ClaimScope(pool="gpu"))
+    worker.releases()
+    services.eval_runs.stop(worker.run.workspace_id, worker.run_id, by="mara")
+    services.frequent_maintenance.start()
+    try:
+        deadline = time.monotonic() + 60
+        while worker.run.status != "stopped" and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        services.frequent_maintenance.close()
     assert worker.run.status == "stopped"
 
 

@@ -90,7 +90,7 @@ def show(looks: Iterable[Look], standing: Callable[[Look], RunStanding], *, agai
                         output.note(f"The run waits: {now.waits}")
                     waited = now.waits
                 elif bar is None and now.said != said:
-                    said = now.said
+                    said, waited = now.said, now.waits
                     waiting.close()
                     if said:
                         waiting.enter_context(output.status(said))

@@ -9,6 +9,8 @@ import shutil
 import signal
 import socket
 import stat
+import threading
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +139,19 @@ def test_it_waits_for_a_signal_and_leaves_the_handlers_as_they_were(config: Plat
         # A second signal ends the process at once.
         assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
         assert httpx.get(f"{platform.config.base_url}/health").is_success
+
+
+def test_a_signal_that_does_not_wake_the_wait_ends_it_all_the_same(config: PlatformConfig) -> None:
+    """As when it comes right before the wait begins; one that another thread gets wakes nothing, every time."""
+    late = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
+    unblock = threading.Timer(10, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with run_platform(config) as platform:
+        late.start()
+        unblock.start()
+        began = time.monotonic()
+        platform.wait()
+        assert time.monotonic() - began < 5
+        unblock.cancel()
 
 
 def test_it_waits_for_nobody_who_watches_a_run_and_tells_them_to_the_end(config: PlatformConfig) -> None:

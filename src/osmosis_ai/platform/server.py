@@ -7,6 +7,7 @@ platform that is killed instead leaves nothing that the next start cannot go on 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -59,6 +60,8 @@ READ_WITHIN_S = 120.0
 # Files, databases, workers and the models that are served need descriptors, too.
 _OTHER_DESCRIPTORS = 200
 _API_ENDED = "the API has ended"
+# A signal that comes between the interpreter's last look and the wait itself does not wake it: it looks again.
+_SIGNAL_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,10 @@ class RunningPlatform:
         Raises:
             OsmosisError: the API has ended by itself.
         """
-        reason = self._ends.get()
+        reason = None
+        while reason is None:
+            with contextlib.suppress(queue.Empty):
+                reason = self._ends.get(timeout=_SIGNAL_POLL_S)
         if reason == _API_ENDED:
             raise OsmosisError("the platform's API ended unexpectedly; the log says why.", code="INTERNAL")
         logger.info("stopping (%s)", reason)

@@ -114,7 +114,7 @@ def test_a_run_becomes_a_job_that_is_followed_to_its_end(cluster: Cluster, membe
     assert cluster.ray.bodies == {
         "osm-run_a-1": {
             "entrypoint": "exec osmosis platform worker --run run_a --url https://osmosis.example "
-            "--token-env OSMOSIS_WORKER_TICKET",
+            "--token-env OSMOSIS_WORKER_TICKET --cpus 2",
             "submission_id": "osm-run_a-1",
             "entrypoint_num_cpus": 2,
             "entrypoint_num_gpus": 1,

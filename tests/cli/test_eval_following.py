@@ -67,6 +67,41 @@ def test_a_log_that_is_followed_says_once_why_its_run_waits(maze: Maze, mode: st
     assert "waits" not in outcome.out and len(outcome.out.splitlines()) == 1
 
 
+SILENT = [
+    *(("07:00:00Z", f"its worker has not been heard for {told}.") for told in ("45 s", "50 s", "2 min")),
+    *((None, None), ("07:09:00Z", "its worker has not been heard for 45 s.")),
+]
+
+
+def looks_at_silences() -> list[dict[str, Any]]:
+    """Return how a run is whose worker is silent for a while, is heard, and is silent again."""
+    since = [None if moment is None else f"2026-10-02T{moment}" for moment, _ in SILENT]
+    return [
+        {**run("running"), "waits": why, "silent_since": moment}
+        for moment, (_, why) in zip(since, SILENT, strict=True)
+    ]
+
+
+def test_a_log_that_is_followed_says_once_that_a_worker_is_silent(maze: Maze) -> None:
+    maze.get("/eval-runs/amber").side_effect = replies(run("running"))
+    maze.get("/eval-runs/er_8").side_effect = replies(*looks_at_silences(), run("finished"))
+    maze.get("/eval-runs/er_8/logs").respond(json={"logs": [line(1)]})
+    outcome = maze.osmosis("eval", "logs", "amber", "--follow", "--plain")
+    told = [each for each in outcome.err.splitlines() if "The run waits: " in each]
+    assert told == [f"The run waits: {SILENT[number][1]}" for number in (0, 4)]
+
+
+def test_watching_in_a_log_says_once_that_a_worker_is_silent(maze: Maze) -> None:
+    looks = looks_at_silences()
+    maze.get("/eval-runs/amber").side_effect = replies(looks[0], *[run("finished")] * 3)
+    maze.get("/eval-runs/er_8").side_effect = replies(*looks[1:], *[run("finished")] * 3)
+    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
+    outcome = maze.osmosis("eval", "watch", "amber", "--plain")
+    assert outcome.status == 0, outcome.err
+    told = [each for each in outcome.err.splitlines() if "The run waits: " in each]
+    assert told == [f"The run waits: {SILENT[number][1]}" for number in (0, 4)]
+
+
 def test_a_followed_log_is_plain_lines_for_logs_and_coloured_ones_for_people(maze: Maze) -> None:
     maze.router.get(url__regex=".*/eval-runs/[^/]+$").respond(json=run("finished"))
     maze.get("/eval-runs/er_8/logs").respond(json={"logs": [{**line(1), "message": "[bold]a\tb"}]})

@@ -382,6 +382,15 @@ def test_a_run_that_no_worker_can_take_says_why_it_waits(maze: Maze) -> None:
     assert maze.osmosis("eval", "info", "x", "--json").json["data"]["waits"] == why
 
 
+def test_why_a_run_is_not_begun_is_said_once_and_what_held_it_back_still(maze: Maze) -> None:
+    why = "required, and not possible, so no run is executed: no user namespaces"
+    waiting = {**run("pending"), "isolation": why, "waits": f"isolation: {why}"}
+    maze.get("/eval-runs/x").side_effect = replies(waiting, {**run("pending"), "isolation": "bubblewrap"})
+    plain = maze.osmosis("eval", "info", "x", "--plain").out
+    assert plain.count(why) == 1 and f"Waits: isolation: {why}\n" in plain
+    assert "Isolation: bubblewrap\n" in maze.osmosis("eval", "info", "x", "--plain").out
+
+
 def test_a_run_that_was_put_aside_says_what_it_waits_for(maze: Maze) -> None:
     why = "its worker has let it go: it waits for another one of the pool 'gpu'."
     maze.get("/eval-runs/x").respond(json={**run("running"), "waits": why})

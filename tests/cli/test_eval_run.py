@@ -153,8 +153,19 @@ async def test_a_run_that_is_to_start_over_and_to_go_on_is_refused(world: World,
     world.rows(["one"])
     outcome = await world.run("--name", "walk", "--fresh", goes_on)
     said = f"`--fresh` starts over and `{goes_on}` goes on: choose one."
-    assert (outcome.status, json.loads(outcome.err)["error"]["message"]) == (1, said)
+    error = json.loads(outcome.err)["error"]
+    assert (outcome.status, error["message"]) == (1, said)
+    assert error["hint"].startswith("without `--fresh` the run of that name goes on; ")
     assert not world.workspace.evals_dir.exists()
+
+
+@pytest.mark.parametrize("option", ["--max-cost=-1", "--max-cost=nan", "--max-tokens=0"])
+async def test_a_budget_that_is_none_is_a_usage_error(world: World, option: str) -> None:
+    world.rows(["one"])
+    outcome = await world.run(option)
+    error = json.loads(outcome.err)["error"]
+    assert (outcome.status, error["code"]) == (2, "VALIDATION")
+    assert f"`{option.partition('=')[0]}` must be a positive number" in error["message"]
 
 
 @pytest.mark.e2e

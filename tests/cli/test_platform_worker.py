@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import io
 import json
-import os
+import shlex
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 
 from osmosis_ai.api.wire.workers import Assignment, WorkerOffer
-from osmosis_ai.config.execution import ExecutionSection
-from osmosis_ai.driving import server_count
 from osmosis_ai.platform.runs.execute import worker_process
-from osmosis_ai.platform.runs.work import inputs, worker
+from osmosis_ai.platform.runs.execute.executor import WantedJob
+from osmosis_ai.platform.runs.execute.ray_jobs import TICKET_VARIABLE, worker_entrypoint
 from osmosis_ai.platform.runs.work.host_terms import HostTerms
 from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, StoreAwayError
@@ -24,6 +23,7 @@ from osmosis_ai.platform.runs.work.worked_runs import Ending, WorkedRun
 from osmosis_ai.platform.runs.work.worker_host import host_runs
 from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability
 from tests.cli.conftest import Cli
+from tests.platform.runs.granted_processors import servers_of_a_run, with_processors
 from tests.platform.runs.played_hosts import assignment
 
 URL = "https://osmosis.fern.example"
@@ -152,10 +152,32 @@ def test_a_run_has_servers_for_the_processors_that_its_worker_was_granted(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
+    with_processors(16, monkeypatch)
+    line = ("platform", "worker", "--url", URL, "--pool", "gpu", "--token-env", "TOKEN", *options)
+    environment = environment_of_its_worker(line, "TOKEN", cli, monkeypatch, tmp_path)
+    assert servers_of_a_run(asks, environment, monkeypatch) == servers
+
+
+@pytest.mark.parametrize(
+    ("asks", "servers"), [({}, 1), ({"cpus": 0.05}, 1), ({"cpus": 4}, 3), ({"servers": 5}, 5)]
+)
+def test_a_job_of_a_cluster_has_servers_for_the_processors_that_it_asks_for(
+    asks: dict[str, Any], servers: int, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with_processors(16, monkeypatch)
+    job = WantedJob("osm-first-1", "first", **{"cpus": asks["cpus"]} if "cpus" in asks else {})
+    _exec, _osmosis, *line = shlex.split(worker_entrypoint(job, URL))
+    environment = environment_of_its_worker(line, TICKET_VARIABLE, cli, monkeypatch, tmp_path)
+    assert servers_of_a_run(asks, environment, monkeypatch) == servers
+
+
+def environment_of_its_worker(
+    line: Sequence[str], variable: str, cli: Cli, monkeypatch: pytest.MonkeyPatch, directory: Path
+) -> dict[str, str]:
+    """Return the environment in which a command line of `platform worker` starts the worker of its run."""
     answers = iter([assignment("first")])
     environments: list[dict[str, str]] = []
     begun = threading.Event()
-    found: list[int] = []
 
     def claim(_link: HttpLink, offer: WorkerOffer) -> Assignment:
         if (answer := next(answers, None)) is None:
@@ -168,33 +190,14 @@ def test_a_run_has_servers_for_the_processors_that_its_worker_was_granted(
         begun.set()
         raise OSError("its environment is all that is asked for")
 
-    class LookingWorker:
-        def __init__(self, _channel: object, given: inputs.RunInputs, *_: object) -> None:
-            request: Any = SimpleNamespace(execution=ExecutionSection.model_validate(asks))
-            found.append(given.servers(request))
-
-        def run(self) -> int:
-            return 0
-
-    monkeypatch.setattr(server_count.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
-    monkeypatch.setattr(server_count, "granted_processors", lambda *_: [])
     monkeypatch.setattr(HttpLink, "claim", claim)
     monkeypatch.setattr(HttpLink, "release", lambda *_: None)
     monkeypatch.setattr(worker_process, "ChildProcess", child)
-    monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path))
-    monkeypatch.setenv("TOKEN", TOKEN)
-    cli("platform", "worker", "--url", URL, "--pool", "gpu", "--token-env", "TOKEN", *options)
+    monkeypatch.setenv("OSMOSIS_HOME", str(directory))
+    monkeypatch.setenv(variable, TOKEN)
+    cli(*line)
     [environment] = environments
-    monkeypatch.setattr(os, "environ", environment)
-    for name in ("keep_to_itself", "watch_parent", "lower_priority"):
-        monkeypatch.setattr(worker, name, lambda *_: None)
-    handed = {worker.PLATFORM_URL: URL, worker.CREDENTIAL: TOKEN, worker.CLAIM_ID: "c" * 32}
-    monkeypatch.setattr(worker, "take_handed", lambda: handed)
-    monkeypatch.setattr(worker, "_claimed", lambda *_: assignment("first"))
-    monkeypatch.setattr(inputs.RowSelection, "read", lambda _: None)
-    monkeypatch.setattr(worker, "Worker", LookingWorker)
-    assert worker.main(["run_first"]) == 0
-    assert found == [servers]
+    return environment
 
 
 def test_a_ticket_comes_from_a_variable_or_stdin(

@@ -127,6 +127,21 @@ def test_a_platform_that_is_away_is_waited_for_and_ctrl_c_says_how_to_go_on(maze
 
 
 @pytest.mark.integration
+def test_ctrl_c_in_a_submit_that_watches_names_the_run_as_people_know_it(maze: Maze) -> None:
+    def interrupt(_request: httpx.Request) -> httpx.Response:
+        raise KeyboardInterrupt
+
+    (maze.workspace.root / CONFIG).write_text(TEXT)
+    made = {"id": OWN["id"], "name": "copper", "status": "pending", "created_at": "2026-10-02T07:00:00Z"}
+    maze.post("/training-runs/check").respond(404, html="<h1>404</h1>")
+    maze.post("/training-runs").respond(json=made)
+    maze.router.get(url__regex=".*/training-runs/[^/]+$").mock(side_effect=interrupt)
+    outcome = maze.osmosis("train", "submit", CONFIG, "--watch", "--yes", "--plain")
+    assert outcome.status == 130
+    assert "follow it again with: osmosis train watch copper\n" in outcome.err
+
+
+@pytest.mark.integration
 def test_a_submit_that_watches_returns_how_the_run_ended(maze: Maze) -> None:
     (maze.workspace.root / CONFIG).write_text(TEXT)
     made = {"id": OWN["id"], "name": "copper", "status": "pending", "created_at": "2026-10-02T07:00:00Z"}

@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 import osmosis_ai
+from osmosis_ai.process_environment import program_environment
 from osmosis_ai.sandbox import SandboxCapability, processors_for
 from osmosis_ai.sandbox.places import interpreter_places
+from osmosis_ai.supervision import ChildProcess
 from tests.sandbox.conftest import Machine, make_machine
 
 pytestmark = pytest.mark.integration
@@ -240,6 +242,21 @@ def test_more_variables_than_a_pipe_holds_reach_it(machine: Machine) -> None:
         env={"LONG": "x" * 100_000, **{f"MANY_{number}": "y" * 100 for number in range(1500)}},
     )
     assert ended.stdout.split() == ["100000", "1500"]
+
+
+@pytest.mark.parametrize("held_back", [True, False])
+def test_a_variable_that_is_longer_than_linux_lets_one_be_is_named_with_the_limit(
+    machine: Machine, held_back: bool
+) -> None:
+    words, source = ["/bin/sh", "-c", "exit 7"], machine.sandbox.source
+    program = machine.sandbox.command(words, cwd=source, writable=[]) if held_back else words
+    limit = 32 * os.sysconf("SC_PAGE_SIZE")
+    longest = {**program_environment(os.environ), "LONG": "x" * (limit - len("LONG=") - 1)}
+    assert ChildProcess(program, env=longest, cwd=source, stdout=None).finish(timeout_s=60) == 7
+    said = f"the variable LONG has {limit + 1:,} bytes with its name, and Linux gives a program none of more than"
+    with pytest.raises(OSError, match=said) as refused:
+        ChildProcess(program, env={**longest, "LONG": longest["LONG"] + "x"}, cwd=source, stdout=None)
+    assert "xx" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -124,10 +124,13 @@ def _unreadable(document: Mapping[str, Any]) -> Iterator[Issue]:
 
 
 def is_of_our_table(issue: Issue, advanced: Mapping[str, Any]) -> bool:
-    """Tell whether an issue is about a table of :func:`execution_issues` that has any key of ours, however it is spelled.
+    """Tell whether an issue is about a table of :func:`execution_issues` that has any key of ours, however it is spelled, or
+    about what stands in its place and is no table.
 
     Of no other is it certain: what another service takes under the same name is its own affair.
     """
+    if issue.key == PLACE:
+        return True
     section, _, rest = issue.key.partition(".")
     table = advanced.get(rest.partition(".")[0]) if section == "advanced" else None
     ours = ExecutionSection.model_fields

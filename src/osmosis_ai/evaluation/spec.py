@@ -20,6 +20,9 @@ from osmosis_ai.evaluation.run_name import check_run_name
 
 PREVIEWS_KEY = "previews"
 """The key of ``[advanced]`` that turns previews off wherever the run is executed."""
+_FRESH_HINT = (
+    "without `--fresh` the run of that name goes on; `--fresh` alone puts it aside and redoes everything"
+)
 
 if TYPE_CHECKING:
     from osmosis_ai.config.sections import EvaluationSettings, Experiment
@@ -106,7 +109,8 @@ class EvalRunOptions:
         if self.rollout_port is not None and self.servers > 1:
             problems.append("`--rollout-port` is the port of one server: leave it out, or say `--servers 1`")
         if problems:
-            raise OsmosisError("; ".join(problems) + ".")
+            goes_on = self.fresh and (self.salvage or self.retry_failed)
+            raise OsmosisError("; ".join(problems) + ".", hint=_FRESH_HINT if goes_on else None)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import math
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +29,7 @@ LIFELINE_ENV = "_OSMOSIS_LIFELINE_FD"
 TERMINATION_GRACE_S = 5.0
 _POLL_S = 0.05
 _SHELL_SIGNALS = 128
+_LONGEST_STRING_PAGES = 32
 
 
 def watch_parent() -> None:
@@ -132,8 +135,31 @@ class ContainedProgram(Protocol):
 def program_start(
     command: Sequence[str] | ContainedProgram, env: Mapping[str, str]
 ) -> AbstractContextManager[ProgramStart]:
-    """Return what yields how a program is started once with ``env``, in a sandbox or without one."""
+    """Return what yields how a program is started once with ``env``, in a sandbox or without one.
+
+    Raises:
+        OSError: a variable is longer than the kernel lets one be.
+    """
+    _require_short(env)
     return nullcontext(ProgramStart(command, env)) if isinstance(command, Sequence) else command.start(env)
+
+
+def _require_short(env: Mapping[str, str]) -> None:
+    """Check that the kernel takes each variable: its own refusal does not name the one, and in a sandbox is bubblewrap's.
+
+    Raises:
+        OSError: it does not take one.
+    """
+    if sys.platform != "linux":
+        return
+    # MAX_ARG_STRLEN in execve(2), of which the name's `=` and the zero byte behind the value have two.
+    most = _LONGEST_STRING_PAGES * os.sysconf("SC_PAGE_SIZE")
+    for name, value in env.items():
+        if (size := len(os.fsencode(name)) + len(os.fsencode(value)) + 2) > most:
+            raise OSError(
+                errno.E2BIG,
+                f"the variable {name} has {size:,} bytes with its name, and Linux gives a program none of more than {most:,}",
+            )
 
 
 class ChildProcess:
@@ -151,7 +177,7 @@ class ChildProcess:
         handed: what it alone is to know (:func:`~osmosis_ai.supervision.kept_to_itself.take_handed`).
 
     Raises:
-        OSError: the program or the file cannot be opened.
+        OSError: the program or the file cannot be opened, or a variable is longer than the kernel lets one be.
     """
 
     def __init__(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, timezone
 
 import pytest
 from rich.console import Console
@@ -55,6 +56,17 @@ def test_what_a_run_waits_for_is_said_with_a_bar_and_without(output: OutputConte
         f"The run is being prepared: {waits}",
         f"calm-fern-1: 5/10 steps (50%) {waits}",
     ]
+
+
+def test_a_log_says_once_that_a_worker_is_silent_before_a_run_counts_anything(output: OutputContext) -> None:
+    since = datetime(2026, 10, 2, 7, tzinfo=timezone.utc)
+    told = ("45 s", "50 s", "2 min")
+    looks = [
+        replace(moment("running", None), waits=f"silent for {each}.", silent_since=since) for each in told
+    ]
+    following.show(looks, lambda it: it, again="x")
+    assert isinstance(output.stderr, io.StringIO)
+    assert output.stderr.getvalue() == "The run is being prepared: silent for 45 s.\n"
 
 
 def test_a_run_that_counts_steps_while_it_still_waits_has_no_bar(output: OutputContext) -> None:

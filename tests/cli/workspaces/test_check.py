@@ -263,6 +263,7 @@ def test_what_is_decided_about_a_config_is_checked_with_it(cli: Cli, workspace: 
         ("[advanced.execution]\ncpus = 2\nregion = 'eu'\n", "region", "Unrecognized key", None),
         ("[advanced.execution]\nservers = 0\n", "servers", "must be at least 1, got 0", None),
         ("[advanced.excution]\ncpus = 2\n", "", "Unrecognized table", "execution"),
+        ("[advanced]\nexecution = 3\n", "execution", "must be a table, got 3", None),
     ],
 )
 @pytest.mark.parametrize("kind", ["eval", "training"])

@@ -7,7 +7,7 @@ import gzip
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import httpx
@@ -330,6 +330,9 @@ def test_a_run_whose_worker_is_silent_says_so_and_when_another_one_may_take_it(
     given = machine.claimed()
     heard: list[str] = []
 
+    def since() -> Any:
+        return machine.api.get(f"/api/cli/eval-runs/{given.run.id}").json().get("silent_since")
+
     def told_after(seconds: float) -> str | None:
         clock.advance(seconds)
         listed, shown, cursor = waits_of(machine, services, given)
@@ -338,14 +341,19 @@ def test_a_run_whose_worker_is_silent_says_so_and_when_another_one_may_take_it(
         return listed
 
     assert told_after(10) is None, "a worker is heard three times in a lease"
+    assert since() is None
     another = "another one of the pool 'gpu'"
     assert told_after(6) == f"its worker has not been heard for 15 s; in 15 s {another} may take it."
+    last_heard = since()
+    assert datetime.fromisoformat(last_heard.replace("Z", "+00:00")) == clock.now() - timedelta(seconds=16)
     assert told_after(10) == f"its worker has not been heard for 25 s; in 4 s {another} may take it."
     assert told_after(4) == f"its worker has not been heard for 30 s: it waits for {another}."
     assert told_after(600) == f"its worker has not been heard for 10 min: it waits for {another}."
+    assert since() == last_heard, "one silence is one, however long it is told to be"
     assert len(set(heard)) == len(heard), "who looks at its page is told"
     assert machine.sync(given).status_code == 200
     assert told_after(0) is None, "it was slow, and nobody has taken the run"
+    assert since() is None
 
 
 def test_a_claim_that_waits_hears_that_its_token_was_revoked(

@@ -204,6 +204,7 @@ def test_no_password_is_taken_from_a_command_line_and_none_is_shown(
         (("--database", "sqlite"), "already"),
         (("--blobs", "s3://b/x"), "3 to 63"),
         (("--database", "mysql://h/x"), "SQLite and PostgreSQL"),
+        (("--database", "mysql://h/x"), "hint: write it as sqlite:////path/to/platform.db or postgresql://"),
     ):
         refused = cli("platform", "move", *words)
         assert refused.status == 1 and says in refused.err

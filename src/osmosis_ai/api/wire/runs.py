@@ -56,7 +56,8 @@ class Resubmittable(WireModel):
 
     ``request`` is the body of its submit, without values of secrets; ``dataset_sha256`` the digest of its rows' file.
     ``environment`` and ``isolation`` say where its rollouts ran, and what held them back there; ``waits`` why nobody works
-    on it yet, where the platform knows.
+    on it yet, where the platform knows, and ``silent_since`` when its worker was last heard, where that is why: the sentence
+    tells for how long, and so is another one each time.
     """
 
     request: dict[str, Any] | None = None
@@ -65,6 +66,12 @@ class Resubmittable(WireModel):
     environment: str | None = None
     isolation: str | None = None
     waits: str | None = None
+    silent_since: Timestamp | None = None
+
+    @property
+    def waits_for(self) -> object:
+        """What stays the same while the run waits for the same; None of one that does not wait."""
+        return self.silent_since or self.waits or None
 
 
 class RunAgain(WireModel):

@@ -20,8 +20,10 @@ from osmosis_ai.cli.options import (
 )
 from osmosis_ai.cli.output.context import Declined, current
 from osmosis_ai.cli.output.results import OperationResult
+from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
+    from osmosis_ai.evaluation.budget import Budget
     from osmosis_ai.services.eval_runs.run import EvalRunResult
 
 WHERE, PACE, LIMITS = "Rows and results", "Pace and seeds", "Budget"
@@ -127,7 +129,6 @@ def run(
     from osmosis_ai import event_loop
     from osmosis_ai.cli.eval_runs.live import LiveRun
     from osmosis_ai.cli.eval_runs.upload import and_uploaded, require_uploads_shown
-    from osmosis_ai.evaluation.budget import Budget
     from osmosis_ai.services.eval_runs.run import EvalRunRequest, prepare_eval_run, run_eval
     from osmosis_ai.workspace.secrets_file import read_secrets_file
 
@@ -143,7 +144,7 @@ def run(
         max_in_flight=max_in_flight,
         secret_values=read_secrets_file(secrets_file) if secrets_file else {},
         seed=seed,
-        budget=Budget(max_cost, max_tokens, parse_duration(max_time, "--max-time") if max_time else None),
+        budget=_budget(max_cost, max_tokens, max_time),
         rollout_port=rollout_port,
         servers=servers,
         verbose=verbose,
@@ -163,6 +164,16 @@ def run(
     if stop is not None and stop.kind == "fault":
         current().warn(f"the run was halted: {stop.reason}", code="RUN_HALTED")
     return and_uploaded(_operation(result), result.summary) if upload else _operation(result)
+
+
+def _budget(max_cost: float | None, max_tokens: int | None, max_time: str | None) -> Budget:
+    from osmosis_ai.evaluation.budget import Budget
+
+    max_time_s = parse_duration(max_time, "--max-time") if max_time else None
+    try:
+        return Budget(max_cost, max_tokens, max_time_s)
+    except OsmosisError as error:
+        raise typer.BadParameter(error.message) from None
 
 
 @contextmanager

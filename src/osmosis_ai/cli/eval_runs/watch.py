@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -50,7 +51,7 @@ def _watch_local(run: str, directory: Path) -> OperationResult:
     watcher = RunWatcher(directory)
     if not watcher.look().ended:
         looks = watch_run(watcher.look, pause=following.pause, tell=current().note)
-        following.show(looks, _standing, again=f"osmosis eval watch {run}")
+        following.show(looks, _standing, again=f"osmosis eval watch {quote(run)}")
     return _local_operation(watcher.look())
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
 from osmosis_ai.cli.output import formats
@@ -33,6 +34,7 @@ class RunStanding:
         note: what else is worth seeing, on one line.
         below: the same with more room, for terminals.
         waits: why nobody works on it now.
+        silent_since: when its worker was last heard, where that is why.
     """
 
     name: str
@@ -43,6 +45,7 @@ class RunStanding:
     note: str = ""
     below: tuple[str, ...] = ()
     waits: str = ""
+    silent_since: datetime | None = None
 
     @property
     def counts(self) -> bool:
@@ -54,6 +57,17 @@ class RunStanding:
         """What is said while there is nothing to draw."""
         told = _SAID.get(self.status, "")
         return f"{told}: {self.waits}" if told and self.waits else told
+
+    @property
+    def saying(self) -> tuple[str, object]:
+        """What stays the same while a log need not be told again."""
+        told = _SAID.get(self.status, "")
+        return told, self.waits_for if told else None
+
+    @property
+    def waits_for(self) -> object:
+        """What stays the same while the run waits for the same, whatever the times that are told; None of one that does not."""
+        return self.silent_since or self.waits or None
 
 
 _WAITING = ("pending", "queued")
@@ -73,7 +87,8 @@ def show(looks: Iterable[Look], standing: Callable[[Look], RunStanding], *, agai
     """
     output = current()
     bar: Progress | None = None
-    said = waited = ""
+    said: object = ""
+    waited: object = None
     try:
         with ExitStack() as shown, ExitStack() as waiting:
             for seen in looks:
@@ -86,14 +101,14 @@ def show(looks: Iterable[Look], standing: Callable[[Look], RunStanding], *, agai
                     below = (*waits, *now.below)
                     bar.update(now.completed, note=now.waits or now.note, total=now.total, below=below)
                     # A bar shows it by itself; a log has a line of the bar once in a while.
-                    if now.waits and now.waits != waited and not output.animated:
+                    if now.waits and now.waits_for != waited and not output.animated:
                         output.note(f"The run waits: {now.waits}")
-                    waited = now.waits
-                elif bar is None and now.said != said:
-                    said, waited = now.said, now.waits
+                    waited = now.waits_for
+                elif bar is None and said != (saying := now.said if output.animated else now.saying):
+                    said, waited = saying, now.waits_for
                     waiting.close()
-                    if said:
-                        waiting.enter_context(output.status(said))
+                    if now.said:
+                        waiting.enter_context(output.status(now.said))
     except KeyboardInterrupt:
         output.note(f"The run goes on; follow it again with: {again}")
         raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from osmosis_ai.cli.connection import list_result, platform_context
@@ -241,11 +242,17 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             own = {"id": described.run.id, "name": described.run.name}
             return self.ended(described, "watch", {**own, **described.outcome(), **context.resource()})
 
-    def follow(self, client: PlatformClient, name: str) -> DescribedT:
-        """Show how far a run is until it has ended, and return what came of it."""
+    def follow(self, client: PlatformClient, name: str, *, called: str | None = None) -> DescribedT:
+        """Show how far a run is until it has ended, and return what came of it.
+
+        Args:
+            client: the platform.
+            name: the run's name or id.
+            called: what people call it, where that is not what it is looked up by.
+        """
         with closing(RunNews(client, self.kind, name, pause=following.pause)) as news:
             looks = watch_run(self.look(client, name), pause=news, tell=current().note)
-            following.show(looks, self.standing, again=f"osmosis {self.kind} watch {name}")
+            following.show(looks, self.standing, again=f"osmosis {self.kind} watch {quote(called or name)}")
         return self.describe(client, name)
 
     def submitted(
@@ -267,7 +274,7 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
         if not watch:
             return result
         current().note(result.message or "")
-        described = self.follow(client, run.id)
+        described = self.follow(client, run.id, called=run.name)
         verb = result.operation.removeprefix(f"{self.kind}.")
         resource = {**(result.resource or {}), **described.outcome()}
         return self.ended(described, verb, resource, result.next_steps_structured)
@@ -347,7 +354,8 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             ("Branch", detail.branch),
             ("Commit", detail.commit_sha and detail.commit_sha[:7]),
             ("Environment", detail.environment),
-            ("Isolation", detail.isolation),
+            # Why it is not begun is what it waits for.
+            ("Isolation", None if described.waiting and detail.waits else detail.isolation),
             ("Secrets", ", ".join(f"{name} ({SCOPES.get(it, it)})" for name, it in sorted(scopes))),
             (
                 "Environment Variables",

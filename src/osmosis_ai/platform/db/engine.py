@@ -55,6 +55,7 @@ _MODE = "osmosis_mode"
 _IDLE_SINCE = "osmosis_idle_since"
 # A connection that was in use just now is taken to live; to ask each time costs a round trip of every transaction.
 _TRUSTED_S = 1.0
+_FORMS = "write it as sqlite:////path/to/platform.db or postgresql://user:password@host/database"
 
 
 class DatabaseBusyError(OsmosisError):
@@ -286,13 +287,13 @@ def _parse(url: str, named: str) -> URL:
         # The text may hold a password, so it is not repeated.
         raise OsmosisError(
             f"{named} is no database URL.",
-            hint="write it as sqlite:////path/to/platform.db or postgresql://user:password@host/database",
+            hint=_FORMS,
         ) from None
     backend = parsed.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
         raise OsmosisError(
             f"the platform runs on SQLite and PostgreSQL, not on '{backend}'.",
-            hint="a URL of PostgreSQL begins with postgresql://" if backend == "postgres" else None,
+            hint="a URL of PostgreSQL begins with postgresql://" if backend == "postgres" else _FORMS,
         )
     return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
 

@@ -217,8 +217,8 @@ def configuration(services: PlatformServices, run: DbRun) -> dict[str, Any]:
         "env_config": run.request.get("env_config"),
         "resolved_secret_scopes": run.secret_scopes or None,
     }
-    waits = services.why_it_waits(run)
-    return {**present({**known, "waits": waits}), **_repeatable(services.config, run)}
+    waits = {"waits": services.why_it_waits(run), "silent_since": services.desk.silent_since(run)}
+    return {**present({**known, **waits}), **_repeatable(services.config, run)}
 
 
 def _repeatable(config: PlatformConfig, run: DbRun) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
-from osmosis_ai.platform.isolation import isolation_shown
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.read.merging import RunFamily, merge
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
@@ -124,18 +123,17 @@ class PlatformSource:
                     samples,
                     self._estimates(family),
                     previous=previous,
-                    isolation=isolation_shown(self.services.config, run),
+                    isolation=run.isolation,
                     waits=self.services.why_it_waits(run),
                 )
         curves = read_curves(self.services.db, run.id)
         resumable = self.services.resumption.resumable(run)
-        isolation = isolation_shown(self.services.config, run)
         return training_detail(
             entry,
             run,
             curves,
             previous=previous,
-            isolation=isolation,
+            isolation=run.isolation,
             waits=self.services.why_it_waits(run),
             resumable=resumable,
         )

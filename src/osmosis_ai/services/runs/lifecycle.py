@@ -254,7 +254,7 @@ def follow_run_log(
         name: the run's name or id.
         first: how many lines to begin with, of every level.
         pause: waits between two looks.
-        tell: told why nobody works on the run now, each time that this is another reason.
+        tell: told why nobody works on the run now, each time that this is another reason, and once of a silent worker.
         level: the least; None for all lines.
     """
     from osmosis_ai.services.log_following import LogFollower, at_level, follow_log
@@ -262,14 +262,14 @@ def follow_run_log(
     run_id = get_run(client, kind, name).id
     runs = _runs(client, kind)
     follower = LogFollower(lambda size, cursor: runs.logs(run_id, limit=size, cursor=cursor), first=first)
-    told = ""
+    told: object = None
 
     def ended() -> bool:
         nonlocal told
         detail = _detail(client, kind, run_id)
-        if detail.waits and detail.waits != told:
+        if detail.waits and detail.waits_for != told:
             tell(f"The run waits: {detail.waits}")
-        told = detail.waits or ""
+        told = detail.waits_for
         return _own(detail).status in TERMINAL[kind]
 
     lines = follow_log(follower, ended=ended, pause=pause)

@@ -38,7 +38,7 @@ class RealRay:
         self.port, self._dashboard, self._clients = free_port(), free_port(), free_port()
         self.cluster = RayCluster(f"http://127.0.0.1:{self._dashboard}", self.token_file)
         self.commands: dict[str, str] = {}
-        self.jobs = RayJobs(self.cluster, self.commands.__getitem__)
+        self.jobs = RayJobs(self.cluster, lambda job: self.commands[job.run_id])
         self._settings = dict(settings or {})
         self._cpus = cpus
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}

@@ -114,7 +114,7 @@ def test_a_run_becomes_a_job_that_is_followed_to_its_end(cluster: Cluster, membe
     assert cluster.ray.bodies == {
         "osm-run_a-1": {
             "entrypoint": "exec osmosis platform worker --run run_a --url https://osmosis.example "
-            "--token-env OSMOSIS_WORKER_TICKET",
+            "--token-env OSMOSIS_WORKER_TICKET --cpus 2",
             "submission_id": "osm-run_a-1",
             "entrypoint_num_cpus": 2,
             "entrypoint_num_gpus": 1,
@@ -251,11 +251,9 @@ def test_a_cluster_that_hangs_costs_no_run_more_than_time(
     cluster.claim(running)
     cluster.rounds(60)
     assert cluster.log(waiting) == [
-        "waits for the Ray cluster: the Ray cluster at http://127.0.0.1:8265 cannot be reached: timed out."
+        "waits: the Ray cluster at http://127.0.0.1:8265 cannot be reached: timed out."
     ]
-    why = (
-        "it waits for the Ray cluster: the Ray cluster at http://127.0.0.1:8265 cannot be reached: timed out."
-    )
+    why = "the Ray cluster at http://127.0.0.1:8265 cannot be reached: timed out."
     assert cluster.waits(waiting) == why
     assert caplog.text.count("cannot be reached") == 1
     assert "timed out. (its runs go on when it answers again)" in caplog.text
@@ -292,7 +290,7 @@ def test_a_wrong_token_is_said_on_the_runs_that_wait_and_goes_no_further(
     (cluster.directory / "ray-token").write_text("a-token-of-another-cluster")
     cluster.rounds(100)
     assert cluster.log(run) == [
-        "waits for the Ray cluster: the Ray cluster at http://127.0.0.1:8265 refuses the token in "
+        "waits: the Ray cluster at http://127.0.0.1:8265 refuses the token in "
         f"{cluster.directory / 'ray-token'}."
     ]
     (cluster.directory / "ray-token").write_text(TOKEN)

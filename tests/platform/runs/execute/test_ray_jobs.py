@@ -34,7 +34,7 @@ def test_a_job_asks_for_what_its_run_needs_and_carries_a_ticket_and_nothing_else
     jobs.start(JOB, TICKET)
     assert ray.bodies["osm-run_1-1"] == {
         "entrypoint": "exec osmosis platform worker --run run_1 --url https://osmosis.example "
-        "--token-env OSMOSIS_WORKER_TICKET",
+        "--token-env OSMOSIS_WORKER_TICKET --cpus 2",
         "submission_id": "osm-run_1-1",
         "entrypoint_num_cpus": 2,
         "entrypoint_num_gpus": 1,

@@ -7,6 +7,8 @@ before it, and what is nobody's any more goes after it.
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from osmosis_ai.api.wire.workers import (
     Assignment,
     EndRequest,
@@ -168,6 +170,11 @@ class RunDesk:
             return f"{told.removesuffix('.')}."
         why, what = waits_for(run, self.leases), self._waiting.get(run.id)
         return f"it waits for {what}, and its log says why." if why is not None and what is not None else why
+
+    def silent_since(self, run: BegunRun) -> datetime | None:
+        """Return when the worker of a run was last heard, where its silence is what :meth:`why_it_waits` tells of."""
+        is_told = run.lease_expires_at is not None and run.id not in self._waiting
+        return run.heartbeat_at if is_told and waits_for(run, self.leases) is not None else None
 
     def _note_secrets(
         self, lease: Lease, assignment: Assignment, offer: WorkerOffer, scope: ClaimScope

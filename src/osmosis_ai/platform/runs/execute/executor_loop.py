@@ -432,9 +432,13 @@ class ExecutorLoop:
         for run in self._runs.oldest(_MOST_TOLD):
             if run.id not in self._outage.told and self._leases.is_free(run):
                 self._outage.told.add(run.id)
-                told = f"waits for {error.where}: {error.message}"
-                self._tell(run.id, told, "warning")
-                self._desk.note_executor(run.id, f"it {told}")
+                # What begins with where it is, as the address of a cluster does, says that by itself.
+                names_it = error.message.startswith(error.where)
+                self._tell(
+                    run.id, f"waits{'' if names_it else f' for {error.where}'}: {error.message}", "warning"
+                )
+                why = error.message if names_it else f"it waits for {error.where}: {error.message}"
+                self._desk.note_executor(run.id, why)
 
     def _tell(self, run_id: str, message: str, level: Level = "info") -> None:
         self._logs.append(run_id, [LogLine(message, level=level, step="executor")])

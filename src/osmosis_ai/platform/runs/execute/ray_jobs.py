@@ -46,6 +46,8 @@ WAITS_LONG_S = 60.0
 _LOOKED_AT_FOR_S = 60.0
 _LARGEST_REPLY_BYTES = 64 << 20
 _LONGEST_QUOTE = 300
+_LEAST_TOLD = 0.1
+"""The smallest number of processors that `osmosis platform worker --cpus` takes."""
 _GIB = 1 << 30
 _LOST_NODE = "because its node has died"
 _NEVER_STARTED = ("JOB_SUPERVISOR_ACTOR_START_TIMEOUT", "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE")
@@ -93,7 +95,7 @@ class RayJobs:
 
     Args:
         cluster: where it is.
-        entrypoint: returns what a shell runs on the node for a run.
+        entrypoint: returns what a shell runs on the node for a job.
         transport: stands in for the network.
         monotonic: seconds since some moment.
     """
@@ -105,7 +107,7 @@ class RayJobs:
     def __init__(
         self,
         cluster: RayCluster,
-        entrypoint: Callable[[str], str],
+        entrypoint: Callable[[WantedJob], str],
         *,
         transport: httpx.BaseTransport | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -126,7 +128,7 @@ class RayJobs:
             RayError: the cluster does not have it, or cannot say.
         """
         body = {
-            "entrypoint": self._entrypoint(job.run_id),
+            "entrypoint": self._entrypoint(job),
             "submission_id": job.id,
             "entrypoint_num_cpus": job.cpus,
             "entrypoint_num_gpus": job.gpus,
@@ -365,10 +367,14 @@ def cluster_problem(cluster: RayCluster, *, within_s: float = ANSWER_WITHIN_S) -
     return found[0] if found else silent
 
 
-def worker_entrypoint(run_id: str, platform_url: str) -> str:
-    """Return what has a node work on a run; by `exec`: what the cluster ends is the worker, with no shell in between."""
-    command = ["osmosis", "platform", "worker", "--run", run_id, "--url", platform_url]
-    return shlex.join(["exec", *command, "--token-env", TICKET_VARIABLE])
+def worker_entrypoint(job: WantedJob, platform_url: str) -> str:
+    """Return what has a node work on a run; by `exec`: what the cluster ends is the worker, with no shell in between.
+
+    The worker is told what the job was given of its node, for the cluster keeps no process from using more.
+    """
+    command = ["osmosis", "platform", "worker", "--run", job.run_id, "--url", platform_url]
+    granted = f"{max(job.cpus, _LEAST_TOLD):.12g}"
+    return shlex.join(["exec", *command, "--token-env", TICKET_VARIABLE, "--cpus", granted])
 
 
 class _JobAnswer(BaseModel):

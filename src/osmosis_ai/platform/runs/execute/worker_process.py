@@ -29,7 +29,8 @@ CLAIM_ID = "_OSMOSIS_CLAIM_ID"
 HANDS_OUT_KEYS = "_OSMOSIS_HANDS_OUT_KEYS"
 """Set where this machine gives the credentials of the platform's bucket to every program that asks for them."""
 CPUS = "_OSMOSIS_WORKER_CPUS"
-"""Set where a worker is granted fewer processors than its machine has: their number."""
+"""Set where a worker is granted a part of its machine's processors: how many. It decides how many rollout servers its run has
+where nobody said, and holds nothing back."""
 
 # How a worker's process may end; any other way is a death.
 ENDED = 0

@@ -9,7 +9,6 @@ import threading
 
 import uvicorn
 
-from osmosis_ai.driving.server_count import granted_cores
 from osmosis_ai.platform.app import create_worker_app
 from osmosis_ai.platform.blobs.s3 import S3BlobStore
 from osmosis_ai.platform.config import PlatformConfig
@@ -44,13 +43,7 @@ class LocalWorkers:
             blobs = self._services.blobs
             self._hands_out_keys = isinstance(blobs, S3BlobStore) and blobs.has_credentials_of_machine()
             self._listener = WorkerListener(self._services)
-        start = WorkerStarter(
-            self._config,
-            self._listener.address,
-            hands_out_keys=self._hands_out_keys,
-            # Runs that execute at a time share the processors.
-            cpus=granted_cores() / self._config.executor_slots,
-        )
+        start = WorkerStarter(self._config, self._listener.address, hands_out_keys=self._hands_out_keys)
         return start(run_id, credential, claim_id)
 
     def close(self) -> None:

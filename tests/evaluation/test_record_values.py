@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -41,10 +42,10 @@ def test_a_line_is_taken_or_refused_as_a_whole_record_is(name: str) -> None:
         if name in _CONTENT_NOT_READ and isinstance(record.get(name), str):
             assert dict(zip(NAMES, values_of(line), strict=True))[name] == record[name]
             continue
-        whole = told_of(lambda line=line: TerminalRecord.from_line(line))
+        whole = told_of(partial(TerminalRecord.from_line, line))
         if isinstance(whole, TerminalRecord):
             whole = tuple(getattr(whole, each) for each in NAMES)
-        assert told_of(lambda line=line: values_of(line)) == whole
+        assert told_of(partial(values_of, line)) == whole
 
 
 @pytest.mark.parametrize("line", [b"[]", b"{", b'{"row_index": NaN}', b'{"input": "\\ud800"}', b"\xff"])

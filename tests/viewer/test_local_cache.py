@@ -317,3 +317,24 @@ def test_numbers_of_a_part_of_the_journal_are_not_taken_for_all_of_it(local: Loc
     # Without a journal they are all there is.
     run.events.unlink()
     assert scored() == 1
+
+
+def test_a_first_look_takes_few_steps_a_sample(local: LocalPlace) -> None:
+    local.start("run", rows=1_000, n=2)
+    both = [(row, attempt) for row in range(1_000) for attempt in range(2)]
+    local.add("run", [sample_record(*place, 1.0, input="What is it?", output="This.") for place in both])
+    index = RunIndex(local.evals / "run", cache_dir=local.root / "cache")
+    calls = 0
+
+    def count(_frame: object, event: str, _what: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        assert index.refresh() is None
+    finally:
+        sys.setprofile(None)
+    index.close()
+    # Calls, not seconds: these are the same on every machine, however much else it does.
+    assert calls / len(both) < 40

@@ -122,7 +122,7 @@ _COUNTS = frozenset(
 )
 _NUMBERS = frozenset({"reward", "cost_usd", "model_latency_ms", "judge_cost_usd"})
 _DIGEST = re.compile(r"[0-9a-f]{16,64}")
-_LARGEST_COUNT = 2**53 - 1
+LARGEST_COUNT = 2**53 - 1
 """What JSON's readers agree on (RFC 8259, section 6); sums of two fit every store of whole numbers."""
 _SHOWN = 100
 _TABLES: dict[str, tuple[type, ...]] = {"scores": (int, float), "parts": (int, float), "unscored": (str,)}
@@ -135,7 +135,7 @@ def check_field(name: str, content: Any) -> None:
         ValueError: it can not.
     """
     if name in _COUNTS:
-        fits = type(content) is int and 0 <= content <= _LARGEST_COUNT
+        fits = type(content) is int and 0 <= content <= LARGEST_COUNT
     elif name in _NUMBERS:
         fits = type(content) in (int, float)
     elif name in _TABLES:
@@ -158,4 +158,4 @@ def check_field(name: str, content: Any) -> None:
 
 def is_safe_id(value: str) -> bool:
     """Tell whether ``value`` can name a directory: one path segment, nothing special."""
-    return value not in ("", ".", "..") and not any(c in value for c in "/\\\0")
+    return value not in ("", ".", "..") and "/" not in value and "\\" not in value and "\0" not in value

@@ -17,17 +17,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import orjson
 
 from osmosis_ai.errors import OsmosisError, reason_of
 from osmosis_ai.evaluation.journal import JournalCorruptionError, JournalReader, parsed_lines
 from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, Chain
 from osmosis_ai.evaluation.local_results import pass_threshold_of
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.record import check_field
+from osmosis_ai.evaluation.record_values import values_of
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_state import not_part_of_run
 from osmosis_ai.files import open_regular
@@ -49,9 +46,7 @@ CREATE TABLE samples (
 );
 CREATE TABLE selected_rows (
     place INTEGER PRIMARY KEY, cluster TEXT, tried INTEGER, passed INTEGER, flaky INTEGER NOT NULL DEFAULT 0
-);
-CREATE INDEX by_cluster ON selected_rows (cluster);
-CREATE INDEX by_flaky ON selected_rows (flaky, place)
+)
 """
 """``item`` is row * n + attempt; ``place`` is a row; ``cluster`` is shared by rows that are copies of one another;
 ``flaky`` is -1 of rows that have new attempts, until it is worked out."""
@@ -64,6 +59,8 @@ INDEXES: Mapping[str, str] = {
     "by_digest": "samples (row_digest)",
     "by_offset": "samples (offset)",
     "failures": "samples (boundary, category, item) WHERE status = 'failed'",
+    "by_cluster": "selected_rows (cluster)",
+    "by_flaky": "selected_rows (flaky, place)",
 }
 """Made once a journal has been read to its end: kept up line by line, they would take most of the time."""
 _COUNT_ROWS = """
@@ -83,20 +80,11 @@ AnswerT = TypeVar("AnswerT")
 _Line = tuple[Any, ...]
 _BATCH = 2_000
 _TAIL_BYTES = 128
-_MOST_CHARACTERS = {
-    "boundary": 100, "category": 100, "error_type": 100, "error": 300, "input": 200, "output": 200
-}  # fmt: skip
+_WORD, _TEXT, _ERROR = 100, 200, 300  # characters
 _CLUSTER_DIGITS = 16
-_NEEDED = frozenset({"row_index", "run_index", "rollout_id", "status", "duration_ms"})
-_TEXT, _NUMBER, _LOOKED_AT = (str, NoneType), (float, int, NoneType), (NoneType,)
-_FIELDS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(_NEEDED, ()),
-    **dict.fromkeys(("tokens", "prompt_tokens", "completion_tokens", "source_row_index"), _LOOKED_AT),
-    **dict.fromkeys((*_MOST_CHARACTERS, "row_digest"), _TEXT),
-    **dict.fromkeys(("reward", "cost_usd", "model_latency_ms"), _NUMBER),
-}
-"""What the table has of a line, each with the types that need no closer look."""
-_INSERT = f"INSERT OR REPLACE INTO samples ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+_VALUES = ", ".join("nullif(?, '')" if each in COLUMNS[-5:] else "?" for each in COLUMNS)
+_INSERT = f"INSERT OR REPLACE INTO samples ({', '.join(COLUMNS)}) VALUES ({_VALUES})"
+"""Of a text that is not there it is given an empty one: to Python's ``sqlite3`` a None is more work."""
 
 
 class RunIndex:
@@ -264,38 +252,33 @@ class RunIndex:
             ValueError: it is no record; the message says why.
             JournalCorruptionError: it is of an attempt that the run does not have.
         """
-        record = orjson.loads(line)  # its JSONDecodeError is a ValueError
-        if type(record) is not dict:
-            raise ValueError("not a JSON object")
-        known = record.get
-        for name, types in _FIELDS.items():
-            if type(known(name)) not in types:
-                if name not in record:
-                    raise ValueError(f"no `{name}`")
-                check_field(name, known(name))
-        row, run, status, reward = record["row_index"], record["run_index"], record["status"], known("reward")
+        (
+            row, run, duration, status, _, source_row, tokens, read, written, reward, latency, cost, category,
+            error_type, error, asked, answered, digest, boundary,
+        ) = values_of(line)  # fmt: skip
         if row >= self.rows or run >= self.n:
             raise not_part_of_run(row, run, self.directory.events)
-        tokens, read, written = known("tokens"), known("prompt_tokens"), known("completion_tokens")
         if tokens is None and read is not None and written is not None:
             tokens = read + written
-        # Anybody may have written it: what a line of a table shows is short.
-        text = {name: (known(name) or "")[:most] or None for name, most in _MOST_CHARACTERS.items()}
+        if reward is not None:  # orjson reads no number that is not finite
+            reward = float(reward) if status == "success" else None
         return (
             row * self.n + run,
             status,
-            known("source_row_index"),
-            known("row_digest"),
-            _number(reward) if status == "success" else None,  # orjson reads no number that is not finite
+            source_row,
+            digest,
+            reward,
             tokens,
-            known("duration_ms"),
-            _number(known("model_latency_ms")),
-            _number(known("cost_usd")),
-            text["boundary"],
-            text["category"] or text["error_type"],
-            text["error"],
-            text["input"],
-            text["output"],
+            duration,
+            # SQLite's whole numbers are smaller than JSON's.
+            latency and float(latency),
+            cost and float(cost),
+            # Anybody may have written it: what a line of a table shows is short.
+            (boundary or "")[:_WORD],
+            (category or error_type or "")[:_WORD],
+            (error or "")[:_ERROR],
+            (asked or "")[:_TEXT],
+            (answered or "")[:_TEXT],
         )
 
     def _begin(self) -> tuple[bytes, int, int]:
@@ -377,8 +360,3 @@ def file_state(path: Path) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return known.st_size, known.st_mtime_ns
-
-
-def _number(value: float | None) -> float | None:
-    """Return a number as SQLite has a column for it: JSON's whole numbers may be larger than its own."""
-    return None if value is None else float(value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from osmosis_ai.errors import NotFoundError
@@ -157,13 +158,12 @@ class SampleList:
     def _count_rewards(self) -> Histogram | None:
         import numpy as np
 
-        statement = "SELECT reward FROM samples WHERE reward IS NOT NULL"
+        statement = "SELECT reward, count(*) FROM samples WHERE reward IS NOT NULL GROUP BY reward"
         # There may be a million, of which no list is made.
-        return Histogram.of(
-            self.index.ask(
-                lambda table: np.fromiter((reward for (reward,) in table.execute(statement)), np.float64)
-            )
+        found = self.index.ask(
+            lambda table: np.fromiter(chain.from_iterable(table.execute(statement)), np.float64)
         )
+        return Histogram.of(found[::2], weights=found[1::2])
 
     def _number(self, statement: str, values: Mapping[str, Any]) -> int:
         return int(self.index.find(statement, values)[0][0])

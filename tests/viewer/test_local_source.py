@@ -27,7 +27,7 @@ from osmosis_ai.evaluation.run_lock import RunLock
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.cursors import SamplePosition
-from osmosis_ai.viewer.local.judging_sessions import read_session
+from osmosis_ai.viewer.judging_sessions import read_session
 from osmosis_ai.viewer.local.sample_list import _parts
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.local.training_runs import read_training, training_detail

@@ -25,6 +25,8 @@ from osmosis_ai.platform.http import (
     operations,
     rollout_servers,
     rollouts,
+    rubric_actions,
+    rubric_results,
     run_actions,
     run_pages,
     secrets,
@@ -65,11 +67,12 @@ _IN_ORDER = (
         rollouts,
         rollout_servers,
         eval_imports,
+        rubric_results,
         models,
         hosted_only,
         inference,
     ),
-    *(sign_in_pages, workspace_pages, access_pages, run_actions, run_pages),
+    *(sign_in_pages, workspace_pages, access_pages, run_actions, rubric_actions, run_pages),
 )
 
 

@@ -25,6 +25,7 @@ from osmosis_ai.platform.readiness import Readiness
 from osmosis_ai.platform.request_counts import RequestCounts
 from osmosis_ai.platform.rollout_servers import RolloutServerStore
 from osmosis_ai.platform.rollouts import RolloutStore
+from osmosis_ai.platform.rubric_results import RubricResultStore
 from osmosis_ai.platform.runs.deleting import RunDeletion
 from osmosis_ai.platform.runs.demands import Demands
 from osmosis_ai.platform.runs.desk.run_desk import RunDesk
@@ -76,6 +77,7 @@ class PlatformServices:
     submitter: RunSubmitter
     eval_runs: RunStore
     eval_imports: EvalImportStore
+    rubric_results: RubricResultStore
     training_runs: RunStore
     resumption: TrainingResumption
     run_deletion: RunDeletion
@@ -132,6 +134,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     training_runs = RunStore("training", db, used_clock, logs, counts["training"])
     resuming = TrainingResumption(db, blobs, used_clock, logs, training_runs, config.runs_dir)
     datasets = DatasetStore(db, blobs, used_clock, logs)
+    rubrics = RubricResultStore(db, blobs, used_clock)
     imports = EvalImportStore(db, blobs, used_clock, logs, counts["eval"])
     access = WorkerAccess(db, used_clock, logs, Demands.of(config))
     handouts = SecretHandouts(db, used_clock)
@@ -162,13 +165,16 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         eval_retries=EvalRetries(db, submitter),
         eval_runs=RunStore("eval", db, used_clock, logs, counts["eval"]),
         eval_imports=imports,
+        rubric_results=rubrics,
         training_runs=training_runs,
         resumption=resuming,
         run_deletion=deletion,
         lora_models=LoraModelStore(db, blobs, used_clock),
         downloads=Downloads(db, blobs, signer),
         sample_filling=SampleFilling(db, blobs, used_clock),
-        maintenance=_maintenance(blobs, datasets, imports, resuming, sources, desk, access, shards, deletion),
+        maintenance=_maintenance(
+            blobs, datasets, imports, rubrics, resuming, sources, desk, access, shards, deletion
+        ),
         shard_merging=shards,
         frequent_maintenance=_frequent_maintenance(desk, shards),
         sample_counts=SampleCounts(),
@@ -183,6 +189,7 @@ def _maintenance(
     blobs: BlobStore,
     datasets: DatasetStore,
     imports: EvalImportStore,
+    rubrics: RubricResultStore,
     resumption: TrainingResumption,
     sources: SourceArchives,
     desk: RunDesk,
@@ -196,6 +203,7 @@ def _maintenance(
             "blobs": blobs.sweep,
             "datasets": datasets.ingest.recover,
             "uploads of runs": imports.tidy,
+            "rubric results": rubrics.sweep,
             "checkpoints of runs": resumption.forget_old,
             "commits of runs that have ended": sources.sweep,
             "uploads and journals of runs that have ended": desk.clear_ended,

@@ -13,7 +13,7 @@ from osmosis_ai.errors import reason_of
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text
 from osmosis_ai.rubric.written_results import read_result
-from osmosis_ai.viewer.local.recorded import moment, shown_facts
+from osmosis_ai.ui.numbers import parse_date
 from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 
@@ -32,7 +32,7 @@ def session_entry(document: Mapping[str, Any], name: str, id: str) -> RunEntry:
     usage, statistics = as_table(document.get("usage")), as_table(document.get("overall_statistics"))
     counts = as_table(document.get("counts"))
     scored = counts.get("scored") or statistics.get("success_count")
-    made = moment(document.get("generated_at"))
+    made = parse_date(as_text(document.get("generated_at")) or "")
     return RunEntry(
         kind="rubric",
         name=name,
@@ -80,6 +80,6 @@ def session_detail(
         entry,
         summary_numbers=document,
         config_written=as_text(document.get("rubric")) or as_text(inputs.get("rubric")),
-        facts=shown_facts(facts),
+        facts=[(label, str(value)) for label, value in facts.items() if value is not None],
         problems=[problem] if problem is not None else [],
     )

@@ -13,7 +13,7 @@ from osmosis_ai.platform.http.page_shell import page_router
 from osmosis_ai.platform.http.run_buttons import why_not_deleted
 from osmosis_ai.platform.http.workspace_visits import WorkspacePage, WorkspaceVisit
 from osmosis_ai.platform.rubric_results import FoundRubricResult
-from osmosis_ai.ui.numbers import date, size
+from osmosis_ai.ui.numbers import iso, size
 
 router = page_router(knows_its_words=True)
 
@@ -46,7 +46,7 @@ def _confirm(page: WorkspaceVisit, found: FoundRubricResult, *, problem: str, st
     facts = [
         ("Judges", row.model_path),
         ("Data", row.dataset_name),
-        ("Uploaded", date(row.created_at)),
+        ("Uploaded", iso(row.created_at)),
         ("By", found.creator),
         ("Size", size(row.size)),
     ]

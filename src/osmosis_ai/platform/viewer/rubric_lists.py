@@ -17,7 +17,7 @@ from osmosis_ai.platform.db.tables import DbRubricResult, DbUser
 from osmosis_ai.platform.db.text_search import one_holds
 from osmosis_ai.platform.rubric_results import WITH_CREATORS, FoundRubricResult, RubricResultStore
 from osmosis_ai.rubric.written_results import parse_result
-from osmosis_ai.ui.numbers import date
+from osmosis_ai.ui.numbers import iso
 from osmosis_ai.viewer.judging_sessions import session_detail
 from osmosis_ai.viewer.source import RunDetail, RunEntry, RunQuery
 
@@ -140,7 +140,7 @@ def rubric_detail(store: RubricResultStore, found: FoundRubricResult) -> RunDeta
         problem = error.sentence
     except (ValueError, RecursionError) as error:
         problem = f"The stored document can not be read ({reason_of(error)})."
-    known = {"Uploaded": date(row.created_at), "Uploaded by": found.creator}
+    known = {"Uploaded": iso(row.created_at), "Uploaded by": found.creator}
     return session_detail(rubric_entry(row, found.creator), document, problem, **known)
 
 

@@ -177,7 +177,15 @@ def test_a_result_has_the_page_that_its_machine_shows(browser: TestClient, membe
     page = browser.get("/fern/rubrics/answers")
     text = text_of(page)
     assert "Mean score 0.750 on a scale from 0 to 1, over 60 records." in text
-    for fact in ("clarity", "openai/judge", "answers.jsonl", "Uploaded", "2026-11-02T09:30:00Z", "Mara", "Be good"):
+    for fact in (
+        "clarity",
+        "openai/judge",
+        "answers.jsonl",
+        "Uploaded",
+        "2026-11-02T09:30:00Z",
+        "Mara",
+        "Be good",
+    ):
         assert fact in text, fact
     assert 'id="record-50"' in page.text and 'id="record-51"' not in page.text
     assert 'id="record-60"' in browser.get("/fern/rubrics/answers?cursor=50").text

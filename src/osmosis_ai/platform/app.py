@@ -25,7 +25,6 @@ from osmosis_ai.platform.http import (
     operations,
     rollout_servers,
     rollouts,
-    rubric_actions,
     rubric_results,
     run_actions,
     run_pages,
@@ -72,7 +71,7 @@ _IN_ORDER = (
         hosted_only,
         inference,
     ),
-    *(sign_in_pages, workspace_pages, access_pages, run_actions, rubric_actions, run_pages),
+    *(sign_in_pages, workspace_pages, access_pages, run_actions, run_pages),
 )
 
 

@@ -20,7 +20,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.rubric_results import LARGEST_DOCUMENT_BYTES, LONGEST_NAME, JudgeCalls
+from osmosis_ai.api.wire.rubric_results import LARGEST_DOCUMENT_BYTES, LONGEST_NAME, JudgeCallCounts
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
 from osmosis_ai.platform.clock import Clock
@@ -218,7 +218,7 @@ def _head(document: Mapping[str, Any], name: str, id: str) -> dict[str, Any]:
     """Return the columns that a document's head tells."""
     entry = session_entry(document, name, id)
     line = entry.headline.model_dump(mode="json") if entry.headline is not None else {}
-    countable = all(0 <= line.get(count, -1) <= _MOST_CALLS for count in JudgeCalls.model_fields)
+    countable = all(0 <= line.get(count, -1) <= _MOST_CALLS for count in JudgeCallCounts.model_fields)
     texts = {"model_path": entry.model, "dataset_name": entry.dataset, "config": entry.config}
     return {
         "status": entry.status,

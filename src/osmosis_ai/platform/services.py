@@ -126,20 +126,19 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     accounts, vault = AccountStore(db, used_clock), open_vault(config)
     mirrors, logs = MirrorStore(config.git_dir), LogStore(db, used_clock)
     blobs, signer = open_blob_store(config, used_clock), url_signer(config, used_clock)
-    rollouts = RolloutStore(db, mirrors, used_clock)
+    rollouts, shards = RolloutStore(db, mirrors, used_clock), ShardMerging(db, blobs, used_clock)
     counts: dict[RunKind, RunCounts] = {kind: RunCounts(kind, used_clock) for kind in get_args(RunKind)}
-    sources = SourceArchives(db, blobs, used_clock, mirrors)
-    packing = SourcePacking(db, used_clock, logs, sources)
+    datasets, sources = (
+        DatasetStore(db, blobs, used_clock, logs),
+        SourceArchives(db, blobs, used_clock, mirrors),
+    )
+    packing, judged = SourcePacking(db, used_clock, logs, sources), RubricResultStore(db, blobs, used_clock)
     submitter = RunSubmitter(config, db, used_clock, vault, mirrors, rollouts, counts, packing)
     training_runs = RunStore("training", db, used_clock, logs, counts["training"])
     resuming = TrainingResumption(db, blobs, used_clock, logs, training_runs, config.runs_dir)
-    datasets = DatasetStore(db, blobs, used_clock, logs)
-    rubrics = RubricResultStore(db, blobs, used_clock)
     imports = EvalImportStore(db, blobs, used_clock, logs, counts["eval"])
-    access = WorkerAccess(db, used_clock, logs, Demands.of(config))
-    handouts = SecretHandouts(db, used_clock)
+    access, handouts = WorkerAccess(db, used_clock, logs, Demands.of(config)), SecretHandouts(db, used_clock)
     desk = RunDesk(config, db, used_clock, logs, blobs, vault, sources, signer, handouts)
-    shards = ShardMerging(db, blobs, used_clock)
     deletion = RunDeletion(db, used_clock, blobs, config.runs_dir, counts)
     return PlatformServices(
         config=config,
@@ -165,15 +164,15 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         eval_retries=EvalRetries(db, submitter),
         eval_runs=RunStore("eval", db, used_clock, logs, counts["eval"]),
         eval_imports=imports,
-        rubric_results=rubrics,
+        rubric_results=judged,
         training_runs=training_runs,
         resumption=resuming,
         run_deletion=deletion,
         lora_models=LoraModelStore(db, blobs, used_clock),
         downloads=Downloads(db, blobs, signer),
         sample_filling=SampleFilling(db, blobs, used_clock),
-        maintenance=_maintenance(
-            blobs, datasets, imports, rubrics, resuming, sources, desk, access, shards, deletion
+        maintenance=_chores(
+            blobs, datasets, imports, resuming, sources, desk, access, shards, deletion, judged
         ),
         shard_merging=shards,
         frequent_maintenance=_frequent_maintenance(desk, shards),
@@ -185,17 +184,17 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     )
 
 
-def _maintenance(
+def _chores(
     blobs: BlobStore,
     datasets: DatasetStore,
     imports: EvalImportStore,
-    rubrics: RubricResultStore,
     resumption: TrainingResumption,
     sources: SourceArchives,
     desk: RunDesk,
     access: WorkerAccess,
     merging: ShardMerging,
     deletion: RunDeletion,
+    rubrics: RubricResultStore,
 ) -> Maintenance:
     """Return what tidies up after all that stores something."""
     return Maintenance(

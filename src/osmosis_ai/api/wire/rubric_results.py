@@ -29,7 +29,7 @@ class RubricUpload(WireModel):
     document: RubricDocument
 
 
-class JudgeCalls(WireModel):
+class JudgeCallCounts(WireModel):
     """How many calls of judges there are."""
 
     planned: int
@@ -57,7 +57,7 @@ class StoredRubricResult(WireModel):
     dataset: str | None = None
     rubric_id: str | None = None
     score: float | None = Field(default=None, allow_inf_nan=False)
-    calls: JudgeCalls | None = None
+    calls: JudgeCallCounts | None = None
     cost_usd: float | None = None
     duration_s: float | None = None
     platform_url: str | None = None

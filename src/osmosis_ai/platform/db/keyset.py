@@ -60,11 +60,13 @@ class KeysetRange:
         rows: the statement.
         order: as that of the list, by the columns of this table.
         place: as that of the list.
+        valueless: whether none of them has a value, and the column is there for the others' sake.
     """
 
     rows: Select[Any]
     order: KeysetOrder
     place: KeysetPlace | None
+    valueless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,15 @@ def read_pages(
     pieces = [part.of(rows, tag, limit) for tag, (_, part) in enumerate(parts) for rows in ranges]
     for other in others:
         own = _parts(other.order, other.place)
-        pieces += [part.of(other.rows, tag, limit) for tag, part in enumerate(own)]
+        if other.valueless:
+            # By what is the same in all of them SQLite would sort.
+            pieces += [
+                replace(part, missing=()).of(other.rows, tag, limit)
+                for tag, part in enumerate(own)
+                if part.missing
+            ]
+        else:
+            pieces += [part.of(other.rows, tag, limit) for tag, part in enumerate(own)]
     found: list[list[Any]] = [[] for _ in parts]
     if pieces:
         with nullcontext() if order.few else _walking(session, is_last=is_last):

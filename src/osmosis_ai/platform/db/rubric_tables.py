@@ -23,6 +23,7 @@ class DbRubricResult(Base):
     __tablename__ = "rubric_results"
     __table_args__ = (
         UniqueConstraint("workspace_id", "name"),
+        Index("ix_rubric_results_workspace", "workspace_id", "id"),
         Index("ix_rubric_results_workspace_created", "workspace_id", "created_at", "id"),
         Index("ix_rubric_results_workspace_status", "workspace_id", "status", "id"),
         Index("ix_rubric_results_workspace_reward", "workspace_id", "reward", "id"),

@@ -117,7 +117,7 @@ def _wire(services: PlatformServices, scope: Scope, found: FoundRubricResult) ->
         "dataset": row.dataset_name,
         "rubric_id": row.config,
         "score": row.reward,
-        "calls": wire.JudgeCalls.model_validate(line) if line is not None else None,
+        "calls": wire.JudgeCallCounts.model_validate(line) if line is not None else None,
         "cost_usd": row.cost_usd,
         "duration_s": row.duration_ms / 1000 if row.duration_ms is not None else None,
     }

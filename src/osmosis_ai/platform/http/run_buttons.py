@@ -43,11 +43,7 @@ class PageActions:
     def buttons(self, run: RunEntry) -> Sequence[RunButton]:
         """Return the buttons of a run."""
         if run.kind == "rubric":
-            creator_id = self.visit.services.rubric_results.get(
-                self.visit.workspace.id, run.id
-            ).row.creator_id
-            refused = why_not_deleted(self.visit, creator_id)
-            return [RunButton("Delete", self.visit.href(SECTIONS["rubric"], run.name, "delete"), refused)]
+            return ()
         return [
             RunButton(
                 ACTION_TEXTS[name],
@@ -78,13 +74,6 @@ class PageActions:
         return [
             RunButton(name.capitalize(), self.visit.href("models", adapter.name, name), refused, posts=True)
         ]
-
-
-def why_not_deleted(visit: WorkspaceVisit, creator_id: str | None) -> str | None:
-    """Return why a visitor can not delete what somebody has made; None where they can."""
-    if visit.role == "member" and creator_id != visit.visitor.user.id:
-        return "somebody else has uploaded it: that needs the role 'admin'"
-    return None
 
 
 def _refused(action: RunAction, run: RunEntry) -> str | None:

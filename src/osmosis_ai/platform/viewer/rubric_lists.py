@@ -61,7 +61,8 @@ def rubric_range(
         order = KeysetOrder(value, (DbRubricResult.id,), of_runs.descending, nullable=of_runs.nullable)
         keys = (DbRubricResult.id, value)
     rows = select(*keys).where(DbRubricResult.workspace_id == workspace_id)
-    return KeysetRange(rows.where(*rubric_conditions(session, query)), order, place)
+    rows = rows.where(*rubric_conditions(session, query))
+    return KeysetRange(rows, order, place, valueless=query.sort == "pass_rate")
 
 
 def rubric_conditions(session: Session, query: RunQuery) -> list[ColumnElement[bool]]:

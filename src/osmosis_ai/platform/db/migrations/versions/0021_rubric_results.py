@@ -56,6 +56,7 @@ def upgrade() -> None:
         op.create_index(
             f"ix_rubric_results_workspace_{order}", "rubric_results", ["workspace_id", column, "id"]
         )
+    op.create_index("ix_rubric_results_workspace", "rubric_results", ["workspace_id", "id"])
     op.create_index(
         "ix_rubric_results_workspace_config", "rubric_results", ["workspace_id", "config", "created_at", "id"]
     )

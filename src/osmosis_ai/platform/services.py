@@ -126,12 +126,9 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     accounts, vault = AccountStore(db, used_clock), open_vault(config)
     mirrors, logs = MirrorStore(config.git_dir), LogStore(db, used_clock)
     blobs, signer = open_blob_store(config, used_clock), url_signer(config, used_clock)
-    rollouts, shards = RolloutStore(db, mirrors, used_clock), ShardMerging(db, blobs, used_clock)
+    rollouts, datasets = RolloutStore(db, mirrors, used_clock), DatasetStore(db, blobs, used_clock, logs)
     counts: dict[RunKind, RunCounts] = {kind: RunCounts(kind, used_clock) for kind in get_args(RunKind)}
-    datasets, sources = (
-        DatasetStore(db, blobs, used_clock, logs),
-        SourceArchives(db, blobs, used_clock, mirrors),
-    )
+    sources, shards = SourceArchives(db, blobs, used_clock, mirrors), ShardMerging(db, blobs, used_clock)
     packing, judged = SourcePacking(db, used_clock, logs, sources), RubricResultStore(db, blobs, used_clock)
     submitter = RunSubmitter(config, db, used_clock, vault, mirrors, rollouts, counts, packing)
     training_runs = RunStore("training", db, used_clock, logs, counts["training"])

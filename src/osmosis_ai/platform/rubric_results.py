@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -190,7 +191,8 @@ class RubricResultStore:
             raise ConflictError(
                 f"this workspace has another rubric result of the name '{name}'.",
                 details={"id": row.id, "name": name},
-                hint=f"give the file another name, or delete that one first: osmosis eval delete --rubric {name}",
+                hint="give the file another name, or delete that one first: osmosis eval delete --rubric "
+                f"{shlex.quote(name)}",
             )
         return FoundRubricResult(row, creator or email)
 

@@ -70,14 +70,15 @@ def _upload_judged(local: LocalRubricResult) -> OperationResult:
     from osmosis_ai.services.rubric.upload import upload_rubric_result
 
     with platform_context() as context:
-        with current().status(f"Uploading {local.path.name}"):
+        said = f"Uploading {local.path.name} ({formats.size(local.size_bytes)}: rubric, judges, and what they said)"
+        with current().status(said):
             uploaded = upload_rubric_result(context.client, local)
         stored = uploaded.stored
-        said = "Uploaded rubric result" if stored.is_new else "This rubric result is there already"
+        done = "Uploaded rubric result" if stored.is_new else "This rubric result is there already"
         url = stored.platform_url
         return OperationResult(
             operation="eval.upload",
-            message=f"{said}: {stored.name}",
+            message=f"{done}: {stored.name}",
             resource={**uploaded.resource(), **context.resource()},
             next_steps=[f"View: {url}"] if url else [],
             next_steps_structured=[{"action": "open_url", "url": url}] if url else [],

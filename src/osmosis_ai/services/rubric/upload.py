@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
-from osmosis_ai.files import can_be_path
+from osmosis_ai.files import can_be_path, size_of
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
@@ -30,6 +30,11 @@ class LocalRubricResult:
 
     path: Path
     name: str
+
+    @property
+    def size_bytes(self) -> int:
+        """How large the file is; 0 where it has gone."""
+        return size_of(self.path)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
 import pytest
 
@@ -27,13 +27,14 @@ from osmosis_ai.evaluation.run_lock import RunLock
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.cursors import SamplePosition
-from osmosis_ai.viewer.local.judging_sessions import read_session
+from osmosis_ai.viewer.judging_sessions import read_session
 from osmosis_ai.viewer.local.sample_list import _parts
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.local.training_runs import read_training, training_detail
 from osmosis_ai.viewer.source import Histogram, Outcome, RunQuery, SampleQuery, SampleSort
 from tests.datasets.builders import jsonl, prompt_rows
 from tests.evaluation.comparison.builders import write_journalled_run
+from tests.viewer.rubric_contract import RubricContract
 from tests.viewer.source_contract import (
     ORDERS,
     SourceContract,
@@ -75,6 +76,9 @@ class LocalPlace:
             directory.metrics.touch()
         leave_validation(directory, samples, conversations)
 
+    def judge(self, name: str, document: Mapping[str, Any]) -> None:
+        (self.root / f"{name}.json").write_text(json.dumps(document))
+
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPlace]:
@@ -88,6 +92,14 @@ def local(tmp_path: Path) -> Iterator[LocalPlace]:
     place = LocalPlace(tmp_path / "place")
     yield place
     place.source.close()
+
+
+class TestLocalResults(RubricContract):
+    @pytest.fixture
+    def place(self, shared: LocalPlace) -> LocalPlace:
+        # Names of JSON files are looked for every second or more.
+        shared.source._places._walk_again = float("-inf")
+        return shared
 
 
 class TestLocalSource(SourceContract):

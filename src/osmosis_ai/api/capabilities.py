@@ -33,6 +33,7 @@ class Capability(Enum):
     EVAL_JOURNALS = "eval-journals", "the journal of an evaluation as a download", False
     EVAL_RETRIES = "eval-retries", "the retry of an evaluation's failed samples", False
     EVAL_SAMPLES = "eval-samples", "the results of an evaluation's single attempts", False
+    RUBRIC_RESULTS = "rubric-results", "the upload of rubric results", False
     TRAINING_VALIDATION = "training-validation", "the samples of a training run's validation", False
     SECRET_AUDIT = "secret-audit", "the audit of which secrets were handed out", False
     RUN_EVENTS = "run-events", "what is new in a run, told while it happens", False

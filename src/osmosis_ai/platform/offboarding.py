@@ -2,7 +2,7 @@
 
 Disabling is taken back by enabling: it ends sessions for good, and until then no token, key or password of theirs
 lets anybody in. Removing is for ever: with the account go its tokens, memberships and personal secrets, and its open
-runs stop, because they may need those. What somebody made for a workspace (datasets, runs, adapters, the workspace's
+runs stop, because they may need those. What somebody made for a workspace (datasets, runs, rubric results, adapters, the workspace's
 secrets) is the workspace's and stays. There is always an administrator who can sign in.
 """
 

@@ -25,6 +25,7 @@ from osmosis_ai.platform.readiness import Readiness
 from osmosis_ai.platform.request_counts import RequestCounts
 from osmosis_ai.platform.rollout_servers import RolloutServerStore
 from osmosis_ai.platform.rollouts import RolloutStore
+from osmosis_ai.platform.rubric_results import RubricResultStore
 from osmosis_ai.platform.runs.deleting import RunDeletion
 from osmosis_ai.platform.runs.demands import Demands
 from osmosis_ai.platform.runs.desk.run_desk import RunDesk
@@ -76,6 +77,7 @@ class PlatformServices:
     submitter: RunSubmitter
     eval_runs: RunStore
     eval_imports: EvalImportStore
+    rubric_results: RubricResultStore
     training_runs: RunStore
     resumption: TrainingResumption
     run_deletion: RunDeletion
@@ -124,19 +126,16 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     accounts, vault = AccountStore(db, used_clock), open_vault(config)
     mirrors, logs = MirrorStore(config.git_dir), LogStore(db, used_clock)
     blobs, signer = open_blob_store(config, used_clock), url_signer(config, used_clock)
-    rollouts = RolloutStore(db, mirrors, used_clock)
+    rollouts, datasets = RolloutStore(db, mirrors, used_clock), DatasetStore(db, blobs, used_clock, logs)
     counts: dict[RunKind, RunCounts] = {kind: RunCounts(kind, used_clock) for kind in get_args(RunKind)}
-    sources = SourceArchives(db, blobs, used_clock, mirrors)
-    packing = SourcePacking(db, used_clock, logs, sources)
+    sources, shards = SourceArchives(db, blobs, used_clock, mirrors), ShardMerging(db, blobs, used_clock)
+    packing, judged = SourcePacking(db, used_clock, logs, sources), RubricResultStore(db, blobs, used_clock)
     submitter = RunSubmitter(config, db, used_clock, vault, mirrors, rollouts, counts, packing)
     training_runs = RunStore("training", db, used_clock, logs, counts["training"])
     resuming = TrainingResumption(db, blobs, used_clock, logs, training_runs, config.runs_dir)
-    datasets = DatasetStore(db, blobs, used_clock, logs)
     imports = EvalImportStore(db, blobs, used_clock, logs, counts["eval"])
-    access = WorkerAccess(db, used_clock, logs, Demands.of(config))
-    handouts = SecretHandouts(db, used_clock)
+    access, handouts = WorkerAccess(db, used_clock, logs, Demands.of(config)), SecretHandouts(db, used_clock)
     desk = RunDesk(config, db, used_clock, logs, blobs, vault, sources, signer, handouts)
-    shards = ShardMerging(db, blobs, used_clock)
     deletion = RunDeletion(db, used_clock, blobs, config.runs_dir, counts)
     return PlatformServices(
         config=config,
@@ -162,13 +161,16 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         eval_retries=EvalRetries(db, submitter),
         eval_runs=RunStore("eval", db, used_clock, logs, counts["eval"]),
         eval_imports=imports,
+        rubric_results=judged,
         training_runs=training_runs,
         resumption=resuming,
         run_deletion=deletion,
         lora_models=LoraModelStore(db, blobs, used_clock),
         downloads=Downloads(db, blobs, signer),
         sample_filling=SampleFilling(db, blobs, used_clock),
-        maintenance=_maintenance(blobs, datasets, imports, resuming, sources, desk, access, shards, deletion),
+        maintenance=_chores(
+            blobs, datasets, imports, resuming, sources, desk, access, shards, deletion, judged
+        ),
         shard_merging=shards,
         frequent_maintenance=_frequent_maintenance(desk, shards),
         sample_counts=SampleCounts(),
@@ -179,7 +181,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     )
 
 
-def _maintenance(
+def _chores(
     blobs: BlobStore,
     datasets: DatasetStore,
     imports: EvalImportStore,
@@ -189,6 +191,7 @@ def _maintenance(
     access: WorkerAccess,
     merging: ShardMerging,
     deletion: RunDeletion,
+    rubrics: RubricResultStore,
 ) -> Maintenance:
     """Return what tidies up after all that stores something."""
     return Maintenance(
@@ -196,6 +199,7 @@ def _maintenance(
             "blobs": blobs.sweep,
             "datasets": datasets.ingest.recover,
             "uploads of runs": imports.tidy,
+            "rubric results": rubrics.sweep,
             "checkpoints of runs": resumption.forget_old,
             "commits of runs that have ended": sources.sweep,
             "uploads and journals of runs that have ended": desk.clear_ended,

@@ -15,6 +15,7 @@ ROUTES = {
     Capability.EVAL_SAMPLES: ("get", "/api/cli/eval-runs/{name_or_id}/samples"),
     Capability.QUICKSTART: ("get", "/api/cli/quickstart"),
     Capability.SECRET_AUDIT: ("get", "/api/cli/environment-secrets/audit"),
+    Capability.RUBRIC_RESULTS: ("post", "/api/cli/rubric-results"),
     Capability.RUN_EVENTS: ("get", "/api/cli/eval-runs/{name_or_id}/events"),
     Capability.TRAINING_VALIDATION: ("get", "/api/cli/training-runs/{name_or_id}/validation"),
 }

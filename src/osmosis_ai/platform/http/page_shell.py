@@ -49,6 +49,7 @@ TABS = {
     (): "Runs",
     ("evals",): "Evaluations",
     ("training",): "Training",
+    ("rubrics",): "Rubric results",
     ("datasets",): "Datasets",
     ("models",): "Models",
     ("secrets",): "Secrets",

@@ -23,6 +23,7 @@ OFFERED = frozenset(
         Capability.EVAL_RETRIES,
         Capability.EVAL_SAMPLES,
         Capability.QUICKSTART,
+        Capability.RUBRIC_RESULTS,
         Capability.RUN_EVENTS,
         Capability.SECRET_AUDIT,
         Capability.TRAINING_VALIDATION,

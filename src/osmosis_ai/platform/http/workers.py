@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-import zlib
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -38,6 +37,7 @@ from osmosis_ai.api.wire.workers import (
 from osmosis_ai.platform.bearers import bearer_hash
 from osmosis_ai.platform.http.authentication import Services, bearer_token
 from osmosis_ai.platform.http.errors import JSON_BODY, ApiError, as_sentence
+from osmosis_ai.platform.http.packed_bodies import unpacked_body
 from osmosis_ai.platform.http.routing import api_router
 from osmosis_ai.platform.http.worker_limits import COME_AGAIN_S
 from osmosis_ai.platform.http.worker_waits import worker_waits
@@ -59,8 +59,9 @@ JOURNAL_DIVERGED = "JOURNAL_DIVERGED"
 M = TypeVar("M", bound=WireModel)
 OfRun = TypeVar("OfRun", SyncRequest, EndRequest, ReleaseRequest)
 Done = TypeVar("Done")
-_GZIP = 16 + zlib.MAX_WBITS
-_CLOSE = {"Connection": "close"}
+_TOO_LARGE = (
+    f"an exchange takes {LARGEST_EXCHANGE_BYTES >> 20} MiB, unpacked; the rest waits for the next one."
+)
 
 
 async def _spoken(version: str) -> None:
@@ -194,7 +195,7 @@ async def _do(work: Callable[..., Done], *arguments: Any) -> Done:
 
 
 async def _read(request: Request, model: type[M]) -> M:
-    body = await _unpacked(request)
+    body = await unpacked_body(request, most_bytes=LARGEST_EXCHANGE_BYTES, refusal=_TOO_LARGE)
     try:
         content = orjson.loads(body)
     except ValueError:
@@ -205,33 +206,6 @@ async def _read(request: Request, model: type[M]) -> M:
         return model.model_validate(content)
     except ValidationError as error:
         raise RequestValidationError(error.errors(include_input=False)) from None
-
-
-async def _unpacked(request: Request) -> bytes:
-    """Return the body, unpacked as it comes: what would become too large is refused before it is."""
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("gzip", "identity"):
-        raise ApiError(415, "ENCODING_UNKNOWN", "a request is sent as it is, or packed with gzip.")
-    unpacking = zlib.decompressobj(_GZIP) if encoding == "gzip" else None
-    body = bytearray()
-    async for chunk in request.stream():
-        left = LARGEST_EXCHANGE_BYTES + 1 - len(body)
-        try:
-            body += unpacking.decompress(chunk, left) if unpacking is not None else chunk
-        except zlib.error:
-            raise ApiError(
-                400, "INVALID_BODY", "the body of the request is no gzip.", headers=_CLOSE
-            ) from None
-        if len(body) > LARGEST_EXCHANGE_BYTES:
-            raise ApiError(
-                413,
-                "BODY_TOO_LARGE",
-                f"an exchange takes {LARGEST_EXCHANGE_BYTES >> 20} MiB, unpacked; the rest waits for the next one.",
-                headers=_CLOSE,
-            )
-    if unpacking is not None and not unpacking.eof:
-        raise ApiError(400, "INVALID_BODY", "the body of the request is cut off.")
-    return bytes(body)
 
 
 def _reply(model: WireModel) -> Response:

@@ -42,7 +42,7 @@ _CELL_CHARACTERS = 200
 RIGHTS: Sequence[tuple[str, Role]] = (
     ("See runs, datasets, models, names of secrets, members", "member"),
     ("Submit, stop, retry, resume and submit runs again", "member"),
-    ("Upload datasets; connect rollout servers", "member"),
+    ("Upload datasets, runs and rubric results; connect rollout servers", "member"),
     ("Deploy models, and take back what they deployed themselves", "member"),
     ("Delete what they made themselves", "member"),
     ("Set personal secrets, make API keys", "member"),

@@ -1,4 +1,4 @@
-"""Pages of a workspace's runs, whatever their number, and each run's line.
+"""Pages of a workspace's runs, uploaded results of judges among them, whatever their number, and each run's line.
 
 The order comes from an index alone; whole rows are read of the page's runs, which are few.
 """
@@ -17,12 +17,19 @@ from sqlalchemy.orm import Session, aliased
 
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.platform.db.keyed_lists import moment_of, text_of
-from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, read_page
+from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, KeysetRange, read_page
 from osmosis_ai.platform.db.tables import DbRun, DbUser
 from osmosis_ai.platform.db.text_search import one_holds
 from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
 from osmosis_ai.platform.runs.waiting import STOPPING
+from osmosis_ai.platform.viewer.rubric_lists import (
+    ID_PREFIX,
+    rubric_conditions,
+    rubric_count,
+    rubric_entries,
+    rubric_range,
+)
 from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, order_of, refused
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery
 
@@ -44,6 +51,7 @@ _EQUAL = {
 }
 SUMMARIES = select(DbRun, DbUser.name, DbUser.email).outerjoin(DbUser, DbUser.id == DbRun.creator_id)
 """What :meth:`WorkspaceRuns.entry` takes, of every run."""
+_RUN_IDS = "run_"
 _TREND = 10
 _LOOKED_AT = 100
 
@@ -70,13 +78,13 @@ class WorkspaceRuns:
         """
         place = _place(query, cursor) if cursor else None
         kinds = KINDS if query.kind is None else tuple(kind for kind in KINDS if kind == query.kind)
-        if not kinds:
-            return ItemPage((), counts={"total": 0, "unfiltered": 0})
         conditions = _conditions(self.session, query)
         order = _order(query)
         keys = (DbRun.id, *((order.value,) if order.value is not None else order.ties))
         ranges = [self._of_kind(select(*keys), kind).where(*conditions) for kind in kinds]
-        found = read_page(self.session, ranges, order, place, limit=limit + 1)
+        others = self._rubrics(query, order, place) if query.kind in (None, "rubric") else []
+        of_runs = _of_one_table(query, place, _RUN_IDS)
+        found = read_page(self.session, ranges, order, of_runs, limit=limit + 1, others=others)
         entries = self.entries([row.id for row in found[:limit]])
         page = item_page(
             found,
@@ -85,11 +93,14 @@ class WorkspaceRuns:
             entry=lambda row: entries[row.id],
             cursor=lambda row, back: _cursor(query, row, back),
         )
-        return ItemPage(page.items, page.next, page.previous, self._counts(kinds, conditions))
+        return ItemPage(page.items, page.next, page.previous, self._counts(query, kinds, conditions))
 
     def entries(self, ids: Sequence[str]) -> dict[str, RunEntry]:
         """Return the lines of some runs by their ids, each with how those before it went."""
-        return self._entries(SUMMARIES.where(DbRun.id.in_(ids)), {}) if ids else {}
+        rubrics = [id for id in ids if id.startswith(ID_PREFIX)]
+        runs = [id for id in ids if not id.startswith(ID_PREFIX)]
+        found = self._entries(SUMMARIES.where(DbRun.id.in_(runs)), {}) if runs else {}
+        return found | rubric_entries(self.session, rubrics)
 
     def _entries(self, summaries: Any, bound: Mapping[str, str]) -> dict[str, RunEntry]:
         rows = self.session.execute(summaries, bound).all()
@@ -125,10 +136,23 @@ class WorkspaceRuns:
         lists = ((id, orjson.loads(told) if is_sqlite else told) for id, told in found)
         return {id: list(reversed(numbers or ())) for id, numbers in lists}
 
-    def _counts(self, kinds: Sequence[str], conditions: Sequence[ColumnElement[bool]]) -> dict[str, int]:
+    def _rubrics(
+        self, query: RunQuery, order: KeysetOrder, place: KeysetPlace | None
+    ) -> Sequence[KeysetRange]:
+        own = _of_one_table(query, place, ID_PREFIX)
+        return [rubric_range(self.session, self.workspace_id, query, order, own)]
+
+    def _counts(
+        self, query: RunQuery, kinds: Sequence[str], conditions: Sequence[ColumnElement[bool]]
+    ) -> dict[str, int]:
         mine = select(func.count()).select_from(DbRun)
         mine = mine.where(DbRun.workspace_id == self.workspace_id, DbRun.kind.in_(kinds))
         asked = [mine.scalar_subquery(), *([mine.where(*conditions).scalar_subquery()] if conditions else [])]
+        if query.kind in (None, "rubric"):
+            judged: list[Sequence[ColumnElement[bool]]] = [()]
+            judged += [rubric_conditions(self.session, query)] if conditions else []
+            counts = (rubric_count(self.workspace_id, each) for each in judged)
+            asked = [runs + rubrics for runs, rubrics in zip(asked, counts, strict=True)]
         counted = self.session.execute(select(*asked)).one()
         return {"unfiltered": counted[0], "total": counted[-1]}
 
@@ -285,7 +309,7 @@ def _conditions(session: Session, query: RunQuery) -> list[ColumnElement[bool]]:
 
 def _cursor(query: RunQuery, row: Any, backward: bool) -> str:
     if query.sort == "name":
-        return encode(order_of(query), [row.name], backward=backward)
+        return encode(order_of(query), [row.name, row.id], backward=backward)
     value = getattr(row, _ORDERS[query.sort].key)
     key = value.isoformat() if isinstance(value, datetime) else value
     return encode(order_of(query), [key, row.id], backward=backward)
@@ -293,10 +317,24 @@ def _cursor(query: RunQuery, row: Any, backward: bool) -> str:
 
 def _place(query: RunQuery, cursor: str) -> KeysetPlace:
     if query.sort == "name":
-        (name,), backward = decode(cursor, order_of(query), parts=1)
-        return KeysetPlace(None, (text_of(name, cursor),), backward)
+        (name, id), backward = decode(cursor, order_of(query), parts=2)
+        return KeysetPlace(None, (text_of(name, cursor), text_of(id, cursor)), backward)
     (value, id), backward = decode(cursor, order_of(query), parts=2)
     return KeysetPlace(_value(query, value, cursor), (text_of(id, cursor),), backward)
+
+
+def _of_one_table(query: RunQuery, place: KeysetPlace | None, prefix: str) -> KeysetPlace | None:
+    """Return a place among the rows of one table, whose ids begin with ``prefix``.
+
+    A name is there once in each table, and rows of one name are by their ids: so the name is enough of a place, and the
+    row with that very name is behind it where that of the other table is the place, and comes first.
+    """
+    if place is None or query.sort != "name":
+        return place
+    name, id = place.ties
+    falls = query.descending != place.backward
+    after = prefix < id if falls else prefix > id
+    return KeysetPlace(None, (name,), place.backward, inclusive=after and not id.startswith(prefix))
 
 
 def _value(query: RunQuery, value: Scalar, cursor: str) -> datetime | str | float | None:

@@ -25,8 +25,8 @@ from osmosis_ai.evaluation.run_lock import is_running
 from osmosis_ai.evaluation.run_places import RunKind, RunPlace
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.viewer.cursors import Scalar, decode, encode, order_of, refused
+from osmosis_ai.viewer.judging_sessions import read_session
 from osmosis_ai.viewer.local.evaluations import read_evaluation
-from osmosis_ai.viewer.local.judging_sessions import read_session
 from osmosis_ai.viewer.local.kept_lines import KeptLine, KeptLines, Stamp
 from osmosis_ai.viewer.local.training_runs import read_training
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery, RunSort

@@ -35,8 +35,8 @@ from osmosis_ai.files import size_of
 from osmosis_ai.training.runs.curves import RecordedTraining, TrainingCurves
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.viewer.cursors import changes_cursor, positions_in
+from osmosis_ai.viewer.judging_sessions import read_session, session_detail
 from osmosis_ai.viewer.local.evaluations import KnownEvaluation, commands_of, facts_of, read_evaluation
-from osmosis_ai.viewer.local.judging_sessions import session_detail
 from osmosis_ai.viewer.local.recorded import secret_names
 from osmosis_ai.viewer.local.run_index import RunIndex, file_state
 from osmosis_ai.viewer.local.run_list import RunList
@@ -141,7 +141,7 @@ class LocalSource:
         elif kind == "training":
             detail = training_detail(read_training(place.path, name), place.path)
         else:
-            detail = session_detail(place.path, name)
+            detail = session_detail(*read_session(place.path, name), File=str(place.path))
         entry, previous = self._list.in_its_series(self._places.all(), detail.summary)
         return replace(
             detail, summary=entry, previous=previous, namesakes=namesakes(place, self._places.all())

@@ -19,9 +19,9 @@ FIRST_COMMANDS: dict[RunKind | None, Sequence[str]] = {
     None: (_SUBMIT, "osmosis eval run configs/eval/NAME.toml", "osmosis demo"),
     "eval": (_SUBMIT, "osmosis eval run configs/eval/NAME.toml", "osmosis demo"),
     "training": ("osmosis train submit configs/training/NAME.toml",),
-    "rubric": ("osmosis eval rubric --data FILE.jsonl --rubric @RUBRIC.md --model PROVIDER/MODEL",),
+    "rubric": ("osmosis eval upload FILE.json", "osmosis eval rubric -d DATA -r @RUBRIC.md --model MODEL"),
 }
-"""What makes the first one: what is submitted on a platform, the others on this machine."""
+"""What makes the first one: the first command on a platform, the others on this machine."""
 
 
 def page(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) -> RenderedPage:
@@ -45,7 +45,7 @@ def page(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) ->
             "address": lambda **more: here + queries.query_string(filters, **more),
             "filtered": queries.is_filtered(query),
             "narrowed": queries.is_filtered(replace(query, text="", status=None)) or query.archived,
-            "commands": [line for line in FIRST_COMMANDS[kind] if (" submit " in line) != view.is_local],
+            "commands": FIRST_COMMANDS[kind][1:] if view.is_local else FIRST_COMMANDS[kind][:1],
             "compares": view.can("compare") and kind != "rubric" and bool(found.items),
             "compared": kind or "eval",
             "compare": view.href("compare"),

@@ -1,4 +1,4 @@
-"""Results of judging sessions on this machine (`osmosis eval rubric`): a line of a list, and a page.
+"""Results of judging sessions (`osmosis eval rubric`), on this machine or a platform: a line of a list, and a page.
 
 A result is one JSON document whose head says what was judged and how.
 """
@@ -6,14 +6,14 @@ A result is one JSON document whose head says what was judged and how.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from osmosis_ai.errors import reason_of
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text
 from osmosis_ai.rubric.written_results import read_result
-from osmosis_ai.viewer.local.recorded import moment, shown_facts
+from osmosis_ai.ui.numbers import parse_date
 from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 
@@ -24,26 +24,30 @@ def read_session(path: Path, name: str) -> tuple[RunEntry, Mapping[str, Any], st
     except (OSError, ValueError, RecursionError) as error:
         problem = f"`{path}` is no result of a judging session that can be read ({reason_of(error)})."
         return RunEntry("rubric", name, id=str(path), status="incomplete", error=problem), {}, problem
+    return session_entry(document, name, str(path)), document, None
+
+
+def session_entry(document: Mapping[str, Any], name: str, id: str) -> RunEntry:
+    """Return the line of a session that its document tells."""
     usage, statistics = as_table(document.get("usage")), as_table(document.get("overall_statistics"))
     counts = as_table(document.get("counts"))
     scored = counts.get("scored") or statistics.get("success_count")
-    made = moment(document.get("generated_at"))
-    entry = RunEntry(
+    made = parse_date(as_text(document.get("generated_at")) or "")
+    return RunEntry(
         kind="rubric",
         name=name,
-        id=str(path),
+        id=id,
         status="finished" if document.get("complete", True) else "incomplete",
         started_at=made,
         ended_at=made,
         model=as_text(document.get("model")),
-        dataset=as_text(document.get("data_path")) and Path(str(document["data_path"])).name,
+        dataset=as_text(document.get("data_path")) and PurePath(str(document["data_path"])).name,
         config=as_text(document.get("rubric_id")),
         headline=_calls(counts),
         reward=as_number(statistics.get("average")) if scored else None,
         cost_usd=as_number(usage.get("cost_usd")),
         duration_s=as_number(usage.get("elapsed_s")),
     )
-    return entry, document, None
 
 
 def _calls(counts: Mapping[str, Any]) -> Headline | None:
@@ -55,28 +59,27 @@ def _calls(counts: Mapping[str, Any]) -> Headline | None:
     return Headline(planned=calls, scored=scored, failed=failed + unscored, pending=pending)
 
 
-def session_detail(path: Path, name: str) -> RunDetail:
-    """Return a session's page: ``summary_numbers`` is its document."""
-    entry, document, problem = read_session(path, name)
-    records = document.get("records")
+def session_detail(
+    entry: RunEntry, document: Mapping[str, Any], problem: str | None, **known: str | None
+) -> RunDetail:
+    """Return a session's page: ``summary_numbers`` is its document; ``known`` is what its place knows, by label."""
+    records, models = document.get("records"), document.get("models")
     inputs = as_table(document.get("inputs"))
     facts = {
         "Rubric": document.get("rubric_id"),
         "Rubric from": document.get("rubric_source"),
-        "Judges": ", ".join(map(str, document["models"]))
-        if isinstance(document.get("models"), list)
-        else entry.model,
+        "Judges": ", ".join(map(str, models)) if isinstance(models, list) else entry.model,
         "Data": document.get("data_path"),
         "Data, SHA-256": inputs.get("data"),
         "Records": len(records) if isinstance(records, list) else None,
         "Calls a record and judge": document.get("number"),
         "Seed": document.get("seed"),
-        "File": str(path),
+        **known,
     }
     return RunDetail(
         entry,
         summary_numbers=document,
         config_written=as_text(document.get("rubric")) or as_text(inputs.get("rubric")),
-        facts=shown_facts(facts),
+        facts=[(label, str(value)) for label, value in facts.items() if value is not None],
         problems=[problem] if problem is not None else [],
     )

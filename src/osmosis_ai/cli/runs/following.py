@@ -97,9 +97,9 @@ def show(looks: Iterable[Look], standing: Callable[[Look], RunStanding], *, agai
                     waiting.close()
                     bar = shown.enter_context(output.progress(now.name, total=now.total, unit=now.unit))
                 if bar is not None and now.completed is not None:
-                    waits = (now.waits,) if now.waits and now.below else ()
-                    below = (*waits, *now.below)
-                    bar.update(now.completed, note=now.waits or now.note, total=now.total, below=below)
+                    bar.update(
+                        now.completed, note=now.note, total=now.total, below=now.below, waits=now.waits
+                    )
                     # A bar shows it by itself; a log has a line of the bar once in a while.
                     if now.waits and now.waits_for != waited and not output.animated:
                         output.note(f"The run waits: {now.waits}")

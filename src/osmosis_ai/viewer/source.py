@@ -107,6 +107,7 @@ class RunEntry:
         measures: of an evaluation, a digest of its rollout, which rows it takes, and from which reward a sample passes.
         headline: None before anything is counted, and for training; of judging, how many calls gave a score.
         reward: mean over scored samples, of training the newest; with its 95 % interval where it has one.
+        duration_s: how long it was worked on, all sessions together; of training, since its start.
         trend: pass rates (of training: rewards) of up to ten runs like this one, the oldest first, this one last.
         error: why it failed, in a sentence.
         waits: what a run waits for that nobody works on now, or that it was asked to stop, in a sentence.

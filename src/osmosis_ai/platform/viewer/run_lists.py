@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, aliased
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.platform.db.keyed_lists import moment_of, text_of
 from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, read_page
+from osmosis_ai.platform.db.run_numbers import duration_ms
 from osmosis_ai.platform.db.tables import DbRun, DbUser
 from osmosis_ai.platform.db.text_search import one_holds
 from osmosis_ai.platform.runs.eval_results import headline_of
@@ -236,7 +237,7 @@ def run_entry(
         reward_low=reward.low if reward is not None else None,
         reward_high=reward.high if reward is not None else None,
         cost_usd=run.cost_usd,
-        duration_s=_duration_s(run, now),
+        duration_s=took_ms / 1000 if (took_ms := duration_ms(run, now)) is not None else None,
         trend=trend,
         error=run.error,
         waits=waits,
@@ -246,14 +247,6 @@ def run_entry(
 
 def _is_stopping(run: DbRun) -> bool:
     return run.status in OPEN and run.stop_requested_at is not None
-
-
-def _duration_s(run: DbRun, now: datetime) -> float | None:
-    if run.duration_ms is not None and run.status not in OPEN:
-        return run.duration_ms / 1000
-    if run.started_at is None:
-        return None
-    return max(0.0, ((run.completed_at or now) - run.started_at).total_seconds())
 
 
 def _order(query: RunQuery) -> KeysetOrder:

@@ -205,7 +205,7 @@ class RunDetail:
         facts: what else is known of it (commit, seed, environment, isolation …), as labels and values.
         secret_names: never their values.
         failures: the most frequent first.
-        previous: the run before it on the same config with the same model, rows and bar.
+        previous: the last one before it on the same config with the same model, rows and bar that finished and has scores.
         namesakes: names of runs that `--fresh` has put aside for it, and of which it was put aside; the newest first.
         problems: sentences about what could not be read.
         context: those of them without which its numbers are misread; nothing in them was said in the run.

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, get_args
 
 import orjson
-from sqlalchemy import ColumnElement, Select, bindparam, case, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from osmosis_ai.evaluation.metrics_models import Estimates
@@ -142,8 +142,7 @@ def _last_numbers(*, is_sqlite: bool) -> Select[tuple[str, Any]]:
     the page.
     """
     earlier = aliased(DbRun)
-    number = case((earlier.kind == "eval", earlier.pass_rate), else_=earlier.reward)
-    last = _comparable(DbRun, earlier, number).limit(_TREND).correlate(DbRun).subquery()
+    last = _comparable(DbRun, earlier, _number(earlier)).limit(_TREND).correlate(DbRun).subquery()
     listed = (func.json_group_array if is_sqlite else func.json_agg)(last.c.wanted)
     numbers = select(listed).correlate(DbRun).scalar_subquery()
     return select(DbRun.id, numbers).where(DbRun.id.in_(bindparam("ids", expanding=True)))
@@ -161,9 +160,9 @@ def _with_preceding() -> Any:
 def _comparable(run: Any, earlier: Any, wanted: Any) -> Select[Any]:
     """Return the statement of what is ``wanted`` of the runs up to one that it can be compared with, the newest first.
 
-    They have its rollout, dataset and model, as many rows (or a draw of them) and its bar. No index has the last three: the
-    last runs on its rollout and dataset are looked at, and no more. Retries have only what failed before: no other run is
-    measured by them.
+    They have its rollout, dataset and model, as many rows (or a draw of them) and its bar; they have finished, and something
+    of them is scored. No index has more than the first two: the last runs on its rollout and dataset are looked at, and no
+    more. Retries have only what failed before: no other run is measured by them.
 
     Args:
         run: the one, of the statement that this becomes a part of.
@@ -173,7 +172,11 @@ def _comparable(run: Any, earlier: Any, wanted: Any) -> Select[Any]:
     measured = [column.label(f"measured_{place}") for place, column in enumerate(_measured(earlier))]
     near = (
         select(
-            wanted.label("wanted"), earlier.id.label("id"), earlier.created_at.label("created_at"), *measured
+            wanted.label("wanted"),
+            earlier.id.label("id"),
+            earlier.created_at.label("created_at"),
+            and_(earlier.status == "finished", _number(earlier).is_not(None)).label("tells"),
+            *measured,
         )
         .where(
             earlier.workspace_id == run.workspace_id,
@@ -192,7 +195,16 @@ def _comparable(run: Any, earlier: Any, wanted: Any) -> Select[Any]:
         near.c[column.name].is_not_distinct_from(own)
         for column, own in zip(measured, _measured(run), strict=True)
     )
-    return select(near.c.wanted).where(*alike).order_by(near.c.created_at.desc(), near.c.id.desc())
+    return (
+        select(near.c.wanted)
+        .where(*alike, or_(near.c.tells, near.c.id == run.id))
+        .order_by(near.c.created_at.desc(), near.c.id.desc())
+    )
+
+
+def _number(run: Any) -> ColumnElement[float | None]:
+    """Return what runs of a kind are measured by."""
+    return case((run.kind == "eval", run.pass_rate), else_=run.reward)
 
 
 def _measured(run: Any) -> list[ColumnElement[Any]]:

@@ -15,6 +15,7 @@ from osmosis_ai.cli.output import context, terminal
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.cli.runs import following
 from osmosis_ai.cli.runs.following import RunStanding
+from osmosis_ai.evaluation.run_state import ProgressSnapshot
 
 BELOW = ("  reward  ▁▄█  0.400 → 0.900", "  2,104 tokens/s")
 
@@ -118,3 +119,22 @@ def test_a_run_that_counts_steps_while_it_still_waits_has_no_bar(output: OutputC
     following.show([moment("queued", 0)], lambda it: it, again="x")
     assert isinstance(output.stderr, io.StringIO)
     assert output.stderr.getvalue() == "Waiting for the run to start\n"
+
+
+def test_the_live_numbers_of_an_evaluation_are_of_samples_and_say_so() -> None:
+    seen = ProgressSnapshot(
+        completed=9,
+        total=12,
+        passed=3,
+        failed=1,
+        skipped=0,
+        scored=8,
+        reward_mean=0.375,
+        tokens=0,
+        cost_usd=None,
+        in_flight=None,
+        elapsed_s=0.0,
+        finished=0,
+    )
+    note = "3 of 8 samples pass · reward 0.375 a sample · 1 failed"
+    assert following.evaluation_note(seen) == note

@@ -120,12 +120,14 @@ def pause() -> None:
 
 
 def evaluation_note(snapshot: ProgressSnapshot) -> str:
-    """Return the live numbers of an evaluation beside its bar."""
+    """Return the live numbers of an evaluation beside its bar.
+
+    They are of samples, and say so: in the results every row weighs the same, however many of its samples are scored.
+    """
     parts = []
     if snapshot.scored:
-        passed = formats.percent(snapshot.pass_rate, digits=0)
-        parts.append(f"pass {passed} of {formats.count(snapshot.scored)}")
-        parts.append(f"reward {snapshot.reward_mean:.3f}")
+        parts.append(f"{formats.count(snapshot.passed)} of {formats.count(snapshot.scored)} samples pass")
+        parts.append(f"reward {snapshot.reward_mean:.3f} a sample")
     parts += spent(snapshot)
     if snapshot.in_flight is not None:
         parts.append(f"{snapshot.in_flight} in flight")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from osmosis_ai.cli.runs import following
+from osmosis_ai.services.eval_runs import watch
 from tests.cli.eval_replies import ESTIMATES, METRICS, RESULTS, run
 from tests.cli.maze import Maze, replies, sent
 from tests.logins import REFUSALS
@@ -201,6 +204,36 @@ def test_watching_says_once_why_a_run_waits_before_it_has_begun_and_after(maze: 
     assert outcome.status == 0, outcome.err
     assert outcome.err.count(f"Waiting for the run to start: {before}\n") == 1
     assert outcome.err.count(f"The run waits: {after}\n") == 1
+
+
+def test_the_rate_of_a_watched_run_is_over_the_time_in_which_somebody_works(
+    maze: Maze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def pass_time() -> None:
+        clock.now += 15.0
+
+    monkeypatch.setattr(following, "pause", pass_time)
+    silent = progress(5, waits="its worker is silent.")
+    # A minute before it begins, ten samples in 30 s, and a minute for which its worker was gone.
+    looks = [
+        *[{**run("pending"), "results": {**RESULTS, "total_runs": 0}}] * 4,
+        progress(0),
+        progress(5),
+        *[progress(5)] * 2,
+        *[silent] * 2,
+        progress(5),
+        progress(10),
+    ]
+    maze.get("/eval-runs/amber").side_effect = replies(looks[0], *[run("finished")] * 3)
+    maze.get("/eval-runs/er_8").side_effect = replies(*looks[1:], *[run("finished")] * 3)
+    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
+    outcome = maze.osmosis("eval", "watch", "amber", "--plain")
+    assert outcome.status == 0, outcome.err
+    told = [line.rsplit(" · ", 1)[-1] for line in outcome.err.splitlines() if "10/10 samples" in line]
+    assert told == ["20.0/min"]
 
 
 @pytest.mark.parametrize("results", [None, {"score": 0.5, "graded": 8}])

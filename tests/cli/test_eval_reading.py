@@ -282,7 +282,7 @@ def test_a_run_in_full_for_people_with_its_numbers_and_their_denominators(
         "Pass rate (reward >= 1.0, scored samples only)\t50.0 %\t30.0 – 70.0 %\t8 samples of 5 rows"
     ) in plain
     assert "Scored\t8 of 10 planned" in plain
-    assert "Unscored\t1: 1 agent_error" in plain
+    assert "Unscored\t1: 1 exception" in plain
     assert "Stop with: osmosis eval stop amber-otter-42" in plain
     assert not store.seen
 
@@ -334,7 +334,16 @@ def test_numbers_of_a_newer_release_are_shown_as_far_as_they_are_known_here(maze
     maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": newer})
     plain = maze.osmosis("eval", "info", "x", "--plain").out
     assert "Pass Rate: 50.0 % (30.0 – 70.0 %) (reward >= 1.0, scored samples only)" in plain
-    assert "Unscored\t1: 1 agent_error" in plain and "Held back by" not in plain
+    assert "Unscored\t1: 1 exception" in plain and "Held back by" not in plain
+
+
+def test_a_grader_that_raised_is_not_called_an_agent_beside_the_boundary_where_it_failed(maze: Maze) -> None:
+    raised = json.loads(json.dumps(ESTIMATES))
+    raised["counts"] |= {"unscored": {"agent_error": 4, "no_reward": 1}, "failed_by_boundary": {"grader": 4}}
+    maze.get("/eval-runs/x").respond(json=DETAIL)
+    maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": raised})
+    plain = maze.osmosis("eval", "info", "x", "--plain").out
+    assert "Unscored\t5: 4 exception, 1 no_reward\nFailed, by boundary\t4: 4 grader\n" in plain
 
 
 def test_a_hosted_run_without_intervals_shows_what_there_is(maze: Maze) -> None:

@@ -178,7 +178,7 @@ async def test_plain_shows_the_numbers_with_their_denominators_and_the_failed_ro
     assert "Scored\t2 of 3 planned" in outcome.out
     assert "Warning\t\t\tonly 2 of 3 finished attempts have a score (66.7 %)" in outcome.out
     assert "; scored 2 of 3 planned; failed 1: 1 agent; all 3 rows\n" in outcome.out
-    assert "Unscored\t1: 1 agent_error" in outcome.out
+    assert "Unscored\t1: 1 exception" in outcome.out
     assert "the agent broke" in outcome.out
     assert "\x1b" not in outcome.out
     assert "Evaluating: 3/3" in outcome.err

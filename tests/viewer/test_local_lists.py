@@ -13,6 +13,7 @@ import pytest
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import RunQuery
 from tests.viewer.browsing import page_text, visitor
+from tests.viewer.source_contract import sample_record
 from tests.viewer.test_local_source import LocalPlace
 
 
@@ -55,6 +56,7 @@ def test_a_run_is_measured_by_those_of_its_config_model_and_rows(local: LocalPla
         manifest["inputs"]["model_path"] = model
         manifest["provenance"] = {"config": f"configs/eval/{config}.toml"}
         (local.evals / name / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+        local.add(name, [sample_record(row, attempt, 1.0) for row in range(rows) for attempt in range(n)])
         metrics = {"summary": {"pass_threshold": bar}}
         (local.evals / name / "metrics.json").write_text(json.dumps(metrics), "utf-8")
 
@@ -71,6 +73,22 @@ def test_a_run_is_measured_by_those_of_its_config_model_and_rows(local: LocalPla
     assert found == {"run-6": "run-1", "run-7": "run-2", "run-8": "run-5"}
     for entry in local.source.runs(RunQuery(), limit=9).items:
         assert len(entry.trend) == (2 if entry.name in found else 1), entry.name
+
+
+def test_the_run_before_is_the_last_one_that_finished_and_has_scores(local: LocalPlace) -> None:
+    failed = [sample_record(row, 0, error="broken") for row in range(3)]
+    scored = [sample_record(row, 0, 1.0) for row in range(3)]
+    for day, records in enumerate((scored, [], scored[:2], failed, scored), start=1):
+        name = f"run-{day}"
+        local.start(name, rows=3, n=1)
+        manifest = json.loads((local.evals / name / "manifest.json").read_text("utf-8"))
+        manifest["created_at"] = f"2026-05-{day:02}T08:00:00Z"
+        (local.evals / name / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+        local.add(name, records)
+    before = [local.source.run("eval", f"run-{day}").previous for day in range(1, 6)]
+    assert [each.name if each is not None else None for each in before] == [None, *["run-1"] * 4]
+    trends = {entry.name: entry.trend for entry in local.source.runs(RunQuery(), limit=9).items}
+    assert trends["run-5"] == (1.0, 1.0)
 
 
 def test_a_line_of_judging_says_how_many_calls_gave_a_score(local: LocalPlace) -> None:

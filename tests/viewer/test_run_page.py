@@ -134,6 +134,16 @@ def test_the_run_before_is_told_apart_in_the_words_of_a_comparison(
     assert f"; {words}" in page_text(visitor(source).get("/evals/calm-fern-1"))
 
 
+@pytest.mark.parametrize(("status", "offered"), [("finished", True), ("running", False), ("stopped", False)])
+def test_a_part_of_a_run_is_not_offered_to_be_compared(status: str, offered: bool) -> None:
+    told = Headline(pass_rate=0.5, scored=80, planned=80)
+    older, entry = a_run("calm-fern-0", headline=told), a_run("calm-fern-1", headline=told, status=status)
+    source = FakeSource([entry, older], {"calm-fern-1": RunDetail(entry, previous=older)})
+    text = page_text(visitor(source).get("/evals/calm-fern-1"))
+    assert "Before it with this config, model and rows" in text
+    assert ("Compare them" in text) is offered
+
+
 def test_failures_are_drawn_by_what_failed_and_nothing_is_drawn_of_none() -> None:
     entry = a_run("calm-fern-1", headline=Headline(planned=20))
     kinds = [FailureCount("agent", f"kind{place}", 20 - place, (place, 0)) for place in range(12)]

@@ -5,10 +5,12 @@ Each has its interval and what it stands on, so that no number is read without w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from osmosis_ai.driving.classify import category_of
 from osmosis_ai.evaluation.headline import LEAST_SCORED, Headline, breakdown, pass_rule, scored_of_planned
 from osmosis_ai.ui import numbers
 
@@ -109,6 +111,18 @@ LIMITS: dict[LimitName, str] = {
 }
 
 
+_RAISED = "agent_error"
+"""The wire's word for any exception, of the grader's code too: beside the boundary where it failed, it would name another."""
+
+
+def _reasons(unscored: Mapping[str, int]) -> dict[str, int]:
+    """Return why samples have no score, and how many for each reason, in words that name no boundary."""
+    said: Counter[str] = Counter()
+    for reason, count in unscored.items():
+        said[category_of(reason) if reason == _RAISED else reason] += count
+    return dict(said)
+
+
 def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[tuple[str, str]]:
     """Yield what became of the work items, and of which rows they are."""
     counts = estimates.counts
@@ -116,7 +130,7 @@ def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[tupl
         yield "Rows", rows.words
     yield "Scored", scored_of_planned(counts.scored, counts.planned)
     if counts.unscored:
-        yield "Unscored", breakdown(counts.unscored)
+        yield "Unscored", breakdown(_reasons(counts.unscored))
     if counts.failed_by_boundary:
         yield "Failed, by boundary", breakdown(counts.failed_by_boundary)
         yield "  for reasons of infrastructure", f"{counts.infrastructure_failures:,}"

@@ -53,11 +53,6 @@ class ProgressSnapshot:
     finished: int
 
     @property
-    def pass_rate(self) -> float | None:
-        """Share of the scored samples that passed."""
-        return self.passed / self.scored if self.scored else None
-
-    @property
     def rate_per_s(self) -> float | None:
         """Items finished per second in this session."""
         return self.finished / self.elapsed_s if self.elapsed_s > 0 and self.finished else None

@@ -107,6 +107,7 @@ class RunEntry:
         measures: of an evaluation, a digest of its rollout, which rows it takes, and from which reward a sample passes.
         headline: None before anything is counted, and for training; of judging, how many calls gave a score.
         reward: mean over scored samples, of training the newest; with its 95 % interval where it has one.
+        duration_s: how long it was worked on, all sessions together; of training, since its start.
         trend: pass rates (of training: rewards) of up to ten runs like this one, the oldest first, this one last.
         error: why it failed, in a sentence.
         waits: what a run waits for that nobody works on now, or that it was asked to stop, in a sentence.
@@ -204,7 +205,7 @@ class RunDetail:
         facts: what else is known of it (commit, seed, environment, isolation …), as labels and values.
         secret_names: never their values.
         failures: the most frequent first.
-        previous: the run before it on the same config with the same model, rows and bar.
+        previous: the last one before it on the same config with the same model, rows and bar that finished and has scores.
         namesakes: names of runs that `--fresh` has put aside for it, and of which it was put aside; the newest first.
         problems: sentences about what could not be read.
         context: those of them without which its numbers are misread; nothing in them was said in the run.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 from osmosis_ai.platform.runs.eval_results import live_results
@@ -42,3 +44,10 @@ def test_metrics_that_have_scores_give_the_headline() -> None:
     results = live_results({}, UNDER_WAY, metrics_of("pass", "agent"))
     headline = Headline.of_results(results, planned=4)
     assert headline is not None and headline.scored == results["headline"]["scored"] > 0
+
+
+def test_tokens_of_a_run_that_goes_on_elsewhere_are_not_taken_back() -> None:
+    told = [live_results({}, replace(UNDER_WAY, tokens=1728), None)]
+    for tokens in (1661, 1900):
+        told.append(live_results(told[-1], replace(UNDER_WAY, tokens=tokens), None))
+    assert [each["total_tokens"] for each in told] == [1728, 1728, 1900]

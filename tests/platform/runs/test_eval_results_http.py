@@ -23,9 +23,11 @@ from osmosis_ai.platform.runs.read.derived_files import DerivedFiles
 from osmosis_ai.platform.runs.stored_journal import pack_journal
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.redaction import Redactor
+from osmosis_ai.viewer.source import RunQuery
 from tests.evaluation.builders import record
-from tests.platform.conftest import assert_flat_error
+from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.evaluations import Submits, submit_body
+from tests.platform.viewer.runs_world import source_of
 
 RUNS = "/api/cli/eval-runs"
 submitted = Submits(RUNS, submit_body).taken
@@ -307,3 +309,35 @@ def test_the_journal_is_downloaded_by_name_alone_and_as_it_was_written(
     services.blobs.put(key, io.BytesIO(gzip.compress(journal.replace(b"right", b"wrong"))))
     damaged = api.get(f"{RUNS}/{finished['id']}/samples/manifest", params={"types": "journal"})
     assert "damaged" in assert_flat_error(damaged, 409, "CONFLICT")["error"]
+
+
+def test_the_duration_of_a_run_is_how_long_it_was_worked_on_while_it_goes_on_and_when_it_has_ended(
+    api: TestClient, services: PlatformServices, member: Member, clock: ManualClock
+) -> None:
+    run = submitted(api)
+    leases = Leases(services.db, services.clock)
+
+    def told() -> tuple[float | None, float | None]:
+        overview = api.get(f"{RUNS}/{run['id']}/metrics").json()["overview"]
+        (entry,) = source_of(services, member).runs(RunQuery(kind="eval"), limit=9).items
+        return overview.get("duration_ms"), entry.duration_s
+
+    assert told() == (None, None)
+    lease = leases.claim(run["id"], "w")
+    assert lease is not None
+    clock.advance(20)
+    assert told() == (0.0, 0.0), "the engine has not begun"
+    leases.renew(lease)
+    with leases.writing(lease) as (_, row):
+        row.metrics = {"duration_ms": 27_200.0}
+    clock.advance(150)  # its worker is gone: it waits for another one
+    assert told() == (27_200.0, 27.2)
+    lease = leases.claim(run["id"], "another")
+    assert lease is not None
+    with leases.writing(lease) as (_, row):
+        row.metrics = {"duration_ms": 54_800.0}
+        assert row.status == "running"
+    assert told() == (54_800.0, 54.8)
+    with leases.writing(lease) as (_, row):
+        leases.end(row, "finished")
+    assert told() == (54_800.0, 54.8)

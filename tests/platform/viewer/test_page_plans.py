@@ -181,16 +181,17 @@ def test_what_was_said_to_the_database_of_a_page_holds_for_no_other_statement(ma
 
 def test_the_runs_before_one_are_those_it_can_be_compared_with(many: PlatformSource) -> None:
     detail = many.run("eval", "run-1997")
-    assert detail.previous is not None and detail.previous.name == "run-1995", "run-1996 is of a training"
+    told = "run-1996 is of a training, run-1995 has nothing scored"
+    assert detail.previous is not None and detail.previous.name == "run-1994", told
     assert len(detail.summary.trend) == 10
-    ids = {name: many.run("eval", name).summary.id for name in ("run-1995", "run-1994")}
+    ids = {name: many.run("eval", name).summary.id for name in ("run-1994", "run-1993")}
     other = {"evaluation_config": {"limit": 3, "pass_threshold": 0.5}}
     try:
         with many.services.db.transaction() as session:
-            session.execute(update(DbRun).where(DbRun.id == ids["run-1995"]).values(model_path="a/b"))
-            session.execute(update(DbRun).where(DbRun.id == ids["run-1994"]).values(request=other))
+            session.execute(update(DbRun).where(DbRun.id == ids["run-1994"]).values(model_path="a/b"))
+            session.execute(update(DbRun).where(DbRun.id == ids["run-1993"]).values(request=other))
         found = many.run("eval", "run-1997").previous
-        assert found is not None and found.name == "run-1993"
+        assert found is not None and found.name == "run-1991"
     finally:
         with many.services.db.transaction() as session:
             as_others = {"model_path": "osmosis/tiny", "request": REQUEST}

@@ -59,7 +59,8 @@ def source(services: PlatformServices, member: Member) -> PlatformSource:
 
 @pytest.fixture
 def run(services: PlatformServices, member: Member) -> DbRun:
-    made = add_run(services, member, "first")
+    counts = {"sampled_rows": 3, "total_dataset_rows": 200, "pass_threshold": 1.0, "graded": 3, "passed": 1}
+    made = add_run(services, member, "first", results=counts)
     known = [{"error_type": None, **each} for each in SAMPLES]
     add_samples(services, made, known)
     return made
@@ -413,6 +414,29 @@ def test_a_run_is_measured_by_those_of_its_model_rows_and_bar(
         earlier = before[entry.name]
         expected = [place[earlier.name]] if earlier is not None else []
         assert list(entry.trend) == [*expected, place[entry.name]], entry.name
+
+
+def test_the_run_before_is_the_last_one_that_finished_and_has_scores(
+    services: PlatformServices, member: Member, source: PlatformSource, clock: ManualClock
+) -> None:
+    scored = {"results": {"score": 0.5, "graded": 4, "passed": 2}}
+    runs: dict[str, dict[str, Any]] = {
+        "silver-bloom-25": scored,
+        "cedar-bay-74": {"status": "stopped", "results": {"sampled_rows": 3, "total_runs": 0}},
+        "part": {"status": "failed", **scored},
+        "all-failed": {"results": {"graded": 0, "passed": 0, "failed": 4}},
+        "waiting": {"status": "pending", "results": {"sampled_rows": 3}},
+        "going-on": {"status": "running", "results": {"score": 0.25, "graded": 4, "passed": 1}},
+    }
+    for name, changes in runs.items():
+        add_run(services, member, name, **changes)
+        clock.advance(60)
+    before = {name: source.run("eval", name).previous for name in runs}
+    assert [each.name if each is not None else None for each in before.values()] == [
+        None, *["silver-bloom-25"] * 5,
+    ]  # fmt: skip
+    trends = {run.name: list(run.trend) for run in source.runs(RunQuery(kind="eval"), limit=9).items}
+    assert trends["going-on"] == [0.5, 0.25] and trends["waiting"] == [0.5, None]
 
 
 def test_a_run_is_not_measured_by_a_retry_which_has_only_what_failed(

@@ -20,7 +20,13 @@ class Progress(Protocol):
     """How far something is."""
 
     def update(
-        self, completed: float, *, note: str = "", total: float | None = None, below: Sequence[str] = ()
+        self,
+        completed: float,
+        *,
+        note: str = "",
+        total: float | None = None,
+        below: Sequence[str] = (),
+        waits: str = "",
     ) -> None:
         """Say how much is done.
 
@@ -29,6 +35,7 @@ class Progress(Protocol):
             note: what else is worth seeing now (``reward 0.41 · 32 in flight``).
             total: a new total, when it became known or changed.
             below: lines that a bar has under it, in place of ``note``.
+            waits: why nothing goes on now; a line has it in place of ``note``.
         """
 
 
@@ -52,7 +59,13 @@ def open_progress(
 
 class _Silent:
     def update(
-        self, completed: float, *, note: str = "", total: float | None = None, below: Sequence[str] = ()
+        self,
+        completed: float,
+        *,
+        note: str = "",
+        total: float | None = None,
+        below: Sequence[str] = (),
+        waits: str = "",
     ) -> None:
         """Say nothing."""
 
@@ -86,13 +99,19 @@ class LineProgress:
         self._unsaid: str | None = None
 
     def update(
-        self, completed: float, *, note: str = "", total: float | None = None, below: Sequence[str] = ()
+        self,
+        completed: float,
+        *,
+        note: str = "",
+        total: float | None = None,
+        below: Sequence[str] = (),
+        waits: str = "",
     ) -> None:
         """Note how much is done; write a line when a tenth was passed or it was quiet for long."""
         if total is not None:
             self._total = total
         step = int(completed * STEPS / self._total) if self._total else 0
-        line = self._line(completed, note)
+        line = self._line(completed, waits or note)
         if step > self._said_step or self._clock() - self._said_at >= QUIET_LIMIT_S:
             self._say(line, step)
         elif line != self._said:

@@ -332,17 +332,20 @@ def bar(console: Console, description: str, *, total: float | None, unit: str) -
         console=console,
     )
     with drawn:
-        yield _Bar(drawn, drawn.add_task(formats.one_line(description), total=total, note=""))
+        yield _Bar(drawn, drawn.add_task(formats.one_line(description), total=total, note="", waits=False))
 
 
 class _BarWithLines(RichProgress):
     """A bar with lines of text under it."""
 
     below: Sequence[str] = ()
+    waits = ""
 
     def get_renderables(self) -> Iterator[RenderableType]:
-        """Yield the bar, then the lines, each cut where the terminal ends."""
+        """Yield the bar, then why it waits in full, then the lines, each cut where the terminal ends."""
         yield from super().get_renderables()
+        if self.waits:
+            yield RichText(f"Waits: {formats.one_line(self.waits)}", style=_STYLES["warn"], overflow="fold")
         for line in self.below:
             yield RichText(formats.one_line(line), no_wrap=True, overflow="ellipsis")
 
@@ -353,12 +356,18 @@ class _Bar:
         self._task = task
 
     def update(
-        self, completed: float, *, note: str = "", total: float | None = None, below: Sequence[str] = ()
+        self,
+        completed: float,
+        *,
+        note: str = "",
+        total: float | None = None,
+        below: Sequence[str] = (),
+        waits: str = "",
     ) -> None:
         """Redraw with what is done now."""
-        self._drawn.below = below
+        self._drawn.below, self._drawn.waits = below, waits
         shown = "" if below else formats.one_line(note)
-        self._drawn.update(self._task, completed=completed, total=total, note=shown)
+        self._drawn.update(self._task, completed=completed, total=total, note=shown, waits=bool(waits))
 
 
 class _Amount(ProgressColumn):
@@ -384,9 +393,9 @@ class _Remaining(ProgressColumn):
         super().__init__(RichColumn(no_wrap=True))
 
     def render(self, task: Task) -> RichText:
-        """Return ``40s left``, or nothing while there is no telling."""
+        """Return ``40s left``, or nothing while there is no telling or nothing goes on."""
         left = task.time_remaining
-        if left is None or task.finished:
+        if left is None or task.finished or task.fields["waits"]:
             return RichText("")
         shown = f"{max(1.0, left):.0f}s" if left < 59.5 else formats.duration(left)
         return RichText(f"{shown} left", style="dim")

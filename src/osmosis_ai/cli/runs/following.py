@@ -97,9 +97,9 @@ def show(looks: Iterable[Look], standing: Callable[[Look], RunStanding], *, agai
                     waiting.close()
                     bar = shown.enter_context(output.progress(now.name, total=now.total, unit=now.unit))
                 if bar is not None and now.completed is not None:
-                    waits = (now.waits,) if now.waits and now.below else ()
-                    below = (*waits, *now.below)
-                    bar.update(now.completed, note=now.waits or now.note, total=now.total, below=below)
+                    bar.update(
+                        now.completed, note=now.note, total=now.total, below=now.below, waits=now.waits
+                    )
                     # A bar shows it by itself; a log has a line of the bar once in a while.
                     if now.waits and now.waits_for != waited and not output.animated:
                         output.note(f"The run waits: {now.waits}")
@@ -120,12 +120,14 @@ def pause() -> None:
 
 
 def evaluation_note(snapshot: ProgressSnapshot) -> str:
-    """Return the live numbers of an evaluation beside its bar."""
+    """Return the live numbers of an evaluation beside its bar.
+
+    They are of samples, and say so: in the results every row weighs the same, however many of its samples are scored.
+    """
     parts = []
     if snapshot.scored:
-        passed = formats.percent(snapshot.pass_rate, digits=0)
-        parts.append(f"pass {passed} of {formats.count(snapshot.scored)}")
-        parts.append(f"reward {snapshot.reward_mean:.3f}")
+        parts.append(f"{formats.count(snapshot.passed)} of {formats.count(snapshot.scored)} samples pass")
+        parts.append(f"reward {snapshot.reward_mean:.3f} a sample")
     parts += spent(snapshot)
     if snapshot.in_flight is not None:
         parts.append(f"{snapshot.in_flight} in flight")

@@ -32,7 +32,7 @@ class RunNumbers:
         reward: mean over scored samples; of training the newest.
         pass_rate: share of the scored samples that pass.
         cost_usd: what the model calls cost, as far as prices are known.
-        duration_ms: how long the engine has worked, or else from its start to its end.
+        duration_ms: how long the engine has worked, all sessions together, or else from its start to its end.
     """
 
     reward: Mapped[float | None] = mapped_column(Float)
@@ -59,6 +59,17 @@ def numbers_of(
         "duration_ms": measured.get("duration_ms", took),
     }
     return {name: _number(value) for name, value in found.items()}
+
+
+def duration_ms(run: Any, now: datetime) -> float | None:
+    """Return how long a run has taken, which means the same while it goes on and when it has ended; None before it begins.
+
+    Of an evaluation that is how long the engine has worked: its waiting for a worker is no part of it, as in its
+    ``metrics.json``. Of training, which nobody measures so, it is the time since its start.
+    """
+    if run.duration_ms is not None or run.started_at is None:
+        return float(run.duration_ms) if run.duration_ms is not None else None
+    return 0.0 if run.kind == "eval" else max(0.0, (now - run.started_at).total_seconds() * 1000)
 
 
 def _number(value: Any) -> float | None:

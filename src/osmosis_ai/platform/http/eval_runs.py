@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 from osmosis_ai.api.wire import eval_runs as wire
 from osmosis_ai.config.checks import EVAL
 from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.run_numbers import duration_ms
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.http import runs
 from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
@@ -201,7 +202,7 @@ def _overview(run: DbRun, clock: Clock) -> wire.EvalMetricsOverview:
     results = run.results or {}
     total, skipped = results.get("total_runs", 0), results.get("skipped", 0)
     overview: dict[str, Any] = {
-        "duration_ms": _duration_ms(run, clock),
+        "duration_ms": duration_ms(run, clock.now()),
         "total_samples": total,
         "completed_samples": total - skipped,
         "graded": results.get("graded", 0),
@@ -213,11 +214,3 @@ def _overview(run: DbRun, clock: Clock) -> wire.EvalMetricsOverview:
         "tokens_used": results.get("total_tokens", 0),
     }
     return wire.EvalMetricsOverview(**runs.present(overview))
-
-
-def _duration_ms(run: DbRun, clock: Clock) -> float | None:
-    """Return how long the engine has worked on the run, or, while it does, how long ago it began."""
-    measured = (run.metrics or {}).get("duration_ms")
-    if run.started_at is not None and measured is not None and run.status != "running":
-        return float(measured)
-    return runs.elapsed_ms(run, clock)

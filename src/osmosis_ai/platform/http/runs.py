@@ -13,7 +13,6 @@ from osmosis_ai._version import __version__
 from osmosis_ai.api.wire.base import LogPage, Named
 from osmosis_ai.api.wire.runs import CheckedRepository, StopReply, SubmitCheck, SubmittedRun
 from osmosis_ai.config.checks import ConfigKind
-from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
@@ -238,14 +237,6 @@ def named(id: str | None, name: str) -> Named:
 def present(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``fields`` without those that are None: what is not known is not sent."""
     return {key: value for key, value in fields.items() if value is not None}
-
-
-def elapsed_ms(run: DbRun, clock: Clock) -> float | None:
-    """Return how long the run has taken from its start to its end, or to now."""
-    if run.started_at is None:
-        return None
-    until = run.completed_at or clock.now()
-    return max(0.0, (until - run.started_at).total_seconds() * 1000)
 
 
 def _own_fields(

@@ -10,6 +10,7 @@ from osmosis_ai.config.checks import TRAINING
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.inference.catalog import base_model_of
 from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.run_numbers import duration_ms
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.http import runs
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
@@ -176,7 +177,7 @@ def _examples(run: DbRun) -> int | None:
 def _overview(run: DbRun, curves: list[MetricCurve], clock: Clock) -> wire.TrainingMetricsOverview:
     results = run.results or {}
     known = {
-        "duration_ms": runs.elapsed_ms(run, clock),
+        "duration_ms": duration_ms(run, clock.now()),
         "examples_processed_count": _examples(run),
         "latest_step": results.get("current_step"),
         "total_steps": results.get("total_steps"),

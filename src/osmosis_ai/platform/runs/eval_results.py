@@ -39,7 +39,8 @@ def live_results(
         failed=progress.failed,
         skipped=progress.skipped,
         total_runs=progress.completed,
-        total_tokens=progress.tokens,
+        # Who goes on with a run knows nothing of what attempts had used that were lost with a worker.
+        total_tokens=max(progress.tokens, known.get("total_tokens") or 0),
         headline=headline,
     )
 

@@ -12,12 +12,13 @@ from functools import lru_cache
 from typing import Any, get_args
 
 import orjson
-from sqlalchemy import ColumnElement, Select, bindparam, case, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.platform.db.keyed_lists import moment_of, text_of
 from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, KeysetRange, read_page
+from osmosis_ai.platform.db.run_numbers import duration_ms
 from osmosis_ai.platform.db.tables import DbRun, DbUser
 from osmosis_ai.platform.db.text_search import one_holds
 from osmosis_ai.platform.runs.eval_results import headline_of
@@ -165,8 +166,7 @@ def _last_numbers(*, is_sqlite: bool) -> Select[tuple[str, Any]]:
     the page.
     """
     earlier = aliased(DbRun)
-    number = case((earlier.kind == "eval", earlier.pass_rate), else_=earlier.reward)
-    last = _comparable(DbRun, earlier, number).limit(_TREND).correlate(DbRun).subquery()
+    last = _comparable(DbRun, earlier, _number(earlier)).limit(_TREND).correlate(DbRun).subquery()
     listed = (func.json_group_array if is_sqlite else func.json_agg)(last.c.wanted)
     numbers = select(listed).correlate(DbRun).scalar_subquery()
     return select(DbRun.id, numbers).where(DbRun.id.in_(bindparam("ids", expanding=True)))
@@ -184,9 +184,9 @@ def _with_preceding() -> Any:
 def _comparable(run: Any, earlier: Any, wanted: Any) -> Select[Any]:
     """Return the statement of what is ``wanted`` of the runs up to one that it can be compared with, the newest first.
 
-    They have its rollout, dataset and model, as many rows (or a draw of them) and its bar. No index has the last three: the
-    last runs on its rollout and dataset are looked at, and no more. Retries have only what failed before: no other run is
-    measured by them.
+    They have its rollout, dataset and model, as many rows (or a draw of them) and its bar; they have finished, and something
+    of them is scored. No index has more than the first two: the last runs on its rollout and dataset are looked at, and no
+    more. Retries have only what failed before: no other run is measured by them.
 
     Args:
         run: the one, of the statement that this becomes a part of.
@@ -196,7 +196,11 @@ def _comparable(run: Any, earlier: Any, wanted: Any) -> Select[Any]:
     measured = [column.label(f"measured_{place}") for place, column in enumerate(_measured(earlier))]
     near = (
         select(
-            wanted.label("wanted"), earlier.id.label("id"), earlier.created_at.label("created_at"), *measured
+            wanted.label("wanted"),
+            earlier.id.label("id"),
+            earlier.created_at.label("created_at"),
+            and_(earlier.status == "finished", _number(earlier).is_not(None)).label("tells"),
+            *measured,
         )
         .where(
             earlier.workspace_id == run.workspace_id,
@@ -215,7 +219,16 @@ def _comparable(run: Any, earlier: Any, wanted: Any) -> Select[Any]:
         near.c[column.name].is_not_distinct_from(own)
         for column, own in zip(measured, _measured(run), strict=True)
     )
-    return select(near.c.wanted).where(*alike).order_by(near.c.created_at.desc(), near.c.id.desc())
+    return (
+        select(near.c.wanted)
+        .where(*alike, or_(near.c.tells, near.c.id == run.id))
+        .order_by(near.c.created_at.desc(), near.c.id.desc())
+    )
+
+
+def _number(run: Any) -> ColumnElement[float | None]:
+    """Return what runs of a kind are measured by."""
+    return case((run.kind == "eval", run.pass_rate), else_=run.reward)
 
 
 def _measured(run: Any) -> list[ColumnElement[Any]]:
@@ -260,7 +273,7 @@ def run_entry(
         reward_low=reward.low if reward is not None else None,
         reward_high=reward.high if reward is not None else None,
         cost_usd=run.cost_usd,
-        duration_s=_duration_s(run, now),
+        duration_s=took_ms / 1000 if (took_ms := duration_ms(run, now)) is not None else None,
         trend=trend,
         error=run.error,
         waits=waits,
@@ -270,14 +283,6 @@ def run_entry(
 
 def _is_stopping(run: DbRun) -> bool:
     return run.status in OPEN and run.stop_requested_at is not None
-
-
-def _duration_s(run: DbRun, now: datetime) -> float | None:
-    if run.duration_ms is not None and run.status not in OPEN:
-        return run.duration_ms / 1000
-    if run.started_at is None:
-        return None
-    return max(0.0, ((run.completed_at or now) - run.started_at).total_seconds())
 
 
 def _order(query: RunQuery) -> KeysetOrder:

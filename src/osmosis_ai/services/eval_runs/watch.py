@@ -16,6 +16,8 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.services.runs.lifecycle import TERMINAL
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.wire.eval_runs import EvalRunDetail
     from osmosis_ai.datasets.selection import RowsDrawn
@@ -218,6 +220,40 @@ class SeenEvaluation:
         return self.detail.eval_run.status in TERMINAL["eval"]
 
 
+class WorkPace:
+    """How long somebody has worked on a run since that was first seen, and what they have finished meanwhile.
+
+    Invariant: no time counts in which the run waits. That a worker is gone is told some time after it is: what
+    passed since something was last finished is then taken back.
+
+    Args:
+        clock: monotonic seconds.
+
+    Attributes:
+        worked_s: seconds of work.
+        finished: samples that were finished in them.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._at: float | None = None  # of the last look, while somebody works
+        self._completed = 0
+        self._certain_s = 0.0
+        self.worked_s, self.finished = 0.0, 0
+
+    def see(self, completed: int, *, works: bool) -> None:
+        """Take in a look at the run: how many samples are done, and whether somebody ``works`` on it."""
+        now, more = self._clock(), max(0, completed - self._completed)
+        if self._at is not None:
+            self.worked_s += now - self._at
+            self.finished += more
+            if more:
+                self._certain_s = self.worked_s
+        if not works:
+            self.worked_s = self._certain_s
+        self._at, self._completed = (now if works else None), completed
+
+
 class EvaluationLook:
     """Asks how a run of a platform stands, again and again.
 
@@ -229,8 +265,7 @@ class EvaluationLook:
     def __init__(self, client: PlatformClient, name: str) -> None:
         self._client = client
         self._name = name
-        self._started = time.monotonic()
-        self._begun_with: int | None = None
+        self._pace = WorkPace(time.monotonic)
 
     def __call__(self) -> SeenEvaluation:
         detail = self._client.eval_runs.get(self._name)
@@ -245,8 +280,7 @@ class EvaluationLook:
         progress, results = run_progress(detail.results, detail.config), detail.results
         if progress is None or results is None:
             return None
-        if self._begun_with is None:
-            self._begun_with = progress.completed
+        self._pace.see(progress.completed, works=detail.eval_run.status == "running" and not detail.waits)
         return ProgressSnapshot(
             completed=progress.completed,
             total=progress.total,
@@ -258,6 +292,6 @@ class EvaluationLook:
             tokens=results.total_tokens or 0,
             cost_usd=None,
             in_flight=None,
-            elapsed_s=time.monotonic() - self._started,
-            finished=progress.completed - self._begun_with,
+            elapsed_s=self._pace.worked_s,
+            finished=self._pace.finished,
         )

@@ -128,10 +128,7 @@ class RunList:
             return self._with_trend(entry), before[-1] if before else None
 
     def _with_trend(self, entry: RunEntry) -> RunEntry:
-        series = [*self._before(entry), entry]
-        return replace(
-            entry, trend=tuple(each.pass_rate if each.kind == "eval" else each.reward for each in series)
-        )
+        return replace(entry, trend=tuple(map(_number, (*self._before(entry), entry))))
 
     def _before(self, entry: RunEntry) -> list[RunEntry]:
         """Return the runs before one that it can be compared with, the oldest first, as many as a trend has."""
@@ -249,11 +246,19 @@ def _fits(entry: RunEntry, query: RunQuery) -> bool:
 
 
 def _in_series(entries: Iterable[RunEntry]) -> dict[_Series, list[RunEntry]]:
-    """Return the runs by what those that can be compared have in common, each time the oldest first."""
+    """Return the runs by what those that can be compared have in common, each time the oldest first.
+
+    A part of a run proves nothing, and neither does one without a score: they are in none.
+    """
     series: dict[_Series, list[RunEntry]] = {}
     for entry in sorted(entries, key=_started):
-        series.setdefault(_series_of(entry), []).append(entry)
+        if entry.status == "finished" and _number(entry) is not None:
+            series.setdefault(_series_of(entry), []).append(entry)
     return series
+
+
+def _number(entry: RunEntry) -> float | None:
+    return entry.pass_rate if entry.kind == "eval" else entry.reward
 
 
 def _series_of(entry: RunEntry) -> _Series:

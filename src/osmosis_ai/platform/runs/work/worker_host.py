@@ -16,7 +16,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from osmosis_ai.api.http_errors import PlatformError
@@ -56,6 +56,7 @@ _LOOK_S = 0.05
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _SWEPT_EVERY_S = 3600.0
+_MOST_NAMED = 5
 
 
 class WorkerHost:
@@ -67,6 +68,7 @@ class WorkerHost:
         terms: what is taken.
         taken: what the runs leave on this machine.
         say: takes a sentence for whoever watches.
+        takes: what is said when the platform has answered a claim: who is refused, or reaches nobody, takes nothing.
         monotonic: a clock, in seconds.
     """
 
@@ -78,6 +80,7 @@ class WorkerHost:
         taken: TakenRuns,
         *,
         say: Callable[[str], None],
+        takes: str | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
@@ -85,12 +88,14 @@ class WorkerHost:
         self._terms = terms
         self._taken = taken
         self._say = say
+        self._takes = takes
         self._monotonic = monotonic
         self._workers: list[HostedWorker] = []
         self._coming: list[ComingRun] = []
         self._worked: list[WorkedRun] = []
         self._chores: list[threading.Thread] = []
         self._answers: queue.SimpleQueue[Assignment | ComingRun | Exception | None] = queue.SimpleQueue()
+        self._let_go: set[str] = set()
         self._claim_id = secrets.token_hex(16)
         self._is_asking = False
         self._refused: Exception | None = None
@@ -192,7 +197,8 @@ class WorkerHost:
 
     def _ask(self) -> None:
         """Claim in a thread of its own, because the platform takes its time to answer and signals do not wait."""
-        wait_s = max(0.0, min(LONGEST_WAIT_S, self._idle_left_s()))
+        # The first answer says that this machine is taken: it is not waited for.
+        wait_s = max(0.0, min(LONGEST_WAIT_S, self._idle_left_s())) if self._has_heard else 0.0
         offer = self._terms.offer(self._claim_id, wait_s)
 
         def ask() -> None:
@@ -224,6 +230,7 @@ class WorkerHost:
         self._is_asking = False
         if not isinstance(answer, Exception):
             self._unanswered = 0
+            self._say_what_is_taken()
         self._has_heard = self._has_heard or not isinstance(answer, PlatformUnreachableError)
         self._unreached = answer if isinstance(answer, Exception) and not self._has_heard else None
         # A ticket may be void before the store is back: what its run waits for is the store all the same.
@@ -252,6 +259,11 @@ class WorkerHost:
             self._release(answer.run.id, answer.lease, None)
         else:
             self._make_place(answer)
+
+    def _say_what_is_taken(self) -> None:
+        if self._takes is not None and not self._is_leaving:
+            self._say(self._takes)
+            self._takes = None
 
     def _make_place(self, assignment: Assignment) -> None:
         """Make a run's place on the disk, in a thread of its own: what another process clears away there may take long."""
@@ -376,13 +388,21 @@ class WorkerHost:
         """End the workers, and let go of their runs, for a moment or until asked to end once more."""
         for worker in self._workers:
             worker.process.kill()
-        telling = [self._release(worker.run.id, worker.claim.lease, None) for worker in self._workers]
-        telling += [self._release(each.claim.run_id, each.claim.lease, None) for each in self._coming]
+        left = [(each.run.id, each.run.name, each.claim.lease) for each in self._workers]
+        left += [(each.claim.run_id, each.assignment.run.name, each.claim.lease) for each in self._coming]
+        telling = [self._release(run_id, lease, None) for run_id, _, lease in left]
         deadline = self._monotonic() + LAST_WORD_S
         while still := [each for each in telling if each.is_alive()]:
             if self._asked_to_end > 2 or self._monotonic() >= deadline:
-                return
+                break
             still[0].join(_LOOK_S)
+        let_go = set(self._let_go)
+        again = "what was not sent is done again"
+        if heard := [name for run_id, name, _ in left if run_id in let_go]:
+            self._say(f"let go of {_named(heard)} for another worker; {again}")
+        if unheard := [name for run_id, name, _ in left if run_id not in let_go]:
+            ended = "its lease has" if len(unheard) == 1 else "their leases have"
+            self._say(f"left {_named(unheard)} for another worker when {ended} ended; {again}")
 
     def _release(
         self, run_id: str, lease: AssignedLease, setback: str | None, *, of_machine: bool = False
@@ -394,6 +414,7 @@ class WorkerHost:
             # What cannot be let go of by then is free. Who leaves at once closes the link over it.
             with contextlib.suppress(OsmosisError, RuntimeError):
                 self._link.release(run_id, request)
+                self._let_go.add(run_id)
 
         return self._do("release", tell)
 
@@ -403,6 +424,11 @@ class WorkerHost:
         thread.start()
         self._chores.append(thread)
         return thread
+
+
+def _named(runs: Sequence[str]) -> str:
+    further = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
+    return f"the run{'' if len(runs) == 1 else 's'} {', '.join(runs[:_MOST_NAMED])}{further}"
 
 
 def _explained(error: Exception) -> Exception:
@@ -439,9 +465,14 @@ def host_runs(
     terms = replace(terms, machine=machine, sandbox=sandbox, isolation=config.isolation)
     taken = TakenRuns(config.runs_dir)
     host = WorkerHost(
-        link, lambda run_id, claim_id: start(run_id, credential, claim_id), terms, taken, say=say
+        link,
+        lambda run_id, claim_id: start(run_id, credential, claim_id),
+        terms,
+        taken,
+        say=say,
+        takes=terms.told(address),
     )
     with contextlib.closing(link), told_of_signals(host.ask_to_end):
-        for sentence in (*terms.doubts(), terms.told(address)):
+        for sentence in terms.doubts():
             say(sentence)
         return host.run()

@@ -22,7 +22,7 @@ from osmosis_ai.platform.runs.waiting import BegunRun
 _MOST_NAMED = 3
 
 
-class WaitingRun(BegunRun, Protocol):
+class RunThatWaits(BegunRun, Protocol):
     """What is read of a run to tell what it waits for, begun or not."""
 
     @property
@@ -49,7 +49,7 @@ class PoolWaits:
         self._known: list[tuple[DbWorkerToken, DbKnownWorker | None]] | None = None
         self._told: dict[tuple[str, str, str | None], str | None] = {}
 
-    def why(self, run: WaitingRun) -> str | None:
+    def why(self, run: RunThatWaits) -> str | None:
         """Return why nobody works on a run of a pool, in a sentence; None of any other, and where somebody may soon."""
         is_waiting = run.status == "pending" or (run.status == "running" and run.lease_expires_at is None)
         if not is_waiting or run.pool is None:

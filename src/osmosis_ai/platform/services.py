@@ -21,7 +21,7 @@ from osmosis_ai.platform.maintenance import Maintenance
 from osmosis_ai.platform.model_servers import ModelServerFactory
 from osmosis_ai.platform.model_serving import ModelServerPool
 from osmosis_ai.platform.models import LoraModelStore
-from osmosis_ai.platform.pool_waits import WaitingRun
+from osmosis_ai.platform.pool_waits import RunThatWaits
 from osmosis_ai.platform.readiness import Readiness
 from osmosis_ai.platform.request_counts import RequestCounts
 from osmosis_ai.platform.rollout_servers import RolloutServerStore
@@ -103,15 +103,15 @@ class PlatformServices:
             config or self.config, self.db, self.clock, self.logs, self.desk, self.worker_access
         )
 
-    def why_it_waits(self, run: WaitingRun) -> str | None:
+    def why_it_waits(self, run: RunThatWaits) -> str | None:
         """Return why nobody works on a run that is there, in a sentence; None where that is no matter or not known."""
         return self.why_they_wait()(run)
 
-    def why_they_wait(self) -> Callable[[WaitingRun], str | None]:
+    def why_they_wait(self) -> Callable[[RunThatWaits], str | None]:
         """Return :meth:`why_it_waits` for the runs of one list: at most one statement for all of them."""
         of_pools = self.worker_access.known.waits()
 
-        def why(run: WaitingRun) -> str | None:
+        def why(run: RunThatWaits) -> str | None:
             if run.status == "pending" and self.sources.is_making(run.workspace_id, run.commit_sha):
                 return PACKING
             if run.status == "pending" and run.pool is None and self.config.executes_nothing is not None:

@@ -139,7 +139,6 @@ def player(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
     def playing(
         answers: list[Assignment | Exception | None],
         statuses: list[int | None] | None = None,
-        takes: str | None = None,
         **terms: Any,
     ) -> tuple[Platform, WorkerHost]:
         platform = Platform(answers, statuses or [])
@@ -150,7 +149,6 @@ def player(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
             HostTerms(**{"pool": "gpu", **terms}),
             TakenRuns(tmp_path),
             say=platform.said.append,
-            takes=takes,
             monotonic=platform.monotonic,
         )
 

@@ -333,14 +333,15 @@ def test_a_machine_says_what_it_takes_and_for_how_long_it_waits_for_one_run() ->
     assert HostTerms(run_id="run_1", idle_exit_s=90).told("https://fern.example") == told.format("90 s")
 
 
-TAKES = "takes runs of https://fern.example"
+FERN = "https://fern.example"
+TAKES = f"takes runs of {FERN}"
 
 
 def test_a_machine_says_that_it_takes_runs_when_a_claim_was_answered_which_the_first_does_not_wait_for(
     play: Play,
 ) -> None:
     away = PlatformUnreachableError("the platform does not answer: connection refused.")
-    platform, host = play([away, None, None, assignment("first")], [ENDED], TAKES, once=True)
+    platform, host = play([away, None, None, assignment("first")], [ENDED], address=FERN, once=True)
     assert endings(host.run()) == ["ended"]
     assert platform.said == [
         "trying again: the platform does not answer: connection refused.",
@@ -361,7 +362,7 @@ def test_a_machine_says_that_it_takes_runs_when_a_claim_was_answered_which_the_f
 def test_a_machine_that_is_refused_or_reaches_nobody_never_says_that_it_takes_runs(
     play: Play, answer: OsmosisError
 ) -> None:
-    platform, host = play([answer] * 1000, None, TAKES, idle_exit_s=30)
+    platform, host = play([answer] * 1000, address=FERN, idle_exit_s=30)
     with pytest.raises(type(answer)):
         host.run()
     assert TAKES not in platform.said

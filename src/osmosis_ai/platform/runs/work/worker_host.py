@@ -16,10 +16,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-from osmosis_ai.api.http_errors import PlatformError
+from pydantic import SecretStr
+
 from osmosis_ai.api.wire.workers import LONGEST_WAIT_S, AssignedLease, Assignment, ReleaseRequest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.config import from_environment
@@ -28,10 +29,10 @@ from osmosis_ai.platform.runs.work.host_terms import HostTerms
 from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.runs.work.platform_link import (
     CredentialRefusedError,
-    NoPlatformError,
     PlatformLink,
     PlatformUnreachableError,
     StoreAwayError,
+    explained,
 )
 from osmosis_ai.platform.runs.work.taken_runs import TakenRuns
 from osmosis_ai.platform.runs.work.worked_runs import (
@@ -41,6 +42,7 @@ from osmosis_ai.platform.runs.work.worked_runs import (
     HostedWorker,
     KeptClaim,
     WorkedRun,
+    words_of_left,
 )
 from osmosis_ai.sandbox import check_sandbox, choose_isolation
 from osmosis_ai.supervision import exit_words, keep_to_itself
@@ -56,7 +58,6 @@ _LOOK_S = 0.05
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _SWEPT_EVERY_S = 3600.0
-_MOST_NAMED = 5
 
 
 class WorkerHost:
@@ -68,7 +69,6 @@ class WorkerHost:
         terms: what is taken.
         taken: what the runs leave on this machine.
         say: takes a sentence for whoever watches.
-        takes: what is said when the platform has answered a claim: who is refused, or reaches nobody, takes nothing.
         monotonic: a clock, in seconds.
     """
 
@@ -80,7 +80,6 @@ class WorkerHost:
         taken: TakenRuns,
         *,
         say: Callable[[str], None],
-        takes: str | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
@@ -88,14 +87,14 @@ class WorkerHost:
         self._terms = terms
         self._taken = taken
         self._say = say
-        self._takes = takes
+        self._takes = terms.told(terms.address) if terms.address is not None else None
         self._monotonic = monotonic
         self._workers: list[HostedWorker] = []
         self._coming: list[ComingRun] = []
         self._worked: list[WorkedRun] = []
         self._chores: list[threading.Thread] = []
         self._answers: queue.SimpleQueue[Assignment | ComingRun | Exception | None] = queue.SimpleQueue()
-        self._let_go: set[str] = set()
+        self._let_go: set[SecretStr] = set()
         self._claim_id = secrets.token_hex(16)
         self._is_asking = False
         self._refused: Exception | None = None
@@ -175,15 +174,9 @@ class WorkerHost:
             raise waited_for
         if self._terms.run_id is not None and self._refused is None:
             raise OsmosisError(
-                self._missed(), hint="look at it with `osmosis eval info` or `osmosis train info`"
+                self._terms.missed, hint="look at it with `osmosis eval info` or `osmosis train info`"
             )
         return True
-
-    def _missed(self) -> str:
-        return (
-            f"the run {self._terms.run_id} could not be taken: it is not there for this worker, has ended, or "
-            "another one works on it."
-        )
 
     def _idle_left_s(self) -> float:
         return self._busy_at + self._terms.patience_s - self._monotonic()
@@ -241,18 +234,17 @@ class WorkerHost:
             self._failures = 0  # whoever has no run for a while does not make up for old ones
             self._not_before = self._monotonic() + _FIRST_PAUSE_S  # of a platform that does not wait
             if self._terms.run_id is not None:
-                self._say_once(f"still waits: {self._missed()}")
+                self._say_once(f"still waits: {self._terms.missed}")
         elif isinstance(answer, PlatformUnreachableError):
-            self._pause(
-                answer.message, self._unanswered
-            )  # and then the same claim: it may have been answered
+            # And then the same claim: it may have been answered.
+            self._pause(answer.message, self._unanswered)
             self._unanswered += 1
         elif isinstance(answer, OsmosisError) and answer.code == "CONFLICT" and self._terms.run_id is None:
             self._claim_id = secrets.token_hex(16)
             self._pause(answer.message, self._unanswered)
             self._unanswered += 1
         elif isinstance(answer, Exception):
-            self._refused = waited_for or _explained(answer)
+            self._refused = waited_for or explained(answer)
             if self._workers:
                 self._say(f"no more runs are taken: {answer}")
         elif self._is_leaving:
@@ -261,6 +253,7 @@ class WorkerHost:
             self._make_place(answer)
 
     def _say_what_is_taken(self) -> None:
+        # Said when a claim was answered: who is refused, or reaches nobody, takes nothing.
         if self._takes is not None and not self._is_leaving:
             self._say(self._takes)
             self._takes = None
@@ -388,21 +381,17 @@ class WorkerHost:
         """End the workers, and let go of their runs, for a moment or until asked to end once more."""
         for worker in self._workers:
             worker.process.kill()
-        left = [(each.run.id, each.run.name, each.claim.lease) for each in self._workers]
-        left += [(each.claim.run_id, each.assignment.run.name, each.claim.lease) for each in self._coming]
-        telling = [self._release(run_id, lease, None) for run_id, _, lease in left]
+        left = [(each.run.name, each.claim) for each in self._workers]
+        left += [(each.assignment.run.name, each.claim) for each in self._coming]
+        telling = [self._release(claim.run_id, claim.lease, None) for _, claim in left]
         deadline = self._monotonic() + LAST_WORD_S
         while still := [each for each in telling if each.is_alive()]:
             if self._asked_to_end > 2 or self._monotonic() >= deadline:
                 break
             still[0].join(_LOOK_S)
         let_go = set(self._let_go)
-        again = "what was not sent is done again"
-        if heard := [name for run_id, name, _ in left if run_id in let_go]:
-            self._say(f"let go of {_named(heard)} for another worker; {again}")
-        if unheard := [name for run_id, name, _ in left if run_id not in let_go]:
-            ended = "its lease has" if len(unheard) == 1 else "their leases have"
-            self._say(f"left {_named(unheard)} for another worker when {ended} ended; {again}")
+        for sentence in words_of_left([(name, claim.lease.token in let_go) for name, claim in left]):
+            self._say(sentence)
 
     def _release(
         self, run_id: str, lease: AssignedLease, setback: str | None, *, of_machine: bool = False
@@ -414,7 +403,7 @@ class WorkerHost:
             # What cannot be let go of by then is free. Who leaves at once closes the link over it.
             with contextlib.suppress(OsmosisError, RuntimeError):
                 self._link.release(run_id, request)
-                self._let_go.add(run_id)
+                self._let_go.add(lease.token)
 
         return self._do("release", tell)
 
@@ -424,18 +413,6 @@ class WorkerHost:
         thread.start()
         self._chores.append(thread)
         return thread
-
-
-def _named(runs: Sequence[str]) -> str:
-    further = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
-    return f"the run{'' if len(runs) == 1 else 's'} {', '.join(runs[:_MOST_NAMED])}{further}"
-
-
-def _explained(error: Exception) -> Exception:
-    # A platform has the route, takes POST there and sends nobody elsewhere.
-    if isinstance(error, PlatformError) and error.status in (404, 405, 501, *range(300, 400)):
-        return NoPlatformError()
-    return error
 
 
 def host_runs(
@@ -462,15 +439,10 @@ def host_runs(
     if config.isolation == "required" or config.network == "none":
         choose_isolation("required", sandbox, config.network or "host")
     machine = socket.gethostname()[:128] or None
-    terms = replace(terms, machine=machine, sandbox=sandbox, isolation=config.isolation)
+    terms = replace(terms, address=address, machine=machine, sandbox=sandbox, isolation=config.isolation)
     taken = TakenRuns(config.runs_dir)
     host = WorkerHost(
-        link,
-        lambda run_id, claim_id: start(run_id, credential, claim_id),
-        terms,
-        taken,
-        say=say,
-        takes=terms.told(address),
+        link, lambda run_id, claim_id: start(run_id, credential, claim_id), terms, taken, say=say
     )
     with contextlib.closing(link), told_of_signals(host.ask_to_end):
         for sentence in terms.doubts():

@@ -22,8 +22,10 @@ from osmosis_ai.cli.platform.status import _words
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.process_state import PlatformProcess
 from osmosis_ai.platform.ray_cluster import RayCluster
+from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.server import run_platform
 from tests.cli.conftest import Cli
+from tests.platform.runs.desk.desk_workers import offer
 
 NOW = datetime(2031, 5, 4, 12, 0, tzinfo=timezone.utc)
 
@@ -125,6 +127,28 @@ def test_whoever_asks_is_told_of_the_cluster_that_the_platform_was_started_with(
     assert (data["status"], data["ray"]) == ("running", {"address": address, "problem": None})
     assert f"Runs on: the Ray cluster at {address}" in lines and "Its cluster" not in lines
     assert TOKEN not in lines + json.dumps(data)
+
+
+@pytest.mark.integration
+def test_what_a_start_from_this_shell_would_lack_keeps_nobody_from_the_platform_that_runs(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "platform"
+    monkeypatch.setenv("OSMOSIS_HOME", str(home))
+    token = tmp_path / "token"
+    with run_platform(PlatformConfig(home=home, port=0)) as platform:
+        assert cli("platform", "worker-token", "create", "--pool", "gpu", "--output", str(token)).status == 0
+        link = HttpLink(platform.config.base_url, token.read_text().strip())
+        assert link.claim(offer(machine="box-1")) is None
+        link.close()
+        monkeypatch.setenv("OSMOSIS_EXECUTOR", "ray")
+        monkeypatch.setenv("OSMOSIS_EXECUTOR_SLOTS", "many")
+        done = cli("platform", "status", "--json")
+    assert done.status == 0, done.err
+    data = json.loads(done.out)["data"]
+    assert (data["status"], [worker["machine"] for worker in data["workers"]]) == ("running", ["box-1"])
+    assert cli("platform", "stop").out.startswith("No platform runs in")
+    assert "OSMOSIS_RAY_ADDRESS must say where" in cli("platform", "start").err
 
 
 @pytest.mark.integration

@@ -128,6 +128,7 @@ def test_gpus_that_the_machine_does_not_show_are_doubted_and_taken_all_the_same(
     assert [offer.gpus for offer in offers] == [asked]
     words = " ".join(done.err.split())
     assert ("this machine shows" in words) == (said is not None)
+    assert "takes runs of" not in words, "the platform has refused it"
     assert said is None or f"--gpus {asked}, and this machine shows {said} (/dev/nvidia*" in words
 
 

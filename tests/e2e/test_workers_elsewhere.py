@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from osmosis_ai.cli.application import NARRATE_ENV
 from osmosis_ai.services.demo import Scratch, prepare_scratch
 from tests.e2e.gate import Gate
 from tests.e2e.kill_plan import seed_of_kills
@@ -202,6 +203,26 @@ def test_sigterm_puts_a_run_aside_with_all_it_has_and_another_machine_goes_on(
     assert run.finish()["status"] == "finished"
     require_same_results(run, calm)
     assert samples(run.results) == samples(calm.results)
+
+
+def test_a_second_sigterm_ends_a_worker_at_once_and_names_the_run_that_it_leaves(
+    platform: Platform, calm: Run, gate: Gate
+) -> None:
+    run = platform.submit(CONFIG)
+    gate.close(after=ASKS)
+    first = Machine(platform, "twice", **SEES_GATE, **{NARRATE_ENV: "1"})
+    under_way(platform, first, run, 10)
+    os.kill(process_of(first.process.pid), signal.SIGTERM)
+    time.sleep(0.05)  # two of one kind may come as one
+    os.kill(process_of(first.process.pid), signal.SIGTERM)
+    status, told, err = first.end()
+    assert (status, told) == (130, None), err
+    assert f"let go of the run {run.name} for another worker; what was not sent is done again" in err
+    gate.open()
+    status, _, err = Machine(platform, "after", "--once").end()
+    assert status == 0, err
+    assert run.finish()["status"] == "finished"
+    require_same_results(run, calm)
 
 
 def test_what_is_no_worker_token_here_is_refused_in_a_sentence(platform: Platform, tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
     read = _Variables(os.environ if env is None else env)
     ray = read.setting(ray_cluster, None)
     config = PlatformConfig(
-        home=Path(read.text("OSMOSIS_HOME", str(_default_home()))).expanduser().absolute(),
+        home=read.home(),
         database_url=read.text("OSMOSIS_DATABASE_URL"),
         metrics_token=read.token("OSMOSIS_METRICS_TOKEN"),
         blobs_url=read.bucket("OSMOSIS_BLOBS_URL"),
@@ -188,6 +188,15 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
     return config
 
 
+def data_of_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
+    """Return where the data of a platform are that the environment describes, for whoever asks about one that runs.
+
+    How another would be started from here is nothing to that, so no variable is refused.
+    """
+    read = _Variables(os.environ if env is None else env)
+    return PlatformConfig(home=read.home(), database_url=read.text("OSMOSIS_DATABASE_URL"))
+
+
 class _Variables:
     """Variables of an environment as values; what is none is a problem, and its default is returned."""
 
@@ -197,6 +206,9 @@ class _Variables:
 
     def text(self, name: str, default: str = "") -> str:
         return self._variables.get(name, "").strip() or default
+
+    def home(self) -> Path:
+        return Path(self.text("OSMOSIS_HOME") or _default_home()).expanduser().absolute()
 
     def number(self, name: str, default: int, low: int, high: int) -> int:
         value = self.text(name, str(default))

@@ -7,7 +7,6 @@ decides anything: whether a worker may have a run, its claim tells.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import orjson
@@ -15,14 +14,13 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import WorkerOffer
-from osmosis_ai.config.execution import ExecutionSection
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.tables import DbKnownWorker, DbRun, DbWorkerToken
+from osmosis_ai.platform.pool_waits import PoolWaits
 from osmosis_ai.platform.runs.demands import Demands
-from osmosis_ai.platform.runs.fitting import Machine
-from osmosis_ai.platform.runs.leases import that_known_workers_have
+from osmosis_ai.platform.runs.leases import last_heard_of_workers, that_known_workers_have
 
 KEPT = timedelta(days=7)
 """How long a machine is known after it last asked for a run, or worked on one."""
@@ -30,7 +28,6 @@ _MOST_KEPT = 5000
 _MOST_OF_TOKEN = 500
 """Machines of one token: whoever has it may say that it is another one each time."""
 _NOTED_EVERY = timedelta(minutes=1)
-_MOST_NAMED = 3
 _OF_A_MACHINE = frozenset({"machine", "labels", "cpus", "gpus", "memory_gb", "sandbox", "sandbox_problem"})
 
 
@@ -118,54 +115,9 @@ class KnownWorkers:
                 kept = set(session.scalars(newest))
                 session.execute(delete(DbKnownWorker).where(DbKnownWorker.id.not_in(kept)))
 
-    def why_it_waits(self, run: DbRun) -> str | None:
-        """Return why nobody works on a run of a pool, in a sentence; None of any other, and where somebody may soon."""
-        is_waiting = run.status == "pending" or (run.status == "running" and run.lease_expires_at is None)
-        if not is_waiting or run.pool is None:
-            return None
-        with self._db.session() as session:
-            tokens = session.scalars(
-                select(DbWorkerToken).where(
-                    DbWorkerToken.pool == run.pool, DbWorkerToken.revoked_at.is_(None)
-                )
-            ).all()
-            good = [
-                token.id
-                for token in tokens
-                if token.workspace_ids is None or run.workspace_id in token.workspace_ids
-            ]
-            workers = session.scalars(
-                select(DbKnownWorker).where(DbKnownWorker.token_id.in_(good)).order_by(DbKnownWorker.machine)
-            ).all()
-        if not good:
-            return (
-                f"no worker token is good for the pool '{run.pool}' and this workspace: whoever runs the platform makes one "
-                f"with `osmosis platform worker-token create --pool {run.pool}`."
-            )
-        if not workers:
-            return f"no worker of the pool '{run.pool}' has asked for a run in the last {KEPT.days} days."
-        return _why_none_fits(run.pool, self._demands.read(run.request), workers)
-
-
-def _why_none_fits(pool: str, asks: ExecutionSection, workers: Sequence[DbKnownWorker]) -> str | None:
-    lacking = {worker.id: list(Machine.known(worker).lacks(asks)) for worker in workers}
-    if not all(lacking.values()):
-        return None
-    had = frozenset[str]().union(*(worker.labels for worker in workers))
-    if nowhere := [label for label in asks.labels or () if label not in had]:
-        named = ", ".join(f"`{label}`" for label in nowhere)
-        return f"no known worker of the pool '{pool}' has the label{'s' if len(nowhere) > 1 else ''} {named}."
-    told = [
-        f"{worker.machine or worker.id[:8]} lacks {', '.join(lacking[worker.id])}{_because(worker, lacking[worker.id])}"
-        for worker in workers[:_MOST_NAMED]
-    ]
-    if len(workers) > _MOST_NAMED:
-        told.append(f"and {len(workers) - _MOST_NAMED} more lack something")
-    return f"no known worker of the pool '{pool}' has all that this run asks for: {'; '.join(told)}."
-
-
-def _because(worker: DbKnownWorker, lacking: Sequence[str]) -> str:
-    return f" ({worker.sandbox_problem})" if "a sandbox" in lacking and worker.sandbox_problem else ""
+    def waits(self) -> PoolWaits:
+        """Return what tells why runs of pools wait: of all runs of one list, and for no longer."""
+        return PoolWaits(self._db, self._demands, KEPT)
 
 
 def _at_work(session: Session, now: datetime) -> dict[str, int]:
@@ -177,7 +129,5 @@ def _at_work(session: Session, now: datetime) -> dict[str, int]:
 
 def _heard_of_runs(session: Session) -> dict[str, datetime]:
     """Return when machines last spoke of a run: one that has no room for another does not ask for any."""
-    spoke = select(DbRun.worker_id, func.max(DbRun.heartbeat_at))
-    of_workers = DbRun.status == "running", DbRun.worker_id.is_not(None), DbRun.heartbeat_at.is_not(None)
-    found = session.execute(spoke.where(*of_workers).group_by(DbRun.worker_id))
+    found = session.execute(last_heard_of_workers())
     return {worker: moment for worker, moment in found if worker is not None and moment is not None}

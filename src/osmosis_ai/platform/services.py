@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
@@ -13,7 +14,6 @@ from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets import DatasetStore
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.device_logins import DeviceLoginStore
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.logs import LogStore
@@ -21,6 +21,7 @@ from osmosis_ai.platform.maintenance import Maintenance
 from osmosis_ai.platform.model_servers import ModelServerFactory
 from osmosis_ai.platform.model_serving import ModelServerPool
 from osmosis_ai.platform.models import LoraModelStore
+from osmosis_ai.platform.pool_waits import RunThatWaits
 from osmosis_ai.platform.readiness import Readiness
 from osmosis_ai.platform.request_counts import RequestCounts
 from osmosis_ai.platform.rollout_servers import RolloutServerStore
@@ -104,13 +105,22 @@ class PlatformServices:
             config or self.config, self.db, self.clock, self.logs, self.desk, self.worker_access
         )
 
-    def why_it_waits(self, run: DbRun) -> str | None:
+    def why_it_waits(self, run: RunThatWaits) -> str | None:
         """Return why nobody works on a run that is there, in a sentence; None where that is no matter or not known."""
-        if run.status == "pending" and self.sources.is_making(run.workspace_id, run.commit_sha):
-            return PACKING
-        if run.status == "pending" and run.pool is None and self.config.executes_nothing is not None:
-            return f"isolation: {self.config.executes_nothing}"
-        return self.worker_access.known.why_it_waits(run) or self.desk.why_it_waits(run)
+        return self.why_they_wait()(run)
+
+    def why_they_wait(self) -> Callable[[RunThatWaits], str | None]:
+        """Return :meth:`why_it_waits` for the runs of one list: at most one statement for all of them."""
+        of_pools = self.worker_access.known.waits()
+
+        def why(run: RunThatWaits) -> str | None:
+            if run.status == "pending" and self.sources.is_making(run.workspace_id, run.commit_sha):
+                return PACKING
+            if run.status == "pending" and run.pool is None and self.config.executes_nothing is not None:
+                return f"isolation: {self.config.executes_nothing}"
+            return of_pools.why(run) or self.desk.why_it_waits(run)
+
+        return why
 
 
 def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> PlatformServices:

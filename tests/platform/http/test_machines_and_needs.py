@@ -15,12 +15,14 @@ from osmosis_ai.platform.runs import own_machine
 from osmosis_ai.platform.runs.fitting import Machine
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.sandbox import SandboxCapability
+from osmosis_ai.viewer.source import RunQuery
 from tests.platform.conftest import ManualClock, Member
 from tests.platform.evaluations import Submits, submit_body
 from tests.platform.http.test_workers import Spoken, member, token  # noqa: F401 - fixtures
 from tests.platform.runs.conftest import code, rows  # noqa: F401 - fixtures of `member`
 from tests.platform.runs.conftest import member as member_with_code  # noqa: F401
 from tests.platform.runs.desk.desk_workers import offer
+from tests.platform.viewer.runs_world import statements_of
 from tests.platform.viewer.test_platform_source import source_of
 from tests.sandbox.test_gpus import make_gpus
 
@@ -100,6 +102,57 @@ def test_the_page_names_the_label_that_no_known_worker_has(
         "no known worker of the pool 'gpu' has all that this run asks for: box-1 lacks the label `zone=mars`; "
         "box-2 lacks the label `a100`."
     )
+
+
+def test_the_words_of_one_machine_are_said_once_and_of_those_heard_of_lately_first(
+    api: TestClient, machine: Spoken, clock: ManualClock
+) -> None:
+    submitted(api, labels=["start-0"])
+    for number, name in enumerate(("at-work", *["a-vm"] * 3, "b-vm", "c-vm")):
+        machine.claim(machine=name, labels=[f"start-{number}"])  # another machine, as it says
+        clock.advance(120)
+    name = submitted(api, gpus=8)
+    named = "no known worker of the pool 'gpu' has all that this run asks for: "
+    lacks = "lacks 8 gpus (has 0)"
+    assert waits(api, name) == f"{named}c-vm {lacks}; b-vm {lacks}; a-vm {lacks}; and 1 more lack something."
+    given = machine.claimed(machine="at-work", labels=["start-0"])
+    clock.advance(15)
+    machine.claim(machine="c-vm", labels=["start-9"])
+    assert (waits(api, name) or "").startswith(f"{named}c-vm {lacks}; at-work {lacks}; b-vm")
+    clock.advance(5)
+    assert machine.sync(given).status_code == 200
+    assert (
+        waits(api, name) == f"{named}at-work {lacks}; c-vm {lacks}; b-vm {lacks}; and 1 more lack something."
+    )
+
+
+def test_lists_say_of_every_run_what_its_own_page_says_in_as_many_statements_however_many_wait(
+    api: TestClient,
+    services: PlatformServices,
+    member: Member,  # noqa: F811
+) -> None:
+    for _ in range(3):
+        submitted(api, pool="nobodys")
+    source = source_of(services, member)
+    counts: dict[str, list[int]] = {"rest": [], "page": []}
+    for machines in (1, 12):
+        for number in range(machines):
+            _, plain = services.worker_access.create_token("gpu")
+            Spoken(api, plain).claim(machine=f"box-{number}", cpus=1)
+            submitted(api, gpus=number + 1)
+            submitted(api, pool="gpu", labels=[f"l-{number}"])
+        with statements_of(services.db) as noted:
+            listed = api.get("/api/cli/eval-runs", params={"limit": 50}).json()["eval_runs"]
+        counts["rest"].append(len(noted))
+        with statements_of(services.db) as noted:
+            page = source.runs(RunQuery(kind="eval"), limit=50)
+        counts["page"].append(len(noted))
+        shown = {entry.name: entry.waits for entry in page.items}
+        assert {run["name"]: run.get("waits") for run in listed} == shown
+        assert shown == {name: waits(api, name) for name in shown}
+        assert sum("lacks" in (why or "") for why in shown.values()) >= machines
+    assert len(set(counts["rest"])) == len(set(counts["page"])) == 1, counts
+    assert max(counts["page"]) <= 12
 
 
 def test_a_pool_without_a_token_or_a_worker_is_told_so_and_who_is_long_gone_is_forgotten(

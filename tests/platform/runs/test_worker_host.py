@@ -178,6 +178,9 @@ def test_asked_to_end_twice_it_ends_its_workers_by_force_and_lets_go_of_their_ru
     assert [worker.status for worker in platform.workers] == [-signal.SIGKILL]
     assert platform.released == [("run_first", "lease of first", None)]
     assert alive == [], "another machine may have it at once"
+    assert platform.said[-1] == (
+        "let go of the run first for another worker; what was not sent is done again"
+    )
 
 
 @pytest.mark.parametrize("is_asked_again", [False, True])
@@ -199,6 +202,9 @@ def test_a_platform_that_does_not_hear_of_it_holds_nobody_up(
     with pytest.raises(KeyboardInterrupt):
         host.run()
     is_over.set()
+    assert platform.said[-1] == (
+        "left the run first for another worker when its lease has ended; what was not sent is done again"
+    )
 
 
 def test_a_worker_that_was_asked_to_end_before_it_could_listen_is_no_death(
@@ -325,6 +331,41 @@ def test_a_machine_says_what_it_takes_and_for_how_long_it_waits_for_one_run() ->
     told = "takes the run run_1 of https://fern.example, and waits for it for {} at most"
     assert HostTerms(run_id="run_1").told("https://fern.example") == told.format("10 min")
     assert HostTerms(run_id="run_1", idle_exit_s=90).told("https://fern.example") == told.format("90 s")
+
+
+FERN = "https://fern.example"
+TAKES = f"takes runs of {FERN}"
+
+
+def test_a_machine_says_that_it_takes_runs_when_a_claim_was_answered_which_the_first_does_not_wait_for(
+    play: Play,
+) -> None:
+    away = PlatformUnreachableError("the platform does not answer: connection refused.")
+    platform, host = play([away, None, None, assignment("first")], [ENDED], address=FERN, once=True)
+    assert endings(host.run()) == ["ended"]
+    assert platform.said == [
+        "trying again: the platform does not answer: connection refused.",
+        TAKES,
+        "took the run first (attempt 1)",
+        "is done with the run first",
+    ]
+    assert [offer.wait_s > 0 for offer in platform.offers] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        CredentialRefusedError("this worker token is not good any more."),
+        PlatformUnreachableError("the platform does not answer: connection refused."),
+    ],
+)
+def test_a_machine_that_is_refused_or_reaches_nobody_never_says_that_it_takes_runs(
+    play: Play, answer: OsmosisError
+) -> None:
+    platform, host = play([answer] * 1000, address=FERN, idle_exit_s=30)
+    with pytest.raises(type(answer)):
+        host.run()
+    assert TAKES not in platform.said
 
 
 @pytest.mark.parametrize("status", [302, 404, 405, 501])

@@ -113,8 +113,11 @@ class LocalPlatform:
 
 
 @contextmanager
-def local_platform() -> Iterator[LocalPlatform]:
+def local_platform(config: PlatformConfig | None = None) -> Iterator[LocalPlatform]:
     """Open the platform under ``OSMOSIS_HOME``; a running one is not disturbed.
+
+    Args:
+        config: where its data are; by default the whole environment is read, and has to be usable.
 
     Raises:
         MissingExtraError: the `platform` extra is not installed.
@@ -130,7 +133,7 @@ def local_platform() -> Iterator[LocalPlatform]:
         from osmosis_ai.platform.db.engine import Database
         from osmosis_ai.platform.offboarding import Offboarding
         from osmosis_ai.platform.workspaces import WorkspaceStore
-    config = from_environment()
+    config = config or from_environment()
     config.prepare_home()
     clock = SystemClock()
     db = Database(config.database_url)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai._version import __version__
 from osmosis_ai.cli.output.results import DetailResult, Status, Styled, Timestamp
 from osmosis_ai.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from osmosis_ai.platform.config import PlatformConfig
 
 _MOST_SHOWN = 20
 _PATIENCE_S = 15.0
@@ -24,10 +27,11 @@ def status() -> DetailResult:
     Examples:
         osmosis platform status
     """
-    from osmosis_ai.platform.config import from_environment
+    from osmosis_ai.platform.config import data_of_environment
     from osmosis_ai.platform.process_state import running_platform
 
-    home = from_environment().home
+    config = data_of_environment()
+    home = config.home
     process = running_platform(home)
     if process is None:
         raise NotFoundError(
@@ -35,7 +39,7 @@ def status() -> DetailResult:
         )
     state, runs_to_fill, problems = _state(process.local_url)
     # What another release has in its database, that one knows.
-    workers = _workers() if (state, process.version) == ("running", __version__) else []
+    workers = _workers(config) if (state, process.version) == ("running", __version__) else []
     cluster = _cluster(process.ray)
     filling = f"{runs_to_fill} to be read for tokens, cost and previews" if runs_to_fill else None
     return DetailResult(
@@ -97,11 +101,11 @@ def _cluster_row(cluster: Mapping[str, Any] | None) -> list[tuple[str, Styled]]:
     return [("Its cluster", Styled(problem, "warn"))] if problem else []
 
 
-def _workers() -> list[dict[str, Any]]:
+def _workers(config: PlatformConfig) -> list[dict[str, Any]]:
     """Return the machines that asked for runs with a token that is good."""
     from osmosis_ai.cli.platform.local_platform import iso, local_platform
 
-    with local_platform() as platform:
+    with local_platform(config) as platform:
         return [
             {
                 "machine": worker.machine,

@@ -18,10 +18,10 @@ def stop(
     Examples:
         osmosis platform stop
     """
-    from osmosis_ai.platform.config import from_environment
+    from osmosis_ai.platform.config import data_of_environment
     from osmosis_ai.platform.process_state import stop_platform
 
-    home = from_environment().home
+    home = data_of_environment().home
     with current().status("Stopping the platform"):
         process = stop_platform(home, timeout_s=timeout)
     return OperationResult(

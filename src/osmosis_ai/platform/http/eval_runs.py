@@ -38,9 +38,10 @@ router = runs.run_router("/api/cli/eval-runs", "eval", EVAL)
 def list_eval_runs(services: Services, scope: WorkspaceScope, page: Paging) -> wire.EvalRunList:
     """List runs, the newest first."""
     listed, total = services.eval_runs.page(scope.workspace_id, limit=page.limit, offset=page.offset)
+    why = services.why_they_wait()
     below = runs_url(services, scope.workspace, "eval")
     return wire.EvalRunList(
-        eval_runs=[_row(run, below, services.desk.why_it_waits(run)) for run in listed],
+        eval_runs=[_row(run, below, why(run)) for run in listed],
         **page.keys(total, len(listed)),
     )
 

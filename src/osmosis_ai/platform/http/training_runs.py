@@ -38,11 +38,12 @@ router = runs.run_router("/api/cli/training-runs", "training", TRAINING)
 def list_training_runs(services: Services, scope: WorkspaceScope, page: Paging) -> wire.TrainingRunList:
     """List runs, the newest first."""
     listed, total = services.training_runs.page(scope.workspace_id, limit=page.limit, offset=page.offset)
+    why = services.why_they_wait()
     below = runs_url(services, scope.workspace, "training")
     return wire.TrainingRunList(
         training_runs=[
             wire.TrainingRunRow(
-                **runs.summary_fields(run, below, services.desk.why_it_waits(run)),
+                **runs.summary_fields(run, below, why(run)),
                 **_standing(run.results),
                 model=wire.NamedModel(id=run.model_path, model_name=run.model_path),
                 dataset=wire.NamedFile(**runs.present({"id": run.dataset_id, "file_name": run.dataset_name})),

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
@@ -233,6 +234,13 @@ def is_free(run: DbRun, now: datetime, term: timedelta = LEASE) -> bool:
 def that_known_workers_have(now: datetime) -> ColumnElement[bool]:
     """Return the condition of a query for runs that machines with a name work on."""
     return and_(DbRun.status == "running", DbRun.worker_id.is_not(None), DbRun.lease_expires_at > now)
+
+
+def last_heard_of_workers() -> Any:
+    """Return the query for when machines with a name last spoke of a run (``worker_id``, ``moment``)."""
+    of_workers = DbRun.status == "running", DbRun.worker_id.is_not(None), DbRun.heartbeat_at.is_not(None)
+    last = func.max(DbRun.heartbeat_at).label("moment")
+    return select(DbRun.worker_id, last).where(*of_workers).group_by(DbRun.worker_id)
 
 
 def that_are_free(now: datetime, term: timedelta) -> ColumnElement[bool]:

@@ -54,6 +54,16 @@ def waits_for(run: BegunRun, leases: Leases) -> str | None:
     return f"{unheard}; in {_about(left, math.ceil)} {another} may take it."
 
 
+def is_without_worker(run: BegunRun, leases: Leases) -> bool:
+    """Tell whether a run is open, is not to stop, and has no worker: none has begun it, or the lease of the last has ended."""
+    if run.status != "running":
+        return run.status == "pending"
+    if run.stop_requested_at is not None:
+        return False
+    moment = leases.silent_at(run.heartbeat_at)
+    return run.lease_expires_at is None or (moment is not None and run.lease_expires_at <= moment)
+
+
 def _about(time: timedelta, whole: Callable[[float], int]) -> str:
     """Return a time in words that do not change each second: whoever looks at a page is told of each change."""
     seconds = time.total_seconds()

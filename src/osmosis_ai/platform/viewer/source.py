@@ -130,7 +130,7 @@ class PlatformSource:
                     self._estimates(family),
                     previous=previous,
                     isolation=run.isolation,
-                    waits=self.services.why_it_waits(run),
+                    waits=lists.why_it_waits(run),
                 )
         curves = read_curves(self.services.db, run.id)
         resumable = self.services.resumption.resumable(run)
@@ -140,7 +140,7 @@ class PlatformSource:
             curves,
             previous=previous,
             isolation=run.isolation,
-            waits=self.services.why_it_waits(run),
+            waits=lists.why_it_waits(run),
             resumable=resumable,
         )
 
@@ -275,7 +275,7 @@ class PlatformSource:
                 kind,
                 run,
                 since=since,
-                why_it_waits=self.services.why_it_waits,
+                why_it_waits=self.services.why_they_wait(),
             )
 
     def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:
@@ -321,7 +321,7 @@ class PlatformSource:
 
     def _runs(self, session: Session) -> WorkspaceRuns:
         return WorkspaceRuns(
-            session, self.workspace_id, self.services.clock.now(), self.services.desk.why_it_waits
+            session, self.workspace_id, self.services.clock.now(), self.services.why_they_wait()
         )
 
     def _samples(self, session: Session, run: str) -> FamilySamples:

@@ -265,6 +265,38 @@ def test_a_cluster_that_hangs_costs_no_run_more_than_time(
     assert lines <= len(cluster.log(running)) <= lines + 1
 
 
+def test_a_run_that_has_lost_its_worker_with_the_cluster_says_that_the_cluster_is_away(
+    cluster: Cluster, member: Member
+) -> None:
+    run = cluster.bench.add("a", member)
+    cluster.rounds()
+    cluster.ray.become("running")
+    cluster.rounds()
+    desk = cluster.bench.services.desk
+    cluster.claim(run)
+    cluster.ray.trouble = NO_ANSWER
+    cluster.rounds(31)
+    assert "its worker has not been heard for 30 s" in (cluster.waits(run) or "")
+    assert desk.silent_since(cluster.run(run)) is not None
+    cluster.rounds(40)
+    assert cluster.waits(run) == "the Ray cluster at http://127.0.0.1:8265 cannot be reached: timed out."
+    assert desk.silent_since(cluster.run(run)) is None, "`info` would count the seconds instead"
+    cluster.leases.release(run, f"worker-of-{run}")
+    assert "cannot be reached" in (cluster.waits(run) or "")
+    cluster.claim(run)
+    assert cluster.waits(run) is None, "its worker has come back"
+    cluster.clock.advance(16)
+    assert "may take it" in (cluster.waits(run) or "")
+    cluster.clock.advance(15)
+    assert "cannot be reached" in (cluster.waits(run) or "")
+    cluster.change(run, stop_requested_at=cluster.clock.now())
+    assert cluster.waits(run) is None
+    cluster.change(run, stop_requested_at=None)
+    cluster.ray.trouble = None
+    cluster.rounds()
+    assert "cannot be reached" not in (cluster.waits(run) or "")
+
+
 def test_what_a_job_waits_for_is_said_again_behind_an_outage_and_not_of_the_next_job(
     cluster: Cluster, member: Member
 ) -> None:

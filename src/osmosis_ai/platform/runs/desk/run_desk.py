@@ -41,7 +41,7 @@ from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError, Outcome
 from osmosis_ai.platform.runs.secret_handouts import SecretHandouts
 from osmosis_ai.platform.runs.source_archives import SourceArchives, StillPackingError
-from osmosis_ai.platform.runs.waiting import BegunRun, waits_for
+from osmosis_ai.platform.runs.waiting import BegunRun, is_without_worker, waits_for
 from osmosis_ai.platform.vault import Vault
 
 _MOST_WAITING = 10_000
@@ -166,14 +166,20 @@ class RunDesk:
 
         None of any other.
         """
-        if run.status == "pending" and (told := self._executor_told.get(run.id)) is not None:
+        if (told := self._told_by_executor(run)) is not None:
             return f"{told.removesuffix('.')}."
         why, what = waits_for(run, self.leases), self._waiting.get(run.id)
         return f"it waits for {what}, and its log says why." if why is not None and what is not None else why
 
+    def _told_by_executor(self, run: BegunRun) -> str | None:
+        """Return what an executor says that a run waits for, where the run has no worker: not begun, or its lease has ended."""
+        told = self._executor_told.get(run.id)
+        return told if told is not None and is_without_worker(run, self.leases) else None
+
     def silent_since(self, run: BegunRun) -> datetime | None:
         """Return when the worker of a run was last heard, where its silence is what :meth:`why_it_waits` tells of."""
         is_told = run.lease_expires_at is not None and run.id not in self._waiting
+        is_told = is_told and self._told_by_executor(run) is None
         return run.heartbeat_at if is_told and waits_for(run, self.leases) is not None else None
 
     def _note_secrets(

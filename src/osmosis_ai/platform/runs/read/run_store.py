@@ -52,6 +52,7 @@ class ListedRun:
     """
 
     id: str
+    workspace_id: str
     name: str
     status: str
     error: str | None

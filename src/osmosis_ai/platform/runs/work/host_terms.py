@@ -25,6 +25,7 @@ class HostTerms:
         once: whether it ends after the first.
         idle_exit_s: after how long without a run it ends, in seconds; None: never.
         labels, cpus, gpus, memory_gb: what it has for each run.
+        address: the platform's; None: nobody is told what is taken.
         machine: what people call it.
         sandbox: what it can do about holding rollouts back; None: nobody has looked.
         isolation: whether they are to be held back here.
@@ -39,6 +40,7 @@ class HostTerms:
     cpus: float | None = None
     gpus: int = 0
     memory_gb: float | None = None
+    address: str | None = None
     machine: str | None = None
     sandbox: SandboxCapability | None = None
     isolation: IsolationSetting | None = None
@@ -71,6 +73,14 @@ class HostTerms:
             return f"takes runs of {address}"
         return (
             f"takes the run {self.run_id} of {address}, and waits for it for {_span(self.patience_s)} at most"
+        )
+
+    @property
+    def missed(self) -> str:
+        """What is said of the one run that was asked for, and is not given."""
+        return (
+            f"the run {self.run_id} could not be taken: it is not there for this worker, has ended, or "
+            "another one works on it."
         )
 
     def offer(self, claim_id: str, wait_s: float) -> WorkerOffer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.wire.workers import (
     Assignment,
     EndRequest,
@@ -95,3 +96,11 @@ class PlatformLink(Protocol):
             OsmosisError: the store refused them.
         """
         ...
+
+
+def explained(error: Exception) -> Exception:
+    """Return what a claim was refused with, or, where no platform answers so, that there is none at the address."""
+    # A platform has the route, takes POST there and sends nobody elsewhere.
+    if isinstance(error, PlatformError) and error.status in (404, 405, 501, *range(300, 400)):
+        return NoPlatformError()
+    return error

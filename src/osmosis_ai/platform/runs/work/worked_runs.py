@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -36,6 +37,8 @@ SENTENCES: dict[Ending, str] = {
     "lease_lost": "lost the run {}: another worker has it, or it has ended",
     "store_away": "left the run {} until the store is back",
 }
+
+_MOST_NAMED = 5
 
 
 @dataclass
@@ -88,3 +91,18 @@ class HostedWorker:
             self.is_told = True
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGTERM)
+
+
+def words_of_left(runs: Sequence[tuple[str, bool]]) -> Iterator[str]:
+    """Yield what becomes of runs whose workers were ended at once: of each its name, and whether the platform has heard that."""
+    again = "what was not sent is done again"
+    if heard := [name for name, was_heard in runs if was_heard]:
+        yield f"let go of {_named(heard)} for another worker; {again}"
+    if unheard := [name for name, was_heard in runs if not was_heard]:
+        ended = "its lease has" if len(unheard) == 1 else "their leases have"
+        yield f"left {_named(unheard)} for another worker when {ended} ended; {again}"
+
+
+def _named(runs: Sequence[str]) -> str:
+    further = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
+    return f"the run{'' if len(runs) == 1 else 's'} {', '.join(runs[:_MOST_NAMED])}{further}"

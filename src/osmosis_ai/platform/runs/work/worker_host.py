@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from osmosis_ai.api.http_errors import PlatformError
+from pydantic import SecretStr
+
 from osmosis_ai.api.wire.workers import LONGEST_WAIT_S, AssignedLease, Assignment, ReleaseRequest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.config import from_environment
@@ -28,10 +29,10 @@ from osmosis_ai.platform.runs.work.host_terms import HostTerms
 from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.runs.work.platform_link import (
     CredentialRefusedError,
-    NoPlatformError,
     PlatformLink,
     PlatformUnreachableError,
     StoreAwayError,
+    explained,
 )
 from osmosis_ai.platform.runs.work.taken_runs import TakenRuns
 from osmosis_ai.platform.runs.work.worked_runs import (
@@ -41,6 +42,7 @@ from osmosis_ai.platform.runs.work.worked_runs import (
     HostedWorker,
     KeptClaim,
     WorkedRun,
+    words_of_left,
 )
 from osmosis_ai.sandbox import check_sandbox, choose_isolation
 from osmosis_ai.supervision import exit_words, keep_to_itself
@@ -85,12 +87,14 @@ class WorkerHost:
         self._terms = terms
         self._taken = taken
         self._say = say
+        self._takes = terms.told(terms.address) if terms.address is not None else None
         self._monotonic = monotonic
         self._workers: list[HostedWorker] = []
         self._coming: list[ComingRun] = []
         self._worked: list[WorkedRun] = []
         self._chores: list[threading.Thread] = []
         self._answers: queue.SimpleQueue[Assignment | ComingRun | Exception | None] = queue.SimpleQueue()
+        self._let_go: set[SecretStr] = set()
         self._claim_id = secrets.token_hex(16)
         self._is_asking = False
         self._refused: Exception | None = None
@@ -170,15 +174,9 @@ class WorkerHost:
             raise waited_for
         if self._terms.run_id is not None and self._refused is None:
             raise OsmosisError(
-                self._missed(), hint="look at it with `osmosis eval info` or `osmosis train info`"
+                self._terms.missed, hint="look at it with `osmosis eval info` or `osmosis train info`"
             )
         return True
-
-    def _missed(self) -> str:
-        return (
-            f"the run {self._terms.run_id} could not be taken: it is not there for this worker, has ended, or "
-            "another one works on it."
-        )
 
     def _idle_left_s(self) -> float:
         return self._busy_at + self._terms.patience_s - self._monotonic()
@@ -192,7 +190,8 @@ class WorkerHost:
 
     def _ask(self) -> None:
         """Claim in a thread of its own, because the platform takes its time to answer and signals do not wait."""
-        wait_s = max(0.0, min(LONGEST_WAIT_S, self._idle_left_s()))
+        # The first answer says that this machine is taken: it is not waited for.
+        wait_s = max(0.0, min(LONGEST_WAIT_S, self._idle_left_s())) if self._has_heard else 0.0
         offer = self._terms.offer(self._claim_id, wait_s)
 
         def ask() -> None:
@@ -224,6 +223,7 @@ class WorkerHost:
         self._is_asking = False
         if not isinstance(answer, Exception):
             self._unanswered = 0
+            self._say_what_is_taken()
         self._has_heard = self._has_heard or not isinstance(answer, PlatformUnreachableError)
         self._unreached = answer if isinstance(answer, Exception) and not self._has_heard else None
         # A ticket may be void before the store is back: what its run waits for is the store all the same.
@@ -234,24 +234,29 @@ class WorkerHost:
             self._failures = 0  # whoever has no run for a while does not make up for old ones
             self._not_before = self._monotonic() + _FIRST_PAUSE_S  # of a platform that does not wait
             if self._terms.run_id is not None:
-                self._say_once(f"still waits: {self._missed()}")
+                self._say_once(f"still waits: {self._terms.missed}")
         elif isinstance(answer, PlatformUnreachableError):
-            self._pause(
-                answer.message, self._unanswered
-            )  # and then the same claim: it may have been answered
+            # And then the same claim: it may have been answered.
+            self._pause(answer.message, self._unanswered)
             self._unanswered += 1
         elif isinstance(answer, OsmosisError) and answer.code == "CONFLICT" and self._terms.run_id is None:
             self._claim_id = secrets.token_hex(16)
             self._pause(answer.message, self._unanswered)
             self._unanswered += 1
         elif isinstance(answer, Exception):
-            self._refused = waited_for or _explained(answer)
+            self._refused = waited_for or explained(answer)
             if self._workers:
                 self._say(f"no more runs are taken: {answer}")
         elif self._is_leaving:
             self._release(answer.run.id, answer.lease, None)
         else:
             self._make_place(answer)
+
+    def _say_what_is_taken(self) -> None:
+        # Said when a claim was answered: who is refused, or reaches nobody, takes nothing.
+        if self._takes is not None and not self._is_leaving:
+            self._say(self._takes)
+            self._takes = None
 
     def _make_place(self, assignment: Assignment) -> None:
         """Make a run's place on the disk, in a thread of its own: what another process clears away there may take long."""
@@ -376,13 +381,17 @@ class WorkerHost:
         """End the workers, and let go of their runs, for a moment or until asked to end once more."""
         for worker in self._workers:
             worker.process.kill()
-        telling = [self._release(worker.run.id, worker.claim.lease, None) for worker in self._workers]
-        telling += [self._release(each.claim.run_id, each.claim.lease, None) for each in self._coming]
+        left = [(each.run.name, each.claim) for each in self._workers]
+        left += [(each.assignment.run.name, each.claim) for each in self._coming]
+        telling = [self._release(claim.run_id, claim.lease, None) for _, claim in left]
         deadline = self._monotonic() + LAST_WORD_S
         while still := [each for each in telling if each.is_alive()]:
             if self._asked_to_end > 2 or self._monotonic() >= deadline:
-                return
+                break
             still[0].join(_LOOK_S)
+        let_go = set(self._let_go)
+        for sentence in words_of_left([(name, claim.lease.token in let_go) for name, claim in left]):
+            self._say(sentence)
 
     def _release(
         self, run_id: str, lease: AssignedLease, setback: str | None, *, of_machine: bool = False
@@ -394,6 +403,7 @@ class WorkerHost:
             # What cannot be let go of by then is free. Who leaves at once closes the link over it.
             with contextlib.suppress(OsmosisError, RuntimeError):
                 self._link.release(run_id, request)
+                self._let_go.add(lease.token)
 
         return self._do("release", tell)
 
@@ -403,13 +413,6 @@ class WorkerHost:
         thread.start()
         self._chores.append(thread)
         return thread
-
-
-def _explained(error: Exception) -> Exception:
-    # A platform has the route, takes POST there and sends nobody elsewhere.
-    if isinstance(error, PlatformError) and error.status in (404, 405, 501, *range(300, 400)):
-        return NoPlatformError()
-    return error
 
 
 def host_runs(
@@ -436,12 +439,12 @@ def host_runs(
     if config.isolation == "required" or config.network == "none":
         choose_isolation("required", sandbox, config.network or "host")
     machine = socket.gethostname()[:128] or None
-    terms = replace(terms, machine=machine, sandbox=sandbox, isolation=config.isolation)
+    terms = replace(terms, address=address, machine=machine, sandbox=sandbox, isolation=config.isolation)
     taken = TakenRuns(config.runs_dir)
     host = WorkerHost(
         link, lambda run_id, claim_id: start(run_id, credential, claim_id), terms, taken, say=say
     )
     with contextlib.closing(link), told_of_signals(host.ask_to_end):
-        for sentence in (*terms.doubts(), terms.told(address)):
+        for sentence in terms.doubts():
             say(sentence)
         return host.run()

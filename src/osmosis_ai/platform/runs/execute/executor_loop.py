@@ -41,7 +41,7 @@ from osmosis_ai.platform.runs.execute.executor import (
 )
 from osmosis_ai.platform.runs.execute.failure_streak import FailureStreak
 from osmosis_ai.platform.runs.execute.given_up_runs import GivenUpRuns
-from osmosis_ai.platform.runs.execute.runs_to_execute import RunsToExecute, fairest
+from osmosis_ai.platform.runs.execute.runs_to_execute import RunsToExecute, fairest, was_resumed
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import OPEN
 from osmosis_ai.platform.runs.resume_state import newest_step
@@ -263,7 +263,7 @@ class ExecutorLoop:
         Broken off by the database, it is done again, and the end counted once: it counts when it has been told.
         """
         run = self._let_go(started.job.run_id)
-        if run is None or _was_resumed(run, started):
+        if run is None or was_resumed(run, started.attempt):
             self._streaks.pop(started.job.run_id, None)
             return
         known = self._streaks.get(run.id)
@@ -445,11 +445,3 @@ class ExecutorLoop:
 
     def _tell(self, run_id: str, message: str, level: Level = "info") -> None:
         self._logs.append(run_id, [LogLine(message, level=level, step="executor")])
-
-
-def _was_resumed(run: DbRun, started: _Started) -> bool:
-    """Tell whether an open run has ended under a job and waits anew: how that job ended is nothing against it.
-
-    What was claimed is never pending again before it has ended.
-    """
-    return run.status == "pending" and run.attempt > started.attempt

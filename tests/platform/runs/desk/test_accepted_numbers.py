@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.platform.blobs.store import BlobStoreError
-from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.runs.desk import accepted_numbers
 from osmosis_ai.platform.runs.desk.claims import ClaimScope
 from osmosis_ai.platform.runs.read.derived_files import DerivedFiles
@@ -228,6 +229,19 @@ def test_where_the_journal_can_not_be_read_its_judges_alone_are_left_out_which_i
     assert run.metrics["summary"] == expected["summary"]
     assert run.metrics["estimates"]["judges"] is None
     assert "judges" in run.metrics["estimates"]["warnings"][0]
+
+
+def test_a_sample_outside_of_its_run_keeps_it_from_no_end(
+    services: PlatformServices, worker: DeskWorker, clock: ManualClock
+) -> None:
+    leaves(worker)
+    with services.db.transaction() as session:
+        session.execute(update(DbSample).where(DbSample.row_index == 3).values(row_index=ROWS))
+    services.eval_runs.stop(worker.run.workspace_id, worker.run_id, by="mara")
+    has_expired(clock)
+    services.desk.count_accepted()
+    services.desk.close_stopped()
+    assert (worker.run.status, worker.run.metrics["summary"]["graded"]) == ("stopped", 0)
 
 
 def test_the_page_of_a_run_does_not_count_none_beside_a_list_that_counts_some(

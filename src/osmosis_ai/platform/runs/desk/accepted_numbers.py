@@ -7,6 +7,7 @@ are left alone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.runs.eval_results import summarised_results
 from osmosis_ai.platform.runs.leases import Leases, that_are_free
 from osmosis_ai.platform.runs.read.merging import measure_accepted
+
+logger = logging.getLogger("osmosis_ai.platform.runs")
 
 _COUNTED = "journal_bytes"
 
@@ -76,7 +79,12 @@ class AcceptedNumbers:
             return None
         if (by_worker and _COUNTED not in said) or (run.results or {}).get("sampled_rows") is None:
             return None
-        found = measure_accepted(self._db, self._blobs, run, still_mine)
+        try:
+            found = measure_accepted(self._db, self._blobs, run, still_mine)
+        except ValueError as error:
+            # No sample outside of its run is accepted. Where there is one all the same, a run ends with what was said of it.
+            logger.warning("the samples of the run %s can not be counted: %s", run.id, error)
+            return None
         # What held the work back is known to the worker alone.
         last = Estimates.read(said.get("estimates"))
         estimates = found.estimates.model_copy(update={"limited_by": last and last.limited_by})

@@ -196,11 +196,16 @@ class RunMetrics(_Model):
 
 
 class MeasuredRun(_Model):
-    """The numbers of a run as a platform keeps them beside it; ``duration_ms``: how long the engine has worked."""
+    """The numbers of a run as a platform keeps them beside it; ``duration_ms``: how long the engine has worked.
+
+    ``journal_bytes``: of how much of the journal they are; None while more is being counted, absent where whoever said them
+    does not tell (workers of releases up to 0.3.23).
+    """
 
     duration_ms: float
     summary: WireSummary
     estimates: Estimates
+    journal_bytes: int | None = None
 
     @field_validator("duration_ms")
     @classmethod
@@ -212,10 +217,12 @@ class MeasuredRun(_Model):
     def record(self) -> dict[str, Any]:
         """Return them as JSON values, as the engine has written them."""
         numbers = RunMetrics(wire=self.summary, estimates=self.estimates)
+        told = {"journal_bytes": self.journal_bytes} if "journal_bytes" in self.model_fields_set else {}
         return {
             "duration_ms": self.duration_ms,
             "summary": numbers.summary,
             "estimates": self.estimates.model_dump(mode="json"),
+            **told,
         }
 
 

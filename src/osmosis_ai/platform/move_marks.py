@@ -26,11 +26,13 @@ class Mark:
         id: of the move.
         peer: the other side, as people are told of it; never with a password.
         finished: whether all of it is there.
+        backup: the file that keeps what the move replaces, noted before it is written; None where nothing is replaced.
     """
 
     id: str
     peer: str
     finished: bool = False
+    backup: str | None = None
 
     @classmethod
     def of_new_move(cls, peer: str) -> Mark:
@@ -50,8 +52,12 @@ class Mark:
         """
         try:
             found = json.loads(text)
-            return cls(str(found["id"]), str(found["peer"]), found["finished"] is True)
-        except (ValueError, KeyError, TypeError):
+            backup = found.get("backup")  # earlier releases noted none
+            finished = found["finished"] is True
+            return cls(
+                str(found["id"]), str(found["peer"]), finished, None if backup is None else str(backup)
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise OsmosisError("a mark of `osmosis platform move` is damaged.", code="INTERNAL") from None
 
 

@@ -223,5 +223,10 @@ def _chores(
 def _frequent_maintenance(desk: RunDesk, merging: ShardMerging) -> Maintenance:
     """Return what somebody waits for, or what grows while it is put off."""
     return Maintenance(
-        {"stopped runs": desk.close_stopped, "shards of runs": merging.merge_due}, every_s=MERGE_EVERY_S
+        {
+            "stopped runs": desk.close_stopped,
+            "numbers of runs that wait": desk.count_accepted,
+            "shards of runs": merging.merge_due,
+        },
+        every_s=MERGE_EVERY_S,
     )

@@ -29,6 +29,7 @@ from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.tables import DbDataset, DbLogLine, DbRun, DbSample
 from osmosis_ai.platform.local_execution import LocalWorkers, open_local_executor
 from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
+from osmosis_ai.platform.runs.read.merging import measure_accepted
 from osmosis_ai.platform.runs.stored_journal import stored_records
 from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import spec
@@ -194,6 +195,13 @@ def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
     assert shown == {item: (each.input, each.output, each.parts) for item, each in records.items()}
     assert len(shown) == 6 and all(asked and answered for asked, answered, _ in shown.values())
     cleaned_up(services, submitted["id"])
+    with services.db.session() as session:
+        run = session.get_one(DbRun, submitted["id"])
+    assert run.metrics is not None and run.metrics["journal_bytes"] == run.journal_bytes
+    counted = measure_accepted(services.db, services.blobs, run)
+    assert counted.summary == run.metrics["summary"], "the platform would have counted the same"
+    known = {**run.metrics["estimates"], "limited_by": None}
+    assert counted.estimates.model_dump(mode="json") == known
     steps = " ".join(log_of(services, submitted["id"]))
     for stage in (
         "checking the model",

@@ -169,14 +169,14 @@ def _resource(config: PlatformConfig, report: MoveReport) -> dict[str, Any]:
             "size_bytes": report.stored and report.stored.size_bytes,
             "sha256": report.stored and report.stored.sha256,
         },
-        "backup": report.backup and str(report.backup.path),
+        "backup": str(report.backups[-1]) if report.backups else None,
     }
 
 
 def _next_steps(
     database_url: str | None, blobs_url: str | None, config: PlatformConfig, report: MoveReport
 ) -> list[str]:
-    steps = [f"What was replaced: {report.backup.path}"] if report.backup else []
+    steps = [f"What was replaced: {file}" for file in report.backups]
     if database_url is not None:
         in_home = database_url == f"sqlite:///{config.home / 'platform.db'}"
         more = "    with its password, if it has one" if not database_url.startswith(_SQLITE) else ""

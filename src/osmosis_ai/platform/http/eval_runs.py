@@ -20,7 +20,7 @@ from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.page_links import runs_url
 from osmosis_ai.platform.http.paging import Paging, SamplePaging
 from osmosis_ai.platform.http.routing import quick_read
-from osmosis_ai.platform.runs.eval_results import headline_of, rows_of
+from osmosis_ai.platform.runs.eval_results import headline_of, rows_of, written_estimates
 from osmosis_ai.platform.runs.read.downloads import LINK_TTL, WantedFile, parse_types
 from osmosis_ai.platform.runs.read.merging import RunFamily, family_of
 from osmosis_ai.platform.runs.read.run_store import ListedRun
@@ -80,7 +80,7 @@ def eval_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: str)
         reward_stats=stats or summary.get("reward_stats"),
         pass_at_k=[wire.PassAtK(**point) for point in summary.get("pass_at_k") or ()],
         eval_run_id=run.id,
-        estimates=metrics.get("estimates"),
+        estimates=written_estimates(run),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from sqlalchemy import Table, delete, func, select
 
@@ -87,6 +88,17 @@ class DatabaseMove:
             )
         if self.stage is Stage.BEGUN and step != newest_step():
             self.stage = Stage.NEW  # an upgrade came between: what has arrived is of another schema
+
+    @property
+    def backup(self) -> Path | None:
+        """The file that keeps what the move replaces, as soon as that is to be written."""
+        return None if self._mark.backup is None else Path(self._mark.backup)
+
+    def note_backup(self, file: Path) -> None:
+        """Write down, before it is written, where what is replaced is kept: whoever goes on says so."""
+        self._mark = replace(self._mark, backup=str(file))
+        with self._source.transaction() as rows:
+            write_mark(rows.connection(), "departure", self._mark)
 
     def begin(self) -> None:
         """Mark the target as one that is being filled, and empty it when it was not."""

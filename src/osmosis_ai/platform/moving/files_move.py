@@ -89,6 +89,16 @@ class FilesMove:
             lambda: next(stored_keys(self._target), None),
         )
 
+    @property
+    def backup(self) -> Path | None:
+        """The file that keeps what the move replaces, as soon as that is to be written."""
+        return None if self._mark.backup is None else Path(self._mark.backup)
+
+    def note_backup(self, file: Path) -> None:
+        """Write down, before it is written, where what is replaced is kept: whoever goes on says so."""
+        self._mark = replace(self._mark, backup=str(file))
+        write_file_mark(self._source, "departure", self._mark)
+
     def begin(self) -> None:
         """Mark the target as one that is being filled."""
         if self.stage in (Stage.DEPARTED, Stage.DONE):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -11,7 +11,8 @@ from pathlib import Path
 
 from osmosis_ai._version import __version__
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
-from osmosis_ai.platform.backup import BackupReport, create_backup
+from osmosis_ai.files import remove_left_parts
+from osmosis_ai.platform.backup import create_backup
 from osmosis_ai.platform.blobs.opening import open_blob_store
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
@@ -46,14 +47,14 @@ class MoveReport:
         files: where the files are now; None where they stay.
         tables: what both databases held when they were compared; empty where that was done before.
         stored: what both stores held; None where they stay, or that was done before.
-        backup: of what was replaced.
+        backups: the files that keep what was replaced, this call's or an earlier one's; the newest is the last.
     """
 
     database: str | None
     files: str | None
     tables: Mapping[str, TableDigest]
     stored: FilesDigest | None
-    backup: BackupReport | None
+    backups: Sequence[Path]
 
 
 def move_platform(
@@ -89,7 +90,7 @@ def move_platform(
         moves = [move for move in (rows, files) if move is not None]
         for move in moves:
             move.prepare()
-        kept = _keep(config, destination, moves, replaces, backup)
+        _keep(config, destination, moves, replaces, backup)
         for move in moves:
             move.begin()
         for move in moves:
@@ -99,12 +100,15 @@ def move_platform(
         stored = files.depart(showing) if files is not None and _has_to_depart(files) else None
         for move in reversed(moves):
             move.arrive()
+    kept = list(
+        dict.fromkeys(move.backup for move in moves if move.backup is not None and move.backup.is_file())
+    )
     return MoveReport(
         database=None if rows is None else rows.shown,
         files=None if files is None else files.shown,
         tables=tables,
         stored=stored,
-        backup=kept,
+        backups=kept,
     )
 
 
@@ -163,17 +167,34 @@ def _keep(
     moves: list[DatabaseMove | FilesMove],
     replaces: bool,
     file: Path | None,
-) -> BackupReport | None:
-    """Keep what is going to be replaced."""
+) -> None:
+    """Keep what is going to be replaced; what an earlier call has kept is not kept again."""
     replaced = [move for move in moves if move.stage is Stage.REPLACES]
     if not replaced:
-        return None
+        return
     if not replaces:
         raise ConflictError(
             f"what this platform had before it moved is in {' and '.join(move.shown for move in replaced)}.",
             hint="--replace makes a backup of that, and then replaces it",
         )
-    whats = {move.what for move in replaced}
+    for noted in {move.backup for move in replaced if move.backup is not None}:
+        remove_left_parts(noted)
+    # Noted while it was not there, and there in one step: what is there is whole.
+    lacking = [move for move in replaced if move.backup is None or not move.backup.is_file()]
+    if not lacking and all(file in (None, move.backup) for move in replaced):
+        return
+    former = _former(config, destination, {move.what for move in replaced})
+    named = f"{config.home.name}-before-move-{_now():%Y%m%dT%H%M%SZ}.tar.gz"
+    target = file or config.home.parent / named
+    if not target.exists():
+        for move in replaced:
+            move.note_backup(target)
+    with _writable_beside(config.home, file):
+        create_backup(former, target, with_bucket=True)
+
+
+def _former(config: PlatformConfig, destination: Destination, whats: Collection[str]) -> PlatformConfig:
+    """Return the platform that is going to be replaced, brought up to date."""
     former = replace(
         config,
         database_url=destination.database_url or "" if "database" in whats else config.database_url,
@@ -183,9 +204,7 @@ def _keep(
         # Of an earlier release, maybe, and no platform may start on it to bring it up to date.
         with opened_database(former.database_url) as database:
             database.bring_up_to_date()
-    named = f"{config.home.name}-before-move-{_now():%Y%m%dT%H%M%SZ}.tar.gz"
-    with _writable_beside(config.home, file):
-        return create_backup(former, file or config.home.parent / named, with_bucket=True)
+    return former
 
 
 @contextmanager

@@ -43,8 +43,11 @@ class Showing(Protocol):
 
 def departure_of(source: Marks, peer: str) -> Mark:
     """Return the mark that a source has, or is to have, of its move to ``peer``."""
-    if source.departure is not None:
-        return source.departure if source.departure.finished else replace(source.departure, peer=peer)
+    departure = source.departure
+    if departure is not None:
+        if departure.finished or departure.peer == peer:
+            return departure
+        return replace(departure, peer=peer, backup=None)  # what another place held was kept
     return Mark.of_new_move(peer)
 
 

@@ -49,6 +49,8 @@ def summarised_results(known: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
     """Return the results that the engine's numbers (as in ``metrics.json``) stand for."""
     summary = metrics["summary"]
     stats = summary.get("reward_stats")
+    # What was said of samples that never came is of none that there are.
+    known = {name: value for name, value in known.items() if name not in ("score", "reward_stats")}
     if stats is not None:
         by_k = {str(point["k"]): point["value"] for point in summary.get("pass_at_k", ())}
         stats = {**stats, "pass_at_k": by_k}
@@ -65,6 +67,13 @@ def summarised_results(known: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
         reward_stats=stats,
         headline=_headline(metrics),
     )
+
+
+def written_estimates(run: DbRun) -> dict[str, Any] | None:
+    """Return the estimates that stand beside a run's results; None where they are from before its first score."""
+    written: dict[str, Any] | None = (run.metrics or {}).get("estimates")
+    counts = (written or {}).get("counts") or {}
+    return None if counts.get("scored") == 0 and (run.results or {}).get("graded") else written
 
 
 def headline_of(run: DbRun | ListedRun) -> Headline | None:

@@ -17,7 +17,12 @@ def engine_metrics(directory: RunDirectory) -> dict[str, Any] | None:
     if written is None:
         return None
     duration_ms = written["eval_run"]["duration_ms"]
-    return {"duration_ms": duration_ms, "summary": written["summary"], "estimates": written["estimates"]}
+    return {
+        "duration_ms": duration_ms,
+        "summary": written["summary"],
+        "estimates": written["estimates"],
+        "journal_bytes": written.get("journal_bytes"),
+    }
 
 
 def grader_digest_of(directory: RunDirectory) -> str | None:

@@ -31,6 +31,7 @@ from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreEr
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.name_lookup import NoSuchNameError
+from osmosis_ai.platform.runs.eval_results import written_estimates
 from osmosis_ai.platform.runs.read.merging import RunFamily, merge
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.read.training_curves import logged_marks, read_curves, read_curves_of
@@ -337,7 +338,7 @@ class PlatformSource:
                 (family.version, "estimates"),
                 lambda: merge(self.services.db, self.services.blobs, family).estimates,
             )
-        return Estimates.read((family.original.metrics or {}).get("estimates"))
+        return Estimates.read(written_estimates(family.original))
 
     def _validation_file(self, run: str, path: str, *, max_bytes: int) -> StoredConversation:
         with self.services.db.session() as session:

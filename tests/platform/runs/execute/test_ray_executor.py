@@ -18,6 +18,7 @@ from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
 from osmosis_ai.platform.runs.execute.ray_jobs import RayJobs
 from osmosis_ai.platform.runs.leases import LONGEST_PAUSE, Lease
 from tests.platform.conftest import ManualClock, Member, World
+from tests.platform.evaluations import training_body
 from tests.platform.runs.execute.recorded_ray import TOKEN, RecordedRay
 from tests.platform.runs.pretended_workers import Bench
 
@@ -420,6 +421,31 @@ def test_a_checkpoint_between_two_deaths_of_a_training_run_forgives_the_first(
         cluster.ray.become("failed_7")
     cluster.rounds()
     assert cluster.run(run).status == "pending"
+
+
+@pytest.mark.parametrize("answer", ["succeeded", "failed_7"])
+def test_a_run_that_is_resumed_before_its_cluster_says_that_its_job_has_ended_goes_on_at_once(
+    cluster: Cluster, member: Member, answer: str
+) -> None:
+    run = cluster.bench.add("a", member, kind="training", request=training_body())
+    cluster.rounds()
+    cluster.ray.become("running")
+    cluster.rounds(2)
+    with cluster.leases.writing(cluster.claim(run)) as (_, row):
+        row.training_state = {"begun": 1, "resume": {"step": 5}}
+        row.stop_requested_at = cluster.clock.now()
+        cluster.leases.end(row, "stopped")
+    cluster.bench.services.resumption.resume(member.workspace.id, "a", by="mara@fern.example")
+    cluster.rounds(2)
+    assert list(cluster.ray.jobs) == ["osm-run_a-1"], "it may be at work still"
+    cluster.ray.become(answer)
+    cluster.rounds()
+    assert list(cluster.ray.jobs) == ["osm-run_a-1", "osm-run_a-2"]
+    assert not [line for line in cluster.log(run) if "has ended" in line or "trying again" in line]
+    # What comes of the next job counts as that of any.
+    cluster.ray.become("failed_7")
+    cluster.rounds()
+    assert cluster.log(run)[-1].endswith("its worker ended with 7; trying again in 5 s")
 
 
 def test_a_worker_that_let_its_run_go_is_followed_by_another(cluster: Cluster, member: Member) -> None:

@@ -21,6 +21,7 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun, DbRunUpload
 from osmosis_ai.platform.log_lines import LogLine, bounded, storable
 from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.runs.desk.accepted_numbers import AcceptedNumbers
 from osmosis_ai.platform.runs.desk.journal_folding import JournalFolding
 from osmosis_ai.platform.runs.desk.uploads import RunUploads
 from osmosis_ai.platform.runs.eval_results import summarised_results
@@ -56,7 +57,7 @@ class RunClosing:
     """Closes runs; every method blocks.
 
     Args:
-        db, logs, blobs, leases, folding, uploads: the platform's.
+        db, logs, blobs, leases, folding, uploads, accepted: the platform's.
         secrets: returns the values of a run's secrets, which its journal is to lose.
         runs_dir: where runs of the platform's own machine keep their working files.
         monotonic: a clock, in seconds.
@@ -71,6 +72,7 @@ class RunClosing:
         leases: Leases,
         folding: JournalFolding,
         uploads: RunUploads,
+        accepted: AcceptedNumbers,
         secrets: Secrets,
         runs_dir: Path,
         *,
@@ -84,6 +86,7 @@ class RunClosing:
         self._leases = leases
         self._folding = folding
         self._uploads = uploads
+        self._accepted = accepted
         self._secrets = secrets
         self._runs_dir = runs_dir
         self._all_are_elsewhere = all_are_elsewhere
@@ -91,7 +94,13 @@ class RunClosing:
         self._store_away_since: dict[str, tuple[str, float]] = {}
 
     def end(
-        self, lease: Lease, request: EndRequest, *, is_said_again: bool = False, keeps_journal: bool = False
+        self,
+        lease: Lease,
+        request: EndRequest,
+        *,
+        is_said_again: bool = False,
+        keeps_journal: bool = False,
+        by_worker: bool = False,
     ) -> RunClosed:
         """Give a run its outcome; said again, it is what it was.
 
@@ -102,6 +111,7 @@ class RunClosing:
             is_said_again: whether whoever says it tries again where the store does not answer. A run ends without
                 its journal only where the store is away for half a lease.
             keeps_journal: whether it does not end without it.
+            by_worker: whether its worker says so, who has said its numbers; of others they are worked out here.
 
         Raises:
             LeaseLostError: the lease is over.
@@ -111,7 +121,7 @@ class RunClosing:
         if not turn.lock.acquire(timeout=_TURN_WITHIN_S):
             raise BlobStoreBusy("the run is being ended, which takes long; ask again in a moment.")
         try:
-            closed = self._end(lease, request, is_said_again, keeps_journal)
+            closed = self._end(lease, request, is_said_again, keeps_journal, by_worker)
         except LeaseLostError:
             self._forget_outage(lease)
             raise
@@ -120,7 +130,9 @@ class RunClosing:
         self._forget_outage(lease)
         return closed
 
-    def _end(self, lease: Lease, request: EndRequest, is_said_again: bool, keeps_journal: bool) -> RunClosed:
+    def _end(
+        self, lease: Lease, request: EndRequest, is_said_again: bool, keeps_journal: bool, by_worker: bool
+    ) -> RunClosed:
         with self._db.session() as session:
             run = session.get(DbRun, lease.run_id)
         if run is not None and run.status not in OPEN and run.lease_token == lease.token:
@@ -130,11 +142,14 @@ class RunClosing:
         self._leases.require(lease)
         assert run is not None
         key = self._kept_journal(run, lease, is_said_again, keeps_journal)
+        counted = self._accepted.counted(run, self._kept_mine(lease), by_worker=by_worker)
         with self._leases.writing(lease) as (session, run):
             outcome: Outcome = "stopped" if run.stop_requested_at is not None else request.outcome
             if key is not None:
                 run.journal_blob = key
                 session.execute(delete(DbJournalSegment).where(DbJournalSegment.run_id == run.id))
+            if counted is not None:
+                counted.write(run)
             self._number(run, request.ending)
             if run.kind == "training" and outcome == "finished":
                 forget_resume(run)
@@ -262,17 +277,9 @@ class RunClosing:
         Raises:
             BlobStoreBusy: the store has not been away for long.
         """
-        renewed_at = self._monotonic()
-
-        def still_mine() -> None:
-            nonlocal renewed_at
-            if self._monotonic() - renewed_at > self._leases.term.total_seconds() / 3:
-                self._leases.renew(lease)
-                renewed_at = self._monotonic()
-
         try:
             redactor = Redactor([value.get_secret_value() for value in self._secrets(run).values()])
-            return self._folding.store(run, redactor, still_mine)
+            return self._folding.store(run, redactor, self._kept_mine(lease))
         except LeaseLostError:
             raise
         except (OSError, OsmosisError) as error:
@@ -285,6 +292,18 @@ class RunClosing:
             line = LogLine(f"the journal could not be kept: {error}", level="warning", step="run")
             self._logs.append(run.id, [line])
             return None
+
+    def _kept_mine(self, lease: Lease) -> Callable[[], None]:
+        """Return what, called again and again, renews a lease in time."""
+        renewed_at = self._monotonic()
+
+        def still_mine() -> None:
+            nonlocal renewed_at
+            if self._monotonic() - renewed_at > self._leases.term.total_seconds() / 3:
+                self._leases.renew(lease)
+                renewed_at = self._monotonic()
+
+        return still_mine
 
     def _was_store_away_for_long(self, lease: Lease) -> bool:
         """Tell whether the store has been away since this owner first said how the run ends, an earlier one aside."""

@@ -27,6 +27,7 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.demands import Demands
+from osmosis_ai.platform.runs.desk.accepted_numbers import AcceptedNumbers
 from osmosis_ai.platform.runs.desk.assignment import Assignments
 from osmosis_ai.platform.runs.desk.claims import Claims, ClaimScope
 from osmosis_ai.platform.runs.desk.closing import RunClosing
@@ -88,6 +89,7 @@ class RunDesk:
         term = config.lease_term
         self._assignments = Assignments(db, vault, blobs, signer, sources, self._folding, term, demands)
         self._news = WorkerNews(db, clock, logs, blobs, self._uploads)
+        self._accepted = AcceptedNumbers(db, blobs, self.leases)
         self._closing = RunClosing(
             db,
             logs,
@@ -95,6 +97,7 @@ class RunDesk:
             self.leases,
             self._folding,
             self._uploads,
+            self._accepted,
             self._assignments.secrets,
             config.runs_dir,
             monotonic=clock.monotonic,
@@ -243,19 +246,24 @@ class RunDesk:
             renewed=self._assignments.renewed(lease, next_s=self.pace.next_s()) if request.renew else None,
         )
 
-    def end(self, run_id: str, request: EndRequest, *, keeps_journal: bool = False) -> RunClosed:
+    def end(
+        self, run_id: str, request: EndRequest, *, keeps_journal: bool = False, by_worker: bool = True
+    ) -> RunClosed:
         """Give a run its outcome; its journal is folded first.
 
         Args:
             run_id, request: which run, and its outcome.
             keeps_journal: whether it is said again for as long as the store is away, and not half a lease.
+            by_worker: whether its worker says so.
 
         Raises:
             LeaseLostError: the run has another owner, or has ended otherwise.
             BlobStoreBusy: the store was away just now; it is to be said again.
         """
         lease = self._lease(run_id, request.lease.get_secret_value())
-        return self._closing.end(lease, request, is_said_again=True, keeps_journal=keeps_journal)
+        return self._closing.end(
+            lease, request, is_said_again=True, keeps_journal=keeps_journal, by_worker=by_worker
+        )
 
     def release(self, run_id: str, request: ReleaseRequest) -> RunClosed:
         """Let a run go as it is, for whoever comes next.
@@ -297,6 +305,10 @@ class RunDesk:
         """End the runs of pools that are to stop and that nobody works on: no worker may ever come for them."""
         for run_id in self._claims.stopped():
             self.close_abandoned(run_id, "stopped")
+
+    def count_accepted(self) -> None:
+        """Work out the numbers of the evaluations that nobody works on, where their workers have not said the last ones."""
+        self._accepted.catch_up()
 
     def clear_ended(self) -> None:
         """Clear away behind runs whose end was cut off.

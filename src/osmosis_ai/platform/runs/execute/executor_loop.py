@@ -41,7 +41,7 @@ from osmosis_ai.platform.runs.execute.executor import (
 )
 from osmosis_ai.platform.runs.execute.failure_streak import FailureStreak
 from osmosis_ai.platform.runs.execute.given_up_runs import GivenUpRuns
-from osmosis_ai.platform.runs.execute.runs_to_execute import RunsToExecute, fairest
+from osmosis_ai.platform.runs.execute.runs_to_execute import RunsToExecute, fairest, was_resumed
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import OPEN
 from osmosis_ai.platform.runs.resume_state import newest_step
@@ -100,6 +100,7 @@ class _Started:
         job: which.
         workspace_id: whose.
         mark: how far its run had come when it was started.
+        attempt: how often that had been claimed by then.
         told: what its run was told of it.
         gathers: whether its run was to stop when it was started.
         stop_by: when it is ended, after its run was to end (monotonic seconds).
@@ -108,6 +109,7 @@ class _Started:
     job: WantedJob
     workspace_id: str
     mark: object
+    attempt: int
     gathers: bool
     told: str = ""
     is_waiting: bool = True
@@ -261,7 +263,7 @@ class ExecutorLoop:
         Broken off by the database, it is done again, and the end counted once: it counts when it has been told.
         """
         run = self._let_go(started.job.run_id)
-        if run is None:
+        if run is None or was_resumed(run, started.attempt):
             self._streaks.pop(started.job.run_id, None)
             return
         known = self._streaks.get(run.id)
@@ -382,7 +384,8 @@ class ExecutorLoop:
         asked = read_execution(run.request.get("advanced_config"))
         needs = asked.cpus or 1.0, asked.gpus or 0, asked.memory_gb
         job = WantedJob(job_id(run.id, number), run.id, *needs)
-        return _Started(job, run.workspace_id, self._mark(run), gathers=run.stop_requested_at is not None)
+        gathers = run.stop_requested_at is not None
+        return _Started(job, run.workspace_id, self._mark(run), run.attempt, gathers=gathers)
 
     def _mark(self, run: DbRun) -> object:
         """Return what changes when something is done that need not be done again, here or anywhere."""

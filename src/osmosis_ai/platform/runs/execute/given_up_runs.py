@@ -93,7 +93,8 @@ class GivenUpRuns:
                 lost = self._send_left(run, ending.lease)
                 ending.is_sent = lost is None
             is_patient = run is not None and run.stop_requested_at is None
-            self._desk.end(run_id, EndRequest.model_validate(said), keeps_journal=is_patient)
+            request = EndRequest.model_validate(said)
+            self._desk.end(run_id, request, keeps_journal=is_patient, by_worker=False)
         except BlobStoreBusy as error:
             if not ending.not_before:
                 self._tell(run_id, f"ends when what it has recorded can be kept: {error}")

@@ -91,3 +91,11 @@ class RunsToExecute:
 def fairest(runs: Iterable[DbRun], at_work: Mapping[str, int]) -> DbRun | None:
     """Return the run to start next: the oldest of the workspace with the fewest ``at_work``; None of none."""
     return min(runs, key=lambda run: (at_work.get(run.workspace_id, 0), run.created_at, run.id), default=None)
+
+
+def was_resumed(run: DbRun, attempt: int) -> bool:
+    """Tell whether an open run has ended and waits anew since it had been claimed ``attempt`` times.
+
+    What was claimed is never pending again before it has ended; how a job from before that ended is nothing against it.
+    """
+    return run.status == "pending" and run.attempt > attempt

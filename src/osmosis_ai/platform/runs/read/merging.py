@@ -8,7 +8,7 @@ another. What is still without one after all of them is unscored in the merged n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,12 @@ from sqlalchemy.orm import Session, aliased
 from osmosis_ai.config.sections import EvaluationSettings
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
-from osmosis_ai.evaluation.metrics_models import Estimates
+from osmosis_ai.evaluation.metrics_models import Estimates, RunMetrics
 from osmosis_ai.evaluation.row_copies import RowCopies
-from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
+from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbSample
+from osmosis_ai.platform.runs.journal_segments import run_records
 from osmosis_ai.platform.runs.lifecycle import OPEN
 from osmosis_ai.platform.runs.stored_journal import stored_records
 
@@ -166,11 +167,59 @@ def merge(db: Database, blobs: BlobStore, family: RunFamily) -> MergedResults:
     What judges were asked is in the stored journals alone; of a run whose journal is gone or damaged it is not counted,
     and the estimates say so.
     """
+    metrics, owners = _counted(db, family)
+    lost = [run.name for run in family.runs if not _count_judges(metrics, blobs, run, owners)]
+    counted = dict.fromkeys((run.id for run in family.runs), 0)
+    for run_id in owners.values():
+        counted[run_id] += 1
+    estimates = metrics.summary().estimates
+    again = sum(counted[run.id] for run in family.retries)
+    warnings = [_uncounted_judges(name) for name in lost]
+    if again:
+        warnings.insert(
+            0, f"{again:,} of {estimates.counts.planned:,} samples are of retries: they had no score before"
+        )
+    estimates = estimates.model_copy(update={"warnings": [*warnings, *estimates.warnings]})
+    return MergedResults(estimates, counted)
+
+
+def measure_accepted(
+    db: Database, blobs: BlobStore, run: DbRun, still_mine: Callable[[], None] = lambda: None
+) -> RunMetrics:
+    """Work out the numbers of a run that goes on from all that was accepted of its journal, as its worker would.
+
+    Args:
+        db, blobs: the platform's.
+        run: which run; its retries are not looked at.
+        still_mine: called again and again, since it may take a while.
+    """
+    metrics, owners = _counted(db, RunFamily(run, ()), still_mine)
+    warnings = []
+    try:
+        for place, record in enumerate(run_records(db, blobs, run.id)):
+            if place % _BATCH == 0:
+                still_mine()
+            if (record.row_index, record.run_index) in owners:
+                metrics.add_judges(record)
+    except (BlobError, ConflictError, OSError, ValueError):
+        warnings = [_uncounted_judges(run.name)]
+    found = metrics.summary()
+    estimates = found.estimates
+    estimates = estimates.model_copy(update={"warnings": [*warnings, *estimates.warnings]})
+    return found.model_copy(update={"estimates": estimates})
+
+
+def _counted(
+    db: Database, family: RunFamily, still_mine: Callable[[], None] = lambda: None
+) -> tuple[MetricsAccumulator, dict[tuple[int, int], str]]:
+    """Return what the newest results of a family come to, judges aside, and of each work item whose its result is."""
     copies, owners = RowCopies(family.rows), dict[tuple[int, int], str]()
     metrics = MetricsAccumulator(
         rows=family.rows, n=family.n, pass_threshold=family.pass_threshold, only=_made_by(family.original)
     )
     for run_id, sample in _samples(db, family):
+        if len(owners) % _BATCH == 0:
+            still_mine()
         item = (sample.row_index, sample.run_index)
         metrics.add(
             *item, sample.status, sample.reward, **{name: getattr(sample, name) for name in _MEASURED}
@@ -179,19 +228,11 @@ def merge(db: Database, blobs: BlobStore, family: RunFamily) -> MergedResults:
         if sample.row_digest:
             copies.note(sample.row_index, sample.row_digest)
     metrics.cluster(copies.clusters())
-    lost = [run.name for run in family.runs if not _count_judges(metrics, blobs, run, owners)]
-    counted = dict.fromkeys((run.id for run in family.runs), 0)
-    for run_id in owners.values():
-        counted[run_id] += 1
-    estimates = metrics.summary().estimates
-    again = sum(counted[run.id] for run in family.retries)
-    warnings = [f"what the judges of {name} were asked is not counted: its journal is gone" for name in lost]
-    if again:
-        warnings.insert(
-            0, f"{again:,} of {estimates.counts.planned:,} samples are of retries: they had no score before"
-        )
-    estimates = estimates.model_copy(update={"warnings": [*warnings, *estimates.warnings]})
-    return MergedResults(estimates, counted)
+    return metrics, owners
+
+
+def _uncounted_judges(name: str) -> str:
+    return f"what the judges of {name} were asked is not counted: its journal is gone"
 
 
 def _count_judges(

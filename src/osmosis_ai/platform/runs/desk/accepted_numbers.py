@@ -1,0 +1,126 @@
+"""The numbers of an evaluation whose worker has not said the last ones, worked out from what was accepted of its journal.
+
+A worker says its numbers now and then, and the last ones when it leaves; one that was killed leaves samples behind which its
+numbers do not know. Numbers that count a whole journal say of how many bytes it was: those of as many bytes as were accepted
+are left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select
+
+from osmosis_ai.evaluation.metrics_models import Estimates, MeasuredRun
+from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRun, DbSample
+from osmosis_ai.platform.runs.eval_results import summarised_results
+from osmosis_ai.platform.runs.leases import Leases, that_are_free
+from osmosis_ai.platform.runs.read.merging import measure_accepted
+
+logger = logging.getLogger("osmosis_ai.platform.runs")
+
+_COUNTED = "journal_bytes"
+
+
+@dataclass(frozen=True)
+class CountedNumbers:
+    """The numbers of all that was accepted of a run's journal, as its row keeps them.
+
+    Attributes:
+        journal: its generation, and how many bytes of it were counted.
+        metrics: the numbers.
+    """
+
+    journal: tuple[int, int]
+    metrics: dict[str, Any]
+
+    def write(self, run: DbRun) -> bool:
+        """Have a run's row say them; False, with nothing changed, where more was accepted meanwhile."""
+        if self.journal != (run.journal_generation, run.journal_bytes):
+            return False
+        planned = self.metrics["estimates"]["counts"]["planned"]
+        run.metrics = self.metrics
+        run.results = summarised_results(run.results or {}, self.metrics)
+        run.progress = {"completed": self.metrics["summary"]["total_samples"], "total": planned}
+        return True
+
+
+class AcceptedNumbers:
+    """Counts what was accepted of one platform's runs; every method blocks.
+
+    Args:
+        db, blobs, leases: the platform's.
+    """
+
+    def __init__(self, db: Database, blobs: BlobStore, leases: Leases) -> None:
+        self._db = db
+        self._blobs = blobs
+        self._leases = leases
+        self._known: dict[str, tuple[Any, ...]] = {}
+
+    def counted(
+        self, run: DbRun, still_mine: Callable[[], None] = lambda: None, *, by_worker: bool = False
+    ) -> CountedNumbers | None:
+        """Return the numbers of a run whose row has others, or none; None where it has these, or nothing was ever said.
+
+        Args:
+            run: as its row is.
+            still_mine: called again and again, since it may take a while.
+            by_worker: whether its worker said the row's numbers as its last ones; of earlier releases they hold.
+        """
+        said = run.metrics or {}
+        is_silent = run.metrics is None and run.progress is None and not run.journal_bytes
+        if run.kind != "eval" or is_silent or said.get(_COUNTED) == run.journal_bytes:
+            return None
+        if (by_worker and _COUNTED not in said) or (run.results or {}).get("sampled_rows") is None:
+            return None
+        try:
+            found = measure_accepted(self._db, self._blobs, run, still_mine)
+        except ValueError as error:
+            # No sample outside of its run is accepted. Where there is one all the same, a run ends with what was said of it.
+            logger.warning("the samples of the run %s can not be counted: %s", run.id, error)
+            return None
+        # What held the work back is known to the worker alone.
+        last = Estimates.read(said.get("estimates"))
+        estimates = found.estimates.model_copy(update={"limited_by": last and last.limited_by})
+        measured = MeasuredRun(
+            duration_ms=self._worked_ms(run, said.get("duration_ms")),
+            summary=found.wire,
+            estimates=estimates,
+            journal_bytes=run.journal_bytes,
+        )
+        return CountedNumbers((run.journal_generation, run.journal_bytes), measured.record())
+
+    def catch_up(self) -> None:
+        """Have the rows of all runs that nobody works on say what was accepted of them."""
+        seen = (DbRun.id, DbRun.heartbeat_at, DbRun.journal_generation, DbRun.journal_bytes)
+        with self._db.session() as session:
+            is_free = that_are_free(self._leases.now(session), self._leases.term)
+            asked = select(*seen).where(DbRun.status == "running", DbRun.kind == "eval", is_free)
+            waiting = {row.id: tuple(row) for row in session.execute(asked)}
+        self._known = {run_id: how for run_id, how in self._known.items() if waiting.get(run_id) == how}
+        for run_id in waiting.keys() - self._known.keys():
+            self._catch_up(run_id)
+            self._known[run_id] = waiting[run_id]
+
+    def _catch_up(self, run_id: str) -> None:
+        with self._db.session() as session:
+            found = session.get(DbRun, run_id)
+        counted = self.counted(found) if found is not None else None
+        if counted is None:
+            return
+        with self._db.transaction() as session:
+            run = session.get(DbRun, run_id, with_for_update=True)
+            if run is not None and self._leases.is_open(session, run):
+                counted.write(run)
+
+    def _worked_ms(self, run: DbRun, said: float | None) -> float:
+        """Return how long the engine has worked: as it last said, and as long as the longest attempt at least."""
+        with self._db.session() as session:
+            longest = session.scalar(select(func.max(DbSample.duration_ms)).where(DbSample.run_id == run.id))
+        return max(said or 0.0, longest or 0.0)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform import server
@@ -24,6 +25,7 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbLoraModel, DbRunFile
 from osmosis_ai.platform.process_state import PlatformProcess, running_platform, stop_platform
 from osmosis_ai.platform.server import require_safe_address, run_platform
+from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.sandbox import IsolationSetting, SandboxCapability
 from tests.platform.conftest import World
 from tests.platform.viewer.runs_world import add_run
@@ -139,6 +141,24 @@ def test_it_waits_for_a_signal_and_leaves_the_handlers_as_they_were(config: Plat
         # A second signal ends the process at once.
         assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
         assert httpx.get(f"{platform.config.base_url}/health").is_success
+
+
+def test_a_signal_behind_the_first_login_lets_the_start_say_it(
+    config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = server.create_app
+
+    def interrupted(services: PlatformServices) -> FastAPI:
+        os.kill(os.getpid(), signal.SIGINT)
+        return make(services)
+
+    monkeypatch.setattr(server, "create_app", interrupted)
+    try:
+        with run_platform(config) as platform:
+            assert platform.first_login is not None
+            platform.wait()
+    except KeyboardInterrupt:
+        pytest.fail("it was interrupted before it could say how to sign in")
 
 
 def test_a_signal_that_does_not_wake_the_wait_ends_it_all_the_same(config: PlatformConfig) -> None:

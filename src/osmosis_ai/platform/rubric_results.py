@@ -35,6 +35,8 @@ from osmosis_ai.viewer.source import ItemPage
 
 BLOB_PREFIX = "rubrics"
 _MOST_CALLS = 2**53
+_MOST_RECORDS, _MOST_JUDGED = 10_000, 50_000
+"""Records, and calls of judges in them: a page reads all of them, which takes about half a second then."""
 _ID = re.compile(r"rub_[0-9a-f]{24}")
 _YEARS = (2000, 2999)
 _SWEPT_AFTER = timedelta(hours=1)
@@ -84,6 +86,7 @@ class RubricResultStore:
         _require_name(name)
         if not _YEARS[0] <= written.year <= _YEARS[1]:
             raise _refused(f"the year {written.year} is not that of any result", "document.generated_at")
+        _require_few(document)
         content = _content(document)
         digest = hashlib.sha256(content).hexdigest()
         there = self._known(workspace_id, name, digest)
@@ -108,14 +111,21 @@ class RubricResultStore:
         try:
             with self._db.transaction() as session:
                 session.add(row)
-        except BaseException as error:
+                session.flush()
+                return find_rubric_result(session, workspace_id, id), True
+        except IntegrityError:
             self._blobs.delete(key)
-            # Uploaded twice at once: the other one was first.
-            there = self._known(workspace_id, name, digest) if isinstance(error, IntegrityError) else None
+            # Uploaded twice at once, the other one was first; and it may be deleted by now.
+            there = self._known(workspace_id, name, digest)
             if there is None:
-                raise
+                raise ConflictError(
+                    f"a rubric result of the name '{name}' was uploaded and deleted meanwhile.",
+                    hint="upload it again",
+                ) from None
             return there, False
-        return self.get(workspace_id, id), True
+        except BaseException:
+            self._blobs.delete(key)
+            raise
 
     def get(self, workspace_id: str, name_or_id: str) -> FoundRubricResult:
         """Return a result by its name or id.
@@ -144,6 +154,7 @@ class RubricResultStore:
         """Return a result's document, as JSON.
 
         Raises:
+            NoSuchNameError: the result has been deleted meanwhile.
             ConflictError: it is gone, or is another one than was stored.
             BlobStoreError: the store does not give it now.
         """
@@ -151,6 +162,7 @@ class RubricResultStore:
             with self._blobs.open(row.blob_key) as stream:
                 content = stream.read(LARGEST_DOCUMENT_BYTES + 1)
         except BlobNotFound:
+            self.get(row.workspace_id, row.id)
             raise _lost(row, "gone") from None
         if hashlib.sha256(content).hexdigest() != row.sha256:
             raise _lost(row, "damaged: its SHA-256 has changed")
@@ -191,8 +203,8 @@ class RubricResultStore:
             raise ConflictError(
                 f"this workspace has another rubric result of the name '{name}'.",
                 details={"id": row.id, "name": name},
-                hint="give the file another name, or delete that one first: osmosis eval delete --rubric "
-                f"{shlex.quote(name)}",
+                hint="give the file another name, or delete that one first with `osmosis eval delete --rubric "
+                f"{'-- ' if name.startswith('-') else ''}{shlex.quote(name)}`",
             )
         return FoundRubricResult(row, creator or email)
 
@@ -230,6 +242,18 @@ def _head(document: Mapping[str, Any], name: str, id: str) -> dict[str, Any]:
         "cost_usd": entry.cost_usd,
         "duration_ms": entry.duration_s * 1000 if entry.duration_s is not None else None,
     }
+
+
+def _require_few(document: Mapping[str, Any]) -> None:
+    records = document["records"]
+    told = (record.get("judgements", record.get("runs")) for record in records)
+    calls = sum(len(each) for each in told if isinstance(each, list))
+    if len(records) > _MOST_RECORDS or calls > _MOST_JUDGED:
+        raise _refused(
+            f"it has {len(records):,} records with {calls:,} calls of judges, and a platform keeps {_MOST_RECORDS:,} with "
+            f"{_MOST_JUDGED:,} at most (`osmosis view` shows it where it is)",
+            "document.records",
+        )
 
 
 def _content(document: Mapping[str, Any]) -> bytes:

@@ -144,6 +144,8 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         for warning in process.warnings:
             logger.warning("%s", warning)
         note(process)
+        # From here on it is worth something that the start is said to its end: the first password is told once.
+        stack.enter_context(_signals_to(ends))
         first_login = bootstrap(services.db, services.clock)
         stack.enter_context(_serving_api(create_app(services), bound, listener, ends))
         stack.enter_context(
@@ -151,7 +153,6 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         )
         process = replace(process, url=bound.base_url, local_url=_local_url(host, port))
         note(process)
-        stack.enter_context(_signals_to(ends))
         yield RunningPlatform(bound, process, services, first_login, ends)
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import select
 
+from osmosis_ai.platform.db.tables import DbRubricResult
 from osmosis_ai.platform.rubric_results import BLOB_PREFIX
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
@@ -131,6 +133,55 @@ def test_what_is_no_result_is_refused_and_nothing_of_it_is_kept(
     error = assert_flat_error(api.post(ROUTE, content=body), status, code)
     assert said in error["error"]
     assert kept(services) == [] and api.get(ROUTE).json() == {"rubric_results": []}
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [{}] * 10_001,
+        [{"judgements": [{}] * 50_001}],
+        [{"runs": [{}] * 30_000}, {"judgements": [{}] * 20_001}],
+    ],
+    ids=["records", "calls", "calls of both forms"],
+)
+def test_more_records_or_calls_than_a_page_can_read_are_refused(
+    api: TestClient, services: PlatformServices, records: list[dict[str, Any]]
+) -> None:
+    reply = upload(api, records=records)
+    assert_flat_error(reply, 400, "VALIDATION")
+    assert "10,000 with 50,000 at most" in reply.json()["error"] and kept(services) == []
+    assert upload(api, records=[{"judgements": [{}] * 5}] * 10_000).status_code == 200
+
+
+def test_an_upload_whose_name_was_taken_and_given_back_meanwhile_is_refused_and_keeps_nothing(
+    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = upload(api).json()
+    known = services.rubric_results._known
+    monkeypatch.setattr(
+        services.rubric_results, "_known", lambda *_: None
+    )  # as another sees it before and after
+    reply = upload(api, rubric="Another one.")
+    assert_flat_error(reply, 409, "CONFLICT")
+    assert "uploaded and deleted meanwhile" in reply.json()["error"] and len(kept(services)) == 1
+    monkeypatch.setattr(services.rubric_results, "_known", known)
+    assert upload(api).json()["id"] == made["id"]
+
+
+def test_a_result_that_is_deleted_while_it_is_read_is_not_there(
+    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload(api)
+    opened = services.blobs.open
+
+    def deleted_meanwhile(key: str) -> Any:
+        services.rubric_results.delete(row)
+        return opened(key)
+
+    with services.db.session() as session:
+        row = session.scalars(select(DbRubricResult)).one()
+    monkeypatch.setattr(type(services.blobs), "open", lambda _, key: deleted_meanwhile(key))
+    assert_flat_error(api.get(f"{ROUTE}/answers/document"), 404, "NOT_FOUND")
 
 
 @pytest.mark.parametrize("name", ["", " x", "a/b", "..", "x\0", "a\nb", "x" * 256, "rub_" + "a" * 24])

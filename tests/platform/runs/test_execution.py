@@ -353,6 +353,8 @@ def test_a_run_whose_journal_was_damaged_here_goes_on_from_what_the_platform_has
     assert detail["status"] == "finished", detail
     assert "which is kept as events.jsonl.diverged" in "".join(log_of(services, run["id"]))
     assert published.items() <= samples_of(services, run["id"]).items()
+    with services.db.session() as session:
+        assert session.get_one(DbRun, run["id"]).journal_generation == 1
 
 
 def test_a_worker_that_always_dies_fails_the_run_in_one_sentence(

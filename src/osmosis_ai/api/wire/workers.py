@@ -117,7 +117,9 @@ class JournalSegment(InputDownload):
 
 
 class StoredJournal(WireModel):
-    """What the platform has of a run's journal. Offsets count within a generation: a journal that begins anew."""
+    """What the platform has of a run's journal. Offsets count within a generation: each begins with what was stored of the
+    one before it.
+    """
 
     generation: Count
     bytes: Count
@@ -206,7 +208,8 @@ class Assignment(WireModel):
 class JournalPart(WireModel):
     """Whole lines of the journal from ``offset`` on, as they stand on the worker's disk.
 
-    Below what is stored they are compared and acknowledged; ``resumed`` counts the bytes of earlier sessions.
+    Below what is stored they are compared and acknowledged; ``resumed`` counts the bytes of earlier sessions. The first one
+    of the next ``generation`` begins that: nothing is taken of the one before any more.
     """
 
     generation: Count

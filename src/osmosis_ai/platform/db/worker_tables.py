@@ -20,7 +20,7 @@ class WorkedOn:
         worker_id: of the machine that claimed it last, where that has a worker token.
         claim_id: of the claim that its owner made.
         is_claim_answered: whether the owner has synced since, so that the claim is over.
-        journal_generation: how often the journal has begun anew.
+        journal_generation: how often a worker has gone on with it that set a file of its own aside.
         journal_bytes: how much of it is accepted.
         log_lines: how many lines the owner's log has; counts anew with each claim.
         fruitless: claims in a row that ended by themselves with nothing recorded; -1: the present one has recorded something.

@@ -55,6 +55,7 @@ class DeskWorker:
 
     Attributes:
         journal: what it has written so far.
+        generation: under which it says that.
     """
 
     def __init__(self, services: PlatformServices, assignment: Assignment) -> None:
@@ -63,6 +64,7 @@ class DeskWorker:
         self.run_id = assignment.run.id
         self.token = assignment.lease.token
         self.journal = b""
+        self.generation = assignment.journal.generation
         self._lines_sent = 0
 
     @classmethod
@@ -81,8 +83,11 @@ class DeskWorker:
         return lines
 
     def part(self, offset: int = 0, end: int | None = None, **changes: Any) -> JournalPart:
-        generation = self.assignment.journal.generation
-        described = {"generation": generation, "offset": offset, "lines": self.journal[offset:end].decode()}
+        described = {
+            "generation": self.generation,
+            "offset": offset,
+            "lines": self.journal[offset:end].decode(),
+        }
         return JournalPart(**{**described, **changes})
 
     def say(self, *messages: str, first: int | None = None) -> SyncReply:

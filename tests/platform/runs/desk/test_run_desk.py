@@ -225,17 +225,6 @@ def test_a_line_that_is_no_record_leaves_nothing(worker: DeskWorker, lines: str)
     assert (worker.run.journal_bytes, worker.run.environment) == (0, None)
 
 
-def test_a_journal_that_begins_anew_takes_the_place_of_the_one_before(worker: DeskWorker) -> None:
-    worker.write(records(3))
-    worker.sync(journal=worker.part())
-    worker.journal = b""
-    worker.write(records(1, reward=0.25))
-    worker.sync(journal=worker.part(generation=1))
-    assert [(each.row_index, each.reward) for each in worker.samples()] == [(0, 0.25)]
-    with pytest.raises(JournalOffsetError):
-        worker.sync(journal=worker.part(generation=0))
-
-
 def test_a_line_of_the_log_is_kept_once(worker: DeskWorker) -> None:
     worker.say("one", "two", first=0)
     worker.say("one", "two", "three", first=0)

@@ -36,7 +36,7 @@ move = st.one_of(
     st.tuples(st.just("record"), st.integers(0, WORKERS - 1), st.integers(1, 3)),
     st.tuples(st.just("say"), st.integers(0, WORKERS - 1), st.integers(0, 3)),
     st.tuples(st.just("deliver"), st.integers(0, 20), st.booleans()),
-    st.tuples(st.just("claim"), st.integers(0, WORKERS - 1), st.just(0)),
+    st.tuples(st.just("claim"), st.integers(0, WORKERS - 1), st.booleans()),
     st.tuples(st.just("release"), st.integers(0, WORKERS - 1), st.just(0)),
     st.tuples(st.just("pass"), st.integers(1, 40), st.just(0)),
 )
@@ -65,7 +65,7 @@ class Race:
             place = which % len(self.on_the_way)
             self._arrive(self.on_the_way[place] if more else self.on_the_way.pop(place))
         elif what == "claim":
-            self._claim(which)
+            self._claim(which, sets_aside=bool(more))
         elif what in ("record", "say", "release") and (worker := self.workers[which]) is not None:
             if what == "record":
                 done = worker.journal.count(b"\n")
@@ -73,17 +73,19 @@ class Race:
             elif what == "say":
                 lines = worker.journal.splitlines(keepends=True)
                 offset = sum(map(len, lines[: max(0, len(lines) - more)]))
-                self._send(worker, SyncRequest(lease=worker.token, journal=worker.part(offset)))
+                part = worker.part(max(offset, worker.assignment.journal.bytes))
+                self._send(worker, SyncRequest(lease=worker.token, journal=part))
             else:
                 self._send(worker, ReleaseRequest(lease=worker.token))
 
-    def _claim(self, which: int) -> None:
+    def _claim(self, which: int, *, sets_aside: bool = False) -> None:
         assignment = self.services.desk.claim(offer(), ClaimScope(run_id=self.run_id))
         if assignment is not None:
             worker = self.workers[which] = DeskWorker(self.services, assignment)
             segments = assignment.journal.segments
             worker.journal = b"".join(gzip.decompress(worker.blob(segment.url)) for segment in segments)
             assert len(worker.journal) == assignment.journal.bytes
+            worker.generation += sets_aside and assignment.journal.bytes > 0
 
     def _send(self, worker: DeskWorker, said: SyncRequest | ReleaseRequest) -> None:
         attempt, desk = worker.assignment.lease.attempt, self.services.desk

@@ -87,6 +87,7 @@ def test_a_file_that_went_another_way_is_set_aside_and_what_it_had_more_is_told(
     followed = follow_journal(events, stored.journal, stored.fetch)
     assert events.read_bytes() == journal_of(range(5))
     assert events.with_name("events.jsonl.diverged").read_bytes() == journal_of(own)
+    assert followed.generation == stored.journal.generation + 1
     again = len([row for row in own if row > 4])
     assert (
         f"{again} of this machine's own journal, which is kept as events.jsonl.diverged" in followed.sentence
@@ -102,6 +103,7 @@ def test_a_file_that_is_only_behind_is_no_other(events: Path) -> None:
     written(events, journal_of(range(2)))
     followed = follow_journal(events, stored.journal, stored.fetch)
     assert events.read_bytes() == journal_of(range(5)) and followed.set_aside is None
+    assert followed.generation == stored.journal.generation
 
 
 def test_where_the_platform_has_nothing_everything_of_this_machine_counts(events: Path) -> None:

@@ -67,7 +67,7 @@ class Working:
         nothing_secret = Redactor([])
         self.publisher = Publisher(channel, services.clock, nothing_secret, monotonic=lambda: self.now)
         files = SampleFiles(self.directory, channel.store, nothing_secret, clock=lambda: self.now)
-        self.publisher.follow(self.directory, files)
+        self.publisher.follow(self.directory, files, channel.assignment.journal.generation)
 
     def finish(self, row: int) -> None:
         """Have an attempt end, as the engine does it."""

@@ -1,9 +1,12 @@
 """A worker's journal arrives: in parts, by their offsets, each once however often it is sent.
 
-What is accepted never changes within a journal's generation. So a part is taken for what comes next, and accepted in the
-transaction that also makes the rows of its samples: if the journal ends where the part begins. If not, it is compared
-with what is stored outside of any transaction, and what it has beyond that is what comes next. Each part is a row of its
-own; many small ones are put together later (``journal_folding.py``).
+What is accepted never changes. So a part is taken for what comes next, and accepted in the transaction that also makes the
+rows of its samples: if the journal ends where the part begins. If not, it is compared with what is stored outside of any
+transaction, and what it has beyond that is what comes next. Each part is a row of its own; many small ones are put together
+later (``journal_folding.py``).
+
+A worker that set a file of its own aside says what follows under the next generation. That begins with what is stored, so
+the rows of this only get its number; nothing is taken of the generation before it any more.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import bindparam, delete, func, insert, select
+from sqlalchemy import bindparam, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import MOST_JOURNAL_LINES, JournalPart
@@ -84,9 +87,7 @@ def compare_part(db: Database, blobs: BlobStore, run_id: str, part: JournalPart)
         if (found := session.execute(numbers).one_or_none()) is None:
             raise LeaseLostError(f"the run {run_id} is gone.")
         generation, stored = found
-        if part.generation == generation + 1 and part.offset == 0:
-            generation, stored = part.generation, 0  # it begins anew
-        elif part.generation != generation or part.offset > stored:
+        if not _is_of(generation, part.generation) or part.offset > stored:
             raise JournalOffsetError(stored)
         known = content[: stored - part.offset]
         overlapped = _overlapped(session, run_id, generation, part.offset, len(known)) if known else ()
@@ -94,7 +95,12 @@ def compare_part(db: Database, blobs: BlobStore, run_id: str, part: JournalPart)
         _compare(blobs, segment, known, part.offset)
     new = content[len(known) :]
     offset = part.offset + len(known)
-    return NewLines(generation, offset, new, _samples(run_id, new, offset, part.resumed))
+    return NewLines(part.generation, offset, new, _samples(run_id, new, offset, part.resumed))
+
+
+def _is_of(generation: int, said: int) -> bool:
+    """Tell whether what was said belongs to a journal of ``generation``, or begins the next one."""
+    return said in (generation, generation + 1)
 
 
 def _lines_of(part: JournalPart) -> bytes:
@@ -108,23 +114,18 @@ def _lines_of(part: JournalPart) -> bytes:
     return content
 
 
-def take_lines(session: Session, run: DbRun | HeardRun, new: NewLines) -> list[str] | None:
-    """Accept ``new`` as part of the transaction that holds ``run``; None where it is not what comes next.
-
-    Returns:
-        The keys of blobs that are nobody's once the transaction is committed.
-    """
-    begins_anew = new.generation == run.journal_generation + 1 and new.offset == 0
-    if not begins_anew and (new.generation, new.offset) != (run.journal_generation, run.journal_bytes):
-        return None
-    if not new.content:
-        return []
-    obsolete = _begin_anew(session, run) if begins_anew else []
-    _append(session, run, new)
-    run.journal_bytes += len(new.content)
-    run.fruitless = FRUITFUL
-    upsert(session, DbSample, new.samples)
-    return obsolete
+def take_lines(session: Session, run: DbRun | HeardRun, new: NewLines) -> bool:
+    """Accept ``new`` as part of the transaction that holds ``run``; False where it is not what comes next."""
+    if not _is_of(run.journal_generation, new.generation) or new.offset != run.journal_bytes:
+        return False
+    if new.content:
+        if new.generation != run.journal_generation:
+            _begin_generation(session, run, new.generation)
+        _append(session, run, new)
+        run.journal_bytes += len(new.content)
+        run.fruitless = FRUITFUL
+        upsert(session, DbSample, new.samples)
+    return True
 
 
 def _overlapped(
@@ -172,14 +173,11 @@ def _samples(run_id: str, content: bytes, offset: int, resumed: int) -> list[dic
     return samples
 
 
-def _begin_anew(session: Session, run: DbRun | HeardRun) -> list[str]:
-    """Forget what is stored of a journal, and what was made of it; return the keys of its blobs."""
+def _begin_generation(session: Session, run: DbRun | HeardRun, generation: int) -> None:
+    """Give what is stored of a journal the number of the generation that goes on with it."""
     mine = DbJournalSegment.run_id == run.id
-    keys = session.scalars(select(DbJournalSegment.blob_key).where(mine)).all()
-    session.execute(delete(DbJournalSegment).where(mine))
-    session.execute(delete(DbSample).where(DbSample.run_id == run.id))
-    run.journal_generation, run.journal_bytes = run.journal_generation + 1, 0
-    return [key for key in keys if key is not None]
+    session.execute(update(DbJournalSegment).where(mine).values(generation=generation))
+    run.journal_generation = generation
 
 
 def _append(session: Session, run: DbRun | HeardRun, new: NewLines) -> None:

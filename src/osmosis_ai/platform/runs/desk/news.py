@@ -55,8 +55,7 @@ class TakenNews:
         run: its row, as it is now.
         begun: the uploads that it may send.
         checkpoints: names that kept checkpoints were given, by step.
-        obsolete: keys of blobs that are nobody's any more, and
-        obsolete_below: prefixes of such.
+        obsolete_below: prefixes of blobs that are nobody's any more.
         replaced: uploads that nobody is to send any more.
         may_be_folded: whether so much of the journal came that some of it may be folded.
     """
@@ -64,7 +63,6 @@ class TakenNews:
     run: DbRun | HeardRun
     begun: Sequence[BegunUpload] = ()
     checkpoints: dict[int, str] = field(default_factory=dict)
-    obsolete: list[str] = field(default_factory=list)
     obsolete_below: list[str] = field(default_factory=list)
     replaced: Sequence[BlobUpload] = ()
     may_be_folded: bool = False
@@ -110,8 +108,6 @@ class WorkerNews:
                 self._say_limit(lease.run_id, error)
             raise
         self._uploads.abort(taken.replaced)
-        for key in taken.obsolete:
-            self._blobs.delete(key)
         for prefix in taken.obsolete_below:
             self._blobs.delete_below(prefix)
         return taken
@@ -152,11 +148,9 @@ class WorkerNews:
         with writing(lease) as (session, run):
             taken = TakenNews(run, begun)
             if lines is not None:
-                obsolete = take_lines(session, run, lines)
-                if obsolete is None:
+                if not take_lines(session, run, lines):
                     session.rollback()
                     return None
-                taken.obsolete = obsolete
                 taken.may_be_folded = is_worth_a_look(lines.offset, run.journal_bytes)
             self._write(session, run, request, taken)
         return taken

@@ -15,6 +15,7 @@ from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.journal import JournalWriteError
 from osmosis_ai.evaluation.policy import TrainedAdapter, open_policy
 from osmosis_ai.evaluation.rollout_source import RolloutSource
+from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import Level as EngineLevel
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
@@ -83,13 +84,9 @@ class EvalWork(RunWork[PreparedEval]):
         """
         run, directory = prepared.run, self._directory.evaluation(prepared.run.name)
         if not publisher.is_following:
-            journal = self._channel.assignment.journal
-            followed = await asyncio.to_thread(follow_journal, directory.events, journal, self._channel.fetch)
-            if followed.is_rebuilt:
-                publisher.log(LogLine(followed.sentence, step="run"))
+            await self._follow(publisher, directory, prepared.redactor)
         if interrupt and not directory.events.exists():
             return WorkResult(None)
-        publisher.follow(directory, SampleFiles(directory, self._channel.store, prepared.redactor))
         runner = EvalRunner(
             spec=prepared.request.spec(commit_sha=prepared.commit_sha),
             options=EvalRunOptions(
@@ -113,6 +110,15 @@ class EvalWork(RunWork[PreparedEval]):
             only=None if run.retried is None else [(row, attempt) for row, attempt in run.retried],
         )
         return _result(await runner.run())
+
+    async def _follow(self, publisher: Publisher, directory: RunDirectory, redactor: Redactor) -> None:
+        """Go on with the journal as the platform has it, and have it published from there on."""
+        channel = self._channel
+        stored = channel.assignment.journal
+        followed = await asyncio.to_thread(follow_journal, directory.events, stored, channel.fetch)
+        if followed.is_rebuilt:
+            publisher.log(LogLine(followed.sentence, step="run"))
+        publisher.follow(directory, SampleFiles(directory, channel.store, redactor), followed.generation)
 
 
 class _Hooks(RunHooks):

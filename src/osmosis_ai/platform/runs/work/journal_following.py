@@ -34,11 +34,13 @@ class Followed:
 
     Attributes:
         results: how many the platform has.
+        generation: under which what follows is said: the next one where a file was set aside.
         set_aside: where this machine's own file went, where it was another's.
         done_again: results of that file that the platform does not have.
     """
 
     results: int
+    generation: int
     is_rebuilt: bool = False
     set_aside: Path | None = None
     done_again: int = 0
@@ -64,7 +66,7 @@ def follow_journal(events: Path, stored: StoredJournal, fetch: Fetch) -> Followe
         OSError: this disk did not take it.
     """
     if not stored.bytes or _begins_with(events, stored):
-        return Followed(_lines(events))
+        return Followed(_lines(events), stored.generation)
     rebuilt = events.with_name(f".{events.name}.partial")
     events.parent.mkdir(parents=True, exist_ok=True)
     with rebuilt.open("wb") as target:
@@ -85,7 +87,8 @@ def follow_journal(events: Path, stored: StoredJournal, fetch: Fetch) -> Followe
             aside = set_aside(events)
     rebuilt.replace(events)
     sync_directory(events.parent)
-    return Followed(results, True, aside, again)
+    generation = stored.generation + (aside is not None)
+    return Followed(results, generation, True, aside, again)
 
 
 def set_aside(events: Path) -> Path:

@@ -111,6 +111,7 @@ class Publisher:
         self._directory: RunDirectory | None = None
         self._files: SampleFiles | None = None
         self._tail: JournalTail | None = None
+        self._generation = 0
         self._held = HeldLines(monotonic)
         self._has_said_why = False
         self._numbers_of: tuple[int, int] | None = None
@@ -131,10 +132,12 @@ class Publisher:
         """Whether a run directory's journal is followed."""
         return self._tail is not None
 
-    def follow(self, directory: RunDirectory, files: SampleFiles) -> None:
-        """Also publish what is recorded in the engine's run directory, and the files of its samples."""
+    def follow(self, directory: RunDirectory, files: SampleFiles, generation: int) -> None:
+        """Also publish what is recorded in the engine's run directory, as of this ``generation`` of the journal, and the
+        files of its samples.
+        """
         if self._tail is None:
-            self._files, self._directory = files, directory
+            self._files, self._directory, self._generation = files, directory, generation
             self._tail = JournalTail(directory.events, self._channel.assignment.journal)
 
     def log(self, line: LogLine) -> None:
@@ -318,7 +321,7 @@ class Publisher:
             news.tail = tail = self._held.due(self._files, telling=telling)
             if tail is not None and tail.is_sent:
                 said["journal"] = JournalPart(
-                    generation=self._channel.assignment.journal.generation,
+                    generation=self._generation,
                     offset=tail.offset,
                     lines=tail.lines,
                     resumed=self._tail.resumed,

@@ -86,6 +86,18 @@ def test_people_are_told_where_to_look_and_what_was_there_already(maze: Maze, re
     assert "Uploading answers.json" in told.err
 
 
+def test_a_file_name_with_a_line_break_and_an_escape_is_one_line_of_progress(
+    maze: Maze, results: Path
+) -> None:
+    maze.post("/rubric-results").respond(json=STORED)
+    named = leave(results / "two\nError: none \x1b[31mred.json")
+    told = maze.osmosis("--plain", "eval", "upload", str(named))
+    assert told.status == 0
+    (line,) = [line for line in told.err.splitlines() if "Uploading" in line]
+    assert line.startswith("Uploading two Error: none \\x1b[31mred.json (")
+    assert "\x1b" not in told.err + told.out
+
+
 def test_of_files_that_a_result_tells_of_their_names_alone_are_sent(maze: Maze, results: Path) -> None:
     route = maze.post("/rubric-results").respond(json=STORED)
     leave(

@@ -50,6 +50,7 @@ ALSO = [
 ]
 ALSO += ["numpy", "pyarrow.parquet", "scipy.stats", "uvicorn", "uvloop"]
 TORCH = ["osmosis_ai.training", "osmosis_ai.inference"]
+_PREFIX, _OWNER = "osmosis-warm-", "owner"
 ALSO_WITH_TORCH = ["peft", "torch", "transformers", "transformers.models.qwen3.modeling_qwen3"]
 _SERVERS: dict[bool, tuple[Path, subprocess.Popen[bytes]]] = {}
 
@@ -105,7 +106,9 @@ def _start(python: str, torch: bool) -> tuple[Path, subprocess.Popen[bytes]]:
     import subprocess
     import tempfile
 
-    directory = Path(tempfile.mkdtemp(prefix="osmosis-warm-"))
+    remove_left(Path(tempfile.gettempdir()))
+    directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    (directory / _OWNER).write_text(_identity(os.getpid()))
     (directory / "processes").mkdir()
     client = shutil.copy(Path(__file__).with_name("warm_client.py"), directory)
     start = [sys.executable, "-S", "-E", str(client), str(directory / "socket"), sys.executable]
@@ -128,6 +131,28 @@ def _start(python: str, torch: bool) -> tuple[Path, subprocess.Popen[bytes]]:
     assert server.stdout is not None
     assert server.stdout.readline() == b"ready\n"
     return directory, server
+
+
+def remove_left(parent: Path) -> None:
+    """Remove the directories of servers that were killed before they could do so, as far as whoever started one is gone."""
+    import shutil
+
+    for directory in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError, ValueError):
+            if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
+                continue
+            # One without it is somebody's who is about to write it.
+            owner = (directory / _OWNER).read_text()
+            if owner != _identity(int(owner.split()[0])):
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _identity(process: int) -> str:
+    """Return which process this is, and no later one of its number: with the moment of its start, "" where there is none."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        began = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+        return f"{process} {began}"
+    return ""
 
 
 class Server:
@@ -366,7 +391,9 @@ _PATH = [place for place in sys.path if place != os.getcwd()]
 
 
 def main(directory: str, torch: str) -> None:
-    """Import, and serve."""
+    """Import, and serve; what this is reached by goes when it ends."""
+    import shutil
+
     # What is forked starts its own processes so; some of our modules look at it once.
     sys.executable = str(Path(directory) / "python")
     if torch:
@@ -374,7 +401,10 @@ def main(directory: str, torch: str) -> None:
     else:
         import_what_processes_need(PACKAGES, ALSO)
     gc.freeze()
-    Server(Path(directory)).run()
+    try:
+        Server(Path(directory)).run()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

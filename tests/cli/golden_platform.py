@@ -117,7 +117,7 @@ def works(maze: Maze) -> None:
     token = maze.scratch / "gpu.token"
     token.write_text("osmw_canary")
     token.chmod(0o600)
-    maze.patch.setattr("osmosis_ai.platform.runs.work.worker_host.host_runs", host_runs)
+    maze.patch.setattr("osmosis_ai.platform.runs.work.hosting.host_runs", host_runs)
 
 
 def no_home(maze: Maze) -> None:

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,39 @@ def test_a_killed_platform_is_not_running_and_starts_again(cli: Cli, starting: A
     again = starting()
     assert again.resource["first_login"] is None
     assert json.loads(cli("platform", "status", "--json").out)["data"]["pid"] == again.process.pid
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_start_that_is_ended_before_there_is_an_administrator_ends_properly_and_the_next_one_goes_on(
+    cli: Cli, starting: Any, tmp_path: Path, number: signal.Signals
+) -> None:
+    home, tries = tmp_path / "platform", tmp_path / "bwrap"
+    tries.write_text("#!/bin/sh\nexec sleep 30\n")  # the trial of a sandbox that takes its time
+    tries.chmod(0o755)
+    slow = (
+        "import sys; from pathlib import Path; from osmosis_ai.sandbox import self_test; from osmosis_ai.cli.main import main;"
+        "self_test.find_bwrap = lambda: Path(sys.argv[1]); sys.exit(main(['platform', 'start', '--port', '0', '--plain']))"
+    )
+    ended = subprocess.Popen(
+        [sys.executable, "-c", slow, str(tries)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        while not any(home.glob(".osmosis-canary-*/writable")) and ended.poll() is None:
+            time.sleep(0.01)
+        assert json.loads(cli("platform", "status", "--json").out)["data"]["pid"] == ended.pid
+        ended.send_signal(number)
+        status = ended.wait(20)
+    finally:
+        ended.kill()
+    said = ended.stderr.read() if ended.stderr is not None else ""
+    assert (status, said.splitlines()[-1:]) == (
+        0,
+        ["Stopped before it was ready; the next start begins where this one was."],
+    )
+    assert sorted(each.name for each in home.iterdir()) == ["platform.lock"]
+    again = starting()
+    assert again.resource["first_login"]["email"] == "admin@localhost"
 
 
 @pytest.mark.e2e

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -149,6 +150,44 @@ def test_what_a_start_from_this_shell_would_lack_keeps_nobody_from_the_platform_
     assert (data["status"], [worker["machine"] for worker in data["workers"]]) == ("running", ["box-1"])
     assert cli("platform", "stop").out.startswith("No platform runs in")
     assert "OSMOSIS_RAY_ADDRESS must say where" in cli("platform", "start").err
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("how", ["SIGTERM", "idle exit"])
+def test_a_worker_that_has_ended_is_listed_no_more(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    home, token = tmp_path / "platform", tmp_path / "token"
+    monkeypatch.setenv("OSMOSIS_HOME", str(home))
+
+    def listed() -> tuple[list[str], bool]:
+        shown = json.loads(cli("platform", "status", "--json").out)["data"]["workers"]
+        return [worker["pool"] for worker in shown], "Worker: " in cli("platform", "status", "--plain").out
+
+    with run_platform(PlatformConfig(home=home, port=0)) as platform:
+        assert cli("platform", "worker-token", "create", "--pool", "gpu", "--output", str(token)).status == 0
+        words = ["platform", "worker", "--url", platform.config.base_url, "--pool", "gpu"]
+        words += ["--token-file", str(token)]
+        ends = ["--idle-exit", "2s"] if how == "idle exit" else []
+        with subprocess.Popen(
+            [sys.executable, "-m", "osmosis_ai", *words, *ends],
+            env={**os.environ, "OSMOSIS_HOME": str(tmp_path / "machine")},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as worker:
+            assert worker.stderr is not None
+            assert any("takes runs of" in line for line in worker.stderr)
+            if how == "SIGTERM":
+                assert listed() == (["gpu"], True)
+                worker.send_signal(signal.SIGTERM)
+            assert worker.wait(30) == 0
+        assert listed() == ([], False)
+        # Started again, it is there at once.
+        link = HttpLink(platform.config.base_url, token.read_text().strip())
+        assert link.claim(offer()) is None
+        link.close()
+        assert listed() == (["gpu"], True)
 
 
 @pytest.mark.integration

@@ -17,10 +17,10 @@ from osmosis_ai.platform.runs.execute import worker_process
 from osmosis_ai.platform.runs.execute.executor import WantedJob
 from osmosis_ai.platform.runs.execute.ray_jobs import TICKET_VARIABLE, worker_entrypoint
 from osmosis_ai.platform.runs.work.host_terms import HostTerms
+from osmosis_ai.platform.runs.work.hosting import host_runs
 from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.runs.work.platform_link import CredentialRefusedError, StoreAwayError
 from osmosis_ai.platform.runs.work.worked_runs import Ending, WorkedRun
-from osmosis_ai.platform.runs.work.worker_host import host_runs
 from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability
 from tests.cli.conftest import Cli
 from tests.platform.runs.granted_processors import servers_of_a_run, with_processors
@@ -40,7 +40,7 @@ def hosted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         ending: Ending = told["ending"]
         return [WorkedRun("run_1", "amber-fox-12", 1, ending)]
 
-    monkeypatch.setattr("osmosis_ai.platform.runs.work.worker_host.host_runs", host_runs)
+    monkeypatch.setattr("osmosis_ai.platform.runs.work.hosting.host_runs", host_runs)
     monkeypatch.chdir(tmp_path)
     Path("gpu.token").write_text(f"{TOKEN}\n")
     return told
@@ -78,7 +78,7 @@ def test_a_machine_that_requires_a_sandbox_and_can_make_none_takes_nothing_and_s
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = SandboxCapability(problem="no user namespaces", remedy="sysctl -w x=1")
-    monkeypatch.setattr("osmosis_ai.platform.runs.work.worker_host.check_sandbox", lambda home: found)
+    monkeypatch.setattr("osmosis_ai.platform.runs.work.hosting.check_sandbox", lambda home: found)
     monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path))
     monkeypatch.setenv("OSMOSIS_ISOLATION", "required")
     with pytest.raises(IsolationUnavailableError, match="no user namespaces") as caught:
@@ -97,7 +97,7 @@ def test_a_machine_says_with_each_claim_what_its_operator_set(
         raise CredentialRefusedError("this machine gets no runs of 2 workspaces")
 
     found = SandboxCapability(problem="no user namespaces", remedy="sysctl -w x=1")
-    monkeypatch.setattr("osmosis_ai.platform.runs.work.worker_host.check_sandbox", lambda home: found)
+    monkeypatch.setattr("osmosis_ai.platform.runs.work.hosting.check_sandbox", lambda home: found)
     monkeypatch.setattr(HttpLink, "claim", refuse)
     monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path))
     monkeypatch.setenv("OSMOSIS_ISOLATION", setting)
@@ -256,7 +256,7 @@ def test_a_run_that_the_store_keeps_from_being_handed_out_has_it_too(
     def refuse(*_: object, **__: object) -> None:
         raise StoreAwayError("the platform cannot get at its stored files now.")
 
-    monkeypatch.setattr("osmosis_ai.platform.runs.work.worker_host.host_runs", refuse)
+    monkeypatch.setattr("osmosis_ai.platform.runs.work.hosting.host_runs", refuse)
     asked = ("platform", "worker", "--url", URL, "--token-file", "gpu.token")
     done = cli(*asked, "--run", "run_1", "--json")
     told = json.loads(done.out)

@@ -24,6 +24,12 @@ def test_a_line_comes_with_each_tenth_and_when_it_was_quiet_for_half_a_minute() 
     assert said[2:] == ["Evaluating: 162/400 samples (40%) reward 0.4"]
 
 
+def test_a_line_is_one_whatever_it_names() -> None:
+    said = list[str]()
+    LineProgress(said.append, "Fetching a\nb", total=10, unit="rows").update(10, note="waits\nfor \x1b[2J")
+    assert said == ["Fetching a b: 10/10 rows (100%) waits for \\x1b[2J"]
+
+
 def test_the_last_state_is_said_even_when_it_stopped_in_between() -> None:
     said = list[str]()
     progress = LineProgress(said.append, "Reading", total=1000, unit="bytes")

@@ -86,6 +86,18 @@ def test_people_are_told_where_to_look_and_what_was_there_already(maze: Maze, re
     assert "Uploading answers.json" in told.err
 
 
+def test_a_file_name_with_a_line_break_and_an_escape_is_one_line_of_progress(
+    maze: Maze, results: Path
+) -> None:
+    maze.post("/rubric-results").respond(json=STORED)
+    named = leave(results / "two\nError: none \x1b[31mred.json")
+    told = maze.osmosis("--plain", "eval", "upload", str(named))
+    assert told.status == 0
+    (line,) = [line for line in told.err.splitlines() if "Uploading" in line]
+    assert line.startswith("Uploading two Error: none \\x1b[31mred.json (")
+    assert "\x1b" not in told.err + told.out
+
+
 def test_of_files_that_a_result_tells_of_their_names_alone_are_sent(maze: Maze, results: Path) -> None:
     route = maze.post("/rubric-results").respond(json=STORED)
     leave(
@@ -138,6 +150,35 @@ def test_a_result_that_cannot_be_read_or_sent_is_refused_before_anything_is_said
         outcome = maze.osmosis("eval", "upload", str(answers), "--json")
         assert outcome.status == 1 and said in outcome.error["message"], outcome.err
     assert not route.called
+
+
+def test_a_file_that_is_not_there_is_told_as_a_file_and_not_as_a_run(maze: Maze, results: Path) -> None:
+    for named in ("none.json", str(results / "none.json")):
+        outcome = maze.osmosis("eval", "upload", named, "--json")
+        assert outcome.status == 1 and outcome.error["code"] == "NOT_FOUND"
+        assert outcome.error["message"] == f"there is no file `{named}`."
+        assert "osmosis eval rubric" in outcome.error["hint"]
+    assert "there is no run `none`" in maze.osmosis("eval", "upload", "none", "--json").error["message"]
+    assert "there is no run" in maze.osmosis("eval", "upload", "local:none.json", "--json").error["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("empty.json", "", "is empty"),
+        ("list.json", "[1, 2]", "holds no rubric result, and is no file of a run"),
+        ("answers.jsonl", '{"messages": []}\n', "holds no rubric result, and is no file of a run"),
+        ("judged-file", "judged", "holds no rubric result, and is no file of a run"),
+    ],
+)
+def test_a_file_that_holds_no_result_says_so_and_what_makes_one(
+    maze: Maze, results: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, said: str
+) -> None:
+    monkeypatch.chdir(maze.workspace.root)
+    Path(name).write_text(content)
+    outcome = maze.osmosis("eval", "upload", name, "--json")
+    assert outcome.status == 1 and outcome.error["message"] == f"`{name}` {said}."
+    assert "osmosis eval rubric" in outcome.error["hint"] and "--output FILE.json" in outcome.error["hint"]
 
 
 def test_the_hosted_service_and_a_platform_without_the_route_are_not_asked(maze: Maze, results: Path) -> None:

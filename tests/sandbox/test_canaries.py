@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import secrets
 import shutil
 import socket
@@ -256,6 +258,29 @@ def test_a_variable_that_is_longer_than_linux_lets_one_be_is_named_with_the_limi
     said = f"the variable LONG has {limit + 1:,} bytes with its name, and Linux gives a program none of more than"
     with pytest.raises(OSError, match=said) as refused:
         ChildProcess(program, env={**longest, "LONG": longest["LONG"] + "x"}, cwd=source, stdout=None)
+    assert "xx" not in str(refused.value)
+
+
+@pytest.mark.parametrize("held_back", [True, False])
+def test_variables_that_are_too_long_together_are_named_with_their_total_and_without_their_values(
+    machine: Machine, held_back: bool
+) -> None:
+    words, source = ["/bin/sh", "-c", "exit 7"], machine.sandbox.source
+    program = machine.sandbox.command(words, cwd=source, writable=[]) if held_back else words
+    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    most = 6 << 20 if stack == resource.RLIM_INFINITY else min(stack // 4, 6 << 20)
+    shared = {**program_environment(os.environ), "LARGEST": "x" * 100_000, "LARGER": "x" * 90_000}
+    many = {f"MANY_{number}": "x" * 80_000 for number in range((most - 250_000) // 80_000)}
+    assert ChildProcess(program, env={**shared, **many}, cwd=source, stdout=None).finish(timeout_s=60) == 7
+    too_many = {**shared, **many, "ONE_MORE": "x" * 80_000, "TWO_MORE": "x" * 80_000}
+    total = sum(len(name) + len(value) + 2 for name, value in too_many.items())
+    with pytest.raises(OSError, match="bytes together, and") as refused:
+        ChildProcess(program, env=too_many, cwd=source, stdout=None)
+    # The lifeline's variable is one of them.
+    told = int(re.findall(r"have ([\d,]+) bytes together", str(refused.value))[0].replace(",", ""))
+    assert 0 <= told - total < 100
+    assert f"{most:,}" in str(refused.value)
+    assert "the largest are LARGEST (100,009), LARGER (90,008), ONE_MORE (80,010)" in str(refused.value)
     assert "xx" not in str(refused.value)
 
 

@@ -1,16 +1,18 @@
 """The machines that have asked for runs: what each of them has, and why a run that waits is none for them.
 
-A machine is what it says of itself, under one token: started again with the same words, it is the same one. None of this
-decides anything: whether a worker may have a run, its claim tells.
+A machine is what it says of itself, under one token: started again with the same words, it is the same one. One that has
+said that it leaves is known all the same, for what it has, until it asks again. None of this decides anything: whether a
+worker may have a run, its claim tells.
 """
 
 from __future__ import annotations
 
 import hashlib
 from datetime import datetime, timedelta
+from typing import Any
 
 import orjson
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import WorkerOffer
@@ -53,21 +55,11 @@ class KnownWorkers:
         """
         if offer.run_id is not None and offer.model_fields_set.isdisjoint(_OF_A_MACHINE):
             return None
-        said = {
-            "token_id": token.id,
-            "machine": offer.machine,
-            "labels": sorted(set(offer.labels)),
-            "cpus": offer.cpus,
-            "gpus": offer.gpus,
-            "memory_gb": offer.memory_gb,
-            "sandbox": offer.sandbox,
-            "sandbox_problem": offer.sandbox_problem,
-        }
-        known = hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]
-        now = self._clock.now()
+        said, now = _said(offer, token), self._clock.now()
+        known = _id_of(said)
         if known in self._noted and abs(now - self._noted[known]) < _NOTED_EVERY:
             return known
-        row = {"id": known, "pool": token.pool, "seen_at": now, **said}
+        row = {"id": known, "pool": token.pool, "seen_at": now, "left_at": None, **said}
         try:
             with self._db.transaction(wait_s=0) as session:
                 upsert(session, DbKnownWorker, [row])
@@ -82,9 +74,20 @@ class KnownWorkers:
         self._noted[known] = now
         return known
 
+    def note_left(self, offer: WorkerOffer, token: DbWorkerToken) -> None:
+        """Remember that a machine has left; another process of the same words, which asks on, is heard with its next claim."""
+        known = _id_of(_said(offer, token))
+        self._noted.pop(known, None)
+        with self._db.transaction() as session:
+            of_it = update(DbKnownWorker).where(DbKnownWorker.id == known, DbKnownWorker.left_at.is_(None))
+            session.execute(of_it.values(left_at=self._clock.now()))
+
     def all(self) -> list[tuple[DbKnownWorker, int, datetime]]:
-        """Return the machines whose token is good, by pool and name; of each how many runs it works on, and when it was
-        last heard of."""
+        """Return the machines whose token is good and that have not left, by pool and name.
+
+        Of each how many runs it works on, and when it was last heard of. Who let go of no run before it left works on it
+        until its lease has run out.
+        """
         with self._db.session() as session:
             at_work = _at_work(session, self._clock.now())
             rows = session.scalars(
@@ -97,6 +100,7 @@ class KnownWorkers:
             return [
                 (row, at_work.get(row.id, 0), max(row.seen_at, heard.get(row.id, row.seen_at)))
                 for row in rows
+                if row.left_at is None or row.id in at_work or heard.get(row.id, row.left_at) > row.left_at
             ]
 
     def forget_old(self) -> None:
@@ -118,6 +122,24 @@ class KnownWorkers:
     def waits(self) -> PoolWaits:
         """Return what tells why runs of pools wait: of all runs of one list, and for no longer."""
         return PoolWaits(self._db, self._demands, KEPT)
+
+
+def _said(offer: WorkerOffer, token: DbWorkerToken) -> dict[str, Any]:
+    """Return what tells a machine from others."""
+    return {
+        "token_id": token.id,
+        "machine": offer.machine,
+        "labels": sorted(set(offer.labels)),
+        "cpus": offer.cpus,
+        "gpus": offer.gpus,
+        "memory_gb": offer.memory_gb,
+        "sandbox": offer.sandbox,
+        "sandbox_problem": offer.sandbox_problem,
+    }
+
+
+def _id_of(said: dict[str, Any]) -> str:
+    return hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]
 
 
 def _at_work(session: Session, now: datetime) -> dict[str, int]:

@@ -14,7 +14,7 @@ import queue
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -96,6 +96,13 @@ class RunningPlatform:
         logger.info("stopping (%s)", reason)
 
 
+class StartEndedError(KeyboardInterrupt):
+    """A platform was told to end while it started, before there was anything to say of it.
+
+    What it began is as after any other end; the next start goes on.
+    """
+
+
 @contextmanager
 def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
     """Run a platform in this process while the block lasts; for the main thread, which gets the signals.
@@ -104,16 +111,18 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         config: its settings; port 0 picks a free one.
 
     Raises:
+        StartEndedError: it was told to end before it had begun.
         ConflictError: a platform runs in this data directory already.
         OsmosisError: clients could not reach it safely, the port is taken, or its data cannot be used.
     """
     keep_to_itself(os.environ)
     require_safe_address(config)
-    if config.ray is not None:
-        require_usable_cluster(config.ray, config.base_url)
-    config.prepare_home()
     ends: queue.SimpleQueue[str] = queue.SimpleQueue()
     with ExitStack() as stack:
+        go_on = stack.enter_context(_signals_to(ends))
+        if config.ray is not None:
+            require_usable_cluster(config.ray, config.base_url)
+        config.prepare_home()
         note = stack.enter_context(only_platform_of(config.home))
         process = PlatformProcess(os.getpid(), SystemClock().now().isoformat(timespec="seconds"), __version__)
         # What follows takes its time: who asks meanwhile is told whose the directory is.
@@ -145,7 +154,7 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
             logger.warning("%s", warning)
         note(process)
         # From here on it is worth something that the start is said to its end: the first password is told once.
-        stack.enter_context(_signals_to(ends))
+        go_on()
         first_login = bootstrap(services.db, services.clock)
         stack.enter_context(_serving_api(create_app(services), bound, listener, ends))
         stack.enter_context(
@@ -175,8 +184,12 @@ def _missing_files(services: PlatformServices) -> str | None:
 
 
 @contextmanager
-def _signals_to(ends: queue.SimpleQueue[str]) -> Iterator[None]:
-    """Let the first SIGTERM or Ctrl-C end the platform properly, and the second one at once: that is safe, too."""
+def _signals_to(ends: queue.SimpleQueue[str]) -> Iterator[Callable[[], None]]:
+    """Let the first SIGTERM or Ctrl-C end the platform properly, and the second one at once: that is safe, too.
+
+    Until what is yielded is called, the first one ends the start where it is, by an exception.
+    """
+    is_starting = True
 
     def restore() -> None:
         for number, handler in former.items():
@@ -186,10 +199,19 @@ def _signals_to(ends: queue.SimpleQueue[str]) -> Iterator[None]:
         restore()
         # The one queue whose `put` may interrupt its own `get`; an Event could deadlock here.
         ends.put(signal.Signals(number).name)
+        if is_starting:
+            raise StartEndedError
+
+    def go_on() -> None:
+        nonlocal is_starting
+        is_starting = False
+        # Raised where nobody is told of exceptions (a finalizer, a callback from C), it got no further.
+        if not ends.empty():
+            raise StartEndedError
 
     former = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield go_on
     finally:
         restore()
 

@@ -246,6 +246,19 @@ class WorkerAccess:
             worker_id=worker_id,
         )
 
+    def note_left(self, bearer: str, offer: WorkerOffer) -> None:
+        """Note that a machine asks for no more runs; of one with a ticket there is nothing to note.
+
+        Raises:
+            WorkerRefused: its token is not good.
+        """
+        with self._db.session() as session:
+            if bearer.startswith(TICKET_PREFIX):
+                _found(session, _TICKET, bearer)
+                return
+            token = self._token(session, bearer)
+        self.known.note_left(offer, token)
+
     def _require_confined(self, offer: WorkerOffer, spaces: Collection[str] | None) -> None:
         """Let no machine without a sandbox have runs of several workspaces, unless its operator says so."""
         if not lacks_isolation(offer):

@@ -7,10 +7,16 @@ be writable must be; otherwise nothing counts as held back here, whatever bubble
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from osmosis_ai.process_environment import program_environment
@@ -18,6 +24,10 @@ from osmosis_ai.sandbox.bubblewrap import Sandbox
 from osmosis_ai.sandbox.capability import SandboxCapability, explain, find_bwrap, nothing_found
 
 TIMEOUT_S = 60.0
+_PREFIX = ".osmosis-canary-"
+_OWN_NAME = re.compile(re.escape(_PREFIX) + r"[a-z0-9_]{8}")  # as tempfile makes them
+_LEFT_AFTER_S = 5 * TIMEOUT_S
+"""As old as no trial gets that is still under way."""
 _PASSED = "nothing was within reach"
 # $1 the canary's file, $2 what is in it and in the parent's environment, $3 a writable directory.
 # Bubblewrap is started with another than $2, which the program would see in its first process's environment.
@@ -45,6 +55,7 @@ def check_sandbox(data: Path | None = None) -> SandboxCapability:
     bwrap = find_bwrap()
     if bwrap is None:
         return nothing_found()
+    _remove_left(data or Path(tempfile.gettempdir()))
     for overlays in (True, False):
         failure = _try(bwrap, overlays, data)
         if failure is None:
@@ -55,8 +66,7 @@ def check_sandbox(data: Path | None = None) -> SandboxCapability:
 def _try(bwrap: Path, overlays: bool, data: Path | None) -> str | None:
     """Return what speaks against the sandbox, or None."""
     value = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory(prefix=".osmosis-canary-", dir=data) as scratch:
-        place = Path(scratch).resolve()
+    with _canary_place(data) as place:
         source, writable, canary = place / "source", place / "writable", place / "canary"
         source.mkdir()
         writable.mkdir()
@@ -67,6 +77,36 @@ def _try(bwrap: Path, overlays: bool, data: Path | None) -> str | None:
         if found is None and (source / "kept").read_text() != "kept":
             return "what is written to the source stays there"
         return found
+
+
+@contextmanager
+def _canary_place(data: Path | None) -> Iterator[Path]:
+    """Make a directory of one trial, and remove it whatever ends the trial: a Ctrl-C may come while it is being removed."""
+    place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=data)).resolve()
+    try:
+        yield place
+    finally:
+        try:
+            shutil.rmtree(place)
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+
+
+def _remove_left(parent: Path) -> None:
+    """Remove what trials left that were killed: old directories of our name that are this user's, and no links to others."""
+    try:
+        entries = [entry for entry in os.scandir(parent) if _OWN_NAME.fullmatch(entry.name)]
+    except OSError:
+        return
+    for entry in entries:
+        try:
+            about = entry.stat(follow_symlinks=False)
+        except OSError:
+            continue
+        is_ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+        if is_ours and time.time() - about.st_mtime > _LEFT_AFTER_S:
+            shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def _run(sandbox: Sandbox, place: Path, arguments: list[str], value: str) -> str | None:

@@ -12,7 +12,9 @@ import contextlib
 import errno
 import math
 import os
+import resource
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -30,6 +32,11 @@ TERMINATION_GRACE_S = 5.0
 _POLL_S = 0.05
 _SHELL_SIGNALS = 128
 _LONGEST_STRING_PAGES = 32
+_MOST_OF_EXEC_BYTES = 6 << 20  # three quarters of the kernel's own stack limit, whatever RLIMIT_STACK is
+_LEAST_OF_EXEC_BYTES = 128 << 10
+_BESIDE_BYTES = 4096
+"""What a sandbox sets itself, the program's path, and what a program adds for those that it starts."""
+_MOST_NAMED = 3
 
 
 def watch_parent() -> None:
@@ -128,6 +135,10 @@ class ContainedProgram(Protocol):
     def name(self) -> str:
         """The file that is started."""
 
+    @property
+    def program(self) -> Sequence[str]:
+        """What runs in the sandbox, and its arguments."""
+
     def start(self, env: Mapping[str, str]) -> AbstractContextManager[ProgramStart]:
         """Yield what starts it once with ``env``; held until it is started."""
 
@@ -138,28 +149,49 @@ def program_start(
     """Return what yields how a program is started once with ``env``, in a sandbox or without one.
 
     Raises:
-        OSError: a variable is longer than the kernel lets one be.
+        OSError: a variable, or all of them together, is longer than the kernel lets it be.
     """
-    _require_short(env)
+    # The kernel's own refusal names nothing, and in a sandbox is bubblewrap's.
+    if sys.platform == "linux":
+        _require_short(env)
+        _require_short_together(env, command if isinstance(command, Sequence) else command.program)
     return nullcontext(ProgramStart(command, env)) if isinstance(command, Sequence) else command.start(env)
 
 
 def _require_short(env: Mapping[str, str]) -> None:
-    """Check that the kernel takes each variable: its own refusal does not name the one, and in a sandbox is bubblewrap's.
-
-    Raises:
-        OSError: it does not take one.
-    """
-    if sys.platform != "linux":
-        return
     # MAX_ARG_STRLEN in execve(2), of which the name's `=` and the zero byte behind the value have two.
     most = _LONGEST_STRING_PAGES * os.sysconf("SC_PAGE_SIZE")
     for name, value in env.items():
-        if (size := len(os.fsencode(name)) + len(os.fsencode(value)) + 2) > most:
+        if (size := _size(name, value)) > most:
             raise OSError(
                 errno.E2BIG,
                 f"the variable {name} has {size:,} bytes with its name, and Linux gives a program none of more than {most:,}",
             )
+
+
+def _require_short_together(env: Mapping[str, str], words: Sequence[str]) -> None:
+    """Check what a program's words and variables need in all, a pointer to each included: execve(2), "Limits on size"."""
+    pointer = struct.calcsize("P")
+    sizes = {name: _size(name, value) for name, value in env.items()}
+    needed = sum(sizes.values()) + sum(len(os.fsencode(word)) + 1 for word in words)
+    needed += pointer * (len(env) + len(words)) + _BESIDE_BYTES
+    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    quarter = _MOST_OF_EXEC_BYTES if stack == resource.RLIM_INFINITY else stack // 4
+    most = max(_LEAST_OF_EXEC_BYTES, min(quarter, _MOST_OF_EXEC_BYTES))
+    if needed <= most:
+        return
+    largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:_MOST_NAMED]
+    named = ", ".join(f"{name} ({sizes[name]:,})" for name in largest)
+    raise OSError(
+        errno.E2BIG,
+        f"the {len(env):,} variables have {sum(sizes.values()):,} bytes together, and with its words Linux gives a program "
+        f"none of more than {most:,} here; the largest are {named}: what is long goes into a file",
+    )
+
+
+def _size(name: str, value: str) -> int:
+    """Return what a variable takes, its `=` and the zero byte behind it included."""
+    return len(os.fsencode(name)) + len(os.fsencode(value)) + 2
 
 
 class ChildProcess:
@@ -177,7 +209,7 @@ class ChildProcess:
         handed: what it alone is to know (:func:`~osmosis_ai.supervision.kept_to_itself.take_handed`).
 
     Raises:
-        OSError: the program or the file cannot be opened, or a variable is longer than the kernel lets one be.
+        OSError: the program or the file cannot be opened, or variables are longer than the kernel lets them be.
     """
 
     def __init__(

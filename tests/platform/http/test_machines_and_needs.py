@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.api.wire.workers import CLAIM
+from osmosis_ai.api.wire.workers import CLAIM, LEAVE
 from osmosis_ai.platform import known_workers
 from osmosis_ai.platform.known_workers import KEPT
 from osmosis_ai.platform.runs import own_machine
@@ -188,6 +188,43 @@ def test_a_token_that_is_another_machine_with_each_claim_is_known_for_so_many(
         machine.claim(machine=f"box-{number}")
     known = {row.machine for row, *_ in services.worker_access.known.all()}
     assert len(known) == 4 and "honest" in known
+
+
+def test_a_machine_that_has_left_is_not_listed_and_known_for_what_it_has(
+    api: TestClient, machine: Spoken, services: PlatformServices, clock: ManualClock
+) -> None:
+    def there() -> list[tuple[str | None, int]]:
+        return [(row.machine, runs) for row, runs, _ in services.worker_access.known.all()]
+
+    box = {"machine": "box-1", "cpus": 4}
+    assert machine.claim(**box).status_code == 204
+    name = submitted(api, cpus=8)
+    assert machine.post(LEAVE, offer(**box).to_wire()).status_code == 204
+    assert machine.post(LEAVE, offer(machine="never-there").to_wire()).status_code == 204
+    assert there() == []
+    assert "box-1 lacks 8 cpus (has 4)" in (waits(api, name) or "")
+    clock.advance(10)
+    assert machine.claim(**box).status_code == 204  # started again
+    assert there() == [("box-1", 0)]
+
+
+def test_a_machine_that_left_with_a_run_works_on_it_as_long_as_its_lease_lasts(
+    api: TestClient, machine: Spoken, services: PlatformServices, clock: ManualClock
+) -> None:
+    submitted(api)
+    given = machine.claimed(machine="box-1")
+    assert machine.post(LEAVE, offer(machine="box-1").to_wire()).status_code == 204
+    assert [runs for _, runs, _ in services.worker_access.known.all()] == [1]
+    clock.advance(given.lease.term_s + 60)
+    assert services.worker_access.known.all() == []
+
+
+def test_who_may_not_ask_can_not_leave(api: TestClient, machine: Spoken, services: PlatformServices) -> None:
+    machine.claim(machine="box-1")
+    for bearer in ("nobody", "osmosis_ticket_of-nobody", services.worker_access.create_token("other")[1]):
+        Spoken(api, bearer).post(LEAVE, offer(machine="box-1").to_wire())
+    assert Spoken(api, "nobody").post(LEAVE, offer().to_wire()).status_code == 401
+    assert [row.machine for row, *_ in services.worker_access.known.all()] == ["box-1"]
 
 
 @pytest.mark.parametrize(

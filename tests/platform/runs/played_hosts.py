@@ -82,6 +82,7 @@ class Platform:
         self.statuses = statuses
         self.offers: list[WorkerOffer] = []
         self.released: list[tuple[str, str, str | None]] = []
+        self.left: list[WorkerOffer] = []
         self.of_machine: list[bool] = []
         self.started: list[tuple[str, str]] = []
         self.workers: list[Worker] = []
@@ -109,6 +110,9 @@ class Platform:
         self.of_machine.append(request.of_machine)
         self.released.append((run_id, request.lease.get_secret_value(), request.setback))
         return RunClosed(status="running")
+
+    def leave(self, offer: WorkerOffer) -> None:
+        self.left.append(offer)
 
     def start(self, run_id: str, claim_id: str) -> Worker:
         self.started.append((run_id, claim_id))

@@ -33,6 +33,7 @@ from osmosis_ai.platform.runs.execute.worker_process import (
 from osmosis_ai.platform.runs.work.host_terms import HostTerms
 from osmosis_ai.platform.runs.work.platform_link import (
     CredentialRefusedError,
+    NoPlatformError,
     PlatformUnreachableError,
     StoreAwayError,
 )
@@ -308,6 +309,44 @@ def test_without_a_run_it_ends_when_it_was_said_to_and_one_that_is_named_is_miss
     assert waits.startswith(
         "still waits: the run run_gone could not be taken: it is not there for this worker"
     )
+
+
+def test_a_machine_that_ends_says_so_once_in_the_words_of_its_claims(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform, host = play([None] * 100, idle_exit_s=30, machine="box-1", labels=("a100",))
+    host.run()
+    (left,) = platform.left
+    assert left.model_copy(update={"wait_s": 0.0}) == platform.offers[-1].model_copy(update={"wait_s": 0.0})
+    platform, host = play([assignment("first")], statuses=[ENDED], once=True)
+    host.run()
+    assert len(platform.left) == 1
+    platform, host = asked_twice(play, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        host.run()
+    assert len(platform.left) == 1
+
+
+@pytest.mark.parametrize(
+    "problem", [PlatformUnreachableError("no answer"), NoPlatformError(), CredentialRefusedError("revoked")]
+)
+def test_a_platform_that_does_not_hear_of_the_end_or_knows_no_such_word_changes_nothing(
+    play: Play, problem: Exception
+) -> None:
+    platform, host = play([None] * 100, idle_exit_s=30)
+
+    def unheard(_offer: WorkerOffer) -> None:
+        raise problem
+
+    platform.leave = unheard  # type: ignore[method-assign]
+    assert host.run() == []
+
+
+def test_a_machine_that_never_reached_its_platform_takes_no_leave_of_it(play: Play) -> None:
+    platform, host = play([PlatformUnreachableError("no answer")] * 1000, idle_exit_s=30)
+    with pytest.raises(PlatformUnreachableError):
+        host.run()
+    assert platform.left == []
 
 
 @pytest.mark.parametrize("alone", [{}, {"once": True}, {"pool": None, "run_id": "run_first"}])

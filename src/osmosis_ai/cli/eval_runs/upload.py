@@ -48,14 +48,14 @@ def upload(
         osmosis eval upload .osmosis/evals/baseline
         osmosis eval upload results.json
     """
-    from osmosis_ai.services.eval_runs.resolver import find_local_run
-    from osmosis_ai.services.rubric.upload import find_rubric_result
+    from osmosis_ai.services.rubric.upload import find_rubric_result, find_run_beside_results
 
     judged = find_rubric_result(run)
     if judged is not None:
         return _upload_judged(judged)
+    directory = find_run_beside_results(run)
     with platform_context() as context:
-        uploaded = upload_shown(context.client, find_local_run(run))
+        uploaded = upload_shown(context.client, directory)
         return OperationResult(
             operation="eval.upload",
             message=uploaded_message(uploaded),

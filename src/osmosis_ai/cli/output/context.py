@@ -62,14 +62,18 @@ class OutputContext:
 
     @contextmanager
     def status(self, message: str) -> Iterator[None]:
-        """Say what is going on: a spinner on a terminal, a line elsewhere, nothing in JSON mode."""
+        """Say what is going on: a spinner on a terminal, a line elsewhere, nothing in JSON mode.
+
+        It is one line whatever it names: with a line break of a file's name, a line of its own would be told in our name.
+        """
+        shown = formats.one_line(message)
         if not self.animated:
-            self.note(message)
+            self.note(shown)
             yield
             return
         from osmosis_ai.cli.output import terminal
 
-        with terminal.spinner(self.error_console(), formats.literal(message)):
+        with terminal.spinner(self.error_console(), shown):
             yield
 
     def note(self, message: str) -> None:

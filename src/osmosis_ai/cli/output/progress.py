@@ -123,7 +123,7 @@ class LineProgress:
             self._say(self._unsaid, self._said_step)
 
     def _say(self, line: str, step: int) -> None:
-        self._write(line)
+        self._write(formats.one_line(line))
         self._said, self._said_step, self._said_at, self._unsaid = line, step, self._clock(), None
 
     def _line(self, completed: float, note: str) -> str:

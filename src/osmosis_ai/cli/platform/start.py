@@ -79,7 +79,7 @@ def start(
 def _serve(config: PlatformConfig, login: bool, logs_json: bool) -> Iterator[dict[str, Any]]:
     """Yield the one line that says it is ready, and end when the platform has."""
     from osmosis_ai.cli.output.envelopes import result_envelope
-    from osmosis_ai.platform.server import run_platform
+    from osmosis_ai.platform.server import StartEndedError, run_platform
 
     handler: type[logging.Handler] = _JsonToStderr if logs_json else _ToStderr
     logging.getLogger().addHandler(handler(level=logging.WARNING))
@@ -92,17 +92,20 @@ def _serve(config: PlatformConfig, login: bool, logs_json: bool) -> Iterator[dic
         logger.addHandler(handler())
     # In a log of objects nothing stands that is none.
     note = logging.getLogger(f"osmosis_ai.platform.{_STEPS}").info if logs_json else current().note
-    with run_platform(config) as platform:
-        saved_in = _log_in(platform) if login else None
-        ready = _ready(platform, saved_in)
-        yield result_envelope(ready)
-        # A log is kept and read by others: it gets no password.
-        for line in (
-            [f"The platform is ready at {platform.config.base_url}"] if logs_json else ready.next_steps
-        ):
-            note(line)
-        platform.wait()
-        note("Stopping; runs under way go on at the next start.")
+    try:
+        with run_platform(config) as platform:
+            saved_in = _log_in(platform) if login else None
+            ready = _ready(platform, saved_in)
+            yield result_envelope(ready)
+            # A log is kept and read by others: it gets no password.
+            for line in (
+                [f"The platform is ready at {platform.config.base_url}"] if logs_json else ready.next_steps
+            ):
+                note(line)
+            platform.wait()
+            note("Stopping; runs under way go on at the next start.")
+    except StartEndedError:
+        note("Stopped before it was ready; the next start begins where this one was.")
 
 
 def _ready(platform: RunningPlatform, saved_in: str | None) -> OperationResult:

@@ -114,8 +114,8 @@ def worker(
 
         from osmosis_ai.driving.server_count import granted_cores
         from osmosis_ai.platform.runs.work.host_terms import HostTerms
+        from osmosis_ai.platform.runs.work.hosting import host_runs
         from osmosis_ai.platform.runs.work.platform_link import StoreAwayError
-        from osmosis_ai.platform.runs.work.worker_host import host_runs
     terms = HostTerms(
         pool=pool,
         run_id=run,

@@ -49,7 +49,10 @@ class DbWorkerTicket(Base):
 
 
 class DbKnownWorker(Base):
-    """A machine that has asked for runs with a worker token, as it described itself; ``id`` is a digest of that."""
+    """A machine that has asked for runs with a worker token, as it described itself; ``id`` is a digest of that.
+
+    ``left_at``: when it said that it asks no more; NULL once it has asked again.
+    """
 
     __tablename__ = "known_workers"
 
@@ -64,6 +67,7 @@ class DbKnownWorker(Base):
     sandbox: Mapped[bool | None]
     sandbox_problem: Mapped[str | None] = mapped_column(Text)
     seen_at: Mapped[datetime]
+    left_at: Mapped[datetime | None]
 
 
 class DbSecretHandout(Base):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
+from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError, reason_of
 from osmosis_ai.files import can_be_path, size_of
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _SHORTEST_SECRET = 8
 _SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
+_MADE_BY = (
+    "a rubric result is made by `osmosis eval rubric --data ANSWERS.jsonl --rubric TEXT --output FILE.json`"
+)
 _PATHS = ("data_path", "config_path", "rubric_source")
 
 
@@ -82,6 +85,42 @@ def find_rubric_result(reference: str) -> LocalRubricResult | None:
             f"`{reference}` has {len(places)} rubric results.", hint=f"name the one that is meant: {names}"
         )
     return _named(places[0].path)
+
+
+def find_run_beside_results(reference: str) -> Path:
+    """Return the directory of the run that a reference means, where it means no result; files are told as files.
+
+    Raises:
+        NotFoundError: there is no such file, or no such run.
+        OsmosisError: a file holds no result, and is no run's; or as ``find_local_run``.
+    """
+    from osmosis_ai.services.eval_runs.resolver import find_local_run, run_of_file
+
+    given = Path(reference).expanduser()
+    is_file = can_be_path(reference) and given.is_file()
+    # Without an ending it may be a run's name as well; that of a place (`local:`) or a commit (`git:`) is no file's.
+    if is_file and given.suffix and run_of_file(given) is None:
+        raise OsmosisError(f"`{given}` {_why_no_result(given)}.", hint=_MADE_BY)
+    try:
+        return find_local_run(reference)
+    except (NotFoundError, WorkspaceRequiredError):
+        if is_file:
+            raise OsmosisError(f"`{given}` {_why_no_result(given)}.", hint=_MADE_BY) from None
+        if given.suffix == ".json" and ":" not in reference and not given.exists():
+            raise NotFoundError(
+                f"there is no file `{given}`.", details={"reference": reference}, hint=_MADE_BY
+            ) from None
+        raise
+
+
+def _why_no_result(path: Path) -> str:
+    """Return what speaks against a file that does not begin as a result."""
+    try:
+        with path.open("rb") as file:
+            is_empty = not file.read(1)
+    except OSError as error:
+        return f"cannot be read: {reason_of(error)}"
+    return f"{'is empty' if is_empty else 'holds no rubric result, and is no file of a run'}"
 
 
 def upload_rubric_result(client: PlatformClient, local: LocalRubricResult) -> UploadedRubricResult:

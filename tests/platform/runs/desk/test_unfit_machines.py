@@ -72,6 +72,17 @@ def test_a_run_that_a_full_machine_gave_back_goes_to_another_one_first(
 
 
 @pytest.mark.usefixtures("run")
+def test_a_machine_that_has_left_is_not_waited_for(pool: Pool, clock: ManualClock) -> None:
+    full = pool.asks("full", gpus=1)
+    pool.asks("healthy", gpus=1)
+    gives_back(pool, clock, full)
+    assert pool.gets(full, gpus=1) is None
+    leaves = offer(pool="gpu", machine="healthy", gpus=1)
+    pool.services.worker_access.note_left(pool.token, leaves)
+    assert pool.gets(full, gpus=1) is not None
+
+
+@pytest.mark.usefixtures("run")
 def test_a_machine_alone_tries_again_as_soon_as_it_may(
     pool: Pool, services: PlatformServices, clock: ManualClock
 ) -> None:

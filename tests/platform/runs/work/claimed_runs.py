@@ -51,6 +51,9 @@ class DeskLink:
     def release(self, run_id: str, request: ReleaseRequest) -> RunClosed:
         return self._desk.release(run_id, request)
 
+    def leave(self, offer: WorkerOffer) -> None:
+        raise NotImplementedError
+
     def fetch(self, download: InputDownload, target: Path) -> None:
         target.write_bytes(self._http.get(download.url).raise_for_status().content)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 
-from sqlalchemy import or_, select
+from sqlalchemy import and_, or_, select
 
 from osmosis_ai.config.execution import ExecutionSection
 from osmosis_ai.platform.clock import Clock
@@ -70,7 +70,7 @@ class UnfitMachines:
                     DbWorkerToken.pool == asks.pool,
                     DbWorkerToken.revoked_at.is_(None),
                     or_(
-                        DbKnownWorker.seen_at > now - _ASKED_WITHIN,
+                        and_(DbKnownWorker.seen_at > now - _ASKED_WITHIN, DbKnownWorker.left_at.is_(None)),
                         DbKnownWorker.id.in_(select(DbRun.worker_id).where(that_known_workers_have(now))),
                     ),
                 )

@@ -31,6 +31,7 @@ from osmosis_ai.api.wire.workers import (
     CLAIM,
     JOURNAL_OFFSET,
     LEASE_LOST,
+    LEAVE,
     PROTOCOL_HEADER,
     STORE_AWAY,
     UPLOAD_GONE,
@@ -185,6 +186,10 @@ class HttpLink:
     def release(self, run_id: str, request: ReleaseRequest) -> RunClosed:
         """Let the run go as it is."""
         return self._close(run_route(run_id, "release"), request)
+
+    def leave(self, offer: WorkerOffer) -> None:
+        """Say that no more runs are asked for; tried once, and not for long."""
+        self._say(LEAVE, offer, silence_s=_SHORTEST_SILENCE_S, waits=_ONCE)
 
     def fetch(self, download: InputDownload, target: Path) -> None:
         """Fetch bytes to a file, whole and of this digest, or not at all; a packed part of a journal as it is.

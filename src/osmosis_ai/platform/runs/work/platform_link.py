@@ -1,4 +1,4 @@
-"""What a worker knows of its platform: four exchanges, and bytes by signed URL. No database, no vault, no mirror."""
+"""What a worker knows of its platform: a few exchanges, and bytes by signed URL. No database, no vault, no mirror."""
 
 from __future__ import annotations
 
@@ -79,6 +79,10 @@ class PlatformLink(Protocol):
 
     def release(self, run_id: str, request: ReleaseRequest) -> RunClosed:
         """Let the run go as it is."""
+        ...
+
+    def leave(self, offer: WorkerOffer) -> None:
+        """Say that this machine, which claimed with such words, asks for no more runs; tried once, and not for long."""
         ...
 
     def fetch(self, download: InputDownload, target: Path) -> None:

@@ -17,16 +17,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from pydantic import SecretStr
 
 from osmosis_ai.api.wire.workers import LONGEST_WAIT_S, AssignedLease, Assignment, ReleaseRequest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.config import from_environment
-from osmosis_ai.platform.runs.execute.worker_process import NOT_MINE, WorkerProcess, WorkerStarter
+from osmosis_ai.platform.runs.execute.worker_process import NOT_MINE, WorkerProcess
 from osmosis_ai.platform.runs.work.host_terms import HostTerms
-from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.runs.work.platform_link import (
     CredentialRefusedError,
     PlatformLink,
@@ -44,16 +41,14 @@ from osmosis_ai.platform.runs.work.worked_runs import (
     WorkedRun,
     words_of_left,
 )
-from osmosis_ai.sandbox import check_sandbox, choose_isolation
-from osmosis_ai.supervision import exit_words, keep_to_itself
-from osmosis_ai.supervision.listening import told_of_signals
+from osmosis_ai.supervision import exit_words
 
 StartClaimed = Callable[[str, str], WorkerProcess]
 """Starts the worker of a run (its id), which is to repeat the claim of this id."""
 
 ROUND_S = 0.2
 LAST_WORD_S = 2.0
-"""For how long a machine that is to end at once tries to let go of its runs."""
+"""For how long a machine that ends tries to say that it leaves, and one that is to end at once to let go of its runs."""
 _LOOK_S = 0.05
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
@@ -98,7 +93,7 @@ class WorkerHost:
         self._claim_id = secrets.token_hex(16)
         self._is_asking = False
         self._refused: Exception | None = None
-        self._has_heard = False
+        self._has_heard = self._has_left = False
         self._unreached: Exception | None = None
         self._store_away: Exception | None = None
         self._told = ""
@@ -123,6 +118,12 @@ class WorkerHost:
                 asked for.
             KeyboardInterrupt: it was asked to end at once.
         """
+        try:
+            return self._take_runs()
+        finally:
+            self._hear_out(self._leave(), unless_asked=2)
+
+    def _take_runs(self) -> list[WorkedRun]:
         try:
             while not self._is_over():
                 self._tend_workers()
@@ -384,14 +385,32 @@ class WorkerHost:
         left = [(each.run.name, each.claim) for each in self._workers]
         left += [(each.assignment.run.name, each.claim) for each in self._coming]
         telling = [self._release(claim.run_id, claim.lease, None) for _, claim in left]
-        deadline = self._monotonic() + LAST_WORD_S
-        while still := [each for each in telling if each.is_alive()]:
-            if self._asked_to_end > 2 or self._monotonic() >= deadline:
-                break
-            still[0].join(_LOOK_S)
+        self._hear_out([*telling, *self._leave()], unless_asked=3)
         let_go = set(self._let_go)
         for sentence in words_of_left([(name, claim.lease.token in let_go) for name, claim in left]):
             self._say(sentence)
+
+    def _leave(self) -> list[threading.Thread]:
+        """Say once that no more runs are asked for, in a thread of its own; a platform that never answered is told nothing."""
+        if not self._has_heard or self._has_left:
+            return []
+        self._has_left = True
+        offer = self._terms.offer(self._claim_id, 0.0)
+
+        def tell() -> None:
+            # Unheard, or of a platform that does not know the word, it is told by the silence.
+            with contextlib.suppress(OsmosisError, RuntimeError):
+                self._link.leave(offer)
+
+        return [self._do("leave", tell)]
+
+    def _hear_out(self, telling: list[threading.Thread], *, unless_asked: int) -> None:
+        """Wait for last words, for a moment or until this machine was asked so often to end."""
+        deadline = self._monotonic() + LAST_WORD_S
+        while still := [each for each in telling if each.is_alive()]:
+            if self._asked_to_end >= unless_asked or self._monotonic() >= deadline:
+                break
+            still[0].join(_LOOK_S)
 
     def _release(
         self, run_id: str, lease: AssignedLease, setback: str | None, *, of_machine: bool = False
@@ -413,38 +432,3 @@ class WorkerHost:
         thread.start()
         self._chores.append(thread)
         return thread
-
-
-def host_runs(
-    address: str, credential: str, terms: HostTerms, *, say: Callable[[str], None]
-) -> list[WorkedRun]:
-    """Execute runs of a platform on this machine, under the ``OSMOSIS_HOME`` of its own, until it is asked to end.
-
-    Args:
-        address: the platform's normalised URL.
-        credential: a worker token, or a ticket.
-        terms, say: as of :class:`WorkerHost`.
-
-    Raises:
-        OsmosisError: no credential may be sent there, this machine's settings are no good, it requires a sandbox that it
-            can not make, or as :meth:`WorkerHost.run`.
-        KeyboardInterrupt: it was asked to end twice.
-    """
-    keep_to_itself(os.environ)
-    config = from_environment()
-    link = HttpLink(address, credential)
-    start = WorkerStarter(config, address, cpus=terms.cpus_of_worker)
-    config.prepare_home()
-    sandbox = check_sandbox(config.home)
-    if config.isolation == "required" or config.network == "none":
-        choose_isolation("required", sandbox, config.network or "host")
-    machine = socket.gethostname()[:128] or None
-    terms = replace(terms, address=address, machine=machine, sandbox=sandbox, isolation=config.isolation)
-    taken = TakenRuns(config.runs_dir)
-    host = WorkerHost(
-        link, lambda run_id, claim_id: start(run_id, credential, claim_id), terms, taken, say=say
-    )
-    with contextlib.closing(link), told_of_signals(host.ask_to_end):
-        for sentence in terms.doubts():
-            say(sentence)
-        return host.run()

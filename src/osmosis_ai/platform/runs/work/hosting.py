@@ -1,0 +1,55 @@
+"""A machine that takes runs, from its settings to its last word: what `osmosis platform worker` does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+
+from osmosis_ai.platform.config import from_environment
+from osmosis_ai.platform.runs.execute.worker_process import WorkerStarter
+from osmosis_ai.platform.runs.work.host_terms import HostTerms
+from osmosis_ai.platform.runs.work.http_link import HttpLink
+from osmosis_ai.platform.runs.work.taken_runs import TakenRuns
+from osmosis_ai.platform.runs.work.worked_runs import WorkedRun
+from osmosis_ai.platform.runs.work.worker_host import WorkerHost
+from osmosis_ai.sandbox import check_sandbox, choose_isolation
+from osmosis_ai.supervision import keep_to_itself
+from osmosis_ai.supervision.listening import told_of_signals
+
+
+def host_runs(
+    address: str, credential: str, terms: HostTerms, *, say: Callable[[str], None]
+) -> list[WorkedRun]:
+    """Execute runs of a platform on this machine, under the ``OSMOSIS_HOME`` of its own, until it is asked to end.
+
+    Args:
+        address: the platform's normalised URL.
+        credential: a worker token, or a ticket.
+        terms, say: as of :class:`WorkerHost`.
+
+    Raises:
+        OsmosisError: no credential may be sent there, this machine's settings are no good, it requires a sandbox that it
+            can not make, or as :meth:`WorkerHost.run`.
+        KeyboardInterrupt: it was asked to end twice.
+    """
+    keep_to_itself(os.environ)
+    config = from_environment()
+    link = HttpLink(address, credential)
+    start = WorkerStarter(config, address, cpus=terms.cpus_of_worker)
+    config.prepare_home()
+    sandbox = check_sandbox(config.home)
+    if config.isolation == "required" or config.network == "none":
+        choose_isolation("required", sandbox, config.network or "host")
+    machine = socket.gethostname()[:128] or None
+    terms = replace(terms, address=address, machine=machine, sandbox=sandbox, isolation=config.isolation)
+    taken = TakenRuns(config.runs_dir)
+    host = WorkerHost(
+        link, lambda run_id, claim_id: start(run_id, credential, claim_id), terms, taken, say=say
+    )
+    with contextlib.closing(link), told_of_signals(host.ask_to_end):
+        for sentence in terms.doubts():
+            say(sentence)
+        return host.run()

@@ -1,0 +1,82 @@
+"""What a trial of the sandbox leaves behind: nothing, whatever ends it, and nothing of those before it that were killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.sandbox import SandboxCapability, check_sandbox
+
+pytestmark = pytest.mark.integration
+
+LONG_AGO = time.time() - 3600
+TRIED = """
+import os, pathlib, shutil, signal, sys
+from osmosis_ai.sandbox import check_sandbox
+remove, home = shutil.rmtree, pathlib.Path(sys.argv[1])
+def interrupted(*arguments, **options):
+    shutil.rmtree = remove
+    os.kill(os.getpid(), signal.SIGINT)
+    remove(*arguments, **options)
+if sys.argv[2] == "while it removes":
+    shutil.rmtree = interrupted
+print("begins", flush=True)
+check_sandbox(home)
+"""
+
+
+def left(place: Path, name: str, *, age_s: float = 3600) -> Path:
+    """Make a directory as a trial of some time ago left it."""
+    directory = place / name
+    (directory / "source").mkdir(parents=True)
+    (directory / "canary").write_text("left")
+    os.utime(directory, (time.time() - age_s,) * 2)
+    return directory
+
+
+@pytest.mark.parametrize("moment", ["while it tries", "while it removes"])
+def test_a_trial_that_is_interrupted_leaves_no_directory(
+    tmp_path: Path, capability: SandboxCapability, moment: str
+) -> None:
+    command = [sys.executable, "-c", TRIED, str(tmp_path), moment]
+    tried = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert tried.stdout is not None and tried.stdout.readline() == "begins\n"
+    if moment == "while it tries":
+        while not any(tmp_path.iterdir()) and tried.poll() is None:
+            time.sleep(0.001)
+        tried.send_signal(signal.SIGINT)
+    _, said = tried.communicate(timeout=60)
+    assert tried.returncode == -signal.SIGINT and "KeyboardInterrupt" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_trial_left_is_removed_by_a_later_one(
+    tmp_path: Path, capability: SandboxCapability
+) -> None:
+    old = left(tmp_path, ".osmosis-canary-ab12_xyz")
+    check_sandbox(tmp_path)
+    assert not old.exists()
+
+
+def test_nothing_else_is_removed(tmp_path: Path, capability: SandboxCapability) -> None:
+    others = [
+        left(tmp_path, ".osmosis-canary-ab12_new", age_s=10),  # a trial of another process
+        left(tmp_path, ".osmosis-canary-of-mine"),
+        left(tmp_path, "osmosis-canary-ab12_xyz"),
+        left(tmp_path, "elsewhere"),
+    ]
+    link = tmp_path / ".osmosis-canary-linked_1"
+    link.symlink_to(tmp_path / "elsewhere")
+    os.utime(link, (LONG_AGO, LONG_AGO), follow_symlinks=False)
+    file = tmp_path / ".osmosis-canary-ab12file"
+    file.write_text("mine")
+    os.utime(file, (LONG_AGO, LONG_AGO))
+    check_sandbox(tmp_path)
+    assert [each for each in (*others, *(each / "canary" for each in others)) if not each.exists()] == []
+    assert link.is_symlink() and file.read_text() == "mine"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.api.wire.workers import CLAIM, LEAVE
+from osmosis_ai.api.wire.workers import CLAIM
 from osmosis_ai.platform import known_workers
 from osmosis_ai.platform.known_workers import KEPT
 from osmosis_ai.platform.runs import own_machine
@@ -199,8 +199,8 @@ def test_a_machine_that_has_left_is_not_listed_and_known_for_what_it_has(
     box = {"machine": "box-1", "cpus": 4}
     assert machine.claim(**box).status_code == 204
     name = submitted(api, cpus=8)
-    assert machine.post(LEAVE, offer(**box).to_wire()).status_code == 204
-    assert machine.post(LEAVE, offer(machine="never-there").to_wire()).status_code == 204
+    assert machine.post(CLAIM, offer(**box, leaves=True).to_wire()).status_code == 204
+    assert machine.post(CLAIM, offer(machine="never-there", leaves=True).to_wire()).status_code == 204
     assert there() == []
     assert "box-1 lacks 8 cpus (has 4)" in (waits(api, name) or "")
     clock.advance(10)
@@ -213,7 +213,7 @@ def test_a_machine_that_left_with_a_run_works_on_it_as_long_as_its_lease_lasts(
 ) -> None:
     submitted(api)
     given = machine.claimed(machine="box-1")
-    assert machine.post(LEAVE, offer(machine="box-1").to_wire()).status_code == 204
+    assert machine.post(CLAIM, offer(machine="box-1", leaves=True).to_wire()).status_code == 204
     assert [runs for _, runs, _ in services.worker_access.known.all()] == [1]
     clock.advance(given.lease.term_s + 60)
     assert services.worker_access.known.all() == []
@@ -222,8 +222,8 @@ def test_a_machine_that_left_with_a_run_works_on_it_as_long_as_its_lease_lasts(
 def test_who_may_not_ask_can_not_leave(api: TestClient, machine: Spoken, services: PlatformServices) -> None:
     machine.claim(machine="box-1")
     for bearer in ("nobody", "osmosis_ticket_of-nobody", services.worker_access.create_token("other")[1]):
-        Spoken(api, bearer).post(LEAVE, offer(machine="box-1").to_wire())
-    assert Spoken(api, "nobody").post(LEAVE, offer().to_wire()).status_code == 401
+        Spoken(api, bearer).post(CLAIM, offer(machine="box-1", leaves=True).to_wire())
+    assert Spoken(api, "nobody").post(CLAIM, offer(leaves=True).to_wire()).status_code == 401
     assert [row.machine for row, *_ in services.worker_access.known.all()] == ["box-1"]
 
 

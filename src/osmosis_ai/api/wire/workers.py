@@ -1,9 +1,8 @@
 """The worker protocol: what a machine that executes runs says to its platform, and what it is told.
 
-Exchanges about a run, each of which may be repeated: ``claim`` (a run to work on), ``sync`` (the lease is kept, and
-everything new goes up), ``end`` (the run has its outcome) and ``release`` (the run is let go as it is). And ``leave``: a
-machine asks for no more of them, which a platform that does not know the word learns from its silence. The platform never
-calls a worker. A worker has no database, no vault and no mirror: what it needs of a run comes with the claim, bytes come and go by
+Four exchanges, each of which may be repeated: ``claim`` (a run to work on), ``sync`` (the lease is kept, and everything
+new goes up), ``end`` (the run has its outcome) and ``release`` (the run is let go as it is). The platform never calls a
+worker. A worker has no database, no vault and no mirror: what it needs of a run comes with the claim, bytes come and go by
 signed URL. Whoever writes names the lease's token; a token that does not count any more gets 409 ``LEASE_LOST``.
 
 Sizes and offsets in bytes, times in seconds unless a name says otherwise, digests SHA-256 in lower-case hexadecimal.
@@ -21,8 +20,6 @@ PROTOCOL = 1
 """The version in the routes' path; a worker that speaks another is refused with a sentence."""
 PREFIX = f"/api/workers/v{PROTOCOL}"
 CLAIM = f"{PREFIX}/claim"
-LEAVE = f"{PREFIX}/leave"
-"""With the words of a claim, which tell which machine it is."""
 LONGEST_WAIT_S = 25.0
 """How long a claim without a run, or a sync with nothing new, is held open at most."""
 LARGEST_EXCHANGE_BYTES = 1 << 20
@@ -85,7 +82,8 @@ class WorkerOffer(WireModel):
 
     ``claim_id`` is drawn anew for each claim: repeated, it gets the same answer until the first sync. ``run_id`` asks for
     one run alone, ``pool`` says whose runs are meant. ``wait_s``: how long to wait for a run. ``machine``: what people call
-    it; ``sandbox``: whether it can hold rollouts back, and why not; ``isolation``: whether they are to be there.
+    it; ``sandbox``: whether it can hold rollouts back, and why not; ``isolation``: whether they are to be there. ``leaves``:
+    it asks for no run, and for none after this.
     """
 
     claim_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -101,6 +99,7 @@ class WorkerOffer(WireModel):
     gpus: Annotated[int, Field(ge=0, lt=1 << 16)] = 0
     memory_gb: Amount | None = None
     wait_s: Annotated[float, Field(ge=0, le=LONGEST_WAIT_S)] = 0.0
+    leaves: bool = False
 
 
 class InputDownload(WireModel):

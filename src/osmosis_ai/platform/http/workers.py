@@ -1,5 +1,4 @@
-"""The worker protocol over HTTP: its exchanges, each let in by a worker token or a ticket, and those about a run written by
-its lease's token.
+"""The worker protocol over HTTP: four exchanges, each let in by a worker token or a ticket, and written by its lease's token.
 
 A claim that finds no run and a sync with nothing new may wait for their reply, and hold nothing meanwhile; the next exchange
 about the same run ends such a wait.
@@ -81,12 +80,15 @@ Spoken = Annotated[None, Depends(_spoken)]
 
 @router.post("/{version}/claim")
 async def claim(request: Request, services: Services, _spoken: Spoken) -> Response:
-    """Give a worker a run with all that it needs; 204 where there is none, after up to `wait_s` seconds."""
+    """Give a worker a run with all that it needs; 204 where there is none, after up to `wait_s` seconds, or where it leaves."""
     bearer = bearer_token(request)
     limits = worker_waits(request.app).limits
     if (again_s := limits.claim_too_soon_s(bearer_hash(bearer))) > 0:
         raise _too_many("this worker token claims too often", again_s)
     offer = await _read(request, WorkerOffer)
+    if offer.leaves:
+        await _do(services.worker_access.note_left, bearer, offer)
+        return _nothing()
     deadline = time.monotonic() + offer.wait_s
     while True:
         # Asked again after each wait: a token may be revoked meanwhile.
@@ -103,16 +105,6 @@ async def claim(request: Request, services: Services, _spoken: Spoken) -> Respon
         if await request.is_disconnected():
             # What came meanwhile is for a worker that is there: given to this one, it would lie idle for a lease.
             return _nothing()
-
-
-@router.post("/{version}/leave")
-async def leave(request: Request, services: Services, _spoken: Spoken) -> Response:
-    """Hear that a machine asks for no more runs."""
-    bearer = bearer_token(request)
-    if (again_s := worker_waits(request.app).limits.claim_too_soon_s(bearer_hash(bearer))) > 0:
-        raise _too_many("this worker token leaves too often", again_s)
-    await _do(services.worker_access.note_left, bearer, await _read(request, WorkerOffer))
-    return _nothing()
 
 
 def _nothing() -> Response:

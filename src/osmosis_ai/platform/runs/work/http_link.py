@@ -31,7 +31,6 @@ from osmosis_ai.api.wire.workers import (
     CLAIM,
     JOURNAL_OFFSET,
     LEASE_LOST,
-    LEAVE,
     PROTOCOL_HEADER,
     STORE_AWAY,
     UPLOAD_GONE,
@@ -189,7 +188,9 @@ class HttpLink:
 
     def leave(self, offer: WorkerOffer) -> None:
         """Say that no more runs are asked for; tried once, and not for long."""
-        self._say(LEAVE, offer, silence_s=_SHORTEST_SILENCE_S, waits=_ONCE)
+        self._say(
+            CLAIM, offer.model_copy(update={"leaves": True}), silence_s=_SHORTEST_SILENCE_S, waits=_ONCE
+        )
 
     def fetch(self, download: InputDownload, target: Path) -> None:
         """Fetch bytes to a file, whole and of this digest, or not at all; a packed part of a journal as it is.

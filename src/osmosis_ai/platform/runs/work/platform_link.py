@@ -1,4 +1,4 @@
-"""What a worker knows of its platform: a few exchanges, and bytes by signed URL. No database, no vault, no mirror."""
+"""What a worker knows of its platform: four exchanges, and bytes by signed URL. No database, no vault, no mirror."""
 
 from __future__ import annotations
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Cli
+from tests.evaluation.recorded_runs import write_run
+from tests.viewer.test_rubric_page import a_document
 
 
 @pytest.mark.parametrize(
@@ -23,6 +26,24 @@ def test_what_is_no_number_is_no_size_of_a_report(cli: Cli, size: str, tmp_path:
     result = cli("view", str(tmp_path), "--report", str(tmp_path / "a.html"), "--max-mb", size)
     assert (result.status, result.out) == (2, "")
     assert "'--max-mb': must be a finite number" in result.err
+
+
+def test_a_limit_of_conversations_is_refused_for_what_has_none_and_taken_for_an_evaluation(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "answers.json").write_text(
+        json.dumps({"generated_at": "2026-10-02T07:00:00+00:00", **a_document(2)})
+    )
+    result = cli("view", "answers.json", "--report", "a.html", "--max-mb", "0")
+    said = " ".join(result.err.split())
+    assert (result.status, result.out) == (1, "") and not (tmp_path / "a.html").exists()
+    assert "--max-mb limits the conversations of an evaluation, and answers is a rubric result" in said
+    assert "leave out --max-mb" in said
+    assert cli("view", "answers.json", "--report", "a.html").status == 0
+    write_run(tmp_path / "run", [[1.0, 0.0]])
+    assert "2 samples, 0 conversations" in cli("view", "run", "--report", "b.html", "--max-mb", "0").out
 
 
 @pytest.mark.parametrize(

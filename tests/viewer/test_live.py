@@ -7,8 +7,9 @@ import json
 import threading
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +21,10 @@ from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.cursors import changes_cursor, encode, positions_in
 from osmosis_ai.viewer.live import LiveHub, LiveNews, Watched
+from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import Changes
+from tests.cli.test_train_here import trained_here
 from tests.viewer.browsing import page_text, visitor
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.source_contract import sample_record
@@ -319,3 +322,16 @@ def test_a_cursor_that_is_not_remembered_any_more_goes_on_with_how_the_run_stand
 def test_the_cursor_of_a_run_with_a_thousand_retries_is_taken() -> None:
     positions = [10**7 + each for each in range(1_000)]
     assert positions_in(changes_cursor("running", positions, 10**9)) == positions
+
+
+def test_a_training_directory_is_followed_by_the_cursor_that_it_gave(tmp_path: Path) -> None:
+    history = trained_here(tmp_path / "walks") / "metrics.jsonl"
+    last = history.read_bytes().splitlines(keepends=True)[-1]
+    with closing(LocalSource(tmp_path, cache_dir=tmp_path / "cache")) as source, visitor(source) as pages:
+        here = "/training/walks/changes"
+        before = pages.get(here).json()["cursor"]
+        reply = pages.get(here, params={"since": before})
+        assert (reply.status_code, reply.json().get("cursor")) == (200, before), reply.text
+        with history.open("ab") as file:
+            file.write(last)
+        assert pages.get(here, params={"since": before}).json()["cursor"] != before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from osmosis_ai.services.eval_runs.watch import RunWatcher
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.viewing import report_run
 from osmosis_ai.viewer.local.source import LocalSource
@@ -133,3 +135,61 @@ def test_a_run_that_was_killed_is_shown_up_to_the_line_that_it_was_writing(
         missing = page_text(pages.get(f"/evals/killed/samples/{row}.0"), status=404)
         assert f"has no sample of row {row}, attempt 0" in missing and "samples/1.0" in missing
     assert "3 of 4 planned" in reported(run, tmp_path / "report.html")
+
+
+@pytest.mark.parametrize(
+    "config", ["[evaluation]\npass_threshold = 0.5\n", "pass_threshold = 0.5\n"], ids=["eval run", "eval -m"]
+)
+@pytest.mark.parametrize("numbers", [None, '{"summary": [1'], ids=["gone", "torn"])
+def test_without_the_file_of_its_numbers_a_run_passes_what_its_config_says(
+    evals: Path, pages: TestClient, config: str, numbers: str | None
+) -> None:
+    run = write_run(evals / "run", [[0.75, 0.25], [0.75, 0.25]])
+    (run / "config.toml").write_text(config)
+    if numbers is not None:
+        (run / "metrics.json").write_text(numbers)
+    page = page_text(pages.get("/evals/run"))
+    assert "50.0 % of 4 scored samples pass" in page and "reward &gt;= 0.5" in page
+    assert "2 samples." in page_text(pages.get("/evals/run/samples?outcome=passed"))
+    assert RunWatcher(run).look().progress.passed == 2, "`eval watch` counts the same"
+
+
+@pytest.mark.parametrize("config", ["", "pass_threshold = nan", "[evaluation", "evaluation = 3"])
+def test_a_config_that_says_nothing_of_what_passes_leaves_it_at_one(
+    evals: Path, pages: TestClient, config: str
+) -> None:
+    run = write_run(evals / "run", [[1.0, 0.75]])
+    (run / "config.toml").write_text(config)
+    assert "50.0 % of 2 scored samples pass" in page_text(pages.get("/evals/run"))
+
+
+def test_of_results_that_can_not_be_read_nobody_says_that_none_has_a_score(
+    evals: Path, pages: TestClient, tmp_path: Path
+) -> None:
+    run = write_run(evals / "damaged", [[1.0, 0.0], [1.0, 0.0]])
+    lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
+    (run / "events.jsonl").write_text("".join([*lines[:2], "no record\n", *lines[3:]]))
+    for shown in (page_text(pages.get("/evals/damaged")), reported(run, tmp_path / "report.html")):
+        assert "No sample has a score" not in shown and "Its results can not be read." in shown
+    manifest = write_run(evals / "torn", [[1.0]]) / "manifest.json"
+    manifest.write_text('{"a"')
+    assert "No sample has a score" not in page_text(pages.get("/evals/torn"))
+    # Of one that has none yet it is so.
+    write_run(evals / "begun", [[""]])
+    assert "No sample has a score: 0 of 1 planned scored." in page_text(pages.get("/evals/begun"))
+
+
+def test_results_that_a_journal_has_lost_since_its_numbers_were_written_are_said_to_be_missing(
+    evals: Path, pages: TestClient
+) -> None:
+    journal = evals / "finished" / "events.jsonl"
+    whole = journal.read_bytes()
+    numbers = evals / "finished" / "metrics.json"
+    numbers.write_text(json.dumps({**json.loads(numbers.read_text()), "journal_bytes": len(whole)}))
+    assert "missing" not in page_text(pages.get("/evals/finished"))
+    journal.write_bytes(whole[:-40])
+    assert "40 bytes less than when the run last ended" in page_text(pages.get("/evals/finished"))
+    journal.unlink()
+    page = page_text(pages.get("/evals/finished"))
+    assert "events.jsonl` is not there." in page
+    assert "of 2 scored samples pass" in page and "those of the run&#39;s last end" in page

@@ -52,7 +52,10 @@ def view(
         ),
     ] = None,
     max_mb: Annotated[
-        float, typer.Option("--max-mb", min=0, help="With --report: how much of the conversations goes in.")
+        float,
+        typer.Option(
+            "--max-mb", min=0, help="With --report: how much of an evaluation's conversations goes in."
+        ),
     ] = MOST_MB,
     everything: Annotated[
         bool, typer.Option("--all", help="With --report: all conversations, however large.")
@@ -74,16 +77,17 @@ def view(
     """
     if not isfinite(max_mb):
         raise typer.BadParameter("must be a finite number, for instance 10.", param_hint="'--max-mb'")
+    # Ten that somebody wrote are not the ten that nobody did.
+    source = context.get_parameter_source("max_mb")
+    sized = source is not None and source.name != "DEFAULT"
     if report is None:
-        # Ten that somebody wrote are not the ten that nobody did.
-        source = context.get_parameter_source("max_mb")
-        sized = source is not None and source.name != "DEFAULT"
         require_report({"--max-mb": sized, "--all": everything, "--no-text": no_text, "--force": force})
     file = report_file(report, overwrite=force, no_text=no_text, numbers=_NUMBERS, text=_TEXT)
     if file is not None:
         from osmosis_ai.viewer.report import RunReportOptions
 
-        return _written(run, file, RunReportOptions(int(max_mb * 2**20), everything, text=not no_text))
+        options = RunReportOptions(int(max_mb * 2**20), everything, text=not no_text, is_limited=sized)
+        return _written(run, file, options)
     from osmosis_ai.services.viewing import open_viewer
 
     found = open_viewer(run, host=host, port=port)

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.config.lines import parse_toml
 from osmosis_ai.errors import OsmosisError, reason_of
+from osmosis_ai.evaluation.attempt_files import read_config
 from osmosis_ai.evaluation.journal import replay
 from osmosis_ai.evaluation.journal_chain import Chain
 from osmosis_ai.evaluation.ledger import Ledger
+from osmosis_ai.evaluation.lenient_json import as_number, as_table
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.metrics import Estimates, MetricsAccumulator, RunMetrics
 from osmosis_ai.evaluation.row_copies import RowCopies
@@ -164,6 +167,9 @@ def known_numbers(
     estimates, summary = Estimates.read(written.get("estimates")), written.get("summary")
     if estimates is not None and isinstance(summary, dict) and _is_current(found, written):
         return estimates, summary, ()
+    lost = _lost_results(found, written)
+    if lost and estimates is not None and not found.events.exists():
+        return estimates, summary, (f"{lost} The numbers are those of the run's last end.",)
     if follow is None and size_of(found.events) > _READ_UNASKED_BYTES:
         return estimates, summary, ()
     try:
@@ -181,7 +187,21 @@ def known_numbers(
     except (ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
         return None, None, (f"{found.manifest} does not tell what the run is ({error}).",)
     metrics = followed.summary()
-    return metrics.estimates, metrics.summary, ()
+    return metrics.estimates, metrics.summary, (lost,) if lost else ()
+
+
+def _lost_results(found: RunDirectory, written: Mapping[str, Any]) -> str | None:
+    """Return that a journal has less than the run's numbers were made of, in a sentence; None where it does not."""
+    counted = as_number(written.get("journal_bytes")) or 0
+    if not found.events.exists():
+        return f"`{found.events}` is not there." if counted else None
+    missing = int(counted) - size_of(found.events)
+    if missing <= 0:
+        return None
+    return (
+        f"`{found.events}` has {missing:,} bytes less than when the run last ended: results are missing, "
+        "which going on with the run makes again."
+    )
 
 
 def _is_current(found: RunDirectory, written: Mapping[str, Any]) -> bool:
@@ -202,8 +222,25 @@ def unfinished_words(pending: int, planned: int, *, running: bool) -> str | None
     return None
 
 
-def pass_threshold_of(directory: RunDirectory) -> float:
-    """Return what passed when the run was last looked at; it is no input of the results, so only its metrics say."""
-    summary = (directory.read_metrics() or {}).get("summary")
-    written: Any = summary.get("pass_threshold") if isinstance(summary, dict) else None
-    return float(written) if isinstance(written, (int, float)) else 1.0
+def pass_threshold_of(directory: RunDirectory, written: Mapping[str, Any] | None = None) -> float:
+    """Return what passed when the run was last looked at; where its metrics do not say, what its config began with.
+
+    Args:
+        directory: the run's.
+        written: its ``metrics.json``, where somebody has read it.
+    """
+    metrics = written if written is not None else directory.read_metrics() or {}
+    known = as_number(as_table(metrics.get("summary")).get("pass_threshold"))
+    if known is None:
+        config = _config_of(directory)
+        # That of `osmosis eval -m` has no sections.
+        known = as_number(as_table(config.get("evaluation", config)).get("pass_threshold"))
+    return 1.0 if known is None else known
+
+
+def _config_of(directory: RunDirectory) -> Mapping[str, Any]:
+    """Return the config that a run began with; empty where it was not kept, or can not be read."""
+    try:
+        return parse_toml(read_config(directory) or "", directory.config.name)
+    except OsmosisError:
+        return {}

@@ -143,7 +143,7 @@ def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[tupl
         yield "Held back by", f"{LIMITS[limited.most]}, {getattr(limited, limited.most):.0%} of the time"
 
 
-def sentence(headline: Headline | None, *, goes_on: bool) -> str:
+def sentence(headline: Headline | None, *, goes_on: bool, is_readable: bool = True) -> str:
     """Return a run's result in a sentence: how many pass of what was scored, and of how many that is.
 
     As in ``41.8 % of 400 scored samples pass (37.2 – 46.3 %); 400 of 400 planned scored.``
@@ -151,7 +151,10 @@ def sentence(headline: Headline | None, *, goes_on: bool) -> str:
     Args:
         headline: of the run.
         goes_on: whether somebody works on it, so that a score may come.
+        is_readable: whether what there is of its results could be read; of what could not, nobody says how many have a score.
     """
+    if headline is None and not is_readable:
+        return "Its results can not be read."
     if headline is None or headline.pass_rate is None:
         planned = headline.scored_words if headline is not None else ""
         may_come = goes_on and not (headline is not None and headline.is_over)

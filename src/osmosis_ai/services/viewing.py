@@ -20,7 +20,7 @@ from osmosis_ai.files import cache_dir
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.http_errors import PlatformError
-    from osmosis_ai.evaluation.run_places import RunPlace
+    from osmosis_ai.evaluation.run_places import RunKind, RunPlace
     from osmosis_ai.services.report_files import ReportFile
     from osmosis_ai.viewer.report import ReportContent, RunReportOptions
     from osmosis_ai.viewer.serving.server import RunningViewer
@@ -144,7 +144,8 @@ def report_run(
 
     Raises:
         ConflictError: the file exists, and is not to be overwritten.
-        OsmosisError: it is no one run that is meant, or the file can not be written; nothing is left of it then.
+        OsmosisError: it is no one run that is meant, a limit is set that it can not keep, or the file can not be
+            written; nothing is left of it then.
     """
     from osmosis_ai.services.downloaded_runs import is_downloaded_run
     from osmosis_ai.services.eval_runs.resolver import named_on_platform
@@ -178,13 +179,13 @@ def _report_of_platform(
     except PlatformError as missing:
         if missing.status != 404 or missing.refuses_git_scope:
             raise
-        return _report_training_there(word, report, client(), missing), None
+        return _report_training_there(word, report, options, client(), missing), None
     with fetched_run(client(), name, conversations=options.text) as directory:
         return _report_download(directory, report, options)
 
 
 def _report_training_there(
-    word: str, report: ReportFile, client: PlatformClient, missing: PlatformError
+    word: str, report: ReportFile, options: RunReportOptions, client: PlatformClient, missing: PlatformError
 ) -> str:
     """Write a training run of the platform, and return its name; raises ``missing`` where there is none, either."""
     from osmosis_ai.api.http_errors import PlatformError
@@ -201,6 +202,7 @@ def _report_training_there(
             "osmosis view FILE.json --report FILE.html"
         )
         raise missing from None
+    _require_no_limit(word, "training", options)
     report_training(found, report)
     return found.run.name or found.run.id
 
@@ -227,6 +229,7 @@ def _report(
     source, name = LocalSource(root, cache_dir=cache), unquote(quoted)
     kind = next(kind for kind, its_section in SECTIONS.items() if its_section == section)
     detail = source.run(kind, name)
+    _require_no_limit(name, kind, options)
     if kind == "rubric" and not detail.summary_numbers:
         raise OsmosisError(detail.problems[0])
     if kind == "eval":
@@ -239,6 +242,16 @@ def _report(
         else:
             write_judging_report(file, detail, text=options.text, everything=options.everything)
     return name, None
+
+
+def _require_no_limit(name: str, kind: RunKind, options: RunReportOptions) -> None:
+    """Refuse a limit of conversations for what goes into a file without any: it would be no limit."""
+    if options.is_limited and kind != "eval":
+        what = {"training": "training run", "rubric": "rubric result"}[kind]
+        raise OsmosisError(
+            f"--max-mb limits the conversations of an evaluation, and {name} is a {what}: its report has none.",
+            hint="leave out --max-mb; --no-text makes the file smaller",
+        )
 
 
 def _only_run(root: Path) -> str:

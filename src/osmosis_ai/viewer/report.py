@@ -43,11 +43,13 @@ class RunReportOptions:
         most_bytes: of conversations.
         everything: all conversations and samples, however large.
         text: whether it holds what models, datasets and tools said; without, numbers alone.
+        is_limited: whether somebody set ``most_bytes``, which an evaluation alone can keep to.
     """
 
     most_bytes: int = 10 * 1024 * 1024
     everything: bool = False
     text: bool = True
+    is_limited: bool = False
 
 
 @dataclass(slots=True)

@@ -125,13 +125,14 @@ class RunWatcher:
 
     def __init__(self, run_dir: Path) -> None:
         from osmosis_ai.evaluation.ledger import Ledger
+        from osmosis_ai.evaluation.local_results import pass_threshold_of
         from osmosis_ai.evaluation.manifest import Manifest
         from osmosis_ai.evaluation.run_directory import RunDirectory
 
         self._directory: RunDirectory = RunDirectory(run_dir)
         self._manifest: Manifest = Manifest.load(self._directory.manifest)
         self._ledger = Ledger(self._manifest.sampled_rows, self._manifest.inputs["n"])
-        self._threshold = self._pass_threshold()
+        self._threshold = pass_threshold_of(self._directory)
         self._read = 0
         self._rewards: dict[str, float] = {"sum": 0.0, "scored": 0, "passed": 0}
         self._tokens = 0
@@ -181,11 +182,6 @@ class RunWatcher:
                 self._rewards["scored"] += 1
                 self._rewards["sum"] += record.reward
                 self._rewards["passed"] += record.reward >= self._threshold
-
-    def _pass_threshold(self) -> float:
-        summary = (self._directory.read_metrics() or {}).get("summary")
-        threshold = summary.get("pass_threshold") if isinstance(summary, dict) else None
-        return float(threshold) if isinstance(threshold, (int, float)) else 1.0
 
     def _progress(self) -> ProgressSnapshot:
         from osmosis_ai.evaluation.run_state import ProgressSnapshot

@@ -17,7 +17,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_files import read_environment
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
-from osmosis_ai.evaluation.local_results import JournalNumbers, known_numbers
+from osmosis_ai.evaluation.local_results import JournalNumbers, known_numbers, pass_threshold_of
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.run_directory import RunDirectory
@@ -73,7 +73,7 @@ def read_evaluation(
         recorded_entry("eval", name, manifest, dataset=as_text(facts.get("dataset_name"))),
         status="running" if running else "incomplete" if pending else "finished",
         ended_at=moment(facts.get("completed_at")),
-        measures=_measures(manifest, written),
+        measures=_measures(manifest, pass_threshold_of(found, written)),
         headline=headline,
         reward=reward.value if reward is not None else None,
         reward_low=reward.low if reward is not None else None,
@@ -86,10 +86,9 @@ def read_evaluation(
     return KnownEvaluation(entry, manifest, estimates, numbers, (*problems, *context), context)
 
 
-def _measures(manifest: Manifest, written: Mapping[str, Any]) -> str:
+def _measures(manifest: Manifest, threshold: float) -> str:
     """Return what another run of its config has to share before their numbers can be compared, as a digest."""
     rollout, dataset = (as_table(manifest.inputs.get(name)) for name in ("rollout", "dataset"))
-    threshold = as_table(written.get("summary")).get("pass_threshold", 1.0)
     same = rollout.get("name"), manifest.provenance.get("dataset_name"), dataset.get("selected_source_rows")
     return hashlib.sha256(repr((*same, threshold)).encode()).hexdigest()[:16]
 

@@ -236,8 +236,9 @@ class LocalSource:
         log = size_of(RunDirectory(place.path).log) if kind != "rubric" else 0
         if kind != "eval":
             entry = self._list.entry(place)
-            _, changed = file_state(place.path / "metrics.jsonl" if kind == "training" else place.path)
-            cursor = changes_cursor(entry.status, [changed], log)
+            size, changed = file_state(place.path / "metrics.jsonl" if kind == "training" else place.path)
+            # Nanoseconds have more digits than a position may.
+            cursor = changes_cursor(entry.status, [size, changed // 1000], log)
             return Changes(cursor, entry.status, log_cursor=cursor_at(log))
         known, finished, read = self._evaluation(place), list[tuple[int, int]](), 0
         if known.manifest is not None:

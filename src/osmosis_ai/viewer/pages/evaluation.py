@@ -41,7 +41,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "run": detail.summary,
             "detail": detail,
             "here": view.run_href("eval", run),
-            "sentence": sentence(headline, goes_on=detail.summary.goes_on),
+            "sentence": sentence(headline, goes_on=detail.summary.goes_on, is_readable=not detail.problems),
             "few_scored": few_scored_bounds(headline, passed if isinstance(passed, int) else None),
             "warnings": _warnings(detail),
             "numbers": list(number_lines(estimates)) if estimates is not None else [],

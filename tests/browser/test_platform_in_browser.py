@@ -71,6 +71,28 @@ def test_on_a_phone_nothing_lies_over_another_and_who_may_do_what_is_seen(
     looking.page.context.close()
 
 
+def test_a_wide_window_names_every_page(browser: Browser, site: PlatformSite) -> None:
+    looking = visit(browser, site.base, site.session(site.noa), viewport={"width": WIDE, "height": 900})
+    looking.open("/fern/evals")
+    links = looking.page.locator("header .links")
+    assert links.get_by_role("link").last.inner_text() == "Members"
+    assert links.evaluate("(box) => box.scrollWidth - box.clientWidth") <= 0
+    assert (links.bounding_box() or {})["height"] < 40
+    assert looking.wrong == []
+    looking.page.context.close()
+
+
+def test_why_a_run_waits_is_read_in_few_lines_on_a_phone(browser: Browser, site: PlatformSite) -> None:
+    name = site.submit(advanced_config={"execution": {"pool": "gpu"}})
+    looking = visit(browser, site.base, site.session(site.noa), viewport={"width": NARROW, "height": 800})
+    looking.open(f"/fern/evals?q={name}")
+    looking.seen("evaluations")
+    why = looking.page.locator("tr", has_text=name).get_by_text("no worker token is good for the pool")
+    assert (why.bounding_box() or {})["width"] > 8 * 16
+    assert looking.wrong == []
+    looking.page.context.close()
+
+
 @pytest.mark.soak
 def test_every_page_is_there_without_script(browser: Browser, site: PlatformSite) -> None:
     look_at_every_page(browser, site, viewport={"width": NARROW, "height": 800}, java_script_enabled=False)

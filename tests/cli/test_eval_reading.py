@@ -148,6 +148,16 @@ def test_a_log_has_lost_its_terminal_sequences_which_are_counted(maze: Maze, mod
     assert told["message"] == line["message"]
 
 
+def test_a_line_of_a_platform_s_log_names_its_sample_as_one_of_this_machine_does(maze: Maze) -> None:
+    failed = {"message": "failed: it broke", "details": {"row_index": 6, "run_index": 0, "boundary": "agent"}}
+    odd = {"message": "failed: it is odd", "details": {"row_index": "6", "run_index": None}}
+    maze.get("/eval-runs/amber-otter-42/logs").respond(json={"logs": [failed, odd], "next_cursor": None})
+    first, second = maze.osmosis("eval", "logs", "amber-otter-42", "--plain").out.splitlines()
+    assert first.endswith("\tfailed: it broke (row 6, attempt 0)") and second.endswith("\tfailed: it is odd")
+    told = maze.osmosis("eval", "logs", "amber-otter-42", "--json").json["items"][0]
+    assert told["message"] == failed["message"], "programs have it in the details"
+
+
 def test_progress_never_shows_more_than_all(maze: Maze) -> None:
     results = {"total_runs": 12, "sampled_rows": 5, "score": float("nan")}
     text = json.dumps({"eval_runs": [{**MINIMAL, "results": results, "config": {"n": "two"}}]})

@@ -107,6 +107,8 @@ def test_nobody_waits_for_a_run_that_can_not_come_and_one_of_others_is_told_as_n
         access.authorize_claim(plain, offer(run_id=f"run_{name}"))  # which finds nothing
     sentence = "there is no such run in the pool 'gpu' for this worker token, or it has ended."
     assert said == {(403, "RUN_NOT_FOR_WORKER", sentence)}
+    with pytest.raises(WorkerRefused, match=r"`--run` takes a run's id \(`run_…`\)"):
+        access.authorize_claim(plain, offer(run_id="open", wait_s=20))
     anywhere = access.create_token("gpu")[1]
     assert access.authorize_claim(anywhere, offer(run_id="run_foreign", wait_s=20)).pool == "gpu"
 

@@ -81,15 +81,16 @@ def _columns() -> tuple[Column, ...]:
         Column("Time", value=lambda item: Timestamp(item["timestamp"], seconds=True)),
         Column("Level", value=lambda item: _toned(item["level"])),
         Column("Step", "step"),
-        Column("Message", value=lambda item: _said(item["message"])),
+        Column("Message", value=lambda item: _said(item["message"], item["details"])),
     )
 
 
-def _said(message: str | None) -> str | None:
-    """Return what a line says without terminal sequences, which are counted behind it."""
+def _said(message: str | None, details: Mapping[str, Any] | None) -> str | None:
+    """Return what a line says and of which sample, without terminal sequences, which are counted behind it."""
+    from osmosis_ai.evaluation.log_pages import naming_the_sample
     from osmosis_ai.ui.terminal_text import told_without_sequences
 
-    return told_without_sequences(message) if message else message
+    return told_without_sequences(naming_the_sample(message, details)) if message else message
 
 
 def _toned(level: str | None) -> Cell:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -125,10 +126,16 @@ def parse_line(line: bytes) -> LogEntry:
         return LogEntry(message=text)
     when, level, step, rest = found.groups()
     message, details = _split(rest)
-    row, attempt = ((details or {}).get(name) for name in ("row_index", "run_index"))
-    if type(row) is int and type(attempt) is int:
-        message = f"{message} (row {row}, attempt {attempt})"
+    message = naming_the_sample(message, details)
     return LogEntry(timestamp=when, level=level, step=step, message=message, details=details)
+
+
+def naming_the_sample(message: str, details: Mapping[str, Any] | None) -> str:
+    """Return a line's message with the sample behind it that its details tell of, where it does not name it already."""
+    row, attempt = ((details or {}).get(name) for name in ("row_index", "run_index"))
+    named = f"(row {row}, attempt {attempt})"
+    is_one = type(row) is int and type(attempt) is int and not message.endswith(named)
+    return f"{message} {named}" if is_one else message
 
 
 def _split(rest: str) -> tuple[str, dict[str, Any] | None]:

@@ -50,9 +50,8 @@ class PoolWaits:
         self._told: dict[tuple[str, str, str | None], str | None] = {}
 
     def why(self, run: RunThatWaits) -> str | None:
-        """Return why nobody works on a run of a pool, in a sentence; None of any other, and where somebody may soon."""
-        is_waiting = run.status == "pending" or (run.status == "running" and run.lease_expires_at is None)
-        if not is_waiting or run.pool is None:
+        """Return why no worker may take a run that has none, in a sentence; None of a run without a pool, and where one may."""
+        if run.pool is None:
             return None
         asks = self._demands.read(run.request)
         alike = run.workspace_id, run.pool, needs_key(asks)

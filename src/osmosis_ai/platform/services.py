@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import get_args
 
 from osmosis_ai.platform.accounts import AccountStore
@@ -45,6 +46,7 @@ from osmosis_ai.platform.runs.submit.packing import PACKING, SourcePacking
 from osmosis_ai.platform.runs.submit.resuming import TrainingResumption
 from osmosis_ai.platform.runs.submit.retrying import EvalRetries
 from osmosis_ai.platform.runs.submit.submitter import RunSubmitter
+from osmosis_ai.platform.runs.waiting import is_without_worker
 from osmosis_ai.platform.secrets import SecretStore
 from osmosis_ai.platform.sign_in import SignIns
 from osmosis_ai.platform.vault import Vault, open_vault
@@ -109,6 +111,11 @@ class PlatformServices:
         """Return why nobody works on a run that is there, in a sentence; None where that is no matter or not known."""
         return self.why_they_wait()(run)
 
+    def silent_since(self, run: RunThatWaits) -> datetime | None:
+        """Return when the worker of a run was last heard, where its silence is what :meth:`why_it_waits` tells of."""
+        is_told = self.why_it_waits(run) == self.desk.why_it_waits(run)
+        return self.desk.silent_since(run) if is_told else None
+
     def why_they_wait(self) -> Callable[[RunThatWaits], str | None]:
         """Return :meth:`why_it_waits` for the runs of one list: at most one statement for all of them."""
         of_pools = self.worker_access.known.waits()
@@ -118,7 +125,8 @@ class PlatformServices:
                 return PACKING
             if run.status == "pending" and run.pool is None and self.config.executes_nothing is not None:
                 return f"isolation: {self.config.executes_nothing}"
-            return of_pools.why(run) or self.desk.why_it_waits(run)
+            nobody_may = of_pools.why(run) if is_without_worker(run, self.desk.leases) else None
+            return nobody_may or self.desk.why_it_waits(run)
 
         return why
 

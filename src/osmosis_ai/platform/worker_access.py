@@ -60,6 +60,9 @@ CLAIM_WITHIN = timedelta(minutes=10)
 _REFUSAL_NOTED_EVERY = timedelta(minutes=1)
 _MOST_UNCONFINED = 1000
 _MOST_NAMED = 500
+_NOT_BY_NAME = (
+    " `--run` takes a run's id (`run_…`), which `osmosis eval list --json` tells, and not its name."
+)
 """Hashes in one question; the engines differ in how many they take."""
 # Every exchange asks these; a statement that is built once is also compiled once.
 _TOKEN = select(DbWorkerToken).where(DbWorkerToken.token_hash == bindparam("digest"))
@@ -276,10 +279,11 @@ class WorkerAccess:
         spaces = token.workspace_ids
         is_for_it = run is not None and run.pool == token.pool and (not spaces or run.workspace_id in spaces)
         if run is None or not is_for_it or run.status not in OPEN:
+            by_name = "" if run_id.startswith("run_") else _NOT_BY_NAME
             raise WorkerRefused(
                 403,
                 "RUN_NOT_FOR_WORKER",
-                f"there is no such run in the pool '{token.pool}' for this worker token, or it has ended.",
+                f"there is no such run in the pool '{token.pool}' for this worker token, or it has ended.{by_name}",
             )
 
     def is_admitted(self, bearer: str, run_id: str) -> bool:

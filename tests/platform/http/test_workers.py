@@ -356,6 +356,22 @@ def test_a_run_whose_worker_is_silent_says_so_and_when_another_one_may_take_it(
     assert since() is None
 
 
+def test_a_run_whose_worker_s_token_was_revoked_says_that_nobody_may_take_it(
+    machine: Spoken, services: PlatformServices, clock: ManualClock
+) -> None:
+    given = machine.claimed()
+    [known] = services.worker_access.tokens()
+    services.worker_access.revoke_token(known.id)
+    clock.advance(31)
+    why = (
+        "no worker token is good for the pool 'gpu' and this workspace: whoever runs the platform makes one with "
+        "`osmosis platform worker-token create --pool gpu`."
+    )
+    assert waits_of(machine, services, given)[:2] == (why, why)
+    detail = machine.api.get(f"/api/cli/eval-runs/{given.run.id}").json()
+    assert "silent_since" not in detail, "that it is silent is not what is told"
+
+
 def test_a_claim_that_waits_hears_that_its_token_was_revoked(
     machine: Spoken, services: PlatformServices, later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:

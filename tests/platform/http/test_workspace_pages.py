@@ -462,10 +462,15 @@ def test_a_name_that_is_not_there_is_told_with_the_three_nearest_and_leads_back(
         main.count("<li><a href") == 3 and '<a href="/fern/datasets/multiply-a%2Fb">multiply-a/b</a>' in main
     )
     assert '<a href="/fern/datasets">Back to the list</a>' in main and "letters" not in main
+    assert '<a href="/fern/datasets" aria-current="page">Datasets</a>' in reply.text, (
+        "the other pages are at hand"
+    )
+    assert "mara@fern.example" in reply.text and "<title>Not found · fern</title>" in reply.text
     assert '<a href="/fern/models">Back to the list</a>' in browser.get("/fern/models/nothing").text
     refused = browser.get("/fern/datasets/multiply", params={"rows": 9_999})
     assert refused.status_code == 404 and '<a href="/fern/datasets">Back to the list</a>' in refused.text
-    assert '<a href="/">Back to your workspaces</a>' in browser.get("/nowhere/datasets/multiply").text
+    nowhere = browser.get("/nowhere/datasets/multiply").text
+    assert '<a href="/">Back to your workspaces</a>' in nowhere and "/nowhere/evals" not in nowhere
     program = browser.get("/api/cli/datasets/multipl", headers=member.headers)
     assert "nearest" not in program.text and program.json()["suggestion"].startswith("multipl")
 

@@ -237,7 +237,7 @@ def test_what_became_of_a_run_is_said_as_it_was(play: Play) -> None:
     assert endings(host.run()) == ["ended", "refused", "lease_lost", "not_mine"]
     assert [line for line in platform.said if not line.startswith("took ")] == [
         "is done with the run done",
-        "left the run revoked: what this worker shows is not taken any more",
+        "left the run revoked: its token is not taken any more",
         "lost the run lost: another worker has it, or it has ended",
         "gave the run unbegun back: its worker did not begin with it",
     ]

@@ -133,11 +133,13 @@ def _refusal(request: Request, refusal: ApiError, error: Exception) -> Response:
     back = _way_back(request, services, error)
     above = (back or "").rstrip("/")
     found = error.nearest if isinstance(error, NoSuchNameError) and back else ()
+    shell_under: Callable[[Sequence[str]], ShellView] | None = getattr(request.state, "shell_under", None)
     reply = render_page(
         request,
         services,
         "refusal.html",
         status=status,
+        shell=shell_under(_listed(request)) if shell_under is not None else None,
         title=title,
         problem=problem,
         back=back,
@@ -154,9 +156,13 @@ def _way_back(request: Request, services: PlatformServices, error: Exception) ->
         return None
     if isinstance(error, NoSuchWorkspaceError):
         return f"{root_path(services)}/"
+    return "/".join([root_path(services), quote(workspace, safe=""), *_listed(request)])
+
+
+def _listed(request: Request) -> list[str]:
+    """Return what stands behind the workspace in the path of the list that a page belongs to, which is its tab."""
     below = request.scope["route"].path.split("/")[2:]
-    listed = list(takewhile(lambda segment: not segment.startswith("{"), below))
-    return "/".join([root_path(services), quote(workspace, safe=""), *listed])
+    return list(takewhile(lambda segment: not segment.startswith("{"), below))
 
 
 def render_page(

@@ -216,7 +216,7 @@ def configuration(services: PlatformServices, run: DbRun) -> dict[str, Any]:
         "env_config": run.request.get("env_config"),
         "resolved_secret_scopes": run.secret_scopes or None,
     }
-    waits = {"waits": services.why_it_waits(run), "silent_since": services.desk.silent_since(run)}
+    waits = {"waits": services.why_it_waits(run), "silent_since": services.silent_since(run)}
     return {**present({**known, **waits}), **_repeatable(services.config, run)}
 
 

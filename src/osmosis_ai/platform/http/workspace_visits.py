@@ -66,7 +66,9 @@ def workspace_visit(
     """
     for found, role in visitor.workspaces:
         if workspace.lower() == found.name.lower() or workspace == found.id:
-            return WorkspaceVisit(request, services, visitor, found, role)
+            visit = WorkspaceVisit(request, services, visitor, found, role)
+            request.state.shell_under = visit.shell  # for the page that says that there is none
+            return visit
     mine = nearest(workspace[:255], [found.name for found, _ in visitor.workspaces], most=3, cutoff=0)
     raise NoSuchWorkspaceError(f"you are in no workspace called '{workspace[:100]}'.", nearest=mine)
 

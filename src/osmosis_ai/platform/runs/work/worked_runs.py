@@ -32,7 +32,7 @@ ENDINGS: dict[int, Ending] = {
 SENTENCES: dict[Ending, str] = {
     "ended": "is done with the run {}",
     "left": "put aside the run {}",
-    "refused": "left the run {}: what this worker shows is not taken any more",
+    "refused": "left the run {}: its token is not taken any more",
     "not_mine": "gave the run {} back: its worker did not begin with it",
     "lease_lost": "lost the run {}: another worker has it, or it has ended",
     "store_away": "left the run {} until the store is back",

@@ -60,10 +60,10 @@ CLAIM_WITHIN = timedelta(minutes=10)
 _REFUSAL_NOTED_EVERY = timedelta(minutes=1)
 _MOST_UNCONFINED = 1000
 _MOST_NAMED = 500
+"""Hashes in one question; the engines differ in how many they take."""
 _NOT_BY_NAME = (
     " `--run` takes a run's id (`run_…`), which `osmosis eval list --json` tells, and not its name."
 )
-"""Hashes in one question; the engines differ in how many they take."""
 # Every exchange asks these; a statement that is built once is also compiled once.
 _TOKEN = select(DbWorkerToken).where(DbWorkerToken.token_hash == bindparam("digest"))
 _TICKET = select(DbWorkerTicket).where(DbWorkerTicket.token_hash == bindparam("digest"))

@@ -34,13 +34,15 @@ from osmosis_ai.viewer.judging_sessions import session_entry
 from osmosis_ai.viewer.source import ItemPage
 
 BLOB_PREFIX = "rubrics"
+ID_PREFIX = "rub_"
+_ID_PATTERN = rf"{ID_PREFIX}[0-9a-f]{{24}}"
 _MOST_CALLS = 2**53
 _MOST_RECORDS, _MOST_JUDGED = 10_000, 50_000
 """Records, and calls of judges in them: a page reads all of them, which takes about half a second then."""
-_ID = re.compile(r"rub_[0-9a-f]{24}")
+_ID = re.compile(_ID_PATTERN)
 _YEARS = (2000, 2999)
 _SWEPT_AFTER = timedelta(hours=1)
-_KEY = re.compile(rf"{BLOB_PREFIX}/(\d{{1,15}})-rub_[0-9a-f]{{24}}\.json")
+_KEY = re.compile(rf"{BLOB_PREFIX}/(\d{{1,15}})-{_ID_PATTERN}\.json")
 WITH_CREATORS = select(DbRubricResult, DbUser.name, DbUser.email).outerjoin(
     DbUser, DbUser.id == DbRubricResult.creator_id
 )

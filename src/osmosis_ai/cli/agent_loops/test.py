@@ -15,6 +15,7 @@ from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, OperationResult, OperationStatus, Table
 from osmosis_ai.errors import InteractiveRequiredError
 from osmosis_ai.evaluation.agent_loop.runner import DEFAULT_MAX_TURNS, DEFAULT_MODEL
+from osmosis_ai.files import expanded
 
 if TYPE_CHECKING:
     from osmosis_ai.services.agent_loops.test import AgentTestOutcome, AgentTestRequest
@@ -94,7 +95,7 @@ def try_agent(
 
     request = AgentTestRequest(
         module=module,
-        dataset=dataset.expanduser(),
+        dataset=expanded(dataset),
         model=model,
         base_url=base_url,
         api_key=api_key,
@@ -105,7 +106,7 @@ def try_agent(
         offset=offset,
         batch_size=batch_size,
         timeout_s=parse_duration(timeout, "--timeout"),
-        output=output.expanduser().absolute() if output is not None else None,
+        output=expanded(output).absolute() if output is not None else None,
         debug=debug,
         probe=not no_probe,
         interactive=interactive,

@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
-from osmosis_ai.files import can_be_path, size_of
+from osmosis_ai.files import can_be_path, expanded, size_of
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
@@ -66,7 +66,7 @@ def find_rubric_result(reference: str) -> LocalRubricResult | None:
     """
     from osmosis_ai.evaluation.run_places import RunPlaces, is_result, kind_of
 
-    given = Path(reference).expanduser()
+    given = expanded(reference)
     if not can_be_path(reference) or not given.exists():
         return None
     if given.is_file():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -21,7 +20,12 @@ from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.rubric_results import LARGEST_DOCUMENT_BYTES, LONGEST_NAME, JudgeCallCounts
+from osmosis_ai.api.wire.rubric_results import (
+    LARGEST_DOCUMENT_BYTES,
+    LONGEST_NAME,
+    JudgeCallCounts,
+    deletion_command,
+)
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
 from osmosis_ai.platform.clock import Clock
@@ -205,8 +209,7 @@ class RubricResultStore:
             raise ConflictError(
                 f"this workspace has another rubric result of the name '{name}'.",
                 details={"id": row.id, "name": name},
-                hint="give the file another name, or delete that one first with `osmosis eval delete --rubric "
-                f"{'-- ' if name.startswith('-') else ''}{shlex.quote(name)}`",
+                hint=f"give the file another name, or delete that one first with `{deletion_command(name)}`",
             )
         return FoundRubricResult(row, creator or email)
 

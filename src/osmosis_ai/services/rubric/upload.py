@@ -7,6 +7,7 @@ this machine. A document that holds the value of a key, as far as the environmen
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -119,7 +120,7 @@ def read_sendable(path: Path) -> Mapping[str, Any]:
     if size > LARGEST_DOCUMENT_BYTES:
         raise _refused(
             f"it has {size:,} bytes, and {LARGEST_DOCUMENT_BYTES:,} are the most",
-            f"osmosis view {path} --report FILE.html makes a page of it that can be sent to people",
+            f"osmosis view {shlex.quote(str(path))} --report FILE.html makes a page of it that can be sent to people",
         )
     _require_no_secret(path, document)
     return document

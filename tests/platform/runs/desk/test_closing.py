@@ -76,15 +76,15 @@ def test_an_end_that_was_cut_off_behind_its_row_is_made_whole_when_it_is_said_ag
     assert list(worker.services.blobs.keys(below)) == []
 
 
+def away(*_: Any) -> NoReturn:
+    raise BlobStoreBusy("the bucket cannot be reached.")
+
+
 def test_a_run_ends_with_its_journal_where_the_store_was_away_for_a_moment_and_without_where_for_long(
     worker: DeskWorker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.write(records(2))
     worker.sync(journal=worker.part())
-
-    def away(*_: Any) -> NoReturn:
-        raise BlobStoreBusy("the bucket cannot be reached.")
-
     monkeypatch.setattr(type(worker.services.blobs), "put", away)
     for _ in range(2):
         with pytest.raises(BlobStoreBusy):
@@ -102,15 +102,11 @@ def test_what_an_earlier_owner_met_of_the_store_costs_no_later_one_the_journal(
 ) -> None:
     worker.write(records(2))
     worker.sync(journal=worker.part())
-
-    def away(*_: Any) -> NoReturn:
-        raise BlobStoreBusy("the bucket cannot be reached.")
-
     with monkeypatch.context() as cut:
         cut.setattr(type(worker.services.blobs), "put", away)
         with pytest.raises(BlobStoreBusy):
             worker.ends()
-    clock.advance(LEASE.total_seconds() + 1)
+    has_expired(clock)
     later = DeskWorker.claims(worker.services)
     with monkeypatch.context() as cut:
         cut.setattr(type(worker.services.blobs), "put", away)

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+from osmosis_ai.errors import OsmosisError
+
 CONFIG_DIR_ENV = "OSMOSIS_CONFIG_DIR"
 _BUFFER_BYTES = 1 << 18
 _LONGEST_NAME = 255
@@ -165,6 +167,20 @@ def can_be_path(text: str) -> bool:
     return len(path) <= _LONGEST_PATH and all(len(part) <= _LONGEST_NAME for part in path.split(b"/"))
 
 
+def expanded(path: Path | str) -> Path:
+    """Return a path with the home directory that its ``~`` stands for.
+
+    Raises:
+        OsmosisError: it stands for that of a user whom this machine does not have.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise OsmosisError(
+            f"`{path}` is in a home directory that this machine does not have.", hint="write the path in full"
+        ) from None
+
+
 def size_of(path: Path) -> int:
     """Return a file's bytes; 0 where there is none."""
     try:
@@ -220,14 +236,14 @@ def is_disk_full(error: OSError) -> bool:
 def config_dir(env: Mapping[str, str] | None = None) -> Path:
     """Return the directory of this user's settings (``OSMOSIS_CONFIG_DIR``, else ``~/.config/osmosis``)."""
     override = (os.environ if env is None else env).get(CONFIG_DIR_ENV)
-    return Path(override).expanduser() if override else Path.home() / ".config" / "osmosis"
+    return expanded(override) if override else Path.home() / ".config" / "osmosis"
 
 
 def cache_dir() -> Path:
     """Return the directory for what can be rebuilt (``OSMOSIS_CACHE_DIR``, else the user's cache)."""
     override = os.environ.get("OSMOSIS_CACHE_DIR")
     if override:
-        return Path(override).expanduser()
+        return expanded(override)
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("osmosis"))

@@ -12,7 +12,7 @@ import pytest
 from osmosis_ai.cli.runs import following
 from osmosis_ai.services.eval_runs import watch
 from tests.cli.eval_replies import ESTIMATES, METRICS, RESULTS, run
-from tests.cli.maze import Maze, replies, sent
+from tests.cli.maze import Maze, Outcome, replies, sent
 from tests.logins import REFUSALS
 
 # Logs
@@ -96,11 +96,7 @@ def test_a_log_that_is_followed_says_once_that_a_worker_is_silent(maze: Maze) ->
 
 def test_watching_in_a_log_says_once_that_a_worker_is_silent(maze: Maze) -> None:
     looks = looks_at_silences()
-    maze.get("/eval-runs/amber").side_effect = replies(looks[0], *[run("finished")] * 3)
-    maze.get("/eval-runs/er_8").side_effect = replies(*looks[1:], *[run("finished")] * 3)
-    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
-    outcome = maze.osmosis("eval", "watch", "amber", "--plain")
-    assert outcome.status == 0, outcome.err
+    outcome = watched(maze, looks)
     told = [each for each in outcome.err.splitlines() if "The run waits: " in each]
     assert told == [f"The run waits: {SILENT[number][1]}" for number in (0, 4)]
 
@@ -184,6 +180,16 @@ def test_watching_a_run_of_the_platform_ends_with_its_numbers(maze: Maze) -> Non
     assert "scored 8 of 10 planned; failed 1: 1 agent; 1 skipped; 5 of 50 rows, the first" in outcome.out
 
 
+def watched(maze: Maze, looks: list[dict[str, Any]]) -> Outcome:
+    """Watch a run of which these are the replies until it has finished."""
+    maze.get("/eval-runs/amber").side_effect = replies(looks[0], *[run("finished")] * 3)
+    maze.get("/eval-runs/er_8").side_effect = replies(*looks[1:], *[run("finished")] * 3)
+    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
+    outcome = maze.osmosis("eval", "watch", "amber", "--plain")
+    assert outcome.status == 0, outcome.err
+    return outcome
+
+
 def test_watching_says_once_why_a_run_waits_before_it_has_begun_and_after(maze: Maze) -> None:
     before, after = (
         "isolation: required, and not possible.",
@@ -197,11 +203,7 @@ def test_watching_says_once_why_a_run_waits_before_it_has_begun_and_after(maze: 
         progress(3, waits=after),
         progress(4),
     ]
-    maze.get("/eval-runs/amber").side_effect = replies(looks[0], *[run("finished")] * 3)
-    maze.get("/eval-runs/er_8").side_effect = replies(*looks[1:], *[run("finished")] * 3)
-    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
-    outcome = maze.osmosis("eval", "watch", "amber", "--plain")
-    assert outcome.status == 0, outcome.err
+    outcome = watched(maze, looks)
     assert outcome.err.count(f"Waiting for the run to start: {before}\n") == 1
     assert outcome.err.count(f"The run waits: {after}\n") == 1
 
@@ -227,11 +229,7 @@ def test_the_rate_of_a_watched_run_is_over_the_time_in_which_somebody_works(
         progress(5),
         progress(10),
     ]
-    maze.get("/eval-runs/amber").side_effect = replies(looks[0], *[run("finished")] * 3)
-    maze.get("/eval-runs/er_8").side_effect = replies(*looks[1:], *[run("finished")] * 3)
-    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
-    outcome = maze.osmosis("eval", "watch", "amber", "--plain")
-    assert outcome.status == 0, outcome.err
+    outcome = watched(maze, looks)
     told = [line.rsplit(" · ", 1)[-1] for line in outcome.err.splitlines() if "10/10 samples" in line]
     assert told == ["20.0/min"]
 

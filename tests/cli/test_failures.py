@@ -178,3 +178,21 @@ def test_the_version_can_be_asked_with_stdout_closed() -> None:
         ["sh", "-c", f"{sys.executable} -m osmosis_ai --version >&-"], stderr=subprocess.PIPE, timeout=30
     )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("eval", "info", "~nobody-here/run"),
+        ("eval", "upload", "~nobody-here/run"),
+        ("eval", "rubric", "-d", "~nobody-here/data.jsonl", "-r", "good", "--model", "openai/x"),
+        ("view", "~nobody-here/run"),
+        ("test", "-m", "m:a", "-d", "~nobody-here/data.jsonl"),
+    ],
+)
+def test_the_home_of_a_user_whom_this_machine_does_not_have_is_no_bug_of_ours(
+    cli: Cli, command: tuple[str, ...]
+) -> None:
+    outcome = cli(*command)
+    assert (outcome.status, outcome.out) == (1, "")
+    assert "~nobody-here" in outcome.err and "bug in Osmosis" not in outcome.err

@@ -209,3 +209,23 @@ def test_a_result_is_deleted_by_its_name(maze: Maze, results: Path) -> None:
     assert outcome.status == 0, outcome.err
     assert route.called and outcome.json["message"] == 'Rubric result "answers" deleted.'
     assert outcome.json["resource"] == {"id": "rub_9", "name": "answers", **maze.resource}
+
+
+@pytest.mark.parametrize(("name", "told"), [("my result", "'my result'"), ("-1", "-- -1")])
+def test_a_deletion_that_is_not_answered_says_how_to_look_for_a_name_that_a_shell_would_take_apart(
+    maze: Maze, results: Path, name: str, told: str
+) -> None:
+    maze.get("/rubric-results/rub_9").respond(json={**STORED, "name": name}, headers=OURS)
+    maze.delete("/rubric-results/rub_9").mock(side_effect=httpx.ReadTimeout("slow"))
+    outcome = maze.osmosis("eval", "delete", "--rubric", "rub_9", "--yes", "--json")
+    assert outcome.status == 1
+    assert f"look with `osmosis eval delete --rubric {told}`" in outcome.error["hint"]
+
+
+def test_what_is_too_large_to_be_sent_is_named_as_a_shell_takes_it(maze: Maze, tmp_path: Path) -> None:
+    verified(maze)
+    (tmp_path / "my results").mkdir()
+    answers = tmp_path / "my results" / "answers.json"
+    leave(answers, rubric="x" * (33 << 20))
+    outcome = maze.osmosis("eval", "upload", str(answers), "--json")
+    assert outcome.status == 1 and f"osmosis view '{answers}' --report" in outcome.error["hint"]

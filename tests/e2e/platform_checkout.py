@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.services.demo import Scratch
+from osmosis_ai.services.demo import Scratch, prepare_scratch
 from tests.e2e.platform_process import PROGRAM, Platform
 from tests.warm_osmosis import warm_osmosis
 
@@ -106,6 +107,11 @@ class World:
         self.url = self.platform.env["OSMOSIS_PLATFORM_URL"]
         self.root = scratch.workspace
 
+    def close(self) -> None:
+        """End the platform as whoever runs it does."""
+        self.platform.process.send_signal(signal.SIGTERM)
+        self.platform.process.wait(timeout=300)
+
     def osmosis(self, *words: str, cwd: Path | None = None, **env: str | None) -> Outcome:
         wanted = {**self.platform.env, **env}
         done = subprocess.run(
@@ -171,3 +177,17 @@ class World:
             return reply.status, json.loads(reply.read())
         finally:
             connection.close()
+
+
+@contextmanager
+def connected_world(root: Path) -> Iterator[World]:
+    """Run a platform with the demo's checkout below ``root`` connected to it, until the block ends."""
+    scratch = prepare_scratch(root / "demo")
+    scratch.push()
+    world = World(scratch)
+    try:
+        connected = world.json("platform", "connect", str(scratch.origin), "--identity", "fern/agents")
+        assert connected.resource["identity"] == "fern/agents"
+        yield world
+    finally:
+        world.close()

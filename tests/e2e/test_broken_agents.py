@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -165,5 +164,4 @@ def test_what_an_agent_said_before_it_broke_is_kept_on_a_platform(tmp_path: Path
         assert_downloaded(world, run["name"])
         assert_upload_keeps_them(world)
     finally:
-        world.platform.process.send_signal(signal.SIGTERM)
-        world.platform.process.wait(timeout=300)
+        world.close()

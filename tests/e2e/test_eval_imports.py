@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 
 import pytest
 
-from osmosis_ai.services.demo import prepare_scratch
-from tests.e2e.platform_checkout import World
+from tests.e2e.platform_checkout import World, connected_world
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    scratch = prepare_scratch(tmp_path_factory.mktemp("imports") / "demo")
-    scratch.push()
-    world = World(scratch)
-    try:
-        world.json("platform", "connect", str(scratch.origin), "--identity", "fern/agents")
+    with connected_world(tmp_path_factory.mktemp("imports")) as world:
         yield world
-    finally:
-        world.platform.process.send_signal(signal.SIGTERM)
-        world.platform.process.wait(timeout=300)
 
 
 def test_a_run_is_uploaded_as_it_ends_and_is_the_same_run_on_the_platform(world: World) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import signal
 import socket
 import sqlite3
 import subprocess
@@ -30,7 +29,7 @@ from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.tables import DbDataset
 from osmosis_ai.services.demo import prepare_scratch
-from tests.e2e.platform_checkout import Outcome, World, run, running, said
+from tests.e2e.platform_checkout import Outcome, World, connected_world, run, running, said
 from tests.e2e.platform_process import PROGRAM
 from tests.full_disk import NO_CACHED_CODE, limit_files
 
@@ -43,17 +42,9 @@ ROWS = '{"user_prompt": "a", "ground_truth": "1"}\n' * 4
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    scratch = prepare_scratch(tmp_path_factory.mktemp("bad") / "demo")
-    scratch.push()
-    world = World(scratch)
-    try:
-        connected = world.json("platform", "connect", str(scratch.origin), "--identity", "fern/agents")
-        assert connected.resource["identity"] == "fern/agents"
+    with connected_world(tmp_path_factory.mktemp("bad")) as world:
         assert world.osmosis("dataset", "upload", "data/multiply.jsonl", "--wait", "--yes").status == 0
         yield world
-    finally:
-        world.platform.process.send_signal(signal.SIGTERM)
-        world.platform.process.wait(timeout=300)
 
 
 @pytest.fixture(scope="module")

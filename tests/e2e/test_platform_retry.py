@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,8 +45,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, book: Path) -> Iterator[Worl
         assert world.osmosis("dataset", "upload", "data/multiply.jsonl", "--wait", "--yes").status == 0
         yield world
     finally:
-        world.platform.process.send_signal(signal.SIGTERM)
-        world.platform.process.wait(timeout=300)
+        world.close()
 
 
 def test_a_run_with_failing_rows_is_retried_and_merged(world: World, book: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from collections.abc import Iterator
 from contextlib import closing
 from html import unescape
@@ -12,8 +11,7 @@ from html import unescape
 import httpx
 import pytest
 
-from osmosis_ai.services.demo import prepare_scratch
-from tests.e2e.platform_checkout import World
+from tests.e2e.platform_checkout import World, connected_world
 from tests.rubric.judge_server import running_judge
 
 pytestmark = pytest.mark.e2e
@@ -23,15 +21,8 @@ KEY = "sk-canary-77c1f0a4d2"
 
 @pytest.fixture
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    scratch = prepare_scratch(tmp_path_factory.mktemp("judged") / "demo")
-    scratch.push()
-    world = World(scratch)
-    try:
-        world.json("platform", "connect", str(scratch.origin), "--identity", "fern/agents")
+    with connected_world(tmp_path_factory.mktemp("judged")) as world:
         yield world
-    finally:
-        world.platform.process.send_signal(signal.SIGTERM)
-        world.platform.process.wait(timeout=300)
 
 
 def judge(world: World, seed: int) -> None:

@@ -192,3 +192,10 @@ class LocalRun:
         session = started.json()["session_id"]
         self.send(api, session)
         return api.post(f"{IMPORTS}/{session}/finalize", json={})
+
+
+def started(api: TestClient, run: LocalRun, **changes: Any) -> dict[str, Any]:
+    """Return what a platform says of an upload that has begun."""
+    reply = api.post(IMPORTS, json=run.start(**changes))
+    assert reply.status_code == 200, reply.text
+    return dict(reply.json())

@@ -94,6 +94,31 @@ class RubricContract:
             found = [entry.name for entry in place.source.runs(query, limit=9).items]
             assert found == [f"{stem}-{number}" for number in numbers]
 
+    def test_a_trend_has_no_result_that_is_incomplete_or_without_a_score_but_its_own(
+        self, place: PlaceOfResults
+    ) -> None:
+        rubric = f"rubric-{next(_numbers)}"
+        for number, (average, complete) in enumerate(
+            ((0.25, True), (0.5, False), (None, True), (0.75, True))
+        ):
+            place.judge(
+                f"{rubric}-{number}",
+                a_result(
+                    generated_at=f"2026-11-01T08:0{number}:00+00:00",
+                    overall_statistics={} if average is None else {"average": average},
+                    complete=complete,
+                    rubric_id=rubric,
+                ),
+            )
+        query = RunQuery(kind="rubric", text=rubric, sort="name", descending=False)
+        found = place.source.runs(query, limit=9).items
+        assert [tuple(entry.trend) for entry in found] == [
+            (0.25,),
+            (0.25, 0.5),
+            (0.25, None),
+            (0.25, 0.75),
+        ]
+
     @pytest.mark.parametrize(
         ("words", "numbers"),
         [

@@ -18,8 +18,8 @@ from osmosis_ai.viewer.cursors import encode
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import RunQuery
 from tests.viewer.browsing import visitor
+from tests.viewer.local_place import LocalPlace
 from tests.viewer.source_contract import sample_record
-from tests.viewer.test_local_source import LocalPlace
 from tests.viewer.test_rubric_page import a_document
 
 PAGES = ("/", "/evals/run", "/evals/run/samples", "/evals/run/samples/0.0", "/evals/run/changes")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -15,15 +13,8 @@ from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.pages import conversation_files
 from osmosis_ai.viewer.source import SampleQuery
 from tests.viewer.browsing import page_text, visitor
+from tests.viewer.local_place import LocalPlace
 from tests.viewer.source_contract import sample_record
-from tests.viewer.test_local_source import LocalPlace
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Iterator[LocalPlace]:
-    place = LocalPlace(tmp_path / "place")
-    yield place
-    place.source.close()
 
 
 def leave_conversation(local: LocalPlace, row: int, text: str) -> bytes:

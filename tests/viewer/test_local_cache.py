@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -24,15 +23,8 @@ from osmosis_ai.viewer.local.cache_file import CacheFile
 from osmosis_ai.viewer.local.run_index import RunIndex
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import RunQuery, SampleQuery
+from tests.viewer.local_place import LocalPlace
 from tests.viewer.source_contract import listed, places_of, sample_record
-from tests.viewer.test_local_source import LocalPlace
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Iterator[LocalPlace]:
-    place = LocalPlace(tmp_path / "place")
-    yield place
-    place.source.close()
 
 
 @pytest.mark.parametrize("harm", ["no database", "read-only"])

@@ -5,23 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import RunQuery
 from tests.viewer.browsing import page_text, visitor
+from tests.viewer.local_place import LocalPlace
 from tests.viewer.source_contract import sample_record
-from tests.viewer.test_local_source import LocalPlace
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Iterator[LocalPlace]:
-    place = LocalPlace(tmp_path / "place")
-    yield place
-    place.source.close()
 
 
 def test_a_list_is_read_piece_by_piece_where_somebody_waits_the_newest_first(local: LocalPlace) -> None:

@@ -17,7 +17,7 @@ from osmosis_ai.errors import OsmosisError
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+    import tomli as tomllib
 
 KeyPath = tuple[str, ...]
 

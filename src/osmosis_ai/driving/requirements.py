@@ -28,7 +28,7 @@ from osmosis_ai.installation import DISTRIBUTION
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+    import tomli as tomllib
 
 SERVER_EXTRA = "server"
 

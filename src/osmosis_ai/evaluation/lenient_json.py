@@ -26,7 +26,7 @@ _ESCAPE = re.compile(
 _PIECE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 _TEXT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _WORD = re.compile(r"[^\s,:\[\]{}\"]+")
-_SPACE = re.compile(r"[\s,:]*")
+_SPACE = re.compile(r"[\s,:]+")
 
 
 @dataclass
@@ -143,7 +143,7 @@ def _without_half(escape: re.Match[str]) -> str:
 
 def _read_members(text: str, listed: str, found: ReadObject) -> None:
     """Read what can be read of an object that can not be read in one piece."""
-    start = _SPACE.match(text).end()  # type: ignore[union-attr]  # it matches the empty text, too
+    start = _past_space(text, 0)
     if not text.startswith("{", start):
         found.problems.append("The file holds no JSON object.")
         return
@@ -202,11 +202,16 @@ def _why(piece: str) -> str:
     return "it is no JSON"
 
 
+def _past_space(text: str, place: int) -> int:
+    found = _SPACE.match(text, place)
+    return found.end() if found is not None else place
+
+
 def _pieces(text: str, start: int) -> Iterator[str]:
     """Yield the values of an array, or the names and values of an object, that begins before ``start``."""
     place = start
     while True:
-        place = _SPACE.match(text, place).end()  # type: ignore[union-attr]
+        place = _past_space(text, place)
         if place >= len(text) or text[place] in "]}":
             return
         end = _end(text, place)

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from osmosis_ai.driving.agent_address import NETWORKS_ENV, allowed_networks
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import expanded
 from osmosis_ai.platform.ray_cluster import RayCluster, ray_cluster, ray_warnings
 from osmosis_ai.platform.s3_address import parse_s3_address
 from osmosis_ai.sandbox.isolation import IsolationSetting, isolation_setting
@@ -208,7 +209,7 @@ class _Variables:
         return self._variables.get(name, "").strip() or default
 
     def home(self) -> Path:
-        return Path(self.text("OSMOSIS_HOME") or _default_home()).expanduser().absolute()
+        return expanded(self.text("OSMOSIS_HOME") or _default_home()).absolute()
 
     def number(self, name: str, default: int, low: int, high: int) -> int:
         value = self.text(name, str(default))

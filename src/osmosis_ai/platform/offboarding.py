@@ -2,8 +2,8 @@
 
 Disabling is taken back by enabling: it ends sessions for good, and until then no token, key or password of theirs
 lets anybody in. Removing is for ever: with the account go its tokens, memberships and personal secrets, and its open
-runs stop, because they may need those. What somebody made for a workspace (datasets, runs, rubric results, adapters, the workspace's
-secrets) is the workspace's and stays. There is always an administrator who can sign in.
+runs stop, because they may need those. What somebody made for a workspace (datasets, runs, rubric results, adapters,
+the workspace's secrets) is the workspace's and stays. There is always an administrator who can sign in.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from osmosis_ai.errors import ConflictError, NotFoundError
 from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
+from osmosis_ai.platform.db.base import rows_changed
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbDataset, DbMembership, DbRun, DbSecret, DbUser, DbWorkspace
 from osmosis_ai.platform.log_lines import LogLine
@@ -113,7 +114,7 @@ class Offboarding:
             ended = self._accounts.end_sessions(session, user.id, revoke_tokens=True)
             stopped = self._stop(session, user, _open_runs(session, user))
             personal = delete(DbSecret).where(DbSecret.scope == "user", DbSecret.owner_id == user.id)
-            secrets: int = getattr(session.execute(personal), "rowcount", 0)
+            secrets = rows_changed(session, personal)
             self._forget_uploads(session, user)
             ownerless = _left_without_owner(session, user)
             session.delete(user)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from osmosis_ai.api.platform_url import is_loopback, is_secure, normalize_platform_url
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.files import is_read_by_all
+from osmosis_ai.files import expanded, is_read_by_all
 
 EXECUTOR_ENV = "OSMOSIS_EXECUTOR"
 ADDRESS_ENV = "OSMOSIS_RAY_ADDRESS"
@@ -90,7 +90,7 @@ def ray_cluster(env: Mapping[str, str]) -> RayCluster | None:
     file = env.get(TOKEN_FILE_ENV, "").strip()
     cluster = RayCluster(
         _address(env.get(ADDRESS_ENV, "").strip()),
-        Path(file).expanduser().absolute() if file else None,
+        expanded(file).absolute() if file else None,
         allow_open == "1",
     )
     if cluster.token_file is None and not cluster.allow_open:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -211,20 +211,6 @@ def locate_server(db: Database, vault: Vault, workspace_id: str, agent: str) -> 
         raise not_registered(agent)
     key = vault.open(server.sealed, context=server_context(server.id)) if server.sealed is not None else None
     return AgentLocation(AgentAddress(server.host, server.port), key.decode() if key is not None else None)
-
-
-def server_locator(
-    db: Database, vault: Vault, workspace_id: str, agent: str, hide: Callable[[str], None]
-) -> Callable[[], AgentLocation]:
-    """Return what finds an agent whenever it is asked; ``hide`` is told of each key that comes out."""
-
-    def locate() -> AgentLocation:
-        location = locate_server(db, vault, workspace_id, agent)
-        if location.api_key is not None:
-            hide(location.api_key)
-        return location
-
-    return locate
 
 
 def server_context(server_id: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -21,7 +20,12 @@ from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.rubric_results import LARGEST_DOCUMENT_BYTES, LONGEST_NAME, JudgeCallCounts
+from osmosis_ai.api.wire.rubric_results import (
+    LARGEST_DOCUMENT_BYTES,
+    LONGEST_NAME,
+    JudgeCallCounts,
+    deletion_command,
+)
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
 from osmosis_ai.platform.clock import Clock
@@ -34,13 +38,15 @@ from osmosis_ai.viewer.judging_sessions import session_entry
 from osmosis_ai.viewer.source import ItemPage
 
 BLOB_PREFIX = "rubrics"
+ID_PREFIX = "rub_"
+_ID_PATTERN = rf"{ID_PREFIX}[0-9a-f]{{24}}"
 _MOST_CALLS = 2**53
 _MOST_RECORDS, _MOST_JUDGED = 10_000, 50_000
 """Records, and calls of judges in them: a page reads all of them, which takes about half a second then."""
-_ID = re.compile(r"rub_[0-9a-f]{24}")
+_ID = re.compile(_ID_PATTERN)
 _YEARS = (2000, 2999)
 _SWEPT_AFTER = timedelta(hours=1)
-_KEY = re.compile(rf"{BLOB_PREFIX}/(\d{{1,15}})-rub_[0-9a-f]{{24}}\.json")
+_KEY = re.compile(rf"{BLOB_PREFIX}/(\d{{1,15}})-{_ID_PATTERN}\.json")
 WITH_CREATORS = select(DbRubricResult, DbUser.name, DbUser.email).outerjoin(
     DbUser, DbUser.id == DbRubricResult.creator_id
 )
@@ -203,8 +209,7 @@ class RubricResultStore:
             raise ConflictError(
                 f"this workspace has another rubric result of the name '{name}'.",
                 details={"id": row.id, "name": name},
-                hint="give the file another name, or delete that one first with `osmosis eval delete --rubric "
-                f"{'-- ' if name.startswith('-') else ''}{shlex.quote(name)}`",
+                hint=f"give the file another name, or delete that one first with `{deletion_command(name)}`",
             )
         return FoundRubricResult(row, creator or email)
 

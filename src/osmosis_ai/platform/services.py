@@ -147,7 +147,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     rollouts, datasets = RolloutStore(db, mirrors, used_clock), DatasetStore(db, blobs, used_clock, logs)
     counts: dict[RunKind, RunCounts] = {kind: RunCounts(kind, used_clock) for kind in get_args(RunKind)}
     sources, shards = SourceArchives(db, blobs, used_clock, mirrors), ShardMerging(db, blobs, used_clock)
-    packing, judged = SourcePacking(db, used_clock, logs, sources), RubricResultStore(db, blobs, used_clock)
+    packing, rubrics = SourcePacking(db, used_clock, logs, sources), RubricResultStore(db, blobs, used_clock)
     submitter = RunSubmitter(config, db, used_clock, vault, mirrors, rollouts, counts, packing)
     training_runs = RunStore("training", db, used_clock, logs, counts["training"])
     resuming = TrainingResumption(db, blobs, used_clock, logs, training_runs, config.runs_dir)
@@ -179,15 +179,15 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         eval_retries=EvalRetries(db, submitter),
         eval_runs=RunStore("eval", db, used_clock, logs, counts["eval"]),
         eval_imports=imports,
-        rubric_results=judged,
+        rubric_results=rubrics,
         training_runs=training_runs,
         resumption=resuming,
         run_deletion=deletion,
         lora_models=LoraModelStore(db, blobs, used_clock),
         downloads=Downloads(db, blobs, signer),
         sample_filling=SampleFilling(db, blobs, used_clock),
-        maintenance=_chores(
-            blobs, datasets, imports, resuming, sources, desk, access, shards, deletion, judged
+        maintenance=_maintenance(
+            blobs, datasets, imports, resuming, sources, desk, access, shards, deletion, rubrics
         ),
         shard_merging=shards,
         frequent_maintenance=_frequent_maintenance(desk, shards),
@@ -199,7 +199,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     )
 
 
-def _chores(
+def _maintenance(
     blobs: BlobStore,
     datasets: DatasetStore,
     imports: EvalImportStore,

@@ -112,7 +112,7 @@ def _scored_records(entries: object, inputs: Mapping[str, Any]) -> Iterator[Scor
         score = sum(means) / len(means)
         own = _bounds([entry.get("score_min"), entry.get("score_max")], bounds)
         if bounds is not None and own is not None and own != bounds:
-            score = float(rescaled(score, *own, to_low=bounds[0], to_high=bounds[1]))  # type: ignore[arg-type]
+            score = float(rescaled(score, *own, to_low=bounds[0], to_high=bounds[1]))
         if math.isfinite(score):
             yield ScoredRecord(score, _text(entry.get("digest")), _text(entry.get("question_digest")))
 

@@ -161,11 +161,6 @@ class CallStates:
         start, width = self._item(record, 0, 0), self.shape[1] * self.shape[2]
         return list(self._offsets[start : start + width])
 
-    def scores_of(self, record: int) -> list[float]:
-        """Return the record's scores, NaN where there is none."""
-        start, width = self._item(record, 0, 0), self.shape[1] * self.shape[2]
-        return list(self.scores[start : start + width])
-
     def records_with(self, status: CallStatus | None) -> int:
         """Count the records with a call of that status; None counts those with a pending one."""
         code = _NO_RESULT if status is None else STATUSES.index(status)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.files import expanded
 from osmosis_ai.rubric.records import require_file
 
 CONFIG_NAME = "rubric_configs.yaml"
@@ -115,7 +116,7 @@ def discover_config(given: Path | None, data_path: Path) -> Path:
 def candidate_configs(data_path: Path) -> list[Path]:
     """Return where a file of rubrics is looked for, in order."""
     here = Path.cwd()
-    places = [data_path.expanduser().absolute().parent, here, here / "examples"]
+    places = [expanded(data_path).absolute().parent, here, here / "examples"]
     return list(dict.fromkeys(place / CONFIG_NAME for place in places))
 
 

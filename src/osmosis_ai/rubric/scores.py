@@ -172,7 +172,7 @@ def median_where_known(values: Floats) -> Floats:
 
 
 def rescaled(
-    values: Floats, low: float | Floats, high: float | Floats, *, to_low: float, to_high: float
+    values: float | Floats, low: float | Floats, high: float | Floats, *, to_low: float, to_high: float
 ) -> Floats:
     """Return ``values`` moved linearly from the scale ``low`` … ``high`` to ``to_low`` … ``to_high``.
 

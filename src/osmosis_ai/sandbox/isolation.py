@@ -70,9 +70,10 @@ def isolation_setting(environ: Mapping[str, str]) -> IsolationSetting:
         OsmosisError: it is none of the settings.
     """
     written = environ.get(ISOLATION_ENV, "").strip() or "auto"
+    known: IsolationSetting
     for known in get_args(IsolationSetting):
         if written == known:
-            return known  # type: ignore[no-any-return]
+            return known
     raise OsmosisError(f"{ISOLATION_ENV} must be one of {', '.join(_BY_STRICTNESS)}, and is '{written}'.")
 
 

@@ -29,9 +29,10 @@ def network_setting(environ: Mapping[str, str]) -> Network | None:
         OsmosisError: it is none of the settings.
     """
     written = environ.get(NETWORK_ENV, "").strip()
+    known: Network
     for known in get_args(Network):
         if written == known:
-            return known  # type: ignore[no-any-return]
+            return known
     if written:
         raise OsmosisError(
             f"{NETWORK_ENV} must be one of {', '.join(get_args(Network))}, and is '{written}'."

@@ -83,7 +83,9 @@ def delete_run(client: PlatformClient, kind: RunKind, run: Run) -> None:
 
 def delete_rubric_result(client: PlatformClient, result: StoredRubricResult) -> None:
     """Delete a rubric result, for good; raises as :func:`delete_dataset`."""
-    _delete(lambda: client.rubric_results.delete(result.id), f"osmosis eval delete --rubric {result.name}")
+    from osmosis_ai.api.wire.rubric_results import deletion_command
+
+    _delete(lambda: client.rubric_results.delete(result.id), deletion_command(result.name))
 
 
 def _delete(call: Callable[[], None], look: str) -> None:

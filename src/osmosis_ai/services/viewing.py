@@ -15,7 +15,7 @@ from osmosis_ai.errors import (
     OsmosisError,
     WorkspaceRequiredError,
 )
-from osmosis_ai.files import cache_dir
+from osmosis_ai.files import cache_dir, expanded
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
@@ -268,7 +268,7 @@ def viewed_place(reference: str | None) -> ViewedPlace:
         return ViewedPlace(_around(Path.cwd()))
     from osmosis_ai.evaluation.run_places import is_result
 
-    given = Path(reference).expanduser()
+    given = expanded(reference)
     try:
         if given.is_file():
             if is_result(given):

@@ -108,7 +108,8 @@ class RunEntry:
         headline: None before anything is counted, and for training; of judging, how many calls gave a score.
         reward: mean over scored samples, of training the newest; with its 95 % interval where it has one.
         duration_s: how long it was worked on, all sessions together; of training, since its start.
-        trend: pass rates (of training: rewards) of up to ten runs like this one, the oldest first, this one last.
+        trend: pass rates (of training: rewards, of judging: scores) of up to ten runs like this one that have finished with a
+            score, the oldest first, this one last whatever it has.
         error: why it failed, in a sentence.
         waits: what a run waits for that nobody works on now, or that it was asked to stop, in a sentence.
         stopping: it was asked to stop, and has not ended.

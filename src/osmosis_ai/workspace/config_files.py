@@ -26,6 +26,7 @@ from osmosis_ai.config.release_checks import read_settings, release_issues
 from osmosis_ai.config.sections import EvaluationSettings, Experiment, served_agent
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import expanded
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 from osmosis_ai.workspace.rollout_paths import RolloutPathError, entrypoint_file, rollout_directory
 
@@ -299,7 +300,7 @@ def _code_issues(experiment: Mapping[str, Any], workspace: WorkspaceDirectory) -
 
 
 def _locate(path: Path, workspace: WorkspaceDirectory, kind: ConfigKind) -> Path:
-    candidates = [workspace.root / path.expanduser(), path.expanduser().absolute()]
+    candidates = [workspace.root / expanded(path), expanded(path).absolute()]
     found = next((candidate for candidate in candidates if candidate.exists()), candidates[0])
     expected = workspace.root / kind.directory
     if not found.exists():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
-from osmosis_ai.files import write_atomic
+from osmosis_ai.files import expanded, write_atomic
 from osmosis_ai.workspace.git import worktree_root
 
 REQUIRED_DIRECTORIES = ("rollouts", "configs/training", "configs/eval", "data")
@@ -78,7 +78,7 @@ def find_workspace(start: Path | None = None, *, require_scaffold: bool = True) 
         WorkspaceRequiredError: outside a Git work tree.
         OsmosisError: when directories are missing (code VALIDATION), or ``start`` is (NOT_FOUND).
     """
-    place = (start or Path.cwd()).expanduser().absolute()
+    place = expanded(start or Path.cwd()).absolute()
     if not place.exists():
         raise NotFoundError(f"No such directory: {place}")
     directory = place if place.is_dir() else place.parent

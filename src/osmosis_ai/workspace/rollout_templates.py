@@ -16,6 +16,7 @@ from typing import Any
 from osmosis_ai.config.issues import closest
 from osmosis_ai.config.lines import parse_toml
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.files import expanded
 from osmosis_ai.workspace.layout import WorkspaceDirectory, find_dataset_file
 from osmosis_ai.workspace.placement import RolloutFiles
 
@@ -145,7 +146,7 @@ def templates_root() -> Path:
         OsmosisError: the one that the environment names is none, is to be fetched, or this installation has none.
     """
     if named := os.environ.get(PATH_ENV):
-        root = Path(named).expanduser().absolute()
+        root = expanded(named).absolute()
         if not (root / "rollouts").is_dir():
             raise OsmosisError(
                 f"{PATH_ENV} is {named!r}, which has no directory `rollouts`.",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import expanded
 
 _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
 _QUOTES = ("'", '"')
@@ -55,7 +55,7 @@ def read_secrets_file(source: str) -> dict[str, str]:
 
 def _read(source: str, shown: str) -> str:
     try:
-        data = sys.stdin.buffer.read() if source == "-" else Path(source).expanduser().read_bytes()
+        data = sys.stdin.buffer.read() if source == "-" else expanded(source).read_bytes()
     except FileNotFoundError:
         raise OsmosisError(f"Secrets file not found: {shown}") from None
     except OSError as error:

@@ -56,7 +56,7 @@ def test_a_log_gets_a_line_with_everything_and_a_terminal_lines_under_the_bar(ou
 
 def test_what_a_run_waits_for_is_said_with_a_bar_and_without(output: OutputContext) -> None:
     waits = "it waits for another one of the pool 'gpu'."
-    looks = [replace(moment("running", each), waits=waits) for each in (None, 5)]
+    looks = [replace(moment("running", each), waits=waits, waits_for=waits) for each in (None, 5)]
     following.show(looks, lambda it: it, again="x")
     assert isinstance(output.stderr, io.StringIO)
     assert output.stderr.getvalue().splitlines() == [
@@ -80,7 +80,7 @@ def test_a_terminal_of_any_width_shows_the_whole_of_why_a_run_waits(
     screen = Screen()
     context.use(OutputContext("rich", stderr=screen))
     monkeypatch.setattr(context.current(), "_console", Console(file=screen, force_terminal=True, width=width))
-    looks = [replace(moment("running", completed), waits=waits, below=below)]
+    looks = [replace(moment("running", completed), waits=waits, waits_for=waits, below=below)]
     following.show(looks, lambda it: it, again="x")
     context.use(None)
     last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).replace("\r", "\n")
@@ -107,9 +107,7 @@ def test_a_bar_of_what_waits_does_not_tell_when_it_will_be_done() -> None:
 def test_a_log_says_once_that_a_worker_is_silent_before_a_run_counts_anything(output: OutputContext) -> None:
     since = datetime(2026, 10, 2, 7, tzinfo=timezone.utc)
     told = ("45 s", "50 s", "2 min")
-    looks = [
-        replace(moment("running", None), waits=f"silent for {each}.", silent_since=since) for each in told
-    ]
+    looks = [replace(moment("running", None), waits=f"silent for {each}.", waits_for=since) for each in told]
     following.show(looks, lambda it: it, again="x")
     assert isinstance(output.stderr, io.StringIO)
     assert output.stderr.getvalue() == "The run is being prepared: silent for 45 s.\n"

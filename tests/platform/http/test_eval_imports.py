@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -11,11 +10,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.blobs.store import BlobUpload, Part
-from osmosis_ai.platform.runs.imports.announcement import ImportLimits
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
-from tests.platform.local_runs import IMPORTS, LocalRun, rollout_id, trajectory
+from tests.platform.local_runs import IMPORTS, LocalRun, rollout_id, started, trajectory
 
 DAY_S = 24 * 3600
 
@@ -25,17 +23,11 @@ def run() -> LocalRun:
     return LocalRun()
 
 
-def start(api: TestClient, run: LocalRun, **changes: Any) -> dict[str, Any]:
-    reply = api.post(IMPORTS, json=run.start(**changes))
-    assert reply.status_code == 200, reply.text
-    return dict(reply.json())
-
-
 # The sequence, step by step
 
 
 def test_the_replies_have_the_shapes_of_the_contract_at_every_step(api: TestClient, run: LocalRun) -> None:
-    begun = start(api, run)
+    begun = started(api, run)
     declared = [(file["path"], file["size"], file["sha256"]) for file in run.start()["files"]]
     assert begun["status"] == "uploading" and begun["session_id"]
     assert begun["expires_at"] == "2026-11-03T09:30:00.000Z"
@@ -134,7 +126,7 @@ def test_the_first_rows_of_a_dataset_are_said_to_be_so(api: TestClient) -> None:
 
 def test_uploading_twice_changes_nothing_and_ends_in_the_same_run(api: TestClient, run: LocalRun) -> None:
     first = run.upload(api).json()
-    again = start(api, run)
+    again = started(api, run)
     assert again == first and again["status"] == "finalized"
     repeated = api.post(f"{IMPORTS}/{again['session_id']}/finalize", json={})
     assert repeated.json() == first
@@ -142,13 +134,13 @@ def test_uploading_twice_changes_nothing_and_ends_in_the_same_run(api: TestClien
 
 
 def test_an_upload_that_was_cut_off_goes_on_with_what_is_missing(api: TestClient, run: LocalRun) -> None:
-    session = start(api, run)["session_id"]
+    session = started(api, run)["session_id"]
     run.send(api, session, "index.jsonl")
     early = assert_flat_error(api.post(f"{IMPORTS}/{session}/finalize", json={}), 409, "CONFLICT")
     assert "files have not arrived, the first is `progress.json`" in early["error"]
     assert api.get("/api/cli/eval-runs").json()["eval_runs"] == []
 
-    again = start(api, run)
+    again = started(api, run)
     assert (again["session_id"], again["uploaded_files"]) == (session, 1)
     assert next(file for file in again["files"] if file["path"] == "index.jsonl")["state"] == "uploaded"
     run.send(api, session)
@@ -156,7 +148,7 @@ def test_an_upload_that_was_cut_off_goes_on_with_what_is_missing(api: TestClient
 
 
 def test_bytes_that_were_sent_but_not_completed_are_still_there(api: TestClient, run: LocalRun) -> None:
-    session = start(api, run)["session_id"]
+    session = started(api, run)["session_id"]
     asked = api.post(f"{IMPORTS}/{session}/uploads", json={"paths": ["index.jsonl"]}).json()["files"][0]
     api.put(asked["upload"]["presigned_url"], content=run.files["index.jsonl"])
     again = api.post(f"{IMPORTS}/{session}/uploads", json={"paths": ["index.jsonl"]}).json()["files"][0]
@@ -173,7 +165,7 @@ def test_two_who_ask_at_once_where_to_send_a_file_send_it_to_one_place(
     sent: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    session = start(api, run)["session_id"]
+    session = started(api, run)["session_id"]
     begin, others = services.blobs.begin_upload, list[dict[str, Any]]()
 
     def ask() -> dict[str, Any]:
@@ -211,7 +203,7 @@ def test_a_file_that_is_completed_twice_at_once_is_complete_for_both(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The other request has made a file of the bytes, and has noted that or is about to."""
-    session = start(api, run)["session_id"]
+    session = started(api, run)["session_id"]
     asked = api.post(f"{IMPORTS}/{session}/uploads", json={"paths": ["index.jsonl"]}).json()["files"][0]
     api.put(asked["upload"]["presigned_url"], content=run.files["index.jsonl"])
     body = {"path": "index.jsonl"}
@@ -237,11 +229,11 @@ def test_a_file_that_is_completed_twice_at_once_is_complete_for_both(
 def test_files_that_changed_before_the_end_are_sent_again_and_the_others_are_not(
     api: TestClient, run: LocalRun
 ) -> None:
-    session = start(api, run)["session_id"]
+    session = started(api, run)["session_id"]
     run.send(api, session)
     artifact = f"rollout_trials/{rollout_id(1)}/artifacts/maps/path.txt"
     run.files[artifact] = b"S S W"
-    again = start(api, run)
+    again = started(api, run)
     assert again["session_id"] == session
     assert [file["path"] for file in again["files"] if file["state"] == "pending"] == [artifact]
     run.send(api, session)
@@ -262,7 +254,7 @@ def test_a_large_file_arrives_in_parts_with_the_names_of_this_part_of_the_wire(
         monkeypatch.setattr(f"osmosis_ai.platform.runs.imports.sessions.{name}", size)
     artifact = f"rollout_trials/{rollout_id(0)}/artifacts/large.bin"
     run.files[artifact] = bytes(range(256)) * 5
-    session = start(api, run)["session_id"]
+    session = started(api, run)["session_id"]
     (file,) = api.post(f"{IMPORTS}/{session}/uploads", json={"paths": [artifact]}).json()["files"]
     upload = file["upload"]
     assert (upload["method"], upload["part_size"], upload["total_parts"]) == ("multipart", 700, 2)
@@ -281,7 +273,7 @@ def test_a_large_file_arrives_in_parts_with_the_names_of_this_part_of_the_wire(
 def test_an_upload_that_nobody_ends_is_forgotten_with_its_bytes(
     api: TestClient, services: PlatformServices, clock: ManualClock, run: LocalRun
 ) -> None:
-    session = start(api, run)["session_id"]
+    session = started(api, run)["session_id"]
     run.send(api, session, "index.jsonl")
     api.post(f"{IMPORTS}/{session}/uploads", json={"paths": ["progress.json"]})
     assert len(list(services.blobs.keys("runs"))) == 1 and len(list(services.blobs.unfinished_uploads())) == 1
@@ -293,7 +285,7 @@ def test_an_upload_that_nobody_ends_is_forgotten_with_its_bytes(
     assert "its time is over" in gone["error"]
     services.eval_imports.tidy()
     assert list(services.blobs.keys("runs")) == [] and list(services.blobs.unfinished_uploads()) == []
-    assert start(api, run)["session_id"] != session
+    assert started(api, run)["session_id"] != session
 
 
 def test_a_deleted_run_can_be_imported_again(
@@ -324,7 +316,7 @@ def test_another_workspace_sees_nothing_of_an_upload_and_imports_the_same_run_fo
     client: TestClient, member: Member, stranger: Member, run: LocalRun
 ) -> None:
     client.headers.update(member.headers)
-    session = start(client, run)["session_id"]
+    session = started(client, run)["session_id"]
     client.headers.update(stranger.headers)
     for path, body in (
         ("uploads", {"paths": ["index.jsonl"]}),
@@ -336,205 +328,6 @@ def test_another_workspace_sees_nothing_of_an_upload_and_imports_the_same_run_fo
     assert theirs["session_id"] != session
     client.headers.update(member.headers)
     assert client.get("/api/cli/eval-runs").json()["eval_runs"] == []
-
-
-# What is announced and cannot be
-
-
-def _with_file(path: str, size: int = 3) -> dict[str, Any]:
-    file = {"path": path, "size": size, "sha256": hashlib.sha256(b"abc").hexdigest()}
-    return {"files": [*LocalRun().start()["files"], file]}
-
-
-def _with_run(**changes: Any) -> dict[str, Any]:
-    return {"run": {**LocalRun().start()["run"], **changes}}
-
-
-def _with_rows(rows: str) -> dict[str, Any]:
-    run = LocalRun().start()["run"]
-    run["experiment_config"]["dataset"]["selected_source_rows"] = rows
-    return {"run": run}
-
-
-TRIAL = f"rollout_trials/{rollout_id(0)}"
-
-
-CANNOT_BE_ANNOUNCED: list[tuple[dict[str, Any], str]] = [
-    ({"schema_version": 2}, "of a newer format than this platform reads: `schema_version` is 2"),
-    ({"schema_versions": {"rollout_protocol": "0.4"}}, "newer format"),
-    ({"schema_versions": {"state_schema": 2}}, "newer format"),
-    ({"local_run_id": "../../etc"}, "local_run_id"),
-    ({"manifest_digest": "x"}, "manifest_digest"),
-    ({"files": []}, "`index.jsonl` is missing"),
-    (_with_file(f"{TRIAL}/artifacts/dump.bin", 10 * 1000**3), "10,000,000,000 bytes"),
-    (_with_file(f"{TRIAL}/artifacts/../../../../etc/passwd"), "no path below"),
-    (_with_file("/etc/passwd"), "no path below"),
-    (_with_file(f"{TRIAL}/artifacts//x"), "no path below"),
-    (_with_file(f"{TRIAL}/artifacts/a\\b"), "characters that are not allowed"),
-    (_with_file(f"{TRIAL}/artifacts/a\u0000b"), "characters that are not allowed"),
-    (_with_file(f"{TRIAL}/artifacts/manifest.json"), "no file of a run that is uploaded"),
-    (_with_file(f"{TRIAL}/artifacts/" + "x/" * 600 + "y"), "longer than 1024 bytes"),
-    (_with_file("manifest.json"), "no file of a run that is uploaded"),
-    (_with_file("events.jsonl"), "no file of a run that is uploaded"),
-    (_with_file("index.jsonl"), "named twice"),
-    (_with_file(f"{TRIAL}/trajectory.json/x"), "no file of a run"),
-    (_with_run(name="../maze"), "no name of a directory"),
-    (_with_run(name="a\nb"), "printable characters"),
-    (_with_run(completed_at="2026-11-01T08:00:00Z"), "ends before it starts"),
-    (_with_run(started_at="0001-06-01T00:00:00Z"), "the year 1 is not that of any run"),
-    (_with_run(started_at="0001-01-01T00:00:00+14:00"), "no moment of a calendar in UTC"),
-    (_with_run(evaluation_config={"n": 10**9, "pass_threshold": 1.0}), "samples; this platform takes"),
-    (_with_run(evaluation_config={"n": 0, "pass_threshold": 1.0}), "n"),
-    (_with_rows("5-1"), "rows and ranges"),
-    (_with_rows("0-999999999"), "uses more than 100,000 rows"),
-    (_with_rows("all"), "rows and ranges"),
-]
-
-
-def test_what_cannot_be_uploaded_is_refused_before_a_byte_is_sent(
-    api: TestClient, services: PlatformServices
-) -> None:
-    for changes, said in CANNOT_BE_ANNOUNCED:
-        reply = api.post(IMPORTS, json=LocalRun().start(**changes))
-        assert reply.status_code == 400, (said, reply.text)
-        assert said in reply.json()["error"]
-    assert list(services.blobs.unfinished_uploads()) == []
-
-
-def test_a_path_cannot_be_a_file_and_a_directory(api: TestClient, run: LocalRun) -> None:
-    run.files[f"{TRIAL}/artifacts/a"] = run.files[f"{TRIAL}/artifacts/a/b"] = b"x"
-    body = assert_flat_error(api.post(IMPORTS, json=run.start()), 400, "VALIDATION")
-    assert "a file and a directory at once" in body["error"]
-
-
-def test_files_and_their_bytes_are_bounded_in_all(
-    api: TestClient, services: PlatformServices, run: LocalRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for limits, said in (
-        (ImportLimits(max_files=3), "this platform takes 3 of a run"),
-        (ImportLimits(max_total_bytes=100), "this platform takes 100 of a run"),
-        (ImportLimits(max_samples=5), "a run of 6 samples; this platform takes 1 to 5"),
-        (ImportLimits(max_trajectory_bytes=10), "10 are the most"),
-    ):
-        monkeypatch.setattr(services.eval_imports, "limits", limits)
-        assert said in assert_flat_error(api.post(IMPORTS, json=run.start()), 400, "VALIDATION")["error"]
-
-
-# What arrives and is not what was announced
-
-
-def test_bytes_of_another_digest_are_not_kept_and_can_be_sent_again(
-    api: TestClient, services: PlatformServices, run: LocalRun
-) -> None:
-    session = start(api, run)["session_id"]
-    right = run.files["progress.json"]
-    asked = api.post(f"{IMPORTS}/{session}/uploads", json={"paths": ["progress.json"]}).json()["files"][0]
-    api.put(asked["upload"]["presigned_url"], content=b"x" * len(right))
-    complete = {"path": "progress.json"}
-    body = assert_flat_error(
-        api.post(f"{IMPORTS}/{session}/uploads/complete", json=complete), 400, "VALIDATION"
-    )
-    assert "not those that were announced" in body["error"]
-    assert list(services.blobs.keys("runs")) == []
-    run.send(api, session)
-    assert api.post(f"{IMPORTS}/{session}/finalize", json={}).status_code == 200
-
-
-def test_files_that_were_not_announced_or_not_sent_are_refused(api: TestClient, run: LocalRun) -> None:
-    session = start(api, run)["session_id"]
-    for path, body, said in (
-        ("uploads", {"paths": ["logs.txt"]}, "'logs.txt' was not announced"),
-        ("uploads", {"paths": []}, "1 to 100"),
-        ("uploads", {"paths": ["index.jsonl"] * 101}, "1 to 100"),
-        ("uploads/complete", {"path": "../x"}, "was not announced"),
-    ):
-        reply = assert_flat_error(api.post(f"{IMPORTS}/{session}/{path}", json=body), 400, "VALIDATION")
-        assert said in reply["error"]
-    unsent = api.post(f"{IMPORTS}/{session}/uploads/complete", json={"path": "index.jsonl"})
-    assert "nothing has been sent" in assert_flat_error(unsent, 409, "CONFLICT")["error"]
-
-
-def _spoilt(**changes: Any) -> LocalRun:
-    """A run with the third line of its index changed."""
-    run = LocalRun()
-    entries = run.index()
-    entries[2] |= changes
-    run.files["index.jsonl"] = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
-    return run
-
-
-def test_a_run_that_noted_no_durations_is_imported_without_them(api: TestClient) -> None:
-    run = _spoilt(duration_ms=None)
-    ended = run.upload(api).json()
-    assert ended["status"] == "finalized"
-    where = f"/api/cli/eval-runs/{ended['eval_run_id']}/samples/download-urls"
-    links = api.post(where, json={"items": [{"path": "summary.jsonl"}]}).json()["items"]
-    lines = api.get(links[0]["url"], headers={"Authorization": ""}).text.splitlines()
-    assert ["duration_ms" in json.loads(line) for line in lines] == [True, True, False, True, True, True]
-
-
-def _without(path: str) -> LocalRun:
-    run = LocalRun()
-    del run.files[path]
-    return run
-
-
-def _having(path: str, content: Any) -> LocalRun:
-    run = LocalRun()
-    run.files[path] = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return run
-
-
-FIRST = f"rollout_trials/{rollout_id(0)}/trajectory.json"
-
-
-INCONSISTENT: list[tuple[LocalRun, str]] = [
-    (_spoilt(rollout_id=rollout_id(0)), "two samples have the rollout id"),
-    (_spoilt(trajectory_filename=None), "the index names another trajectory"),
-    (
-        _having("progress.json", {"total_runs": 7, "sampled_rows": 3, "total_dataset_rows": 9}),
-        "7 samples",
-    ),
-    (
-        _having("progress.json", {"total_runs": 6, "sampled_rows": 3, "total_dataset_rows": 5}),
-        "row 5 was used",
-    ),
-    (_having("progress.json", b"[]"), "progress.json"),
-    (_without(FIRST), "the trajectory of row 0, attempt 1, is missing"),
-    (_having(FIRST, b"{"), "no valid JSON"),
-    (_having(FIRST, {**trajectory(0), "steps": []}), "no valid trajectory: steps"),
-    (_having(FIRST, trajectory(1)), "the trajectory of another rollout"),
-    (_having(f"rollout_trials/{rollout_id(9)}/artifacts/x", b"x"), "the index has no sample of it"),
-    (
-        _having(
-            FIRST,
-            {
-                **trajectory(1),
-                "extra": {"osmosis": {**trajectory(1)["extra"]["osmosis"], "rollout_id": rollout_id(0)}},
-            },
-        ),
-        "the trajectory of another row or attempt",
-    ),
-]
-
-
-def test_results_are_not_believed_and_a_run_that_does_not_fit_together_is_none(api: TestClient) -> None:
-    for number, (run, said) in enumerate(INCONSISTENT):
-        body = assert_flat_error(run.upload(api, manifest_digest=f"{number:064x}"), 400, "VALIDATION")
-        assert said in body["error"]
-    assert api.get("/api/cli/eval-runs").json()["eval_runs"] == []
-
-
-def test_a_run_is_written_whole_or_not_at_all(
-    api: TestClient, run: LocalRun, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = start(api, run)["session_id"]
-    run.send(api, session)
-    with monkeypatch.context() as patch:
-        patch.setattr(services.logs.__class__, "add", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
-        assert_flat_error(api.post(f"{IMPORTS}/{session}/finalize", json={}), 507, "STORAGE_FULL")
-    assert api.get("/api/cli/eval-runs").json()["eval_runs"] == []
-    assert api.post(f"{IMPORTS}/{session}/finalize", json={}).json()["status"] == "finalized"
 
 
 def test_only_who_is_logged_in_and_of_the_workspace_imports(client: TestClient, run: LocalRun) -> None:

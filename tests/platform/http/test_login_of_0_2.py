@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 import socket
 import threading
@@ -22,9 +21,9 @@ from fastapi.testclient import TestClient
 from osmosis_ai.platform.services import PlatformServices
 from tests.driving.served_loop import LoopProcess
 from tests.platform.conftest import Member, World
+from tests.platform.http.pages.browsing import PASSWORD, csrf_of, sign_in
 
 AGENT = "osmosis-cli/0.2.14"
-PASSWORD = "correct horse battery"
 KEY = "osm_rollout_canary-4711"
 
 
@@ -137,12 +136,6 @@ def visit(url: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def csrf_of(page: Any) -> str:
-    found = re.search(r'name="csrf" value="([^"]+)"', page.text)
-    assert found, page.text
-    return found[1]
-
-
 @pytest.fixture
 def member(world: World) -> Member:
     return world.member(password=PASSWORD)
@@ -152,9 +145,7 @@ def member(world: World) -> Member:
 def browser(client: TestClient, member: Member) -> TestClient:
     """Somebody's browser that is signed in."""
     client.headers["accept"] = "text/html"
-    page = client.get("/login")
-    form = {"csrf": csrf_of(page), "email": "mara@fern.example", "password": PASSWORD, "next": "/"}
-    assert client.post("/login", data=form).status_code == 303
+    assert sign_in(client).status_code == 303
     return client
 
 

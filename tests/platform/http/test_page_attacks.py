@@ -18,7 +18,7 @@ from osmosis_ai.viewer.routes import viewer_router
 from osmosis_ai.viewer.source import SampleQuery
 from tests.platform.conftest import Member, World
 from tests.platform.evaluations import add_dataset
-from tests.platform.http.test_workspace_pages import PASSWORD, csrf_of, sign_in
+from tests.platform.http.pages.browsing import PASSWORD, csrf_of, sign_in
 from tests.platform.viewer.runs_world import add_run, add_samples
 
 PEOPLE = {"accept": "text/html,application/xhtml+xml"}

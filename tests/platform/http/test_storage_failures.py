@@ -18,7 +18,7 @@ from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from tests.platform.conftest import Member, World, assert_flat_error
 from tests.platform.evaluations import add_dataset
-from tests.platform.http.test_workspace_pages import PASSWORD, sign_in
+from tests.platform.http.pages.browsing import PASSWORD, sign_in
 from tests.platform.viewer.runs_world import add_file, add_run, add_samples
 
 PLACE = "planted-host"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,10 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from osmosis_ai.api.wire.training_runs import CheckpointList, TrainingMetrics, TrainingRunDetail
-from osmosis_ai.api.wire.workers import CheckpointPart, TrainingNews, TrainingStart, TrainingStep
-from osmosis_ai.platform.blobs.store import BlobError, BlobStoreSilent
 from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
 from osmosis_ai.platform.log_lines import PLAN, WARNED, LogLine
 from osmosis_ai.platform.runs.desk.training import ROLLOUTS
-from osmosis_ai.platform.runs.execute.leftovers import remove_leftovers
-from osmosis_ai.platform.runs.leases import Lease, Leases
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError
-from osmosis_ai.platform.runs.submit import resuming
-from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.training_runs.info import DescribedTraining
@@ -32,79 +25,13 @@ from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.evaluations import (
     Code,
-    Submits,
     experiment,
     issue,
     submit_body,
-    training_body,
 )
-from tests.platform.training_desk import DeskSink
+from tests.platform.runs.told_training import RUNS, Told, claimed, done, gone_on, refused, submitted
 
 needs("torch")
-
-RUNS = "/api/cli/training-runs"
-SUBMITS = Submits(RUNS, training_body)
-submitted, refused = SUBMITS.taken, SUBMITS.refused
-
-
-def claimed(services: PlatformServices, run_id: str, token: str = "worker-1") -> Lease:
-    lease = Leases(services.db, services.clock).claim(run_id, token)
-    assert lease is not None
-    return lease
-
-
-class Told:
-    """What a worker says of its training run, in the words of the protocol, and the platform's rows."""
-
-    def __init__(self, services: PlatformServices, lease: Lease) -> None:
-        leases = Leases(services.db, services.clock)
-        self.sink = DeskSink(lease, leases, services.blobs, services.clock)
-
-    def begin(self, *, total_steps: int, steps_done: int = 0) -> None:
-        start = TrainingStart(total_steps=total_steps, steps_done=steps_done)
-        self.sink.send(TrainingNews(start=start))
-
-    def append_steps(self, records: list[StepRecord]) -> None:
-        steps = [
-            TrainingStep(
-                step=record.step,
-                timestamp_ms=record.timestamp_ms,
-                metrics={**record.metrics},
-                validation_rewards={**record.validation_rewards},
-            )
-            for record in records
-        ]
-        self.sink.send(TrainingNews(steps=steps))
-
-    def add_archive(self, step: int) -> None:
-        name = f"resume/{step}-a/checkpoint.tar"
-        part = CheckpointPart(
-            step=step, base_model="osmosis/tiny", files={"checkpoint.tar": name}, is_resume=True
-        )
-        self.sink.send(TrainingNews(checkpoints=[part]), {name: BytesIO(b"archive")})
-
-    def add_checkpoint(self, step: int, weights: bytes = b"weights", *, reward: float | None = None) -> str:
-        files = {"adapter_model.safetensors": weights, "adapter_config.json": b"{}"}
-        names = {name: f"checkpoints/{step}/{name}" for name in files}
-        part = CheckpointPart(step=step, base_model="osmosis/tiny", files=names, reward=reward)
-        blobs = {names[name]: BytesIO(content) for name, content in files.items()}
-        return self.sink.send(TrainingNews(checkpoints=[part]), blobs)[step]
-
-
-def store_of(services: PlatformServices, lease: Lease) -> Told:
-    return Told(services, lease)
-
-
-def gone_on(services: PlatformServices, run_id: str, token: str) -> Told:
-    """Return what the next worker of a run says, that of the first having let it go."""
-    leases = Leases(services.db, services.clock)
-    leases.release(run_id, "worker-1")
-    return Told(services, claimed(services, run_id, token))
-
-
-def done(step: int, metrics: dict[str, float], clock: ManualClock) -> StepRecord:
-    """Return a step that ended just now."""
-    return StepRecord(step, round(clock.now().timestamp() * 1000), metrics)
 
 
 # -- submit ------------------------------------------------------------------------------------
@@ -285,7 +212,7 @@ def test_every_point_of_every_metric_can_be_read_and_each_in_a_line(
     api: TestClient, services: PlatformServices, clock: ManualClock
 ) -> None:
     run = submitted(api)
-    store = store_of(services, claimed(services, run["id"]))
+    store = Told(services, claimed(services, run["id"]))
     store.begin(total_steps=40)
     store.append_steps([done(0, {VALIDATION_REWARD: 0.25}, clock)])
     for step, reward in enumerate((0.5, 0.25, 0.75), start=1):
@@ -344,7 +271,7 @@ def test_the_newest_validation_is_told_row_by_row_until_a_run_goes_on_before_it(
     api: TestClient, services: PlatformServices
 ) -> None:
     run = submitted(api)
-    store = store_of(services, claimed(services, run["id"]))
+    store = Told(services, claimed(services, run["id"]))
     store.begin(total_steps=40)
 
     def told() -> dict[str, object] | None:
@@ -367,7 +294,7 @@ def test_a_step_that_is_repeated_replaces_itself(
     api: TestClient, services: PlatformServices, clock: ManualClock
 ) -> None:
     run = submitted(api)
-    store = store_of(services, claimed(services, run["id"]))
+    store = Told(services, claimed(services, run["id"]))
     store.begin(total_steps=4)
     for step in (1, 2, 3):
         values = {TRAINING_REWARD: step / 10, ROLLOUTS: 8, "gone": 1.0}
@@ -393,7 +320,7 @@ def test_checkpoints_are_listed_by_step_and_kept_once(
     api: TestClient, services: PlatformServices, member: Member
 ) -> None:
     run = submitted(api)
-    store = store_of(services, claimed(services, run["id"]))
+    store = Told(services, claimed(services, run["id"]))
     assert store.add_checkpoint(10, reward=0.5) == f"{run['name']}-step-10"
     store.add_checkpoint(5)
     first = api.get(f"{RUNS}/{run['name']}/checkpoints").json()
@@ -422,7 +349,7 @@ def test_a_report_has_the_size_that_the_platform_tells_of_an_adapter(
     api: TestClient, services: PlatformServices, tmp_path: Path
 ) -> None:
     run = submitted(api)
-    store = store_of(services, claimed(services, run["id"]))
+    store = Told(services, claimed(services, run["id"]))
     store.add_checkpoint(5, bytes(20478))
     told = api.get(f"{RUNS}/{run['name']}/checkpoints").json()
     detail = TrainingRunDetail.model_validate(api.get(f"{RUNS}/{run['name']}").json())
@@ -437,7 +364,7 @@ def test_a_report_has_the_marks_of_what_the_log_tells_of_the_curves(
     api: TestClient, services: PlatformServices, clock: ManualClock, tmp_path: Path
 ) -> None:
     run = submitted(api)
-    store = store_of(services, claimed(services, run["id"]))
+    store = Told(services, claimed(services, run["id"]))
     store.begin(total_steps=4)
     store.append_steps([done(step, {TRAINING_REWARD: 0.1 * step}, clock) for step in (1, 2)])
     path = f"{RUNS}/{run['name']}"
@@ -462,7 +389,7 @@ def test_a_report_has_the_marks_of_what_the_log_tells_of_the_curves(
 
 def test_of_an_adapter_without_files_no_size_is_told(api: TestClient, services: PlatformServices) -> None:
     run = submitted(api)
-    store_of(services, claimed(services, run["id"])).add_checkpoint(5)
+    Told(services, claimed(services, run["id"])).add_checkpoint(5)
     with services.db.transaction() as session:
         session.execute(update(DbLoraModel).where(DbLoraModel.run_id == run["id"]).values(files={}))
     (checkpoint,) = api.get(f"{RUNS}/{run['name']}/checkpoints").json()["checkpoints"]
@@ -473,11 +400,11 @@ def test_a_worker_that_was_replaced_writes_nothing(
     api: TestClient, services: PlatformServices, clock: ManualClock
 ) -> None:
     run = submitted(api)
-    late = store_of(services, claimed(services, run["id"], "worker-1"))
+    late = Told(services, claimed(services, run["id"], "worker-1"))
     late.begin(total_steps=3)
     late.append_steps([done(1, {TRAINING_REWARD: 0.1}, clock)])
     clock.advance(60)
-    store = store_of(services, claimed(services, run["id"], "worker-2"))
+    store = Told(services, claimed(services, run["id"], "worker-2"))
     writes = (
         lambda: late.begin(total_steps=9),
         lambda: late.append_steps([done(2, {TRAINING_REWARD: 0.9}, clock)]),
@@ -496,211 +423,6 @@ def test_a_worker_that_was_replaced_writes_nothing(
 
 def test_the_metrics_that_the_platform_reads_are_those_the_trainer_writes() -> None:
     assert {ROLLOUTS, TRAINING_REWARD, VALIDATION_REWARD} <= set(TITLES)
-
-
-# -- resume ------------------------------------------------------------------------------------
-
-
-def ended_with_checkpoint(
-    api: TestClient,
-    services: PlatformServices,
-    outcome: Any = "failed",
-    *,
-    step: int | None = 7,
-    **changes: Any,
-) -> dict[str, Any]:
-    """A run that ended, and what its worker left behind."""
-    run = submitted(api, **changes)
-    lease = claimed(services, run["id"])
-    directory = WorkingDirectory(services.config.runs_dir, run["id"])
-    directory.create()
-    (directory.path / "worker.log").write_text("words")
-    directory.source.mkdir()
-    for number in (step - 1, step) if step is not None else ():
-        (directory.training.checkpoints / f"step-{number:08d}").mkdir(parents=True)
-    leases = Leases(services.db, services.clock)
-    with leases.writing(lease) as (_, row):
-        leases.end(row, outcome, "the disk is full" if outcome == "failed" else None)
-    directory.keep_what_resumes()
-    return run
-
-
-@pytest.mark.parametrize("outcome", ["failed", "stopped"])
-def test_a_run_that_ended_early_goes_on_as_the_same_run(
-    api: TestClient, services: PlatformServices, outcome: str
-) -> None:
-    run = ended_with_checkpoint(api, services, outcome)
-    assert api.get(RUNS).json()["training_runs"][0]["status"] == outcome
-    assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["resumable"] is True
-    reply = api.post(f"{RUNS}/{run['name']}/resume", json={})
-    assert reply.json() == {"id": run["id"], "name": run["name"], "status": "pending", "step": 7}
-    found = api.get(f"{RUNS}/{run['name']}").json()["training_run"]
-    assert found["status"] == "pending"
-    assert not {"error", "completed_at", "resumable"} & found.keys()
-    assert api.get(RUNS).json()["training_runs"][0]["status"] == "pending", "lists do not remember its end"
-    lines = api.get(f"{RUNS}/{run['name']}/logs").json()["logs"]
-    assert "resumed the run: it goes on from the checkpoint of step 7" in lines[-1]["message"]
-    assert claimed(services, run["id"], "worker-2").attempt == 2
-
-
-def test_only_a_run_that_ended_early_and_has_a_checkpoint_is_resumed(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
-    def refused(run: dict[str, Any], words: str) -> None:
-        reply = api.post(f"{RUNS}/{run['name']}/resume", json={})
-        assert_flat_error(reply, 409, "CONFLICT")
-        assert words in reply.json()["error"]
-        assert not api.get(f"{RUNS}/{run['name']}").json()["training_run"].get("resumable")
-
-    waiting = submitted(api)
-    refused(waiting, "is pending: it goes on by itself")
-    claimed(services, waiting["id"])
-    refused(waiting, "is running: it goes on by itself")
-    assert api.post(f"{RUNS}/{waiting['name']}/stop", json={}).status_code == 200
-    refused(waiting, "is stopping: it can be resumed once it has stopped")
-    refused(ended_with_checkpoint(api, services, "finished"), "has finished")
-    refused(ended_with_checkpoint(api, services, step=None), "has no checkpoint")
-    old = ended_with_checkpoint(api, services)
-    clock.advance(31 * 86_400)
-    refused(old, "more than 30 days ago")
-    assert_flat_error(api.post(f"{RUNS}/nobody/resume", json={}), 404, "NOT_FOUND")
-
-
-def ended_elsewhere(api: TestClient, services: PlatformServices, outcome: Any = "failed") -> dict[str, Any]:
-    """A run that ended on a machine that is gone, which had sent what another goes on from."""
-    run = submitted(api)
-    lease = claimed(services, run["id"])
-    store_of(services, lease).add_archive(5)
-    leases = Leases(services.db, services.clock)
-    with leases.writing(lease) as (_, row):
-        leases.end(row, outcome)
-    return run
-
-
-def test_a_run_goes_on_from_what_was_sent_where_its_machine_is_gone(
-    api: TestClient, services: PlatformServices
-) -> None:
-    run = ended_elsewhere(api, services)
-    assert not (services.config.runs_dir / run["id"]).exists()
-    assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["resumable"] is True
-    assert api.post(f"{RUNS}/{run['name']}/resume", json={}).json()["step"] == 5
-    services.resumption.forget_old()
-    assert len(list(services.blobs.keys(f"runs/{run['id']}/resume"))) == 1, "it is needed now"
-
-
-def test_what_was_sent_is_forgotten_when_a_run_has_finished_or_ended_a_month_ago(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
-    failed, finished = (ended_elsewhere(api, services, outcome) for outcome in ("failed", "finished"))
-
-    def kept() -> list[bool]:
-        return [any(services.blobs.keys(f"runs/{run['id']}/resume")) for run in (failed, finished)]
-
-    assert kept() == [True, True]
-    services.resumption.forget_old()
-    assert kept() == [True, False]
-    clock.advance(31 * 86_400)
-    services.resumption.forget_old()
-    assert kept() == [False, False]
-    assert not api.get(f"{RUNS}/{failed['name']}").json()["training_run"].get("resumable")
-
-
-def test_archives_that_stayed_because_the_store_was_away_go_when_it_is_back(
-    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finished = ended_elsewhere(api, services, "finished")
-    below = f"runs/{finished['id']}/resume"
-
-    def away(_: str) -> None:
-        raise BlobStoreSilent("the store does not answer.")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(services.blobs, "delete_below", away)
-        with pytest.raises(BlobStoreSilent):
-            services.resumption.forget_old()
-    assert any(services.blobs.keys(below))
-    services.resumption.forget_old()
-    assert not any(services.blobs.keys(below))
-    with services.db.session() as session:
-        assert session.get_one(DbRun, finished["id"]).training_state is None, "it is looked for no more"
-
-
-def test_an_archive_that_a_run_let_go_of_and_that_stayed_goes_when_it_is_over(
-    api: TestClient, services: PlatformServices
-) -> None:
-    finished = ended_elsewhere(api, services, "finished")
-    services.blobs.put(f"runs/{finished['id']}/resume/4-left/checkpoint.tar", BytesIO(b"of before"))
-    services.resumption.forget_old()
-    assert not any(services.blobs.keys(f"runs/{finished['id']}/resume"))
-
-
-def test_a_run_whose_time_was_over_while_it_was_about_to_be_resumed_stays_ended(
-    api: TestClient, services: PlatformServices, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = ended_elsewhere(api, services)
-    resolve = resuming.resolve_scopes
-
-    def slowly(*args: Any) -> Any:
-        clock.advance(31 * 86_400)
-        services.resumption.forget_old()
-        return resolve(*args)
-
-    monkeypatch.setattr(resuming, "resolve_scopes", slowly)
-    assert_flat_error(api.post(f"{RUNS}/{run['name']}/resume", json={}), 409, "CONFLICT")
-    with services.db.session() as session:
-        assert session.get_one(DbRun, run["id"]).status == "failed"
-
-
-def test_archives_of_one_run_that_do_not_go_keep_no_other_run_from_losing_its_own(
-    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = [ended_elsewhere(api, services, "finished") for _ in range(2)]
-    delete, asked = services.blobs.delete_below, []
-
-    def refused_first(prefix: str) -> None:
-        asked.append(prefix)
-        if len(asked) == 1:
-            raise BlobError("it is held.")
-        delete(prefix)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(services.blobs, "delete_below", refused_first)
-        services.resumption.forget_old()
-    assert sorted(any(services.blobs.keys(f"runs/{run['id']}/resume")) for run in runs) == [False, True]
-    services.resumption.forget_old()
-    assert not any(any(services.blobs.keys(f"runs/{run['id']}/resume")) for run in runs)
-
-
-def test_a_run_whose_own_secrets_were_forgotten_names_them(
-    api: TestClient, services: PlatformServices
-) -> None:
-    secrets = {"required": ["HF_TOKEN"], "provided": {"HF_TOKEN": "hf_0123456789"}}
-    run = ended_with_checkpoint(api, services, secrets=secrets)
-    reply = api.post(f"{RUNS}/{run['name']}/resume", json={})
-    assert_flat_error(reply, 404, "SECRETS_NOT_FOUND")
-    assert reply.json()["missing"] == ["HF_TOKEN"]
-    assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["status"] == "failed"
-
-
-def test_what_a_run_goes_on_from_outlives_restarts_of_the_platform_for_a_month(
-    api: TestClient, services: PlatformServices, clock: ManualClock
-) -> None:
-    stopped, failed = (ended_with_checkpoint(api, services, outcome) for outcome in ("stopped", "failed"))
-    finished = ended_with_checkpoint(api, services, "finished")
-    directories = {
-        run["id"]: WorkingDirectory(services.config.runs_dir, run["id"])
-        for run in (stopped, failed, finished)
-    }
-    remove_leftovers(services.db, services.config.runs_dir, clock.now())
-    kept = {id: directory.checkpoint_step() for id, directory in directories.items()}
-    assert kept == {stopped["id"]: 7, failed["id"]: 7, finished["id"]: None}
-    checkpoints = directories[stopped["id"]].training.checkpoints
-    assert [path.name for path in checkpoints.iterdir()] == ["step-00000007"], "the last one alone"
-    assert not directories[stopped["id"]].source.exists()
-    clock.advance(31 * 86_400)
-    remove_leftovers(services.db, services.config.runs_dir, clock.now())
-    assert not any(directory.checkpoint_step() for directory in directories.values())
-    assert directories[failed["id"]].log.read_text() == "words", "why it failed is still told"
 
 
 # -- stop --------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from osmosis_ai.viewer.source import SampleQuery
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.databases import platform_database, postgres_database
 from tests.platform.evaluations import training_body
-from tests.platform.http.test_workspace_pages import PASSWORD, sign_in, text_of
+from tests.platform.http.pages.browsing import PASSWORD, sign_in, text_of
 from tests.platform.viewer.runs_world import add_file, add_run, add_samples, places, source_of, statements_of
 
 _LISTS = "", "/evals", "/evals?sort=reward"

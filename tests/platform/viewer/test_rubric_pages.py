@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.viewer.source import RunQuery, RunSort
 from tests.platform.conftest import ManualClock, Member, World
-from tests.platform.http.test_workspace_pages import PASSWORD, sign_in, text_of
+from tests.platform.http.pages.browsing import PASSWORD, sign_in, text_of
 from tests.platform.rubric_documents import ROUTE, a_result
 from tests.platform.viewer.runs_world import add_run, source_of, statements_of
 

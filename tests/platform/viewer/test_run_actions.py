@@ -19,7 +19,7 @@ from osmosis_ai.viewer.live import LiveHub
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, World, application
 from tests.platform.evaluations import Code, add_dataset, end_with, submit_body
-from tests.platform.http.test_workspace_pages import PASSWORD, csrf_of, sign_in, submitted, text_of
+from tests.platform.http.pages.browsing import PASSWORD, csrf_of, sign_in, submitted, text_of
 from tests.platform.viewer.runs_world import add_run, add_samples, source_of, statements_of
 
 RUNS, TRAININGS = "/api/cli/eval-runs", "/api/cli/training-runs"

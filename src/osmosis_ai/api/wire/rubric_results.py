@@ -5,6 +5,7 @@ Sizes in bytes, the digest SHA-256 in lower-case hexadecimal, of the document as
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from pydantic import Field
@@ -14,6 +15,11 @@ from osmosis_ai.api.wire.base import Timestamp, WireModel
 LARGEST_DOCUMENT_BYTES = 32 << 20
 """Of a document, with the name that it is sent with."""
 LONGEST_NAME = 255
+
+
+def deletion_command(name: str) -> str:
+    """Return the command that deletes a result, as a shell takes it."""
+    return f"osmosis eval delete --rubric {'-- ' if name.startswith('-') else ''}{shlex.quote(name)}"
 
 
 class RubricDocument(WireModel):

@@ -12,9 +12,10 @@ from osmosis_ai.cli.agent_loops.shown_logs import logs_shown
 from osmosis_ai.cli.options import parse_duration
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.results import Column, OperationResult, Table
+from osmosis_ai.cli.output.results import Column, OperationResult, OperationStatus, Table
 from osmosis_ai.errors import InteractiveRequiredError
 from osmosis_ai.evaluation.agent_loop.runner import DEFAULT_MAX_TURNS, DEFAULT_MODEL
+from osmosis_ai.files import expanded
 
 if TYPE_CHECKING:
     from osmosis_ai.services.agent_loops.test import AgentTestOutcome, AgentTestRequest
@@ -94,7 +95,7 @@ def try_agent(
 
     request = AgentTestRequest(
         module=module,
-        dataset=dataset.expanduser(),
+        dataset=expanded(dataset),
         model=model,
         base_url=base_url,
         api_key=api_key,
@@ -105,7 +106,7 @@ def try_agent(
         offset=offset,
         batch_size=batch_size,
         timeout_s=parse_duration(timeout, "--timeout"),
-        output=output.expanduser().absolute() if output is not None else None,
+        output=expanded(output).absolute() if output is not None else None,
         debug=debug,
         probe=not no_probe,
         interactive=interactive,
@@ -156,7 +157,7 @@ def _step_through(request: AgentTestRequest) -> AgentTestOutcome:
         raise KeyboardInterrupt from None
 
 
-def _status(outcome: AgentTestOutcome) -> str:
+def _status(outcome: AgentTestOutcome) -> OperationStatus:
     if outcome.pending:
         return "partial"
     return "failed" if outcome.failures else "success"
@@ -164,7 +165,7 @@ def _status(outcome: AgentTestOutcome) -> str:
 
 def _result(request: AgentTestRequest, outcome: AgentTestOutcome) -> OperationResult:
     total = len(outcome.rows)
-    status = "success" if request.interactive else _status(outcome)
+    status: OperationStatus = "success" if request.interactive else _status(outcome)
     pending = f", {outcome.pending} not run" if outcome.pending else ""
     summary = (
         ("Total", total),
@@ -181,7 +182,7 @@ def _result(request: AgentTestRequest, outcome: AgentTestOutcome) -> OperationRe
         blocks.append(Table(["Failed row", "Why"], shown, note=more, in_plain=True))
     return OperationResult(
         operation="agent.test",
-        status=status,  # type: ignore[arg-type]
+        status=status,
         message=f"{outcome.passed} of {total} rows passed{pending}.",
         resource=outcome.to_json(),
         next_steps=[f"results: {request.output}"] if request.output is not None and outcome.rows else [],

@@ -67,7 +67,7 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
             unit="samples",
             note=evaluation_note(progress) if progress else "",
             waits=seen.detail.waits or "",
-            silent_since=seen.detail.silent_since,
+            waits_for=seen.detail.waits_for,
         )
 
     def save(

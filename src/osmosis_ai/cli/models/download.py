@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -17,7 +17,7 @@ from osmosis_ai.cli.output.results import OperationResult
 def download(
     model: LoraArgument,
     output: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--output", "-o", help="The adapter's folder (default: .osmosis/models/NAME).", show_default=False
         ),

@@ -18,7 +18,7 @@ from osmosis_ai.errors import InteractiveRequiredError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from osmosis_ai.cli.output.progress import Progress
+    from osmosis_ai.cli.output.progress_display import Progress
     from osmosis_ai.cli.output.results import Block, Result, StreamResult
 
 Mode = Literal["rich", "plain", "json"]

@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.progress_display import Progress, ProgressState
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.output.context import OutputContext
 
 STEPS = 10
 QUIET_LIMIT_S = 30.0
-
-
-class Progress(Protocol):
-    """How far something is."""
-
-    def update(
-        self,
-        completed: float,
-        *,
-        note: str = "",
-        total: float | None = None,
-        below: Sequence[str] = (),
-        waits: str = "",
-    ) -> None:
-        """Say how much is done.
-
-        Args:
-            completed: of ``total``, counted from 0.
-            note: what else is worth seeing now (``reward 0.41 · 32 in flight``).
-            total: a new total, when it became known or changed.
-            below: lines that a bar has under it, in place of ``note``.
-            waits: why nothing goes on now; a line has it in place of ``note``.
-        """
 
 
 @contextmanager
@@ -57,20 +35,12 @@ def open_progress(
         lines.finish()
 
 
-class _Silent:
-    def update(
-        self,
-        completed: float,
-        *,
-        note: str = "",
-        total: float | None = None,
-        below: Sequence[str] = (),
-        waits: str = "",
-    ) -> None:
-        """Say nothing."""
+class _Silent(Progress):
+    def show(self, now: ProgressState) -> None:
+        """Show nothing."""
 
 
-class LineProgress:
+class LineProgress(Progress):
     """Progress for logs: a line at each tenth, and one when nothing was said for a while.
 
     Args:
@@ -98,20 +68,12 @@ class LineProgress:
         self._said = ""
         self._unsaid: str | None = None
 
-    def update(
-        self,
-        completed: float,
-        *,
-        note: str = "",
-        total: float | None = None,
-        below: Sequence[str] = (),
-        waits: str = "",
-    ) -> None:
+    def show(self, now: ProgressState) -> None:
         """Note how much is done; write a line when a tenth was passed or it was quiet for long."""
-        if total is not None:
-            self._total = total
-        step = int(completed * STEPS / self._total) if self._total else 0
-        line = self._line(completed, waits or note)
+        if now.total is not None:
+            self._total = now.total
+        step = int(now.completed * STEPS / self._total) if self._total else 0
+        line = self._line(now.completed, now.waits or now.note)
         if step > self._said_step or self._clock() - self._said_at >= QUIET_LIMIT_S:
             self._say(line, step)
         elif line != self._said:

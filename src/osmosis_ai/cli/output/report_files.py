@@ -11,6 +11,7 @@ import typer
 
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import shown_path
+from osmosis_ai.files import expanded
 
 if TYPE_CHECKING:
     from osmosis_ai.services.report_files import ReportFile
@@ -38,7 +39,7 @@ def report_file(
     from osmosis_ai.services.report_files import ReportFile
 
     announce = partial(tell_what_goes_in, numbers, "" if no_text else text)
-    file = ReportFile(path.expanduser(), overwrite, text=not no_text, announce=announce)
+    file = ReportFile(expanded(path), overwrite, text=not no_text, announce=announce)
     file.check()
     return file
 

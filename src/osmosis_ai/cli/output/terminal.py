@@ -25,6 +25,7 @@ from rich.text import Text as RichText
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.formats import amount
 from osmosis_ai.cli.output.plain import cell_text
+from osmosis_ai.cli.output.progress_display import Progress, ProgressState
 from osmosis_ai.cli.output.results import (
     Block,
     Cell,
@@ -350,24 +351,18 @@ class _BarWithLines(RichProgress):
             yield RichText(formats.one_line(line), no_wrap=True, overflow="ellipsis")
 
 
-class _Bar:
+class _Bar(Progress):
     def __init__(self, drawn: _BarWithLines, task: Any) -> None:
         self._drawn = drawn
         self._task = task
 
-    def update(
-        self,
-        completed: float,
-        *,
-        note: str = "",
-        total: float | None = None,
-        below: Sequence[str] = (),
-        waits: str = "",
-    ) -> None:
+    def show(self, now: ProgressState) -> None:
         """Redraw with what is done now."""
-        self._drawn.below, self._drawn.waits = below, waits
-        shown = "" if below else formats.one_line(note)
-        self._drawn.update(self._task, completed=completed, total=total, note=shown, waits=bool(waits))
+        self._drawn.below, self._drawn.waits = now.below, now.waits
+        note = "" if now.below else formats.one_line(now.note)
+        self._drawn.update(
+            self._task, completed=now.completed, total=now.total, note=note, waits=bool(now.waits)
+        )
 
 
 class _Amount(ProgressColumn):

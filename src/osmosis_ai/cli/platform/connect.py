@@ -11,6 +11,7 @@ import typer
 
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.files import expanded
 
 
 def connect(
@@ -133,7 +134,7 @@ class _Located:
 def _located(source: str) -> _Located:
     from osmosis_ai.workspace.git import worktree_root
 
-    path = Path(source).expanduser()
+    path = expanded(source)
     if "://" in source or not path.exists():
         if "://" not in source and ":" not in source:
             raise NotFoundError(f"there is no directory {source}.", hint="name a Git repository, or its URL")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from osmosis_ai.cli.output.results import OperationResult
+from osmosis_ai.files import expanded
 
 
 def eval_rubric(
@@ -57,8 +58,8 @@ def eval_rubric(
         raise OsmosisError("Rubric identifier cannot be empty.")
     if number < 1:
         raise OsmosisError("Number of runs must be a positive integer.")
-    data = data.expanduser()
-    found = require_configured(data, config.expanduser() if config is not None else None)
+    data = expanded(data)
+    found = require_configured(data, expanded(config) if config is not None else None)
     outcome = judge(
         RubricRequest(
             data=data,
@@ -67,7 +68,7 @@ def eval_rubric(
             number=number,
             output=output,
             report=report,
-            baseline=baseline.expanduser() if baseline is not None else None,
+            baseline=expanded(baseline) if baseline is not None else None,
             resume=resume,
             concurrency=concurrency,
             classic=True,

@@ -11,6 +11,7 @@ from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.report_files import require_report, tell_what_goes_in
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import expanded
 
 if TYPE_CHECKING:
     from osmosis_ai.services.rubric.eval_rubric import RubricOutcome
@@ -168,9 +169,9 @@ def rubric(
             code="DEPRECATION",
         )
     request = RubricRequest(
-        data=data.expanduser(),
+        data=expanded(data),
         rubric=rubric,
-        config=config.expanduser() if config is not None else None,
+        config=expanded(config) if config is not None else None,
         models=tuple(model or ()),
         number=number,
         output=output,
@@ -182,7 +183,7 @@ def rubric(
         report=report,
         report_text=not no_text,
         overwrite_report=force or resume,
-        baseline=baseline.expanduser() if baseline is not None else None,
+        baseline=expanded(baseline) if baseline is not None else None,
         resume=resume,
         seed=seed,
         swap=swap,

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.formats import shown_path
-from osmosis_ai.cli.output.results import Block, Row, Styled, Table, Text
+from osmosis_ai.cli.output.results import Block, Row, Styled, Table, Text, Tone
 from osmosis_ai.cli.rubric.trust_tables import trust_blocks
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.baseline_comparison import SessionComparison
+    from osmosis_ai.rubric.calls import CallStatus
     from osmosis_ai.services.rubric.eval_rubric import RubricOutcome
 
 _LONGEST = 280
@@ -222,11 +223,12 @@ def _overall(outcome: RubricOutcome) -> Iterator[Row]:
     yield "stdev", f"{numbers['stdev']:.4f}" if scored else None
     yield "min / max", f"{numbers['min']:.4f} / {numbers['max']:.4f}" if scored else None
     yield "scored", _scored(outcome)
-    for status, tone in (("unscored", "warn"), ("failed", "bad")):
-        reasons = call_states.reasons(status)  # type: ignore[arg-type]
+    tones: Mapping[CallStatus, Tone] = {"unscored": "warn", "failed": "bad"}
+    for status, tone in tones.items():
+        reasons = call_states.reasons(status)
         if reasons:
             told = ", ".join(f"{formats.count(count)} {reason}" for reason, count in reasons.items())
-            yield status, Styled(f"{formats.count(sum(reasons.values()))}: {told}", tone)  # type: ignore[arg-type]
+            yield status, Styled(f"{formats.count(sum(reasons.values()))}: {told}", tone)
     if call_states.pending:
         yield "pending", Styled(formats.count(call_states.pending), "pending")
     if result.resumed:

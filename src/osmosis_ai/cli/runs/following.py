@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
 
 if TYPE_CHECKING:
-    from osmosis_ai.cli.output.progress import Progress
+    from osmosis_ai.cli.output.progress_display import Progress
     from osmosis_ai.evaluation.run_state import ProgressSnapshot
     from osmosis_ai.rubric.session_hooks import SessionSnapshot
 
@@ -34,7 +33,7 @@ class RunStanding:
         note: what else is worth seeing, on one line.
         below: the same with more room, for terminals.
         waits: why nobody works on it now.
-        silent_since: when its worker was last heard, where that is why.
+        waits_for: what stays the same while it waits for the same, whatever times ``waits`` tells; None of one that does not.
     """
 
     name: str
@@ -45,7 +44,7 @@ class RunStanding:
     note: str = ""
     below: tuple[str, ...] = ()
     waits: str = ""
-    silent_since: datetime | None = None
+    waits_for: object = None
 
     @property
     def counts(self) -> bool:
@@ -63,11 +62,6 @@ class RunStanding:
         """What stays the same while a log need not be told again."""
         told = _SAID.get(self.status, "")
         return told, self.waits_for if told else None
-
-    @property
-    def waits_for(self) -> object:
-        """What stays the same while the run waits for the same, whatever the times that are told; None of one that does not."""
-        return self.silent_since or self.waits or None
 
 
 _WAITING = ("pending", "queued")

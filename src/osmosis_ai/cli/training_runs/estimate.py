@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,11 +31,11 @@ _PARTS = {
 def estimate(
     config: TrainingConfigArgument,
     gpu: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="A GPU by name: T4, L4, A100, H100, H200 …", show_default=False),
     ] = None,
     gpu_memory: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(metavar="SIZE", help="The memory of any other GPU: 80GB.", show_default=False),
     ] = None,
 ) -> DetailResult:

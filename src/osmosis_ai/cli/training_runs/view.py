@@ -67,7 +67,7 @@ class TrainingRunView(RunView[DescribedTraining, SeenTraining]):
             note=" · ".join(_facts(seen)),
             below=tuple(_lines(seen)),
             waits=seen.detail.waits or "",
-            silent_since=seen.detail.silent_since,
+            waits_for=seen.detail.waits_for,
         )
 
     def save(

@@ -6,18 +6,21 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from sqlalchemy import (
     JSON,
     BigInteger,
+    CursorResult,
     DateTime,
+    Delete,
     Integer,
     MetaData,
     String,
     Text,
     TypeDecorator,
+    Update,
     bindparam,
     literal_column,
     select,
@@ -95,6 +98,11 @@ def _widths(model: type[Base]) -> dict[str, int]:
         elif isinstance(column.type, Integer):
             widths[column.name] = 1 << (63 if isinstance(column.type, BigInteger) else 31)
     return widths
+
+
+def rows_changed(session: Session, change: Update | Delete) -> int:
+    """Make a change, and return how many rows it met."""
+    return cast("CursorResult[Any]", session.execute(change)).rowcount
 
 
 def upsert(session: Session, model: type[Base], rows: Sequence[dict[str, Any]]) -> None:

@@ -338,7 +338,7 @@ def _on_taken(dialect: Dialect, connection: Any, record: ConnectionPoolEntry, _p
         return
     try:
         dialect.do_ping(connection)
-    except Exception as error:
+    except dialect.loaded_dbapi.Error as error:
         raise DisconnectionError("the connection has been cut") from error
 
 

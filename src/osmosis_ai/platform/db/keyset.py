@@ -134,16 +134,12 @@ def read_pages(
     parts = [(number, part) for number, place in enumerate(places) for part in _parts(order, place)]
     pieces = [part.of(rows, tag, limit) for tag, (_, part) in enumerate(parts) for rows in ranges]
     for other in others:
-        own = _parts(other.order, other.place)
-        if other.valueless:
-            # By what is the same in all of them SQLite would sort.
-            pieces += [
-                replace(part, missing=()).of(other.rows, tag, limit)
-                for tag, part in enumerate(own)
-                if part.missing
-            ]
-        else:
-            pieces += [part.of(other.rows, tag, limit) for tag, part in enumerate(own)]
+        for tag, part in enumerate(_parts(other.order, other.place)):
+            if not other.valueless:
+                pieces.append(part.of(other.rows, tag, limit))
+            elif part.missing:
+                # By what is the same in all of them SQLite would sort.
+                pieces.append(replace(part, missing=()).of(other.rows, tag, limit))
     found: list[list[Any]] = [[] for _ in parts]
     if pieces:
         with nullcontext() if order.few else _walking(session, is_last=is_last):

@@ -13,7 +13,7 @@ from osmosis_ai.platform.gitsync.tree import REGULAR, ObjectReader, TreeEntry, l
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+    import tomli as tomllib
 
 MAX_PYPROJECT_BYTES = 1024 * 1024
 _LONGEST_NAME = 255

@@ -16,6 +16,7 @@ from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.page_links import page_url
 from osmosis_ai.platform.http.paging import LogPaging, Paging
 from osmosis_ai.platform.http.routing import api_router, quick_read
+from osmosis_ai.platform.http.runs import present
 
 router = api_router("/api/cli/datasets")
 
@@ -134,7 +135,7 @@ def _wire(services: Services, scope: WorkspaceScope, record: DatasetRecord, **mo
         created_at=row.created_at,
         updated_at=row.updated_at,
         platform_url=page_url(services, scope.workspace, "datasets", row.name),
-        **{key: value for key, value in optional.items() if value is not None},
+        **present(optional),
         **more,
     )
 

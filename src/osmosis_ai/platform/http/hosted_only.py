@@ -11,7 +11,7 @@ from typing import Any
 
 from osmosis_ai.api.wire.benchmarks import BenchmarkList, BenchmarkRunList
 from osmosis_ai.api.wire.dev_servers import DevServerList
-from osmosis_ai.platform.http.authentication import WorkspaceScope
+from osmosis_ai.platform.http.authentication import require_scope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.paging import Paging
 from osmosis_ai.platform.http.routing import api_router
@@ -33,41 +33,41 @@ _OF_A_RUN = (
 )
 _OF_A_SERVER = (("DELETE", ""), ("GET", "/logs"), ("GET", "/logs/stream"))
 
-router = api_router("/api/cli")
+router = api_router("/api/cli", checks=[require_scope])
 
 
 @router.get("/benchmarks")
-def list_benchmarks(scope: WorkspaceScope, page: Paging) -> BenchmarkList:  # noqa: ARG001 - who asks is checked
+def list_benchmarks(page: Paging) -> BenchmarkList:
     """List the benchmarks: none."""
     return BenchmarkList(benchmarks=[], **page.keys(0, 0))
 
 
 @router.get("/benchmark-runs")
-def list_benchmark_runs(scope: WorkspaceScope, page: Paging) -> BenchmarkRunList:  # noqa: ARG001
+def list_benchmark_runs(page: Paging) -> BenchmarkRunList:
     """List the benchmark runs: none."""
     return BenchmarkRunList(benchmark_runs=[], **page.keys(0, 0))
 
 
 @router.get("/dev-rollout-server")
-def list_dev_servers(scope: WorkspaceScope, page: Paging) -> DevServerList:  # noqa: ARG001
+def list_dev_servers(page: Paging) -> DevServerList:
     """List the development servers: none."""
     return DevServerList(dev_rollout_servers=[], **page.keys(0, 0))
 
 
 @router.post("/benchmark-runs")
-def submit_benchmark_run(scope: WorkspaceScope) -> dict[str, Any]:  # noqa: ARG001
+def submit_benchmark_run() -> dict[str, Any]:
     """Refuse: nothing here could run it."""
     raise ApiError(403, "NOT_OFFERED", _BENCHMARKS)
 
 
 @router.post("/dev-rollout-server")
-def start_dev_server(scope: WorkspaceScope) -> dict[str, Any]:  # noqa: ARG001
+def start_dev_server() -> dict[str, Any]:
     """Refuse: nothing here could serve it."""
     raise ApiError(403, "NOT_OFFERED", _DEV_SERVERS)
 
 
 def _unknown(what: str) -> Callable[..., dict[str, Any]]:
-    def refuse(scope: WorkspaceScope, name: str) -> dict[str, Any]:  # noqa: ARG001
+    def refuse(name: str) -> dict[str, Any]:
         """Refuse: there is none of any name."""
         raise ApiError(404, "NOT_FOUND", f"there is no {what} '{name}'; a self-hosted platform has none yet.")
 

@@ -6,7 +6,7 @@ routes match the encoded path, and each parameter is decoded on its own afterwar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial, wraps
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ import orjson
 from anyio import CapacityLimiter
 from anyio.lowlevel import RunVar
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -29,12 +29,18 @@ _READS_AT_ONCE = 4
 _READERS: RunVar[CapacityLimiter] = RunVar("osmosis_readers")
 
 
-def api_router(prefix: str = "") -> APIRouter:
+def api_router(prefix: str = "", *, checks: Sequence[Callable[..., Any]] = ()) -> APIRouter:
     """Return a router whose routes follow the rules of this module; every resource starts with one.
 
     Replies are wire models, of which the fields that were set are sent.
+
+    Args:
+        prefix: what all its paths begin with.
+        checks: what every request has to pass, for routes that need nothing else of it.
     """
-    return APIRouter(prefix=prefix, route_class=ApiRoute, redirect_slashes=False)
+    return APIRouter(
+        prefix=prefix, route_class=ApiRoute, redirect_slashes=False, dependencies=[*map(Depends, checks)]
+    )
 
 
 def quick_read(endpoint: Endpoint) -> Endpoint:

@@ -264,4 +264,4 @@ def _count(value: object) -> int | None:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

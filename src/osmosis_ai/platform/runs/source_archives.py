@@ -25,7 +25,7 @@ from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStore
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.base import upsert
+from osmosis_ai.platform.db.base import rows_changed, upsert
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRepository, DbRun, DbSourceArchive
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
@@ -77,7 +77,7 @@ class SourceArchives:
         known = (repository.workspace_id, sha)
         wanted = update(DbSourceArchive).where(*_is(known)).values(created_at=self._clock.now())
         with self._db.transaction() as session:
-            is_there = session.execute(wanted).rowcount > 0  # type: ignore[attr-defined]
+            is_there = rows_changed(session, wanted) > 0
         archive = self._known(known) if is_there else None
         if archive is None or known in self._doubted:
             return self._make(repository, sha)

@@ -6,23 +6,20 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-import orjson
-from sqlalchemy import ColumnElement, Float, Select, bindparam, cast, false, func, null, or_, select, tuple_
+from sqlalchemy import ColumnElement, Float, Select, and_, cast, false, func, null, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from osmosis_ai.errors import ConflictError, reason_of
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, KeysetRange
-from osmosis_ai.platform.db.tables import DbRubricResult, DbUser
-from osmosis_ai.platform.db.text_search import one_holds
+from osmosis_ai.platform.db.tables import DbRubricResult
 from osmosis_ai.platform.rubric_results import WITH_CREATORS, FoundRubricResult, RubricResultStore
+from osmosis_ai.platform.viewer.list_parts import asked_of, numbers_by_id, read_trends
 from osmosis_ai.rubric.written_results import parse_result
 from osmosis_ai.ui.numbers import iso
 from osmosis_ai.viewer.judging_sessions import session_detail
 from osmosis_ai.viewer.source import RunDetail, RunEntry, RunQuery
 
-ID_PREFIX = "rub_"
-_TREND = 10
 _NO_RATE: Any = cast(null(), Float).label("pass_rate")
 """What a judge says is no pass."""
 _ORDERS: Mapping[str, Any] = {
@@ -67,24 +64,8 @@ def rubric_range(
 
 def rubric_conditions(session: Session, query: RunQuery) -> list[ColumnElement[bool]]:
     """Return what a query asks of results; one for a rollout or a commit asks for none."""
-    equal = {
-        DbRubricResult.status: query.status,
-        DbRubricResult.model_path: query.model,
-        DbRubricResult.dataset_name: query.dataset,
-    }
-    found: list[ColumnElement[bool]] = [column == value for column, value in equal.items() if value]
-    if query.rollout or query.commit:
-        found.append(false())
-    if query.person:
-        people = select(DbUser.id).where(or_(DbUser.name == query.person, DbUser.email == query.person))
-        found.append(DbRubricResult.creator_id.in_(people))
-    if query.since is not None:
-        found.append(DbRubricResult.created_at >= query.since)
-    if query.until is not None:
-        found.append(DbRubricResult.created_at <= query.until)
-    if query.text:
-        found.append(one_holds(session, _SEARCHED, query.text))
-    return found
+    found = asked_of(session, query, DbRubricResult, _SEARCHED)
+    return [*found, false()] if query.rollout or query.commit else found
 
 
 def rubric_count(workspace_id: str, conditions: Sequence[ColumnElement[bool]]) -> Any:
@@ -98,12 +79,9 @@ def rubric_entries(session: Session, ids: Sequence[str]) -> dict[str, RunEntry]:
     if not ids:
         return {}
     rows = session.execute(WITH_CREATORS.where(DbRubricResult.id.in_(ids))).all()
-    is_sqlite = session.get_bind().dialect.name == "sqlite"
-    told = session.execute(_last_scores(is_sqlite=is_sqlite), {"ids": list(ids)})
-    trends = {id: orjson.loads(scores) if is_sqlite else scores for id, scores in told}
+    trends = read_trends(session, _last_scores, ids)
     return {
-        row.id: rubric_entry(row, name or email, trend=tuple(reversed(trends.get(row.id) or ())))
-        for row, name, email in rows
+        row.id: rubric_entry(row, name or email, trend=trends.get(row.id, ())) for row, name, email in rows
     }
 
 
@@ -134,9 +112,10 @@ def rubric_detail(store: RubricResultStore, found: FoundRubricResult) -> RunDeta
     Raises:
         BlobStoreError: the store is away, which is not the same as that there is none.
     """
-    row, document, problem = found.row, dict[str, Any](), None
+    row, problem = found.row, None
+    document: Mapping[str, Any] = {}
     try:
-        document = dict(parse_result(store.read(row)).document)
+        document = parse_result(store.read(row)).document
     except ConflictError as error:
         problem = error.sentence
     except (ValueError, RecursionError) as error:
@@ -149,22 +128,20 @@ def rubric_detail(store: RubricResultStore, found: FoundRubricResult) -> RunDeta
 def _last_scores(*, is_sqlite: bool) -> Select[tuple[str, Any]]:
     """Return the statement that lists the scores of up to ten results up to each of ``ids``, the newest first.
 
-    They are those of its rubric and judges, which can be compared with it. It is made once, as that of runs is.
+    They are those of its rubric and judges, which can be compared with it: they have finished, and something of them is
+    scored. It is made once, as that of runs is.
     """
     earlier = aliased(DbRubricResult)
-    last = (
+    tells = and_(earlier.status == "finished", earlier.reward.is_not(None))
+    scores = (
         select(earlier.reward.label("wanted"))
         .where(
             earlier.workspace_id == DbRubricResult.workspace_id,
             earlier.config == DbRubricResult.config,
             earlier.model_path == DbRubricResult.model_path,
             tuple_(earlier.created_at, earlier.id) <= tuple_(DbRubricResult.created_at, DbRubricResult.id),
+            or_(tells, earlier.id == DbRubricResult.id),
         )
         .order_by(earlier.created_at.desc(), earlier.id.desc())
-        .limit(_TREND)
-        .correlate(DbRubricResult)
-        .subquery()
     )
-    listed = (func.json_group_array if is_sqlite else func.json_agg)(last.c.wanted)
-    scores = select(listed).correlate(DbRubricResult).scalar_subquery()
-    return select(DbRubricResult.id, scores).where(DbRubricResult.id.in_(bindparam("ids", expanding=True)))
+    return numbers_by_id(DbRubricResult, scores, is_sqlite=is_sqlite)

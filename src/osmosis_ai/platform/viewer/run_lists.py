@@ -11,21 +11,20 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, get_args
 
-import orjson
 from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.platform.db.keyed_lists import moment_of, text_of
-from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, KeysetRange, read_page
+from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, read_page
 from osmosis_ai.platform.db.run_numbers import duration_ms
 from osmosis_ai.platform.db.tables import DbRun, DbUser
-from osmosis_ai.platform.db.text_search import one_holds
+from osmosis_ai.platform.rubric_results import ID_PREFIX
 from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
 from osmosis_ai.platform.runs.waiting import STOPPING
+from osmosis_ai.platform.viewer.list_parts import asked_of, numbers_by_id, read_trends
 from osmosis_ai.platform.viewer.rubric_lists import (
-    ID_PREFIX,
     rubric_conditions,
     rubric_count,
     rubric_entries,
@@ -44,16 +43,10 @@ _ORDERS: Mapping[str, Any] = {
     "duration": DbRun.duration_ms,
 }
 _NEVER_NULL = ("started", "status")
-_EQUAL = {
-    "status": DbRun.status,
-    "model": DbRun.model_path,
-    "dataset": DbRun.dataset_name,
-    "rollout": DbRun.rollout_name,
-}
+_SEARCHED = (DbRun.name, DbRun.model_path, DbRun.dataset_name, DbRun.rollout_name)
 SUMMARIES = select(DbRun, DbUser.name, DbUser.email).outerjoin(DbUser, DbUser.id == DbRun.creator_id)
 """What :meth:`WorkspaceRuns.entry` takes, of every run."""
 _RUN_IDS = "run_"
-_TREND = 10
 _LOOKED_AT = 100
 
 
@@ -83,7 +76,10 @@ class WorkspaceRuns:
         order = _order(query)
         keys = (DbRun.id, *((order.value,) if order.value is not None else order.ties))
         ranges = [self._of_kind(select(*keys), kind).where(*conditions) for kind in kinds]
-        others = self._rubrics(query, order, place) if query.kind in (None, "rubric") else []
+        others = []
+        if query.kind in (None, "rubric"):
+            of_rubrics = _of_one_table(query, place, ID_PREFIX)
+            others = [rubric_range(self.session, self.workspace_id, query, order, of_rubrics)]
         of_runs = _of_one_table(query, place, _RUN_IDS)
         found = read_page(self.session, ranges, order, of_runs, limit=limit + 1, others=others)
         entries = self.entries([row.id for row in found[:limit]])
@@ -105,8 +101,8 @@ class WorkspaceRuns:
 
     def _entries(self, summaries: Any, bound: Mapping[str, str]) -> dict[str, RunEntry]:
         rows = self.session.execute(summaries, bound).all()
-        known = self._trends([row[0].id for row in rows])
-        return {row[0].id: self.entry(*row, trend=known.get(row[0].id, [])) for row in rows}
+        trends = read_trends(self.session, _last_numbers, [row[0].id for row in rows])
+        return {row[0].id: self.entry(*row, trend=trends.get(row[0].id, ())) for row in rows}
 
     def with_previous(self, run: DbRun) -> tuple[RunEntry, RunEntry | None]:
         """Return a run's line, and that of the run before it that it can be compared with; a retry with none."""
@@ -128,20 +124,6 @@ class WorkspaceRuns:
 
     def _of_kind(self, statement: Select[Any], kind: str) -> Select[Any]:
         return statement.where(DbRun.workspace_id == self.workspace_id, DbRun.kind == kind)
-
-    def _trends(self, ids: Sequence[str]) -> dict[str, list[float | None]]:
-        """Return of each run the numbers of those before it and its own, the oldest first, in one statement."""
-        is_sqlite = self.session.get_bind().dialect.name == "sqlite"
-        found = self.session.execute(_last_numbers(is_sqlite=is_sqlite), {"ids": list(ids)})
-        # The one gives text, the other what it says.
-        lists = ((id, orjson.loads(told) if is_sqlite else told) for id, told in found)
-        return {id: list(reversed(numbers or ())) for id, numbers in lists}
-
-    def _rubrics(
-        self, query: RunQuery, order: KeysetOrder, place: KeysetPlace | None
-    ) -> Sequence[KeysetRange]:
-        own = _of_one_table(query, place, ID_PREFIX)
-        return [rubric_range(self.session, self.workspace_id, query, order, own)]
 
     def _counts(
         self, query: RunQuery, kinds: Sequence[str], conditions: Sequence[ColumnElement[bool]]
@@ -166,10 +148,7 @@ def _last_numbers(*, is_sqlite: bool) -> Select[tuple[str, Any]]:
     the page.
     """
     earlier = aliased(DbRun)
-    last = _comparable(DbRun, earlier, _number(earlier)).limit(_TREND).correlate(DbRun).subquery()
-    listed = (func.json_group_array if is_sqlite else func.json_agg)(last.c.wanted)
-    numbers = select(listed).correlate(DbRun).scalar_subquery()
-    return select(DbRun.id, numbers).where(DbRun.id.in_(bindparam("ids", expanding=True)))
+    return numbers_by_id(DbRun, _comparable(DbRun, earlier, _number(earlier)), is_sqlite=is_sqlite)
 
 
 @lru_cache
@@ -293,22 +272,12 @@ def _order(query: RunQuery) -> KeysetOrder:
     )
 
 
-_SEARCHED = (DbRun.name, DbRun.model_path, DbRun.dataset_name, DbRun.rollout_name)
-
-
 def _conditions(session: Session, query: RunQuery) -> list[ColumnElement[bool]]:
-    found = [column == getattr(query, name) for name, column in _EQUAL.items() if getattr(query, name)]
-    if query.person:
-        people = select(DbUser.id).where(or_(DbUser.name == query.person, DbUser.email == query.person))
-        found.append(DbRun.creator_id.in_(people))
+    found = asked_of(session, query, DbRun, _SEARCHED)
+    if query.rollout:
+        found.append(DbRun.rollout_name == query.rollout)
     if query.commit:
         found.append(DbRun.commit_sha.startswith(query.commit, autoescape=True))
-    if query.since is not None:
-        found.append(DbRun.created_at >= query.since)
-    if query.until is not None:
-        found.append(DbRun.created_at <= query.until)
-    if query.text:
-        found.append(one_holds(session, _SEARCHED, query.text))
     return found
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import MissingExtraError, OsmosisError
 from osmosis_ai.evaluation.budget import Budget
+from osmosis_ai.files import expanded
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
         _require_tools(request, agent, selection)
         eval_fns = tuple(load_eval_fns(request.eval_fns))
     open_model = _model(request)
-    results = ResultsFile(request.output.expanduser(), _config(request, agent)) if request.output else None
+    results = ResultsFile(expanded(request.output), _config(request, agent)) if request.output else None
     if results is not None:
         results.check()
     # No path, and so no config's: a module may be called as Windows calls a drive.
@@ -292,10 +293,8 @@ def check_options(request: ClassicEvalRequest) -> None:
     for k in request.ks:
         if k > request.n:
             raise OsmosisError(f"--k must be <= --n ({request.n}): pass@{k} needs {k} runs of a row.")
-    for option, number in (
-        ("--pass-threshold", request.pass_threshold),
-        ("--temperature", request.temperature),
-    ):
+    finite = {"--pass-threshold": request.pass_threshold, "--temperature": request.temperature}
+    for option, number in finite.items():
         if number is not None and not math.isfinite(number):
             raise OsmosisError(f"{option} must be a finite number.")
     if request.temperature is not None and request.temperature < 0:
@@ -334,7 +333,7 @@ def _rows(request: ClassicEvalRequest) -> tuple[LoopDataset, Selection]:
     from osmosis_ai.evaluation.agent_loop.dataset import DatasetReader
     from osmosis_ai.evaluation.agent_loop.imported_agent import LoopDataset
 
-    reader = DatasetReader(request.dataset.expanduser())
+    reader = DatasetReader(expanded(request.dataset))
     total, start = len(reader), request.offset
     stop = total if request.limit is None else min(total, start + request.limit)
     if start >= stop:
@@ -349,7 +348,7 @@ def _require_tools(request: ClassicEvalRequest, agent: RolloutAgentLoop, selecti
     from osmosis_ai.evaluation.agent_loop.dataset import DatasetReader
     from osmosis_ai.evaluation.agent_loop.offered_tools import require_tools
 
-    rows = DatasetReader(request.dataset.expanduser()).iter_rows(limit=len(selection), offset=request.offset)
+    rows = DatasetReader(expanded(request.dataset)).iter_rows(limit=len(selection), offset=request.offset)
     require_tools(
         agent,
         rows,

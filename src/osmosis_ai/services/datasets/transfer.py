@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from osmosis_ai.datasets import DatasetReport, validate_dataset
 from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.files import expanded
 from osmosis_ai.services.context import Warn, log_warning
 from osmosis_ai.services.datasets.catalog import IN_PROGRESS, READY
 
@@ -406,7 +407,7 @@ def _target(output: str | None, name: str) -> tuple[Path | None, Path]:
     """Return the directory, if one was meant, and the file."""
     if output is None:
         return Path.cwd(), Path.cwd() / name
-    path = Path(output).expanduser()
+    path = expanded(output)
     if output.endswith("/") or path.is_dir():
         return path, path / name
     return None, path

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import expanded
 from osmosis_ai.process_environment import PACKAGE_PREFIXES, chosen, python_environment
 from osmosis_ai.workspace.git import run_git
 from osmosis_ai.workspace.samples import copy_sample_workspace
@@ -104,7 +105,7 @@ def prepare_scratch(directory: Path | None) -> Scratch:
     if directory is None:
         root = Path(tempfile.mkdtemp(prefix="osmosis-demo-"))
     else:
-        root = directory.expanduser().absolute()
+        root = expanded(directory).absolute()
         if root.exists() and (not root.is_dir() or any(root.iterdir())):
             raise OsmosisError(
                 f"{root} is not an empty directory.", hint="name one that does not exist: --keep-dir DIR"

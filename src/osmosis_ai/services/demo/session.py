@@ -199,7 +199,8 @@ def _stop(session: Session, process: ChildProcess) -> None:
 
 def _resource(said: bytes) -> dict[str, Any]:
     result: dict[str, Any] = json.loads(said)
-    return result.get("resource", result)  # type: ignore[no-any-return]
+    resource: dict[str, Any] = result.get("resource", result)
+    return resource
 
 
 @contextmanager

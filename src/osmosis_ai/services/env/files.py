@@ -24,6 +24,7 @@ from osmosis_ai.api.platform_url import (
     TOKEN_PLATFORM_ENV,
 )
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.files import expanded
 from osmosis_ai.llm.file_addresses import FileAddress, refuse_redirected_secrets
 from osmosis_ai.llm.providers import address_variables, credential_variables
 from osmosis_ai.process_environment import why_reserved
@@ -251,7 +252,7 @@ def revoke_env_file(path: Path | None = None) -> tuple[Path, bool]:
 def _place(path: Path | None) -> Path:
     if path is None:
         return env_file_path(Path.cwd())
-    path = path.expanduser()
+    path = expanded(path)
     # The directory's own spelling, as commands in it have it; the file itself may be a link, which is refused.
     return path.resolve() / FILE_NAME if path.is_dir() else path.parent.resolve() / path.name
 

@@ -218,13 +218,20 @@ def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = Fa
         estimates = found.merged.wire.estimates if found.merged is not None else {}
     if estimates:
         counts = estimates.get("counts") or {}
-        made = [counts.get(key) or 0 for key in ("planned", "pending", "skipped")]
-        scored, tried = counts.get("scored"), made[0] - made[1] - made[2]
-        evidence: Callable[[Rule], Evidence] = lambda rule: evidence_of(rule.metric, estimates, rows=rows)  # noqa: E731
+        planned, pending, skipped = (counts.get(key) or 0 for key in ("planned", "pending", "skipped"))
+        scored, tried = counts.get("scored"), planned - pending - skipped
         passes_at = _passes_at(estimates) if unfinished is None else None
+
+        def evidence(rule: Rule) -> Evidence:
+            return evidence_of(rule.metric, estimates, rows=rows)
+
     else:
         told = counts_of(found)
-        scored, tried, evidence = told.scored, told.tried, lambda rule: _evidence_of_counts(told, rule)
+        scored, tried = told.scored, told.tried
+
+        def evidence(rule: Rule) -> Evidence:
+            return _evidence_of_counts(told, rule)
+
     return GatedRun(
         name=run.name or run.id,
         source="platform",

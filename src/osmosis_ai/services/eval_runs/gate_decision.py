@@ -20,6 +20,7 @@ from osmosis_ai.evaluation.comparison.comparability import (
 )
 from osmosis_ai.evaluation.gating import SHARES, Evidence, Rule, RuleResult, judge, require_rules
 from osmosis_ai.evaluation.statistics import CONFIDENCE
+from osmosis_ai.files import expanded
 from osmosis_ai.services.eval_runs.gate import (
     GatedRun,
     GateReport,
@@ -88,7 +89,7 @@ def gate(reference: str, question: GateQuestion, *, client: Client) -> GateRepor
         GateUsageError: there is no rule, or one that cannot be asked of this run.
         OsmosisError: a run is nowhere, damaged, or may not be compared.
     """
-    file = Path(reference).expanduser()
+    file = expanded(reference)
     if file.is_file() and run_of_file(file) is None:
         return _Gate(
             rubric_results(file), None, _asked(question, _decisions(question, None)), client
@@ -184,7 +185,7 @@ def _decisions(question: GateQuestion, found: ResolvedRun | None) -> Decisions:
     except WorkspaceRequiredError:
         workspace = None
     if question.rules_file is not None:
-        named = question.rules_file.expanduser().absolute()
+        named = expanded(question.rules_file).absolute()
         if not named.is_file():
             raise GateUsageError(
                 f"there is no file `{question.rules_file}`.", hint="name a .decide.toml: --rules FILE"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
-from osmosis_ai.files import can_be_path
+from osmosis_ai.files import can_be_path, expanded
 from osmosis_ai.services.eval_runs.run_directories import (
     archived_names,
     evaluation,
@@ -222,7 +222,7 @@ def _at_path(word: str, downloads: bool) -> Path | None:
 
     if not can_be_path(word):
         return None
-    given = Path(word).expanduser()
+    given = expanded(word)
     if (given / "manifest.json").is_file():
         return given.absolute()
     if is_download(given):
@@ -373,7 +373,7 @@ def _missing(reference: str, word: str, start: Path | None) -> NotFoundError:
 
     root = workspace_of_runs(start).evals_dir
     names = local_names(start)
-    given = Path(word).expanduser()
+    given = expanded(word)
     if word.startswith(GIT):
         return NotFoundError(
             f"there is no finished run of the commit `{word.removeprefix(GIT)}` in {root}.",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.files import cache_dir
+from osmosis_ai.files import cache_dir, expanded
 from osmosis_ai.services.eval_runs.isolation import advanced_note, isolation_fact, local_sandbox
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def prepare_eval_run(
     slices = tuple(dict.fromkeys((*request.slices, *decided.slices)))
     require_sliceable(slices, path, selection)
     provenance, notes = _provenance(workspace, config, path, rollout.sandbox)
-    provenance["options"] = request.options(lambda given: _in_workspace(workspace, given.expanduser()))
+    provenance["options"] = request.options(lambda given: _in_workspace(workspace, expanded(given)))
     return PreparedEvalRun(
         request=request,
         workspace=workspace,
@@ -164,7 +164,7 @@ def prepare_eval_run(
         dataset=DatasetInput(path, config.experiment.dataset, file_digest(path), source),
         selection=selection,
         rollout=rollout,
-        output_root=(request.output.expanduser().absolute() if request.output else workspace.evals_dir),
+        output_root=(expanded(request.output).absolute() if request.output else workspace.evals_dir),
         provenance={**provenance, "isolation": isolation_fact(rollout.sandbox)},
         origin=_origin(workspace),
         notes=notes,
@@ -283,7 +283,7 @@ def _dataset_file(
     from osmosis_ai.workspace.layout import find_dataset_file
 
     if explicit is not None:
-        path = explicit.expanduser().absolute()
+        path = expanded(explicit).absolute()
         if not path.is_file():
             raise NotFoundError(f"there is no dataset file `{explicit}`.")
         return path, "explicit"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.files import expanded
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
@@ -86,7 +87,7 @@ def plan_model_download(
     if output is None:
         directory = workspace.state_dir / "models" / safe_name(listed.model_name)
     else:
-        directory = output.expanduser().absolute()
+        directory = expanded(output).absolute()
     return ModelPlan(listed, directory, workspace)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.files import expanded
 from osmosis_ai.services.report_files import ReportFile
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def choose_rubric(rubric: str, config: Path | None, data: Path, *, need_model: b
     if not text:
         raise OsmosisError("Rubric text must not be empty.")
     if text.startswith("@"):
-        return _rubric_of_file(Path(text[1:]).expanduser())
+        return _rubric_of_file(expanded(text[1:]))
     looks_like_id = _ID_LIKE.fullmatch(text) is not None
     found = next((path for path in candidate_configs(data) if path.is_file()), None)
     if config is not None or (looks_like_id and found is not None):
@@ -273,7 +274,7 @@ def plan_report(report: Path | None, *, overwrite: bool) -> Path | None:
     """
     if report is None:
         return None
-    path = report.expanduser()
+    path = expanded(report)
     ReportFile(path, overwrite=overwrite).check()
     return path.absolute()
 
@@ -294,7 +295,7 @@ def plan_output(output: str | None, rubric_id: str, *, classic: bool) -> OutputP
         from osmosis_ai.files import cache_dir
 
         return _fresh(cache_dir() / "eval_result" / folder_of(rubric_id), asked=False)
-    path = Path(output).expanduser().absolute()
+    path = expanded(output).absolute()
     names_directory = output.endswith(("/", os.sep))
     if classic:
         if path.suffix and path.is_dir():

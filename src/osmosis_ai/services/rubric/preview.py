@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.files import expanded
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def preview_file(path: Path) -> FilePreview:
     Raises:
         OsmosisError: there is no such file, it is of another kind, or it cannot be read.
     """
-    path = path.expanduser()
+    path = expanded(path)
     if not path.exists():
         raise NotFoundError(f"Path '{path}' does not exist.")
     if path.is_dir():

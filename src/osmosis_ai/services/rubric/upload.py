@@ -7,13 +7,14 @@ this machine. A document that holds the value of a key, as far as the environmen
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError, reason_of
-from osmosis_ai.files import can_be_path, size_of
+from osmosis_ai.files import can_be_path, expanded, size_of
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
@@ -69,7 +70,7 @@ def find_rubric_result(reference: str) -> LocalRubricResult | None:
     """
     from osmosis_ai.evaluation.run_places import RunPlaces, is_result, kind_of
 
-    given = Path(reference).expanduser()
+    given = expanded(reference)
     if not can_be_path(reference) or not given.exists():
         return None
     if given.is_file():
@@ -96,7 +97,7 @@ def find_run_beside_results(reference: str) -> Path:
     """
     from osmosis_ai.services.eval_runs.resolver import find_local_run, run_of_file
 
-    given = Path(reference).expanduser()
+    given = expanded(reference)
     is_file = can_be_path(reference) and given.is_file()
     # Without an ending it may be a run's name as well; that of a place (`local:`) or a commit (`git:`) is no file's.
     if is_file and given.suffix and run_of_file(given) is None:
@@ -158,7 +159,7 @@ def read_sendable(path: Path) -> Mapping[str, Any]:
     if size > LARGEST_DOCUMENT_BYTES:
         raise _refused(
             f"it has {size:,} bytes, and {LARGEST_DOCUMENT_BYTES:,} are the most",
-            f"osmosis view {path} --report FILE.html makes a page of it that can be sent to people",
+            f"osmosis view {shlex.quote(str(path))} --report FILE.html makes a page of it that can be sent to people",
         )
     _require_no_secret(path, document)
     return document

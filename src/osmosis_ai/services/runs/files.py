@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import ErrorCode, OsmosisError
+from osmosis_ai.files import expanded
 from osmosis_ai.services.runs.lifecycle import WAITING
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def run_directory(
     meet, or where an evaluation of this machine has the place.
     """
     if output is not None:
-        return output.expanduser().absolute()
+        return expanded(output).absolute()
     run_id, home = safe_name(run.id), layout.home(workspace)
     if not run.name:
         return home / run_id

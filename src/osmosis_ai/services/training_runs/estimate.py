@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.files import expanded
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
@@ -228,7 +229,7 @@ def _local_source(model_path: str) -> str:
 
     if model_path in served_models():
         return model_path
-    folder = Path(model_path).expanduser()
+    folder = expanded(model_path)
     if (folder / "config.json").is_file():
         return str(folder)
     try:

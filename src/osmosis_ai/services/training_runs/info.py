@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from osmosis_ai.files import expanded
 from osmosis_ai.services.runs.lifecycle import TERMINAL, WAITING, DescribedRun, RunKind
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ def export_path(described: DescribedTraining, workspace: WorkspaceDirectory, out
     name = f"{safe_name(run.name or 'run')}_{safe_name(run.id[:_SHOWN_ID_CHARS])}.json"
     if output is None:
         return workspace.state_dir / "metrics" / name
-    path = Path(output).expanduser().absolute()
+    path = expanded(output).absolute()
     separators = tuple(filter(None, (os.sep, os.altsep)))
     return path / name if output.endswith(separators) or path.is_dir() else path.with_suffix(".json")
 

@@ -10,6 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
+from osmosis_ai.files import expanded
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.training_runs import TrainingMetrics
@@ -64,7 +65,7 @@ def training_directory(word: str) -> Path | None:
     from osmosis_ai.services.downloaded_runs import is_downloaded_run
 
     try:
-        given = Path(word).expanduser().absolute()
+        given = expanded(word).absolute()
         kind, there = kind_of(given), given.exists()
     except (OSError, ValueError, RuntimeError):
         return None

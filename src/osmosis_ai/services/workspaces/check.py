@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from osmosis_ai.config.issues import closest
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.files import expanded
 from osmosis_ai.workspace.layout import DATASET_EXTENSIONS
 
 if TYPE_CHECKING:
@@ -381,7 +382,7 @@ def _inputs(workspace: WorkspaceDirectory, paths: Sequence[Path]) -> tuple[list[
         return configs, []
     configs, datasets = [], []
     for path in paths:
-        place = path.expanduser().resolve()
+        place = expanded(path).resolve()
         if place.is_dir():
             found = _configs_below(workspace, place)
             if not found:

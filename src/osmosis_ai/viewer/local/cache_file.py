@@ -105,9 +105,8 @@ class CacheFile:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA cache_size = -8192")  # KiB
-            connection.execute(
-                "PRAGMA wal_autocheckpoint = 4000"
-            )  # pages, each time with two waits for the disk
+            # In pages; each checkpoint waits for the disk twice.
+            connection.execute("PRAGMA wal_autocheckpoint = 4000")
             # Who waited for another's lock finds the tables.
             connection.execute("BEGIN IMMEDIATE")
             if not _is_made(connection):

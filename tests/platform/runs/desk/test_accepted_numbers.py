@@ -24,7 +24,7 @@ from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock
 from tests.platform.evaluations import Submits, submit_body
 from tests.platform.runs.desk.desk_workers import DeskWorker, offer
-from tests.platform.runs.desk.test_run_desk import has_expired
+from tests.platform.runs.desk.submits import has_expired
 
 RUNS = "/api/cli/eval-runs"
 POOL = ClaimScope(pool="gpu")

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
-import json
 import os
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
@@ -19,210 +13,49 @@ from typing import Any, cast
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai import training
-from osmosis_ai._version import __version__
-from osmosis_ai.api.wire.workers import StoredTraining, TrainingNews, UploadGrant, WorkerOffer
+from osmosis_ai.api.wire.workers import StoredTraining, TrainingNews, UploadGrant
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.log_lines import WARNED, LogLine
-from osmosis_ai.platform.runs.desk.claims import ClaimScope
 from osmosis_ai.platform.runs.execute.worker_process import LEARNER_LOST
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
-from osmosis_ai.platform.runs.work.inputs import RunInputs
-from osmosis_ai.platform.runs.work.publisher import Publisher
-from osmosis_ai.platform.runs.work.run_channel import RunChannel
 from osmosis_ai.platform.runs.work.run_work import Interrupt, WorkResult
 from osmosis_ai.platform.runs.work.training_publisher import TrainingPublisher
-from osmosis_ai.platform.runs.work.training_work import PreparedTraining, TrainingWork
-from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.training.learner.ranks import LearnerProcessLostError
-from osmosis_ai.training.runs import trainer
-from osmosis_ai.training.runs.hooks import SavedCheckpoint, TrainingHooks, TrainingPlan
 from osmosis_ai.training.runs.loop_state import Ending
 from osmosis_ai.training.runs.metrics import (
     TRAINING_REWARD,
-    VALIDATION_PLANNED,
     MetricsHistory,
     StepRecord,
     read_history,
 )
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.trainer import TrainingSummary
-from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from tests.lazily import needs
-from tests.platform.conftest import ManualClock, assert_flat_error
-from tests.platform.evaluations import experiment, training_body, wait_until
+from tests.platform.conftest import ManualClock
+from tests.platform.evaluations import wait_until
 from tests.platform.runs.work.claimed_runs import DeskLink
+from tests.platform.runs.work.pretended_trainer import (
+    RUNS,
+    STEPS,
+    Bench,
+    Gone,
+    PretendedTrainer,
+    finishes,
+    goes_on,
+    is_stopped,
+    save_checkpoint,
+)
 
 needs("torch")
-
-RUNS = "/api/cli/training-runs"
-STEPS = 8
-# training_body() keeps a checkpoint every 5 steps.
-
-
-class PretendedTrainer:
-    """Takes steps without learning anything, and ends as the test says."""
-
-    ends: Callable[[PretendedTrainer], Ending]
-
-    def __init__(
-        self,
-        spec: TrainingSpec,
-        run_dir: Path,
-        hooks: TrainingHooks,
-        *,
-        environ: Any,
-        provenance: Any,
-        **_contained: Any,
-    ) -> None:
-        self.spec = spec
-        self.hooks = hooks
-        self.environ = environ
-        self.provenance = provenance
-        self.directory = TrainingDirectory(run_dir)
-        self.stopped = asyncio.Event()
-
-    async def run(self) -> TrainingSummary:
-        self.directory.checkpoints.mkdir(parents=True, exist_ok=True)
-        if not self.directory.manifest.exists():
-            Manifest.new("training", {}, {}).write(self.directory.manifest)
-        loop = asyncio.get_running_loop()
-        self.hooks.started(lambda: loop.call_soon_threadsafe(self.stopped.set))
-        done = max((each.step for each in checkpoints_in(self.directory.checkpoints)), default=0)
-        self.hooks.plan(TrainingPlan(self.directory.path, "osmosis/tiny", 100, 5, 32, STEPS, done, "cpu"))
-        ending = type(self).ends(self)
-        return TrainingSummary(self.directory.path, ending, 0, STEPS, [])
-
-    def take_steps(self, first: int, last: int) -> None:
-        history = MetricsHistory(self.directory.metrics)
-        for step in range(first, last + 1):
-            record = StepRecord(step, 1000 * step, {TRAINING_REWARD: step / 10})
-            history.append(record)
-            self.hooks.step(record, STEPS)
-            saved = save_checkpoint(self.directory, step, self.provenance, keep=step % 5 == 0)
-            self.hooks.checkpoint(SavedCheckpoint(step, saved, step % 5 == 0))
-
-
-def save_checkpoint(directory: TrainingDirectory, step: int, provenance: Any, *, keep: bool) -> Path:
-    writing, saved = directory.path / "writing", directory.checkpoints / f"step-{step:08d}"
-    (writing / "adapter").mkdir(parents=True)
-    (writing / "adapter" / "adapter_config.json").write_text("{}")
-    (writing / "adapter" / "adapter_model.safetensors").write_bytes(f"weights {step}".encode())
-    described = {**provenance, "step": step, "metrics": {TRAINING_REWARD: step / 10}}
-    (writing / "provenance.json").write_text(json.dumps(described))
-    (writing / "trainer_state.json").write_text(json.dumps({"step": step}))
-    if keep:
-        (writing / "keep").touch()
-    writing.rename(saved)
-    return saved
-
-
-class Bench:
-    """One submitted run and the workers that come for it."""
-
-    def __init__(self, api: TestClient, services: PlatformServices, **changes: Any) -> None:
-        self.api = api
-        self.services = services
-        reply = api.post(RUNS, json=training_body(**changes))
-        assert reply.status_code == 200, reply.text
-        self.id, self.name = reply.json()["id"], reply.json()["name"]
-        self.config = services.config
-        self.directory = WorkingDirectory(services.config.runs_dir, self.id)
-        self.prepared: PreparedTraining | None = None
-        self.error: Exception | None = None
-
-    def move(self, home: Path) -> None:
-        """Let the next workers be of another machine, with a home of its own."""
-        self.config = replace(self.services.config, home=home)
-        self.config.prepare_home()
-        self.directory = WorkingDirectory(self.config.runs_dir, self.id)
-
-    def work(self, interrupt: Interrupt | None = None) -> WorkResult | None:
-        """Let a worker work on the run once; return its verdict, or None with the error kept."""
-        services = self.services
-        offer = WorkerOffer(claim_id=os.urandom(16).hex(), sdk_version=__version__, run_id=self.id)
-        assignment = services.desk.claim(offer, ClaimScope(run_id=self.id))
-        assert assignment is not None
-        channel = RunChannel(DeskLink(services), assignment)
-        self.directory.create()
-        inputs = RunInputs(self.config, channel, self.directory)
-        work = TrainingWork(inputs, channel, self.directory)
-        self.prepared = work.prepare()
-        channel.sync()  # hears whether it is to stop
-        publisher = Publisher(channel, services.clock, self.prepared.redactor)
-        publisher.start()
-        verdict = None
-        try:
-            verdict = asyncio.run(work.execute(self.prepared, publisher, interrupt or Interrupt()))
-        except Exception as error:
-            self.error = error
-        except Gone:
-            publisher._closing = True
-            publisher._thread.join()  # type: ignore[union-attr]
-            raise
-        publisher.finish()
-        channel.release(ending=work.ending)
-        return verdict
-
-    def ask_to_stop(self) -> None:
-        with self.services.db.transaction() as session:
-            session.get_one(DbRun, self.id).stop_requested_at = self.services.clock.now()
-
-    def checkpoints(self) -> list[int]:
-        listed = self.api.get(f"{RUNS}/{self.name}/checkpoints").json()["checkpoints"]
-        return [one["checkpoint_step"] for one in listed]
-
-    def steps(self) -> list[int]:
-        series = self.api.get(f"{RUNS}/{self.name}/metrics").json()["metrics"]
-        return [point["step"] for each in series for point in each["data_points"]]
-
-    def log(self) -> str:
-        page = self.api.get(f"{RUNS}/{self.name}/logs", params={"limit": 200}).json()
-        return "\n".join(line["message"] for line in page["logs"])
 
 
 @pytest.fixture
 def bench(api: TestClient, services: PlatformServices) -> Bench:
     return Bench(api, services)
-
-
-@pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[PretendedTrainer], Ending]], None]:
-    """Give the trainer its ending."""
-    monkeypatch.setattr(trainer, "Trainer", PretendedTrainer)
-
-    def choose(ending: Callable[[PretendedTrainer], Ending]) -> None:
-        monkeypatch.setattr(PretendedTrainer, "ends", ending, raising=False)
-
-    return choose
-
-
-def finishes(pretended: PretendedTrainer) -> Ending:
-    pretended.take_steps(1, STEPS)
-    return Ending("finished", f"all {STEPS} steps are done.")
-
-
-def is_stopped(pretended: PretendedTrainer) -> Ending:
-    pretended.take_steps(1, 7)
-    return Ending("stopped", "stopped after step 7.")
-
-
-def goes_on(pretended: PretendedTrainer) -> Ending:
-    (*_, last) = checkpoints_in(pretended.directory.checkpoints)
-    pretended.take_steps(last.step + 1, STEPS)
-    return Ending("finished", f"all {STEPS} steps are done.")
-
-
-class Gone(BaseException):
-    """A machine, with everything on it."""
 
 
 def test_another_machine_goes_on_from_the_last_checkpoint_that_was_sent_with_the_curve_up_to_it(
@@ -474,159 +307,6 @@ def test_a_worker_that_lost_a_process_of_its_learner_says_so_and_dies_for_anothe
     assert bench.steps() == [1, 2, 3]
     assert bench.log().endswith("process 1 of the learner ended (signal 9).")
     assert bench.checkpoints() == [], "the run goes on: step 3 is no place where it ended"
-
-
-def test_values_of_secrets_reach_the_agent_and_nothing_else(
-    api: TestClient, services: PlatformServices, ends: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "of-whoever-runs-the-platform")
-    seen: list[PretendedTrainer] = []
-
-    def looks(pretended: PretendedTrainer) -> Ending:
-        seen.append(pretended)
-        assert os.environ["HF_TOKEN"] == "hf-canary", "models are loaded with the run's own"
-        pretended.hooks.note("the agent printed canary-7291")
-        return finishes(pretended)
-
-    ends(looks)
-    given = {"AGENT_KEY": "canary-7291", "HF_TOKEN": "hf-canary"}
-    bench = Bench(api, services, secrets={"required": sorted(given), "provided": given})
-    assert bench.work() == WorkResult("finished"), bench.error
-    (pretended,) = seen
-    assert dict(pretended.spec.secret_values) == given
-    assert "canary" not in repr([pretended.spec, pretended.environ, pretended.provenance, bench.prepared])
-    assert "HF_TOKEN" not in pretended.environ
-    assert "the agent printed [REDACTED]" in bench.log()
-
-
-def validates(pretended: PretendedTrainer, step: int, said: str) -> None:
-    """Leave a validation of two samples, the second of which was killed while its conversation was written."""
-    records = [
-        TerminalRecord(row, 0, f"valid-{step:06d}-row-{row}-0", "success", 5, reward=0.5, output=said)
-        for row in range(2)
-    ]
-    trials = pretended.directory.trials
-    for record, content in zip(records, (json.dumps({"steps": [{"message": said}]}), '{"st'), strict=True):
-        (trials / record.rollout_id).mkdir(parents=True)
-        (trials / record.rollout_id / "trajectory.json").write_text(content)
-    pretended.directory.write_validation(ValidationSamples.of(records, step=step, pass_threshold=1.0))
-    record = StepRecord(step, 1000 * step, {VALIDATION_PLANNED: 2.0})
-    MetricsHistory(pretended.directory.metrics).append(record)
-    pretended.hooks.step(record, STEPS)
-
-
-def test_the_conversations_of_the_newest_validation_are_kept_without_secrets(
-    api: TestClient, services: PlatformServices, ends: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = {"AGENT_KEY": "canary-7291"}
-    bench = Bench(api, services, secrets={"required": list(given), "provided": given})
-    with services.db.session() as session:
-        source = PlatformSource(services, session.get_one(DbRun, bench.id).workspace_id, SampleCounts())
-    assert source.validation(bench.name) is None
-
-    def validates_once(pretended: PretendedTrainer) -> Ending:
-        validates(pretended, 2, "it is canary-7291")
-        return is_stopped(pretended)
-
-    ends(validates_once)
-    bench.work()
-    first = source.validation(bench.name)
-    assert first is not None and (first.step, first.total) == (2, 2)
-    assert {record.output for record in first.records} == {"it is [REDACTED]"}
-    conversations = [source.validation_conversation(bench.name, row, 0, max_bytes=999) for row in (0, 1)]
-    assert [each.content for each in conversations] == [b'{"steps":[{"message":"it is [REDACTED]"}]}', None]
-
-    def kept_steps() -> set[str]:
-        keys = services.blobs.keys(f"runs/{bench.id}/validation")
-        return {key.split("/")[3].partition("-")[0] for key in keys}
-
-    real = DeskLink.send
-
-    def send(self: DeskLink, grant: UploadGrant, content: Any, size: int) -> str:
-        if grant.name.startswith("validation/4-") and grant.name.endswith("-conversations"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(self, grant, content, size)
-
-    def validates_again(pretended: PretendedTrainer) -> Ending:
-        validates(pretended, 4, "again")
-        return is_stopped(pretended)
-
-    monkeypatch.setattr(DeskLink, "send", send)
-    ends(validates_again)
-    bench.work()
-    assert source.validation(bench.name) == first, "the one before is whole; half a new one is none"
-    assert "the conversations of the newest validation could not be stored" in bench.log()
-    assert "2" in kept_steps()
-    monkeypatch.setattr(DeskLink, "send", real)
-    ends(is_stopped)
-    bench.work()
-    second = source.validation(bench.name)
-    assert second is not None and second.step == 4
-    assert kept_steps() == {"4"}
-
-
-def test_the_trainer_is_given_the_commit_the_rows_and_the_settings(
-    bench: Bench, ends: Any, services: PlatformServices
-) -> None:
-    seen: list[PretendedTrainer] = []
-
-    def looks(pretended: PretendedTrainer) -> Ending:
-        seen.append(pretended)
-        return finishes(pretended)
-
-    ends(looks)
-    bench.work()
-    spec, provenance = seen[0].spec, seen[0].provenance
-    assert (spec.model_path, spec.adapter, spec.entrypoint) == ("osmosis/tiny", None, "main.py")
-    assert (spec.rollout_dir / "main.py").is_file()
-    assert spec.dataset.path.is_relative_to(bench.directory.path)
-    assert (spec.settings.n_samples_per_prompt, spec.settings.checkpoint_save_freq) == (4, 5)
-    assert (provenance["run"], provenance["git_head"]) == (
-        bench.name,
-        bench.prepared and bench.prepared.commit_sha,
-    )
-
-
-# -- submits -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("runs", ["training-runs", "eval-runs"])
-def test_an_adapter_that_does_not_exist_is_refused_by_name(api: TestClient, runs: str) -> None:
-    body = {"experiment_config": experiment(model_path="osmosis/tiny:no-such-step-9")}
-    refused = assert_flat_error(api.post(f"/api/cli/{runs}", json=body), 400, "INVALID_CONFIG")
-    assert refused["issues"][0]["key"] == "experiment.model_path"
-    assert "no adapter 'no-such-step-9' of `osmosis/tiny`" in refused["issues"][0]["message"]
-
-
-def test_the_learning_rate_of_an_adapter_is_that_of_its_base_model(
-    bench: Bench, ends: Any, api: TestClient
-) -> None:
-    ends(finishes)
-    bench.work()
-    called = f"osmosis/tiny:{bench.name}-step-{STEPS}"
-    run = api.post(RUNS, json=training_body(experiment_config=experiment(model_path=called))).json()
-    detail = api.get(f"{RUNS}/{run['name']}").json()
-    assert (detail["model"]["name"], detail["config"]["training"]["lr"]) == (called, 1e-3)
-
-
-def test_a_platform_without_torch_refuses_to_train_and_says_what_to_install(
-    api: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training, "find_spec", lambda _: None)
-    refused = assert_flat_error(api.post(RUNS, json=training_body()), 409, "TRAINING_NOT_INSTALLED")
-    assert "cannot train" in refused["error"]
-    assert "[train]" in refused["error"]
-    assert api.get(RUNS).json()["total_count"] == 0
-
-
-@pytest.mark.e2e
-def test_neither_the_platform_nor_a_worker_that_has_not_begun_to_train_imports_torch() -> None:
-    program = (
-        "import sys; import osmosis_ai.platform.app, osmosis_ai.platform.server, osmosis_ai.platform.runs.work.worker; "
-        "print(sorted({'torch', 'transformers', 'peft'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_a_checkpoint_that_two_threads_come_to_keep_is_kept_and_told_once(tmp_path: Path) -> None:

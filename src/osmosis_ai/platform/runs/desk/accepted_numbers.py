@@ -39,15 +39,14 @@ class CountedNumbers:
     journal: tuple[int, int]
     metrics: dict[str, Any]
 
-    def write(self, run: DbRun) -> bool:
-        """Have a run's row say them; False, with nothing changed, where more was accepted meanwhile."""
+    def write(self, run: DbRun) -> None:
+        """Have a run's row say them; where more was accepted meanwhile nothing is changed."""
         if self.journal != (run.journal_generation, run.journal_bytes):
-            return False
+            return
         planned = self.metrics["estimates"]["counts"]["planned"]
         run.metrics = self.metrics
         run.results = summarised_results(run.results or {}, self.metrics)
         run.progress = {"completed": self.metrics["summary"]["total_samples"], "total": planned}
-        return True
 
 
 class AcceptedNumbers:

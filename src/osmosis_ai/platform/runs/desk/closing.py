@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
 from weakref import WeakValueDictionary
 
 from pydantic import SecretStr
@@ -337,8 +336,7 @@ class RunClosing:
 
 
 def _closed(run: DbRun) -> RunClosed:
-    status: Literal["pending", "running", "finished", "failed", "stopped"] = run.status  # type: ignore[assignment]
-    return RunClosed(status=status)
+    return RunClosed.model_validate({"status": run.status})
 
 
 def _hopeless(run: DbRun) -> str:

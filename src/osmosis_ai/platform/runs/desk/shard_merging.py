@@ -16,14 +16,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
-from sqlalchemy import ColumnElement, CursorResult, delete, func, select, update
+from sqlalchemy import ColumnElement, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.store import BlobError, BlobStore, BlobStoreSilent
 from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.base import rows_changed
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbRunShard
 from osmosis_ai.platform.runs.desk.run_shards import (
@@ -212,7 +213,7 @@ class ShardMerging:
             .values(blob_key=shard.merged_into, shard_offset=offset)
             .execution_options(synchronize_session=False)
         )
-        return cast("CursorResult[Any]", session.execute(move)).rowcount
+        return rows_changed(session, move)
 
     def _delete_replaced(self) -> None:
         old = self._clock.now() - KEPT_FOR

@@ -116,7 +116,8 @@ class OsmosisLitellmModel(LitellmModel):
             )
         if isinstance(source, SessionSampleSource):
             source.keep_instructions(args[0] if args else kwargs.get("system_instructions"))
-        return super().stream_response(*args, **kwargs)  # type: ignore[no-any-return]
+        events: AsyncIterator[Any] = super().stream_response(*args, **kwargs)
+        return events
 
     async def _fetch_response(self, *args: Any, **kwargs: Any) -> Any:
         # One client of its own for each address, kept open for an hour, is LiteLLM's other choice. A release of the

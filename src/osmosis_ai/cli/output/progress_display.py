@@ -1,0 +1,46 @@
+"""What every display of progress is told, whatever it makes of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressState:
+    """How far something is: the arguments of :meth:`Progress.update`."""
+
+    completed: float
+    note: str
+    total: float | None
+    below: Sequence[str]
+    waits: str
+
+
+class Progress(ABC):
+    """Shows how far something is."""
+
+    def update(
+        self,
+        completed: float,
+        *,
+        note: str = "",
+        total: float | None = None,
+        below: Sequence[str] = (),
+        waits: str = "",
+    ) -> None:
+        """Say how much is done.
+
+        Args:
+            completed: of ``total``, counted from 0.
+            note: what else is worth seeing now (``reward 0.41 · 32 in flight``).
+            total: a new total, when it became known or changed.
+            below: lines that a bar has under it, in place of ``note``.
+            waits: why nothing goes on now; a line has it in place of ``note``.
+        """
+        self.show(ProgressState(completed, note, total, below, waits))
+
+    @abstractmethod
+    def show(self, now: ProgressState) -> None:
+        """Show it in this display's way."""

@@ -1,0 +1,224 @@
+"""Training runs that ended early go on over HTTP, and what they go on from is kept for as long as they may."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from osmosis_ai.platform.blobs.store import BlobError, BlobStoreSilent
+from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.runs.execute.leftovers import remove_leftovers
+from osmosis_ai.platform.runs.leases import Leases
+from osmosis_ai.platform.runs.submit import resuming
+from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.platform.services import PlatformServices
+from tests.lazily import needs
+from tests.platform.conftest import ManualClock, assert_flat_error
+from tests.platform.runs.told_training import RUNS, Told, claimed, submitted
+
+needs("torch")
+
+
+def ended_with_checkpoint(
+    api: TestClient,
+    services: PlatformServices,
+    outcome: Any = "failed",
+    *,
+    step: int | None = 7,
+    **changes: Any,
+) -> dict[str, Any]:
+    """A run that ended, and what its worker left behind."""
+    run = submitted(api, **changes)
+    lease = claimed(services, run["id"])
+    directory = WorkingDirectory(services.config.runs_dir, run["id"])
+    directory.create()
+    (directory.path / "worker.log").write_text("words")
+    directory.source.mkdir()
+    for number in (step - 1, step) if step is not None else ():
+        (directory.training.checkpoints / f"step-{number:08d}").mkdir(parents=True)
+    leases = Leases(services.db, services.clock)
+    with leases.writing(lease) as (_, row):
+        leases.end(row, outcome, "the disk is full" if outcome == "failed" else None)
+    directory.keep_what_resumes()
+    return run
+
+
+@pytest.mark.parametrize("outcome", ["failed", "stopped"])
+def test_a_run_that_ended_early_goes_on_as_the_same_run(
+    api: TestClient, services: PlatformServices, outcome: str
+) -> None:
+    run = ended_with_checkpoint(api, services, outcome)
+    assert api.get(RUNS).json()["training_runs"][0]["status"] == outcome
+    assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["resumable"] is True
+    reply = api.post(f"{RUNS}/{run['name']}/resume", json={})
+    assert reply.json() == {"id": run["id"], "name": run["name"], "status": "pending", "step": 7}
+    found = api.get(f"{RUNS}/{run['name']}").json()["training_run"]
+    assert found["status"] == "pending"
+    assert not {"error", "completed_at", "resumable"} & found.keys()
+    assert api.get(RUNS).json()["training_runs"][0]["status"] == "pending", "lists do not remember its end"
+    lines = api.get(f"{RUNS}/{run['name']}/logs").json()["logs"]
+    assert "resumed the run: it goes on from the checkpoint of step 7" in lines[-1]["message"]
+    assert claimed(services, run["id"], "worker-2").attempt == 2
+
+
+def test_only_a_run_that_ended_early_and_has_a_checkpoint_is_resumed(
+    api: TestClient, services: PlatformServices, clock: ManualClock
+) -> None:
+    def refused(run: dict[str, Any], words: str) -> None:
+        reply = api.post(f"{RUNS}/{run['name']}/resume", json={})
+        assert_flat_error(reply, 409, "CONFLICT")
+        assert words in reply.json()["error"]
+        assert not api.get(f"{RUNS}/{run['name']}").json()["training_run"].get("resumable")
+
+    waiting = submitted(api)
+    refused(waiting, "is pending: it goes on by itself")
+    claimed(services, waiting["id"])
+    refused(waiting, "is running: it goes on by itself")
+    assert api.post(f"{RUNS}/{waiting['name']}/stop", json={}).status_code == 200
+    refused(waiting, "is stopping: it can be resumed once it has stopped")
+    refused(ended_with_checkpoint(api, services, "finished"), "has finished")
+    refused(ended_with_checkpoint(api, services, step=None), "has no checkpoint")
+    old = ended_with_checkpoint(api, services)
+    clock.advance(31 * 86_400)
+    refused(old, "more than 30 days ago")
+    assert_flat_error(api.post(f"{RUNS}/nobody/resume", json={}), 404, "NOT_FOUND")
+
+
+def ended_elsewhere(api: TestClient, services: PlatformServices, outcome: Any = "failed") -> dict[str, Any]:
+    """A run that ended on a machine that is gone, which had sent what another goes on from."""
+    run = submitted(api)
+    lease = claimed(services, run["id"])
+    Told(services, lease).add_archive(5)
+    leases = Leases(services.db, services.clock)
+    with leases.writing(lease) as (_, row):
+        leases.end(row, outcome)
+    return run
+
+
+def test_a_run_goes_on_from_what_was_sent_where_its_machine_is_gone(
+    api: TestClient, services: PlatformServices
+) -> None:
+    run = ended_elsewhere(api, services)
+    assert not (services.config.runs_dir / run["id"]).exists()
+    assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["resumable"] is True
+    assert api.post(f"{RUNS}/{run['name']}/resume", json={}).json()["step"] == 5
+    services.resumption.forget_old()
+    assert len(list(services.blobs.keys(f"runs/{run['id']}/resume"))) == 1, "it is needed now"
+
+
+def test_what_was_sent_is_forgotten_when_a_run_has_finished_or_ended_a_month_ago(
+    api: TestClient, services: PlatformServices, clock: ManualClock
+) -> None:
+    failed, finished = (ended_elsewhere(api, services, outcome) for outcome in ("failed", "finished"))
+
+    def kept() -> list[bool]:
+        return [any(services.blobs.keys(f"runs/{run['id']}/resume")) for run in (failed, finished)]
+
+    assert kept() == [True, True]
+    services.resumption.forget_old()
+    assert kept() == [True, False]
+    clock.advance(31 * 86_400)
+    services.resumption.forget_old()
+    assert kept() == [False, False]
+    assert not api.get(f"{RUNS}/{failed['name']}").json()["training_run"].get("resumable")
+
+
+def test_archives_that_stayed_because_the_store_was_away_go_when_it_is_back(
+    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = ended_elsewhere(api, services, "finished")
+    below = f"runs/{finished['id']}/resume"
+
+    def away(_: str) -> None:
+        raise BlobStoreSilent("the store does not answer.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(services.blobs, "delete_below", away)
+        with pytest.raises(BlobStoreSilent):
+            services.resumption.forget_old()
+    assert any(services.blobs.keys(below))
+    services.resumption.forget_old()
+    assert not any(services.blobs.keys(below))
+    with services.db.session() as session:
+        assert session.get_one(DbRun, finished["id"]).training_state is None, "it is looked for no more"
+
+
+def test_an_archive_that_a_run_let_go_of_and_that_stayed_goes_when_it_is_over(
+    api: TestClient, services: PlatformServices
+) -> None:
+    finished = ended_elsewhere(api, services, "finished")
+    services.blobs.put(f"runs/{finished['id']}/resume/4-left/checkpoint.tar", BytesIO(b"of before"))
+    services.resumption.forget_old()
+    assert not any(services.blobs.keys(f"runs/{finished['id']}/resume"))
+
+
+def test_a_run_whose_time_was_over_while_it_was_about_to_be_resumed_stays_ended(
+    api: TestClient, services: PlatformServices, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ended_elsewhere(api, services)
+    resolve = resuming.resolve_scopes
+
+    def slowly(*args: Any) -> Any:
+        clock.advance(31 * 86_400)
+        services.resumption.forget_old()
+        return resolve(*args)
+
+    monkeypatch.setattr(resuming, "resolve_scopes", slowly)
+    assert_flat_error(api.post(f"{RUNS}/{run['name']}/resume", json={}), 409, "CONFLICT")
+    with services.db.session() as session:
+        assert session.get_one(DbRun, run["id"]).status == "failed"
+
+
+def test_archives_of_one_run_that_do_not_go_keep_no_other_run_from_losing_its_own(
+    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [ended_elsewhere(api, services, "finished") for _ in range(2)]
+    delete, asked = services.blobs.delete_below, []
+
+    def refused_first(prefix: str) -> None:
+        asked.append(prefix)
+        if len(asked) == 1:
+            raise BlobError("it is held.")
+        delete(prefix)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(services.blobs, "delete_below", refused_first)
+        services.resumption.forget_old()
+    assert sorted(any(services.blobs.keys(f"runs/{run['id']}/resume")) for run in runs) == [False, True]
+    services.resumption.forget_old()
+    assert not any(any(services.blobs.keys(f"runs/{run['id']}/resume")) for run in runs)
+
+
+def test_a_run_whose_own_secrets_were_forgotten_names_them(
+    api: TestClient, services: PlatformServices
+) -> None:
+    secrets = {"required": ["HF_TOKEN"], "provided": {"HF_TOKEN": "hf_0123456789"}}
+    run = ended_with_checkpoint(api, services, secrets=secrets)
+    reply = api.post(f"{RUNS}/{run['name']}/resume", json={})
+    assert_flat_error(reply, 404, "SECRETS_NOT_FOUND")
+    assert reply.json()["missing"] == ["HF_TOKEN"]
+    assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["status"] == "failed"
+
+
+def test_what_a_run_goes_on_from_outlives_restarts_of_the_platform_for_a_month(
+    api: TestClient, services: PlatformServices, clock: ManualClock
+) -> None:
+    stopped, failed = (ended_with_checkpoint(api, services, outcome) for outcome in ("stopped", "failed"))
+    finished = ended_with_checkpoint(api, services, "finished")
+    directories = {
+        run["id"]: WorkingDirectory(services.config.runs_dir, run["id"])
+        for run in (stopped, failed, finished)
+    }
+    remove_leftovers(services.db, services.config.runs_dir, clock.now())
+    kept = {id: directory.checkpoint_step() for id, directory in directories.items()}
+    assert kept == {stopped["id"]: 7, failed["id"]: 7, finished["id"]: None}
+    checkpoints = directories[stopped["id"]].training.checkpoints
+    assert [path.name for path in checkpoints.iterdir()] == ["step-00000007"], "the last one alone"
+    assert not directories[stopped["id"]].source.exists()
+    clock.advance(31 * 86_400)
+    remove_leftovers(services.db, services.config.runs_dir, clock.now())
+    assert not any(directory.checkpoint_step() for directory in directories.values())
+    assert directories[failed["id"]].log.read_text() == "words", "why it failed is still told"

@@ -1,0 +1,17 @@
+"""A directory of runs of one test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.viewer.local_place import LocalPlace
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalPlace]:
+    place = LocalPlace(tmp_path / "place")
+    yield place
+    place.source.close()

@@ -1,0 +1,51 @@
+"""A directory of runs on this machine, of which a test says what is in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from osmosis_ai.training.runs.validation_samples import ValidationSamples
+from osmosis_ai.viewer.local.source import LocalSource
+from tests.viewer.source_contract import (
+    leave_validation,
+)
+
+
+class LocalPlace:
+    """A directory of runs on this machine."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.evals = root / ".osmosis" / "evals"
+        self.evals.mkdir(parents=True)
+        self.source = LocalSource(root, cache_dir=root / "cache")
+
+    def start(self, name: str, *, rows: int, n: int) -> None:
+        directory = self.evals / name
+        directory.mkdir()
+        inputs = {"dataset": {"selected_source_rows": f"0-{rows - 1}"}, "n": n, "model_path": "osmosis/tiny"}
+        Manifest.new(name, inputs, {}).write(directory / "manifest.json")
+        (directory / "events.jsonl").touch()
+
+    def add(self, name: str, records: Sequence[TerminalRecord]) -> None:
+        with (self.evals / name / "events.jsonl").open("ab") as journal:
+            journal.write(b"".join(record.to_line() for record in records))
+
+    def validate(
+        self, name: str, samples: ValidationSamples, conversations: Mapping[tuple[int, int], bytes]
+    ) -> None:
+        directory = TrainingDirectory(self.evals / name)
+        if not directory.manifest.exists():
+            directory.checkpoints.mkdir(parents=True)
+            directory.claim({"model_path": "osmosis/tiny"}, {})
+            directory.metrics.touch()
+        leave_validation(directory, samples, conversations)
+
+    def judge(self, name: str, document: Mapping[str, Any]) -> None:
+        (self.root / f"{name}.json").write_text(json.dumps(document))

@@ -35,6 +35,7 @@ from tests.cli.eval_replies import (
     run,
 )
 from tests.cli.maze import Maze, replies
+from tests.cli.test_train_here import trained_here
 from tests.evaluation.builders import record
 from tests.evaluation.recorded_runs import write_run
 from tests.workspace.builders import git
@@ -666,6 +667,31 @@ def test_the_log_of_a_run_of_this_machine_is_shown_by_level_and_followed_to_its_
     assert len(older["items"]) == 48
     assert maze.osmosis("eval", "logs", "good", "--cursor", "x").status == 1
     assert maze.osmosis("eval", "logs", "good", "--follow", "--cursor", "x").status == 1
+
+
+@pytest.mark.parametrize("kind", ["eval", "train"])
+def test_a_log_without_a_line_of_the_level_says_so_and_how_many_lines_it_has(maze: Maze, kind: str) -> None:
+    logged = [f"2026-10-02T07:00:{second:02}.000Z INFO [step] all is well {{}}\n" for second in range(12)]
+    if kind == "eval":
+        place = write_run(maze.workspace.evals_dir / "good", [[1.0]])
+    else:
+        place = trained_here(maze.workspace.root / "walks")
+    (place / "logs.txt").write_text("".join(logged))
+    told = "No line of level error or above: 12 lines looked through."
+    asked = (kind, "logs", str(place), "--level", "error", "--limit", "5")
+    assert maze.osmosis(*asked).out.strip() == told
+    followed = maze.osmosis(*asked, "--follow")
+    assert (followed.out, followed.err.strip()) == ("", told)
+    assert maze.osmosis(kind, "logs", str(place), "--level", "info", "--follow").err == ""
+    (place / "logs.txt").write_text("")
+    assert maze.osmosis(*asked).out.strip() == "Nothing here yet."
+
+
+def test_a_log_of_a_platform_without_a_line_of_the_level_says_so(maze: Maze) -> None:
+    lines = [{"level": "info", "message": f"line {place}"} for place in range(3)]
+    maze.get("/eval-runs/b/logs").respond(json={"logs": lines, "next_cursor": None})
+    told = maze.osmosis("eval", "logs", "b", "--level", "warning").out.strip()
+    assert told == "No line of level warning or above: 3 lines looked through."
 
 
 def test_a_list_of_runs_does_not_wrap_in_a_terminal_of_120_columns(

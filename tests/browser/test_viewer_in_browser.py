@@ -379,6 +379,39 @@ def test_a_page_of_a_run_that_is_deleted_says_so_and_keeps_what_it_shows(
     looking.page.context.close()
 
 
+def test_a_page_whose_cookies_are_gone_says_that_it_is_not_updated_any_more(
+    browser: Browser, opened: tuple[str, Any], site: FakeSource
+) -> None:
+    going_on(site, "forgotten")
+    looking = visit(browser, opened)
+    page = looking.page
+    page.add_init_script(STREAMS_NOTED)
+    with page.expect_response(lambda reply: "/changes" in reply.url):
+        looking.open("/evals/forgotten")
+    page.context.clear_cookies()
+    # Its stream is open still: it hears of the change, and is refused what has changed.
+    one_more_finished(site, "forgotten")
+    problem = page.locator("main .problem[role=alert]")
+    problem.wait_for()
+    assert "This page is not updated any more. Sign in again or" in problem.inner_text()
+    assert page.evaluate(OPEN_STREAMS) == 0
+    page.context.close()
+
+
+def test_what_samples_said_has_room_in_a_narrow_window(
+    browser: Browser, opened: tuple[str, Any], site: FakeSource
+) -> None:
+    site.entries = [*site.entries, a_run("talkative")]
+    said = {"input": "what is it? " * 13, "output": "it is nothing, " * 10}
+    site.listed["talkative"] = [a_sample(0, **said)]
+    looking = visit(browser, opened, viewport={"width": NARROW, "height": 800})
+    looking.open("/evals/talkative/samples")
+    assert looking.page.locator("table.samples tbody tr").bounding_box()["height"] < 140
+    looking.seen("samples")
+    assert looking.wrong == []
+    looking.page.context.close()
+
+
 def test_a_page_whose_cursor_is_none_of_this_server_follows_its_run_all_the_same(
     browser: Browser, opened: tuple[str, Any], site: FakeSource
 ) -> None:

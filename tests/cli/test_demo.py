@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -79,6 +80,7 @@ def test_the_demo_shows_a_conversation_and_how_to_look_further(
         "╰──────────────────────────────────────────────────────────────────────────────╯\n"
     )
     assert further.startswith(f"  cd {tmp_path}/d/workspace\n")
+    assert re.search(r"in a browser +\S*osmosis view\n", further)
     assert ".osmosis/evals/calm-fern-1/trajectories/row_3_run_0.json" in further
     for line in further.splitlines()[1:4]:
         named = tmp_path / "d" / "workspace" / line.split()[-1]

@@ -482,6 +482,13 @@ def test_a_level_by_another_word_counts_as_what_it_means(maze: Maze, level: str,
     assert [item["level"] for item in page["items"]] == [level]
 
 
+def test_a_log_of_a_platform_without_a_line_of_the_level_says_so(maze: Maze) -> None:
+    lines = [{"level": "info", "message": f"line {place}"} for place in range(3)]
+    maze.get("/eval-runs/b/logs").respond(json={"logs": lines, "next_cursor": None})
+    told = maze.osmosis("eval", "logs", "b", "--level", "warning").out.strip()
+    assert told == "No line of level warning or above: 3 lines looked through."
+
+
 def test_a_list_of_runs_does_not_wrap_in_a_terminal_of_120_columns(
     maze: Maze, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from tests.cli.eval_replies import (
     ROW,
 )
 from tests.cli.maze import Maze
+from tests.cli.test_train_here import trained_here
 from tests.evaluation.recorded_runs import write_run
 from tests.workspace.builders import git
 
@@ -267,3 +268,21 @@ def test_a_directory_that_may_not_be_read_is_said_to_be_left_out_of_the_list(
     maze.get("/eval-runs").respond(json={"eval_runs": [], "total_count": 0})
     assert maze.osmosis("eval", "list", "--json").json["local_unreadable"] == ["closed"]
     assert "you may not read them: closed" in maze.osmosis("eval", "list").err
+
+
+@pytest.mark.parametrize("kind", ["eval", "train"])
+def test_a_log_without_a_line_of_the_level_says_so_and_how_many_lines_it_has(maze: Maze, kind: str) -> None:
+    logged = [f"2026-10-02T07:00:{second:02}.000Z INFO [step] all is well {{}}\n" for second in range(12)]
+    if kind == "eval":
+        place = write_run(maze.workspace.evals_dir / "good", [[1.0]])
+    else:
+        place = trained_here(maze.workspace.root / "walks")
+    (place / "logs.txt").write_text("".join(logged))
+    told = "No line of level error or above: 12 lines looked through."
+    asked = (kind, "logs", str(place), "--level", "error", "--limit", "5")
+    assert maze.osmosis(*asked).out.strip() == told
+    followed = maze.osmosis(*asked, "--follow")
+    assert (followed.out, followed.err.strip()) == ("", told)
+    assert maze.osmosis(kind, "logs", str(place), "--level", "info", "--follow").err == ""
+    (place / "logs.txt").write_text("")
+    assert maze.osmosis(*asked).out.strip() == "Nothing here yet."

@@ -439,6 +439,10 @@ def test_logs_come_in_pages_and_as_they_grow(maze: Maze) -> None:
     )
     followed = maze.osmosis("train", "logs", "copper", "--follow", "--json").out.splitlines()
     assert [json.loads(line)["message"] for line in followed] == ["step 0", "step 1", "step 2"]
+    maze.get(f"/training-runs/{OWN['id']}").mock(side_effect=replies(ended))
+    maze.get(f"/training-runs/{OWN['id']}/logs").mock(side_effect=replies({"logs": lines}))
+    quiet = maze.osmosis("train", "logs", "copper", "--follow", "--level", "error")
+    assert quiet.out == "" and "No line of level error or above: 3 lines looked through." in quiet.err
     refused = maze.osmosis("train", "logs", "copper", "--follow", "--cursor", "c", "--json").error
     assert refused["code"] == "VALIDATION"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli
+from tests.cli.test_train_here import trained_here
 from tests.evaluation.recorded_runs import write_run
 from tests.viewer.test_rubric_page import a_document
 
@@ -44,6 +45,29 @@ def test_a_limit_of_conversations_is_refused_for_what_has_none_and_taken_for_an_
     assert cli("view", "answers.json", "--report", "a.html").status == 0
     write_run(tmp_path / "run", [[1.0, 0.0]])
     assert "2 samples, 0 conversations" in cli("view", "run", "--report", "b.html", "--max-mb", "0").out
+
+
+def test_what_is_said_to_go_into_a_report_is_what_a_file_of_that_kind_holds(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "cache"))
+    document = {"generated_at": "2026-10-02T07:00:00+00:00", **a_document(2)}
+    (tmp_path / "answers.json").write_text(json.dumps(document))
+    trained_here(tmp_path / "walks")
+    write_run(tmp_path / "run", [[1.0, 0.0]])
+    said = {
+        kind: " ".join(cli("view", named, "--report", f"{kind}.html").err.split())
+        for kind, named in (("eval", "run"), ("training", "walks"), ("rubric", "answers.json"))
+    }
+    same = " ".join(cli("train", "info", "walks", "--report", "same.html").err.split())
+    assert said["training"] and same.startswith(said["training"])
+    assert "the config, warnings and errors" in said["training"]
+    assert "the records and what the judges said of them" in said["rubric"]
+    assert "what dataset, models, tools" in said["eval"]
+    assert not any("tools" in said[kind] for kind in ("training", "rubric"))
+    bare = cli("view", "walks", "--report", "bare.html", "--no-text").err
+    assert "curves, checkpoints" in bare and "warnings" not in bare
 
 
 @pytest.mark.parametrize(

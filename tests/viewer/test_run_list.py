@@ -171,6 +171,16 @@ def test_of_a_preview_that_is_lost_a_table_says_so_and_of_none_it_shows_a_dash()
     assert cells[4] == "–" and "no such model" in cells[5]
 
 
+def test_where_no_preview_was_kept_the_same_is_said_of_every_sample() -> None:
+    skipped = a_sample(2, status="skipped", passed=None, reward=None)
+    listed = {
+        "one": [a_sample(0), a_sample(1, status="failed", passed=None, reward=None, error="no"), skipped]
+    }
+    text = page_text(visitor(FakeSource([a_run("one")], listed=listed)).get("/evals/one/samples"))
+    cells = [" ".join(each.split()) for each in text_by_class(text, "text")]
+    assert cells[0:3] == ["not recorded"] * 3 and cells[4:6] == ["not recorded"] * 2
+
+
 def test_a_page_behind_the_end_of_a_list_that_became_shorter_leads_to_the_first_page() -> None:
     pages = visitor(FakeSource([a_run("one")], listed={"one": [a_sample(0)]}))
     for path, begin in (

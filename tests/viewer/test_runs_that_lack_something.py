@@ -188,8 +188,10 @@ def test_results_that_a_journal_has_lost_since_its_numbers_were_written_are_said
     numbers.write_text(json.dumps({**json.loads(numbers.read_text()), "journal_bytes": len(whole)}))
     assert "missing" not in page_text(pages.get("/evals/finished"))
     journal.write_bytes(whole[:-40])
-    assert "40 bytes less than when the run last ended" in page_text(pages.get("/evals/finished"))
+    for below in ("", "/samples"):
+        assert "40 bytes less than when the run last ended" in page_text(pages.get(f"/evals/finished{below}"))
     journal.unlink()
+    assert "events.jsonl` is not there." in page_text(pages.get("/evals/finished/samples"))
     page = page_text(pages.get("/evals/finished"))
     assert "events.jsonl` is not there." in page
     assert "of 2 scored samples pass" in page and "those of the run&#39;s last end" in page

@@ -25,7 +25,7 @@ from osmosis_ai.viewer.serving.meeting import (
     remove_opening_page,
     say_who_shows,
 )
-from tests.viewer.browsing import page_text
+from tests.viewer.browsing import POLICY, page_text
 from tests.viewer.fake_source import FakeSource, a_run
 from tests.workspace.builders import make_workspace
 
@@ -127,6 +127,18 @@ def test_a_change_is_taken_from_a_page_of_its_own_alone(
     mine.get(opening_path(keys, "/"))
     assert mine.post("/evals", headers=headers).status_code == 403
     assert mine.post("/evals", headers={"origin": HERE}).status_code == 405
+
+
+def test_who_sends_something_to_a_page_is_told_so_under_the_policy_of_every_page(
+    app: FastAPI, keys: ViewerKeys
+) -> None:
+    mine = browser(app)
+    mine.get(opening_path(keys, "/"))
+    for path in ("/evals", "/evals/calm-fern-1/changes", "/assets/viewer.css", "/open"):
+        reply = mine.post(path, headers={"origin": HERE})
+        assert (reply.status_code, reply.headers["allow"]) == (405, "GET")
+        assert reply.headers["content-security-policy"] == POLICY
+        assert reply.headers["x-content-type-options"] == "nosniff"
 
 
 def test_a_fresh_key_is_given_to_who_knows_the_secret_without_saying_it(app: FastAPI) -> None:

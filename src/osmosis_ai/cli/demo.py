@@ -244,6 +244,7 @@ def _further(outcome: DemoOutcome) -> Iterator[str]:
     yield f"  every number of this run      {evaluation.results.relative_to(workspace)}/metrics.json"
     if evaluation.sample:
         yield f"  the conversation above        {evaluation.sample.trajectory.relative_to(workspace)}"
+    yield f"  the same in a browser         {program} view"
     if outcome.platform_url:
         yield f"The platform goes on at {outcome.platform_url}"
         yield f"  use it in this shell          . {outcome.scratch.root / ENV_FILE}"

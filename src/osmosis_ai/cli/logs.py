@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -43,21 +44,35 @@ def require_no_cursor(cursor: str | None) -> None:
         raise OsmosisError("--follow and --cursor are mutually exclusive.")
 
 
-def page_result(page: LogPage, *, older: str, extra: Mapping[str, Any]) -> ListResult:
+def page_result(
+    page: LogPage,
+    *,
+    older: str,
+    extra: Mapping[str, Any],
+    level: str | None = None,
+    looked_through: int = 0,
+) -> ListResult:
     """Return a page of a log.
 
     Args:
         page: the page.
         older: the command that shows the lines before it, up to the cursor.
         extra: further keys for scripts.
+        level: the least of its lines; None for all.
+        looked_through: among how many it was looked for.
     """
-    return ListResult(
+    from osmosis_ai.services.log_following import none_of_level
+
+    result = ListResult(
         items=[entry_item(entry) for entry in page.logs],
         columns=_columns(),
         has_more=page.next_cursor is not None,
         more=f"Older lines: {older} --cursor {page.next_cursor}",
         extra={**extra, "next_cursor": page.next_cursor},
     )
+    if level is None or not looked_through:
+        return result
+    return replace(result, none=none_of_level(level, looked_through))
 
 
 def stream_result(entries: Iterable[LogEntry]) -> StreamResult:

@@ -16,7 +16,7 @@ from osmosis_ai.cli.name_completion import complete_local_run
 from osmosis_ai.cli.options import NoTextOption, OverwriteReportOption
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import shown_path
-from osmosis_ai.cli.output.report_files import report_file, require_report
+from osmosis_ai.cli.output.report_files import RUBRIC_HOLDS, TRAINING_HOLDS, report_file, require_report
 from osmosis_ai.cli.output.results import Column, OperationResult, StreamResult
 
 if TYPE_CHECKING:
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from osmosis_ai.viewer.report import ReportContent, RunReportOptions
 
 MOST_MB = 10.0
-_NUMBERS = "the run's numbers, names, and names of secrets"
-_TEXT = "its settings, and what dataset, models, tools, graders and judges said"
+_EVALUATION_HOLDS = (
+    "the run's numbers, names, and names of secrets",
+    "its settings, and what dataset, models, tools, graders and judges said",
+)
 
 
 def view(
@@ -82,7 +84,12 @@ def view(
     sized = source is not None and source.name != "DEFAULT"
     if report is None:
         require_report({"--max-mb": sized, "--all": everything, "--no-text": no_text, "--force": force})
-    file = report_file(report, overwrite=force, no_text=no_text, numbers=_NUMBERS, text=_TEXT)
+    file = report_file(
+        report,
+        overwrite=force,
+        no_text=no_text,
+        holds={"eval": _EVALUATION_HOLDS, "training": TRAINING_HOLDS, "rubric": RUBRIC_HOLDS},
+    )
     if file is not None:
         from osmosis_ai.viewer.report import RunReportOptions
 

@@ -167,7 +167,7 @@ def known_numbers(
     estimates, summary = Estimates.read(written.get("estimates")), written.get("summary")
     if estimates is not None and isinstance(summary, dict) and _is_current(found, written):
         return estimates, summary, ()
-    lost = _lost_results(found, written)
+    lost = lost_results(found, written)
     if lost and estimates is not None and not found.events.exists():
         return estimates, summary, (f"{lost} The numbers are those of the run's last end.",)
     if follow is None and size_of(found.events) > _READ_UNASKED_BYTES:
@@ -190,7 +190,7 @@ def known_numbers(
     return metrics.estimates, metrics.summary, (lost,) if lost else ()
 
 
-def _lost_results(found: RunDirectory, written: Mapping[str, Any]) -> str | None:
+def lost_results(found: RunDirectory, written: Mapping[str, Any]) -> str | None:
     """Return that a journal has less than the run's numbers were made of, in a sentence; None where it does not."""
     counted = as_number(written.get("journal_bytes")) or 0
     if not found.events.exists():

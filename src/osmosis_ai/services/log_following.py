@@ -32,9 +32,16 @@ def at_level(entry: LogEntry, level: str | None) -> bool:
     return (LEVELS.index(own) if own in LEVELS else LEVELS.index("info")) >= LEVELS.index(level)
 
 
+def none_of_level(level: str, looked_through: int) -> str:
+    """Return the sentence about a log that has no line of a level, nor one above, among so many."""
+    from osmosis_ai.evaluation.result_words import amount
+
+    return f"No line of level {level} or above: {amount(looked_through, 'line')} looked through."
+
+
 def page_of_level(
     fetch: Callable[[int, str | None], LogPage], *, limit: int, cursor: str | None, level: str | None
-) -> LogPage:
+) -> tuple[LogPage, int]:
     """Return a page with lines of a level and above, for which up to 50 pages are looked through.
 
     Args:
@@ -42,21 +49,26 @@ def page_of_level(
         limit: lines at most.
         cursor: where to begin; None for the newest lines.
         level: the least; None for all lines.
+
+    Returns:
+        The page, and how many lines were looked through for it.
     """
     page = fetch(limit, cursor)
+    looked_through = len(page.logs)
     if level is None:
-        return page
+        return page, looked_through
     found = [entry for entry in page.logs if at_level(entry, level)]
     following = page.next_cursor
     for _ in range(_MOST_PAGES - 1):
         if following is None:
             break
         page = fetch(limit, following)
+        looked_through += len(page.logs)
         older = [entry for entry in page.logs if at_level(entry, level)]
         if len(found) + len(older) > limit:
             break
         found, following = older + found, page.next_cursor
-    return page.model_copy(update={"logs": found, "next_cursor": following})
+    return page.model_copy(update={"logs": found, "next_cursor": following}), looked_through
 
 
 class LogFollower:

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import is_stream, replacing, require_writable
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.run_places import RunKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +23,14 @@ class ReportFile:
     Attributes:
         overwrite: whether it may be there already.
         text: whether it holds what models, datasets and tools said; without, numbers alone.
-        announce: called when nothing stands in the way any more, before the first byte is written.
+        announce: called when nothing stands in the way any more, before the first byte is written, with the kind of what
+            goes in; None of a comparison.
     """
 
     path: Path
     overwrite: bool = False
     text: bool = True
-    announce: Callable[[], None] = lambda: None
+    announce: Callable[[RunKind | None], None] = lambda _: None
 
     def check(self) -> None:
         """Find out whether it can be written, before there is work to lose.
@@ -56,14 +60,17 @@ class ReportFile:
             raise self._refused(error) from error
 
     @contextmanager
-    def opened(self) -> Iterator[IO[bytes]]:
+    def opened(self, kind: RunKind | None = None) -> Iterator[IO[bytes]]:
         """Yield it to be written; it is there when the block ends well, and nothing of it otherwise.
+
+        Args:
+            kind: of the run that goes in.
 
         Raises:
             ConflictError, OsmosisError: as :meth:`check`, and where the disk does not take it.
         """
         self.check()
-        self.announce()
+        self.announce(kind)
         try:
             with replacing(self.path) as file:
                 yield file

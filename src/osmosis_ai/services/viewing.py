@@ -234,7 +234,7 @@ def _report(
         raise OsmosisError(detail.problems[0])
     if kind == "eval":
         source.require_samples(name)
-    with report.opened() as file:
+    with report.opened(kind) as file:
         if kind == "eval":
             return name, write_run_report(file, source, name, options)
         if kind == "training":

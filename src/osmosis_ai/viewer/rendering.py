@@ -27,9 +27,10 @@ def environment(*above: Path) -> Environment:
     return made
 
 
-def _preview(text: str | None, sample: SampleEntry) -> str:
+def _preview(text: str | None, sample: SampleEntry, some_are_kept: bool) -> str:
     """Return what was said; where nothing was and the sample did not end before, it is lost, or was not to be kept."""
-    return text or (MISSING if text is not None or sample.status != "success" else NOT_RECORDED)
+    is_none = text is not None or (some_are_kept and sample.status != "success")
+    return text or (MISSING if is_none else NOT_RECORDED)
 
 
 def render(view: Viewing, page: RenderedPage, *, part: str | None = None) -> str:

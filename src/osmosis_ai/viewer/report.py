@@ -87,6 +87,7 @@ def write_run_report(
         "content": content,
         "conversations": _conversations(view, run, options, content) if tells else (),
         "samples": _listed(source, run, options, content),
+        "some_are_kept": any(each.input for each in source.samples(run, SampleQuery(), limit=_AT_ONCE).items),
     }
     write_page(file, "report.html", values)
     return content

@@ -115,9 +115,8 @@ def compare(
         ),
     )
     files = DecisionFiles(markdown=markdown).check()
-    file = report_file(
-        report, overwrite=force, no_text=no_text, numbers=_NUMBERS, text=_TEXT if slices else ""
-    )
+    text = _TEXT if slices else ""
+    file = report_file(report, overwrite=force, no_text=no_text, holds={None: (_NUMBERS, text)})
     return _compared(baseline, candidates, options, files, file)
 
 

@@ -42,6 +42,7 @@ def _local_logs(
     directory: Path, limit: int, cursor: str | None, follow: bool, level: str | None
 ) -> ListResult | StreamResult:
     from osmosis_ai.cli.logs import page_result, require_no_cursor, stream_result
+    from osmosis_ai.cli.output.context import current
     from osmosis_ai.cli.runs import following
     from osmosis_ai.services.downloaded_runs import require_types
     from osmosis_ai.services.eval_runs.local_runs import follow_local_log, local_log
@@ -49,7 +50,9 @@ def _local_logs(
     require_types(directory, "logs")
     if follow:
         require_no_cursor(cursor)
-        return stream_result(follow_local_log(directory, first=limit, level=level, pause=following.pause))
-    page = local_log(directory, limit=limit, cursor=cursor, level=level)
+        pause, tell = following.pause, current().note
+        return stream_result(follow_local_log(directory, first=limit, level=level, pause=pause, tell=tell))
+    page, looked_through = local_log(directory, limit=limit, cursor=cursor, level=level)
     older = f"osmosis eval logs {directory.name}" + (f" --level {level}" if level else "")
-    return page_result(page, older=older, extra={"output_path": str(directory)})
+    extra = {"output_path": str(directory)}
+    return page_result(page, older=older, extra=extra, level=level, looked_through=looked_through)

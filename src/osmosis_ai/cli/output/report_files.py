@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,20 +13,27 @@ from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.files import expanded
 
 if TYPE_CHECKING:
+    from osmosis_ai.evaluation.run_places import RunKind
     from osmosis_ai.services.report_files import ReportFile
+
+TRAINING_HOLDS = "curves, checkpoints, names, names of secrets", "the config, warnings and errors"
+RUBRIC_HOLDS = (
+    "scores, agreement, names of judges and files",
+    "the rubric, the records and what the judges said of them",
+)
+"""What reports of these hold: what goes in whatever the options are, and what else."""
 
 
 def report_file(
-    path: Path | None, *, overwrite: bool, no_text: bool, numbers: str, text: str = ""
+    path: Path | None, *, overwrite: bool, no_text: bool, holds: Mapping[RunKind | None, tuple[str, str]]
 ) -> ReportFile | None:
     """Return the file that a report goes into, sure that it can be written; what goes in is said before it is.
 
     Args:
         path: as the user named it; None where no report was asked for.
         overwrite: whether it may be there already.
-        no_text: whether ``text`` is left out.
-        numbers: what goes in whatever the options are.
-        text: what else, unless ``no_text``.
+        no_text: whether the second part of what it holds is left out.
+        holds: by the kind of run, what goes in whatever the options are, and what else ("" for nothing).
 
     Raises:
         BadParameter: there is no report that the other options are of.
@@ -38,7 +44,10 @@ def report_file(
         return None
     from osmosis_ai.services.report_files import ReportFile
 
-    announce = partial(tell_what_goes_in, numbers, "" if no_text else text)
+    def announce(kind: RunKind | None) -> None:
+        numbers, text = holds[kind]
+        tell_what_goes_in(numbers, "" if no_text else text)
+
     file = ReportFile(expanded(path), overwrite, text=not no_text, announce=announce)
     file.check()
     return file

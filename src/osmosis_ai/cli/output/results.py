@@ -182,6 +182,7 @@ class ListResult(_Result):
         total_count: of the whole collection; the number of items when not given.
         has_more: whether another page follows; ``next_offset`` is where it starts.
         more: tells people how to see the rest.
+        none: tells people that the whole collection is empty.
         extra: further top-level JSON keys; reserved ones win.
         hints: closing lines for people ("view all with: …").
         blocks: what people see besides.
@@ -194,6 +195,7 @@ class ListResult(_Result):
     has_more: bool = False
     next_offset: int | None = None
     more: str = "Use --all to see every one."
+    none: str = "Nothing here yet."
     extra: Mapping[str, Any] = field(default_factory=dict)
     hints: Sequence[str] = ()
     blocks: Sequence[Block] = ()

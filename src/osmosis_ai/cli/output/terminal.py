@@ -159,9 +159,7 @@ def _print_list(console: Console, result: ListResult) -> None:
     if not result.items:
         if not result.blocks:
             none = (
-                f"None among those looked through. {result.more}".rstrip()
-                if result.has_more
-                else "Nothing here yet."
+                f"None among those looked through. {result.more}".rstrip() if result.has_more else result.none
             )
             _print_text(console, none, style="dim")
         return

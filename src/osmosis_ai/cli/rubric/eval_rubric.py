@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.report_files import require_report, tell_what_goes_in
+from osmosis_ai.cli.output.report_files import RUBRIC_HOLDS, require_report, tell_what_goes_in
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import expanded
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 JUDGE, RESULTS, PACE, LIMITS = "Judges", "Results", "Pace and seeds", "Budget"
 SHOWN_RECORDS = 20
-_NUMBERS = "scores, agreement, names of judges and files"
-_TEXT = "the rubric, the records and what the judges said of them"
 _TOLD_EVERY = 100_000
 COMPLETED = "Rubric evaluation completed."
 WITH_ERRORS = "Rubric evaluation completed with errors."
@@ -209,7 +207,8 @@ def judge(request: RubricRequest, words: list[str]) -> RubricOutcome:
     for note in prepared.notes:
         shown.warn(note)
     if prepared.report is not None:
-        tell_what_goes_in(_NUMBERS, _TEXT if request.report_text else "")
+        numbers, text = RUBRIC_HOLDS
+        tell_what_goes_in(numbers, text if request.report_text else "")
     # A script that reads lines gets one for every record, as one that reads JSON does.
     everything = shown.mode == "plain" or (shown.mode == "json" and request.output is None)
     keep = None if everything and not request.classic else SHOWN_RECORDS

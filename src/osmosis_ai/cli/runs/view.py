@@ -189,9 +189,12 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             require_no_cursor(cursor)
             return stream_result(self._lines(name, limit, level))
         with platform_context() as context, current().status("Fetching logs"):
-            page = run_log(context.client, self.kind, name, limit=limit, cursor=cursor, level=level)
+            page, looked_through = run_log(
+                context.client, self.kind, name, limit=limit, cursor=cursor, level=level
+            )
             older = f"osmosis {self.kind} logs {name}" + (f" --level {level}" if level else "")
-            return page_result(page, older=older, extra=context.resource())
+            extra = context.resource()
+            return page_result(page, older=older, extra=extra, level=level, looked_through=looked_through)
 
     def stop(self, name: str, *, yes: bool) -> OperationResult:
         """Ask, and end a run; one that has ended by itself is left as it is. ``yes`` does not ask."""

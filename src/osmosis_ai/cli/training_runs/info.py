@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osmosis_ai.cli.options import NoTextOption, OverwriteReportOption, ReportOption, RunArgument
-from osmosis_ai.cli.output.report_files import report_file, tell_written
+from osmosis_ai.cli.output.report_files import TRAINING_HOLDS, report_file, tell_written
 from osmosis_ai.cli.output.results import DetailResult
 
 if TYPE_CHECKING:
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from osmosis_ai.cli.output.results import Block, Row
     from osmosis_ai.services.training_runs.info import DescribedTraining
     from osmosis_ai.services.training_runs.local_runs import LocalTraining
-
-_NUMBERS = "curves, checkpoints, names, names of secrets"
-_TEXT = "the config, warnings and errors"
 
 
 def info(
@@ -49,7 +46,7 @@ def info(
     from osmosis_ai.cli.training_runs.view import VIEW
     from osmosis_ai.services.training_runs.local_runs import training_directory
 
-    file = report_file(report, overwrite=force, no_text=no_text, numbers=_NUMBERS, text=_TEXT)
+    file = report_file(report, overwrite=force, no_text=no_text, holds={"training": TRAINING_HOLDS})
 
     def also(found: LocalTraining | DescribedTraining) -> dict[str, Any]:
         if file is not None:

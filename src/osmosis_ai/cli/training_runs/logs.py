@@ -43,6 +43,7 @@ def _local_logs(
     from shlex import quote
 
     from osmosis_ai.cli.logs import page_result, require_no_cursor, stream_result
+    from osmosis_ai.cli.output.context import current
     from osmosis_ai.cli.output.formats import shown_path
     from osmosis_ai.cli.runs import following
     from osmosis_ai.services.eval_runs.local_runs import follow_local_log, local_log
@@ -50,10 +51,16 @@ def _local_logs(
 
     if follow:
         require_no_cursor(cursor)
-        trains = TrainingDirectory(directory).is_running
-        return stream_result(
-            follow_local_log(directory, first=limit, level=level, pause=following.pause, is_running=trains)
+        lines = follow_local_log(
+            directory,
+            first=limit,
+            level=level,
+            pause=following.pause,
+            tell=current().note,
+            is_running=TrainingDirectory(directory).is_running,
         )
-    page = local_log(directory, limit=limit, cursor=cursor, level=level)
+        return stream_result(lines)
+    page, looked_through = local_log(directory, limit=limit, cursor=cursor, level=level)
     older = f"osmosis train logs {quote(shown_path(directory))}" + (f" --level {level}" if level else "")
-    return page_result(page, older=older, extra={"output_path": str(directory)})
+    extra = {"output_path": str(directory)}
+    return page_result(page, older=older, extra=extra, level=level, looked_through=looked_through)

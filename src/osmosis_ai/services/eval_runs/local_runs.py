@@ -117,8 +117,8 @@ def _at(directory: Path, local: Path, detail: RunDetail) -> RunDetail:
     return replace(detail, facts=facts)
 
 
-def local_log(directory: Path, *, limit: int, cursor: str | None, level: str | None) -> LogPage:
-    """Return lines of a run's log, oldest first: of a level and above, from as far back as it takes.
+def local_log(directory: Path, *, limit: int, cursor: str | None, level: str | None) -> tuple[LogPage, int]:
+    """Return lines of a run's log, oldest first: of a level and above, from as far back as it takes; and how far that was.
 
     Raises:
         OsmosisError: the cursor is none of a log.
@@ -138,6 +138,7 @@ def follow_local_log(
     first: int,
     level: str | None,
     pause: Callable[[], None],
+    tell: Callable[[str], None],
     is_running: Callable[[], bool] | None = None,
 ) -> Iterator[LogEntry]:
     """Yield the last lines of a run's log, then every new one until nobody works on the run.
@@ -147,30 +148,36 @@ def follow_local_log(
         first: how many lines to begin with.
         level: the least; None for all.
         pause: waits between two looks.
+        tell: told at the end that there was no line of the level.
         is_running: tells whether somebody works on it; when None, whether an evaluation is run there.
     """
     from osmosis_ai.evaluation import run_lock
     from osmosis_ai.evaluation.log_pages import cursor_at, read_log
     from osmosis_ai.files import size_of
-    from osmosis_ai.services.log_following import at_level
+    from osmosis_ai.services.log_following import at_level, none_of_level
 
     log = directory / "logs.txt"
     goes_on = is_running or partial(run_lock.is_running, directory.parent, directory.name)
     cursor = cursor_at(size_of(log))
-    begun = local_log(directory, limit=first, cursor=cursor, level=level)
+    begun, looked_through = local_log(directory, limit=first, cursor=cursor, level=level)
     yield from begun.logs
+    shown = len(begun.logs)
     while True:
         # Asked first: what is written before the end is then in the lines read after it.
         last = not goes_on()
         while True:
             page = read_log(log, limit=_PAGE, cursor=cursor, direction="newer")
-            yield from (entry for entry in page.logs if at_level(entry, level))
+            entries = [entry for entry in page.logs if at_level(entry, level)]
+            yield from entries
+            shown, looked_through = shown + len(entries), looked_through + len(page.logs)
             cursor = page.next_cursor or cursor
             if not page.logs:
                 break
         if last:
-            return
+            break
         pause()
+    if level is not None and looked_through and not shown:
+        tell(none_of_level(level, looked_through))
 
 
 def local_item(entry: RunEntry, directory: Path | None = None) -> dict[str, Any]:

@@ -226,8 +226,11 @@ def run_log(
     limit: int,
     cursor: str | None,
     level: str | None = None,
-) -> LogPage:
-    """Return a page of a run's log, the oldest line first; of a level and above, all lines when None."""
+) -> tuple[LogPage, int]:
+    """Return a page of a run's log, the oldest line first, and how many lines were looked through for it.
+
+    They are of a level and above, all lines when it is None.
+    """
     from osmosis_ai.services.log_following import page_of_level
 
     runs = _runs(client, kind)
@@ -254,10 +257,11 @@ def follow_run_log(
         name: the run's name or id.
         first: how many lines to begin with, of every level.
         pause: waits between two looks.
-        tell: told why nobody works on the run now, each time that this is another reason, and once of a silent worker.
+        tell: told why nobody works on the run now, each time that this is another reason, and once of a silent worker; at the
+            end that there was no line of the level.
         level: the least; None for all lines.
     """
-    from osmosis_ai.services.log_following import LogFollower, at_level, follow_log
+    from osmosis_ai.services.log_following import LogFollower, at_level, follow_log, none_of_level
 
     run_id = get_run(client, kind, name).id
     runs = _runs(client, kind)
@@ -272,8 +276,14 @@ def follow_run_log(
         told = detail.waits_for
         return _own(detail).status in TERMINAL[kind]
 
-    lines = follow_log(follower, ended=ended, pause=pause)
-    return (entry for entry in lines if at_level(entry, level))
+    looked_through = shown = 0
+    for entry in follow_log(follower, ended=ended, pause=pause):
+        looked_through += 1
+        if at_level(entry, level):
+            shown += 1
+            yield entry
+    if level is not None and looked_through and not shown:
+        tell(none_of_level(level, looked_through))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def report_training(run: LocalTraining | DescribedTraining, report: ReportFile) 
         detail, curves = run.detail, run.curves
     else:
         detail, curves = _detail(run), curves_of(run)
-    with report.opened() as file:
+    with report.opened("training") as file:
         write_training_report(file, detail, curves, text=report.text)
 
 

@@ -26,7 +26,7 @@ from osmosis_ai.evaluation.attempt_files import (
     read_diagnostics,
     traceback_in,
 )
-from osmosis_ai.evaluation.local_results import JournalNumbers
+from osmosis_ai.evaluation.local_results import JournalNumbers, lost_results
 from osmosis_ai.evaluation.log_pages import LogDirection, cursor_at, read_log
 from osmosis_ai.evaluation.run_dataset_files import expected_answer, require_dataset_file
 from osmosis_ai.evaluation.run_directory import RunDirectory
@@ -152,8 +152,10 @@ class LocalSource:
     ) -> ItemPage[SampleEntry]:
         """Return samples of an evaluation."""
         samples, progress = self._samples(self._place("eval", run))
-        page = samples.page(query, limit=limit, cursor=cursor)
-        return replace(page, progress=progress, problems=samples.index.problems)
+        page, directory = samples.page(query, limit=limit, cursor=cursor), samples.index.directory
+        lost = lost_results(directory, directory.read_metrics() or {})
+        problems = [*([lost] if lost else []), *samples.index.problems]
+        return replace(page, progress=progress, problems=problems)
 
     def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
         """Return a sample, with its neighbours inside ``query``."""

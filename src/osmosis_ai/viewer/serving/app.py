@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse
@@ -68,6 +68,10 @@ def viewer_app(
     def not_found(request: Request, _error: HTTPException) -> Response:
         return nothing_here(viewing(request), request.url.path)
 
+    @app.exception_handler(405)
+    def not_so(_request: Request, error: HTTPException) -> Response:
+        return _said("There is a page at this address, which nothing can be sent to.\n", 405, error.headers)
+
     @app.exception_handler(Exception)
     def failed(_request: Request, error: Exception) -> Response:
         # What a function imports may be of a newer release by now.
@@ -131,8 +135,9 @@ def turned_away(why: str) -> Response:
     return _said(f"{why}\nRun `osmosis view` again: it prints an address that opens once.\n", 403)
 
 
-def _said(text: str, status: int) -> Response:
-    return Response(text, status, media_type="text/plain; charset=utf-8", headers=page_headers(keep=False))
+def _said(text: str, status: int, more: Mapping[str, str] | None = None) -> Response:
+    headers = {**page_headers(keep=False), **(more or {})}
+    return Response(text, status, media_type="text/plain; charset=utf-8", headers=headers)
 
 
 class _Door:

@@ -4,7 +4,7 @@ import { say } from "./say.js";
 
 const POLL_MS = 5000;
 const NEAR_END_PX = 24;
-const ENDS = { ended: "The run has ended.", gone: "This run is not there any more.", refused: "You may not see this run any more, or have to sign in again: load the page anew." };
+const ENDS = { ended: "The run has ended.", gone: "This run is not there any more.", refused: "This page is not updated any more. Sign in again or, on your own machine, open the address that `osmosis view` prints, if you may still see this run." };
 const source = document.body.dataset.liveSource ?? document.body.dataset.liveEnded;
 let ended = "liveEnded" in document.body.dataset;
 let over = false;
@@ -53,7 +53,8 @@ function listen() {
 async function poll() {
   try {
     const reply = await fetch(address(), { cache: "no-store", headers: { Accept: "application/json", ...(tag && { "If-None-Match": tag }) } });
-    if (reply.status === 404) return end("gone");
+    const why = await refusal(reply);
+    if (why) return end(why);
     if (reply.status === 400 && cursor) {
       // It is none of this server's, which may be a newer one: the page begins anew.
       cursor = "";
@@ -61,12 +62,11 @@ async function poll() {
       return follow();
     }
     if (ended) {
-      if (!reply.ok || reply.redirected || (await reply.json()).ended) return;
+      if (!reply.ok || (await reply.json()).ended) return;
       ended = false;
       failures = 0;
       return follow();
     }
-    if (reply.status === 401 || reply.status === 403 || reply.redirected) return end("refused");
     if (reply.ok) {
       tag = reply.headers.get("ETag") ?? "";
       const changes = await reply.json();
@@ -78,11 +78,18 @@ async function poll() {
   if (!document.hidden && !ended) polling = setTimeout(poll, POLL_MS);
 }
 
+// Why a page hears no more of its run. To who has no session a platform says that there is nothing at the address.
+async function refusal(reply) {
+  if (reply.status === 401 || reply.status === 403 || reply.redirected) return "refused";
+  if (reply.status !== 404) return "";
+  return (await reply.text()).includes('"ROUTE_NOT_FOUND"') ? "refused" : "gone";
+}
+
 function news(now, changes) {
   if (now === cursor) return;
   cursor = now;
   // A page on which nothing changes hears of its run's end alone.
-  if (document.querySelector("[data-live]")) refresh().then(() => say(words(changes)));
+  if (document.querySelector("[data-live]")) refresh().then(() => over || say(words(changes)));
 }
 
 function words(changes) {
@@ -133,7 +140,8 @@ async function update(parts) {
   try {
     // Not kept: by going back, a browser would show the parts in place of the page.
     const reply = await fetch(location.href, { cache: "no-store", headers: { "X-Live-Part": names } });
-    if (!reply.ok || reply.redirected) return;
+    if ((await refusal(reply)) === "refused") return end("refused");
+    if (!reply.ok) return;
     const made = new DOMParser().parseFromString(await reply.text(), "text/html");
     for (const part of parts) {
       const fresh = made.querySelector(`[data-live="${CSS.escape(part.dataset.live)}"]`);

@@ -24,6 +24,7 @@ from osmosis_ai.files import write_json
 
 LOCK_NAME = "platform.lock"
 STATE_NAME = "platform.json"
+_A_FILE = "sqlite:"
 # Whoever only asks holds the lock for a moment, too.
 _LOCK_WAIT_S = 1.0
 _POLL_S = 0.05
@@ -42,6 +43,7 @@ class PlatformProcess:
         isolation: what holds rollouts back, in a few words.
         debuggable: whether programs of its user may read its memory and that of its workers.
         blobs: where it keeps datasets and files of runs: a directory, or a bucket.
+        database: where it keeps its rows, as people are told; None while it starts.
         executor: where its runs execute.
         ray: the cluster, where that is one (``RayCluster.to_json``).
         warnings: what somebody should see to, though it works.
@@ -55,6 +57,7 @@ class PlatformProcess:
     isolation: str | None = None
     debuggable: bool = False
     blobs: str | None = None
+    database: str | None = None
     executor: str | None = None
     ray: Mapping[str, Any] | None = None
     warnings: Sequence[str] = ()
@@ -101,6 +104,27 @@ def running_platform(home: Path) -> PlatformProcess | None:
             )
         time.sleep(_POLL_S)
     return None
+
+
+def require_same_database(home: Path, shown: str) -> None:
+    """Refuse to look for a running platform's rows in a file where they are on a server, and the other way round.
+
+    Two addresses of servers may well lead to the same rows, so those are not compared.
+
+    Args:
+        shown: the database that would be opened, as people are told.
+
+    Raises:
+        ConflictError: the platform that runs in ``home`` has its rows elsewhere.
+    """
+    process = running_platform(home)
+    if process is None or process.database is None:
+        return
+    if process.database.startswith(_A_FILE) != shown.startswith(_A_FILE):
+        raise ConflictError(
+            f"the platform that runs in {home} has its rows in {process.database}, and this would open {shown}.",
+            hint="set OSMOSIS_DATABASE_URL as it is where the platform was started",
+        )
 
 
 def stop_platform(home: Path, *, timeout_s: float) -> PlatformProcess | None:

@@ -146,6 +146,7 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
             isolation=isolation,
             debuggable=is_debuggable(os.environ),
             blobs=bound.blobs_shown,
+            database=services.db.shown,
             executor=bound.executor_shown,
             ray=bound.ray.to_json() if bound.ray is not None else None,
             warnings=[*bound.warnings, *filter(None, [_missing_files(services)])],

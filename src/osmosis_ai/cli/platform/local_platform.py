@@ -121,6 +121,7 @@ def local_platform(config: PlatformConfig | None = None) -> Iterator[LocalPlatfo
 
     Raises:
         MissingExtraError: the `platform` extra is not installed.
+        ConflictError: the one that runs there has its rows in another database.
         OsmosisError: its directory or database cannot be used.
     """
     with platform_extra():
@@ -132,12 +133,15 @@ def local_platform(config: PlatformConfig | None = None) -> Iterator[LocalPlatfo
         from osmosis_ai.platform.config import from_environment
         from osmosis_ai.platform.db.engine import Database
         from osmosis_ai.platform.offboarding import Offboarding
+        from osmosis_ai.platform.process_state import require_same_database
         from osmosis_ai.platform.workspaces import WorkspaceStore
     config = config or from_environment()
     config.prepare_home()
     clock = SystemClock()
     db = Database(config.database_url)
     try:
+        # A database that is not its platform's would be made, and what is done there be lost.
+        require_same_database(config.home, db.shown)
         db.migrate()
         accounts = AccountStore(db, clock)
         offboarding = Offboarding(db, clock, accounts)

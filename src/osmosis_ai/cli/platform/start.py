@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,10 +16,13 @@ from osmosis_ai.cli.output.results import Column, OperationResult, StreamResult
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from osmosis_ai.platform.config import PlatformConfig
     from osmosis_ai.platform.server import RunningPlatform
 
 
+_NOT_READY = "Stopped before it was ready; the next start begins where this one was."
 _STEPS, _REQUESTS = "steps", "http.request_metering"
 
 
@@ -57,6 +62,41 @@ def start(
         osmosis platform start --host 0.0.0.0 --public-url https://osmosis.example.org
         osmosis platform start --log-format json
     """
+    message = Column("", value=lambda item: str(item["message"]))
+    logs_json = log_format == "json"
+    try:
+        with _ended_by_signals():
+            config = _config(host, port, public_url)
+    except _EndedWhileLoadingError:
+        return StreamResult(items=_nothing(logs_json), columns=[message])
+    return StreamResult(items=_serve(config, login, logs_json), columns=[message])
+
+
+class _EndedWhileLoadingError(KeyboardInterrupt):
+    """The start was told to end before it had begun anything."""
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C end the block by an exception: loading a platform takes seconds on a busy machine."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        restore()
+        raise _EndedWhileLoadingError
+
+    def restore() -> None:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+    former = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        restore()
+
+
+def _config(host: str | None, port: int | None, public_url: str | None) -> PlatformConfig:
+    """Load all that a platform needs, and return how it is to be."""
     from osmosis_ai.cli.platform.local_platform import platform_extra
 
     with platform_extra():
@@ -72,8 +112,14 @@ def start(
         config = replace(config, host=host)
     if port is not None:
         config = replace(config, port=port)
-    message = Column("", value=lambda item: str(item["message"]))
-    return StreamResult(items=_serve(config, login, log_format == "json"), columns=[message])
+    return config
+
+
+def _nothing(logs_json: bool) -> Iterator[dict[str, Any]]:
+    """Yield no line; what logs objects says nothing of an end before there was a log."""
+    if not logs_json:
+        current().note(_NOT_READY)
+    yield from ()
 
 
 def _serve(config: PlatformConfig, login: bool, logs_json: bool) -> Iterator[dict[str, Any]]:
@@ -105,7 +151,7 @@ def _serve(config: PlatformConfig, login: bool, logs_json: bool) -> Iterator[dic
             platform.wait()
             note("Stopping; runs under way go on at the next start.")
     except StartEndedError:
-        note("Stopped before it was ready; the next start begins where this one was.")
+        note(_NOT_READY)
 
 
 def _ready(platform: RunningPlatform, saved_in: str | None) -> OperationResult:

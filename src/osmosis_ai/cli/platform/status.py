@@ -7,8 +7,9 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai._version import __version__
+from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import DetailResult, Status, Styled, Timestamp
-from osmosis_ai.errors import NotFoundError
+from osmosis_ai.errors import ConflictError, NotFoundError
 
 if TYPE_CHECKING:
     from osmosis_ai.platform.config import PlatformConfig
@@ -105,23 +106,30 @@ def _workers(config: PlatformConfig) -> list[dict[str, Any]]:
     """Return the machines that asked for runs with a token that is good."""
     from osmosis_ai.cli.platform.local_platform import iso, local_platform
 
-    with local_platform(config) as platform:
-        return [
-            {
-                "machine": worker.machine,
-                "pool": worker.pool,
-                "labels": worker.labels,
-                "cpus": worker.cpus,
-                "gpus": worker.gpus,
-                "memory_gb": worker.memory_gb,
-                "sandbox": worker.sandbox,
-                "sandbox_problem": worker.sandbox_problem,
-                "runs": runs,
-                "seen_at": iso(worker.seen_at),
-                "heard_at": iso(heard_at),
-            }
-            for worker, runs, heard_at in platform.worker_access.known.all()
-        ]
+    try:
+        with local_platform(config) as platform:
+            known = list(platform.worker_access.known.all())
+    except ConflictError as error:
+        current().warn(
+            f"its workers are not looked up: {error.message} ({error.hint})", code="OTHER_DATABASE"
+        )
+        return []
+    return [
+        {
+            "machine": worker.machine,
+            "pool": worker.pool,
+            "labels": worker.labels,
+            "cpus": worker.cpus,
+            "gpus": worker.gpus,
+            "memory_gb": worker.memory_gb,
+            "sandbox": worker.sandbox,
+            "sandbox_problem": worker.sandbox_problem,
+            "runs": runs,
+            "seen_at": iso(worker.seen_at),
+            "heard_at": iso(heard_at),
+        }
+        for worker, runs, heard_at in known
+    ]
 
 
 def _worker_rows(workers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

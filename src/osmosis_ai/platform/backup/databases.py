@@ -16,6 +16,7 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database, opened_database
 from osmosis_ai.platform.db.move_marks import MARKS_TABLE, write_mark
 from osmosis_ai.platform.db.row_copies import copy_all, require_this_schema, what_is_in
+from osmosis_ai.platform.process_state import require_same_database
 
 
 def sqlite_file(config: PlatformConfig) -> Path | None:
@@ -29,9 +30,12 @@ def require_platform(config: PlatformConfig) -> None:
 
     Raises:
         NotFoundError: there is no platform.
+        ConflictError: the one that runs there has its rows in another database.
         OsmosisError: its database has the schema of another release, or cannot be reached.
     """
     path = sqlite_file(config)
+    if config.home.is_dir():
+        require_same_database(config.home, Database(config.database_url).shown)
     if not config.home.is_dir() or (path is not None and not path.is_file()):
         raise NotFoundError(
             f"there is no platform in {config.home}.", hint="set OSMOSIS_HOME to its directory"

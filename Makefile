@@ -10,7 +10,7 @@ export OPENBLAS_NUM_THREADS := 1
 export OMP_NUM_THREADS := 1
 SOURCES := src tests benchmarks scripts rollouts examples
 
-.PHONY: help demo demo-train test lint format unit integration e2e browser bench soak model test-pythons clean
+.PHONY: help demo demo-train test lint format unit integration e2e browser bench nightly nightly-tests nightly-series test-pythons model clean
 
 help:
 	@echo "make demo          evaluate an agent with the built-in model: no account, no key, no GPU"
@@ -19,7 +19,7 @@ help:
 	@echo "make unit          the unit tests alone: what to run after each change"
 	@echo "make browser       the tests in a browser, with what they need (Chromium itself: apt install chromium)"
 	@echo "make bench         run the benchmarks"
-	@echo "make soak          what takes long and rarely tells anything: kills and cuts in series, floods, simulations, many more examples"
+	@echo "make nightly       run the long checks: full test matrix, fault series, simulations, every Python"
 	@echo "make format        format the code"
 	@echo "make model         rebuild the built-in model from scratch (about 7 CPU-minutes, needs torch)"
 	@echo "make test-pythons  run the unit and integration tests on every Python 3.10-3.13 found"
@@ -62,13 +62,18 @@ browser: $(VENV)/.browser
 bench: $(VENV)/.dev
 	@for bench in benchmarks/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
-soak: $(VENV)/.dev
-	SOAK=1 $(BIN)/python -m pytest $(PYTEST_ARGS) -m "soak or hypothesis"
-	$(BIN)/python scripts/soak_platform.py
-	$(BIN)/python scripts/soak_training.py
+# Hours on two cores. Its parts can be run one by one.
+nightly: nightly-tests nightly-series test-pythons
+
+nightly-tests: $(VENV)/.dev
+	NIGHTLY=1 $(BIN)/python -m pytest $(PYTEST_ARGS) -m "nightly or hypothesis"
+
+nightly-series: $(VENV)/.dev
+	$(BIN)/python scripts/nightly_platform.py
+	$(BIN)/python scripts/nightly_training.py
 	$(BIN)/python scripts/kill_series.py
-	$(BIN)/python scripts/soak_workers.py
-	$(BIN)/python scripts/soak_workers.py --ray
+	$(BIN)/python scripts/nightly_workers.py
+	$(BIN)/python scripts/nightly_workers.py --ray
 	$(BIN)/python scripts/interval_coverage.py
 
 model: $(VENV)/.dev

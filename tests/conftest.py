@@ -19,16 +19,18 @@ from hypothesis import settings
 
 from tests.lazily import WAITING, import_what_waits
 
-SOAK = bool(os.environ.get("SOAK"))
-"""Whether to run what takes long and rarely tells anything, too: ``make soak`` sets it."""
+NIGHTLY = bool(os.environ.get("NIGHTLY"))
+"""Run the tests marked ``nightly`` as well; set by ``make nightly``."""
 
 # A shell starts what is in its background with Ctrl-C ignored, and every process that a test interrupts inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says how busy the machine is, and nothing about the code.
-# The suite draws the same examples every time, so that red means a change; `make soak` looks for new ones.
-settings.register_profile("osmosis", deadline=None, max_examples=500 if SOAK else 30, derandomize=not SOAK)
+# The suite draws the same examples every time, so a failure comes from a change; `make nightly` draws new ones.
+settings.register_profile(
+    "osmosis", deadline=None, max_examples=500 if NIGHTLY else 30, derandomize=not NIGHTLY
+)
 settings.load_profile("osmosis")
 
 # LiteLLM asks the network for prices as it is imported, and waits for seconds where there is none.
@@ -52,6 +54,12 @@ _numbers = itertools.count()
 _AUTHORITY = Path(__file__).with_name("authority.pem")
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Start more workers than cores: half of the time an end-to-end test waits for what it started."""
+    cores = os.cpu_count() or 1
+    return cores if "not e2e" in config.option.markexpr else cores + (cores + 1) // 2
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not even read the end-to-end tests where they are left out."""
     left_out = "not e2e" in config.option.markexpr and collection_path == Path(__file__).with_name("e2e")
@@ -60,14 +68,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked ``soak``, unless it is asked for; what imports much comes first, and is no unit test.
+    """Deselect nightly tests unless NIGHTLY is set. Tests with heavy imports come first and are not unit tests.
 
     A worker begins with one stretch of the list, and what it is ahead of is taken from it at the end: so what comes
     first is run by one worker, and the others never import torch.
     """
-    if not SOAK:
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
-        items[:] = [item for item in items if not item.get_closest_marker("soak")]
+    if not NIGHTLY:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("nightly")])
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
     for item in filter(_imports_much, items):
         item.add_marker("integration")
     items.sort(key=lambda item: not _imports_much(item))

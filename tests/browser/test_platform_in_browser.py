@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 
-# What the viewer's own tests have not seen; `make soak` asks axe about all of them, in each window.
+# What the viewer's own tests have not seen; `make nightly` asks axe about all of them, in each window.
 LOOKED_AT_THOROUGHLY = frozenset(
     {"dataset", "tokens and sessions", "submit again?", "comparison", "training"}
 )
@@ -49,7 +49,7 @@ def test_every_page_is_sound_in_a_window(browser: Browser, site: PlatformSite) -
     look_at_every_page(browser, site, viewport={"width": WIDE, "height": 900}, color_scheme="light")
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [WIDE, NARROW, NARROWEST])
 def test_every_page_is_sound_in_every_window(
@@ -93,7 +93,7 @@ def test_why_a_run_waits_is_read_in_few_lines_on_a_phone(browser: Browser, site:
     looking.page.context.close()
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_every_page_is_there_without_script(browser: Browser, site: PlatformSite) -> None:
     look_at_every_page(browser, site, viewport={"width": NARROW, "height": 800}, java_script_enabled=False)
 
@@ -206,7 +206,7 @@ def test_no_page_holds_a_secret(browser: Browser, site: PlatformSite) -> None:
     looking.page.context.close()
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_twenty_tabs_of_one_browser_all_load(browser: Browser, site: PlatformSite) -> None:
     looking = visit(browser, site.base, site.session(site.mara))
     tabs = [looking.page.context.new_page() for _ in range(20)]

@@ -35,7 +35,7 @@ def test_every_report_is_sound_in_a_window(browser: Browser, tmp_path: Path) -> 
     look_at_reports(browser, tmp_path, viewport={"width": WIDE, "height": 900}, color_scheme="light")
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("script", [True, False])
 def test_every_report_is_sound_in_a_narrow_window(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 
-# The others are made of the same parts: `make soak` asks axe about each of them, in each window.
+# The others are made of the same parts: `make nightly` asks axe about each of them, in each window.
 PAGES_OF_EACH_KIND = frozenset({"runs", "evaluation", "conversation"})
 
 
@@ -70,7 +70,7 @@ def test_every_page_is_sound_in_a_window(browser: Browser, opened: tuple[str, An
     look_at_every_page(browser, opened, viewport={"width": WIDE, "height": 900}, color_scheme="light")
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [WIDE, NARROW, NARROWEST])
 def test_every_page_is_sound_in_every_window(
@@ -79,7 +79,7 @@ def test_every_page_is_sound_in_every_window(
     look_at_every_page(browser, opened, viewport={"width": width, "height": 800}, color_scheme=scheme)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_every_page_is_there_without_script(browser: Browser, opened: tuple[str, Any]) -> None:
     look_at_every_page(browser, opened, viewport={"width": NARROW, "height": 800}, java_script_enabled=False)
 
@@ -530,7 +530,7 @@ def test_older_lines_of_a_log_that_grows_stand_on_their_page_as_those_of_any(
     looking.page.context.close()
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_twenty_tabs_of_one_browser_are_all_there_and_all_follow(
     browser: Browser, opened: tuple[str, Any], site: FakeSource
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tests.conftest import SOAK
+from tests.conftest import NIGHTLY
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -105,7 +105,7 @@ def visit(browser: Browser, base: str, state: Any = None, **settings: Any) -> Vi
 
 
 def look_at_pages(looking: Visit, pages: Mapping[str, str], *, thoroughly: frozenset[str]) -> None:
-    """Open each page in a window and close it; axe looks at those of ``thoroughly``, and at all in a soak.
+    """Open each page in a window and close it; axe looks at those of ``thoroughly``, and at all of them in ``make nightly``.
 
     Args:
         looking: the window.
@@ -119,7 +119,7 @@ def look_at_pages(looking: Visit, pages: Mapping[str, str], *, thoroughly: froze
         looking.open(path)
         looking.seen(name)
         assert looking.page.locator("h1").count() == 1, name
-        if thoroughly and (SOAK or name in thoroughly):
+        if thoroughly and (NIGHTLY or name in thoroughly):
             violations = axe.run(looking.page, options=AXE).response["violations"]
             looking.wrong += [
                 f"{name}: {each['id']}: {each['nodes'][0]['html'][:200]}" for each in violations

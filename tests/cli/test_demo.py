@@ -153,10 +153,10 @@ def start_demo(directory: Path, *options: str) -> subprocess.Popen[str]:
     [
         ((), "Waiting for the run", signal.SIGKILL),
         (("--local",), "running", signal.SIGINT),
-        pytest.param((), "Waiting for the run", signal.SIGINT, marks=pytest.mark.soak),
-        pytest.param(("--local",), "running", signal.SIGKILL, marks=pytest.mark.soak),
-        pytest.param(("--train",), "Training run submitted", signal.SIGKILL, marks=pytest.mark.soak),
-        pytest.param(("--train",), "Training run submitted", signal.SIGINT, marks=pytest.mark.soak),
+        pytest.param((), "Waiting for the run", signal.SIGINT, marks=pytest.mark.nightly),
+        pytest.param(("--local",), "running", signal.SIGKILL, marks=pytest.mark.nightly),
+        pytest.param(("--train",), "Training run submitted", signal.SIGKILL, marks=pytest.mark.nightly),
+        pytest.param(("--train",), "Training run submitted", signal.SIGINT, marks=pytest.mark.nightly),
     ],
 )
 def test_a_demo_that_is_ended_leaves_no_process_behind(
@@ -185,7 +185,7 @@ def test_a_demo_that_is_ended_leaves_no_process_behind(
     "options, under_way",
     [
         ((), "Waiting for the run"),
-        pytest.param(("--train",), "Training run submitted", marks=pytest.mark.soak),
+        pytest.param(("--train",), "Training run submitted", marks=pytest.mark.nightly),
     ],
 )
 def test_a_demo_that_is_terminated_in_json_has_told_how_far_it_was_and_leaves_nothing(

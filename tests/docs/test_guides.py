@@ -87,5 +87,8 @@ def test_the_workflow_calls_targets_of_the_makefile_on_every_supported_python() 
     assert commands
     assert {command.removeprefix("make ") for command in commands} <= targets
     declared = re.findall(r"Python :: (3\.\d+)", (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
-    assert workflow["jobs"]["unit"]["strategy"]["matrix"]["python"] == declared
-    assert workflow["jobs"]["soak"]["env"]["SOAK"] == "1"
+    assert workflow["jobs"]["pythons"]["strategy"]["matrix"]["python"] == declared
+    assert {name for name, job in workflow["jobs"].items() if "schedule" in job.get("if", "")} == {
+        "pythons",
+        "nightly",
+    }

@@ -1,7 +1,7 @@
 """When and what to kill: spread over a run's journal, with a seed that repeats it.
 
-The suite kills each victim once, at the same moments every time, so that red means a change; ``make soak`` draws new
-ones, and ``scripts/kill_series.py`` asks for more by ``OSMOSIS_KILLS``.
+The suite kills each victim once, at the same moments every time. ``make nightly`` draws new moments, and
+``scripts/kill_series.py`` sets ``OSMOSIS_KILLS`` for more kills.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import random
 from collections.abc import Sequence
 
-from tests.conftest import SOAK
+from tests.conftest import NIGHTLY
 from tests.e2e.platform_process import Kill
 
 KILLS = int(os.environ.get("OSMOSIS_KILLS", "1"))
@@ -28,7 +28,7 @@ def sizes(victims: Sequence[str]) -> tuple[int, int]:
 
 def seed_of_kills() -> int:
     """Return the seed of this run's kills, and print it."""
-    drawn = random.SystemRandom().randrange(10**6) if SOAK or KILLS > 1 else 7
+    drawn = random.SystemRandom().randrange(10**6) if NIGHTLY or KILLS > 1 else 7
     seed = int(os.environ.get("KILL_SEED", drawn))
     print(f"seed of the kills: {seed} (set KILL_SEED to repeat)")
     return seed

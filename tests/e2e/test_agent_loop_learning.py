@@ -102,7 +102,7 @@ def assert_validation_can_be_looked_at(run_dir: Path, last: StepRecord) -> None:
         assert stored.content is not None and read_conversation(stored.content).reward == record.reward
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 async def test_a_loop_learns_to_multiply_as_well_as_its_workflow_twin(
     tmp_path: Path, rollout_dir: Path
 ) -> None:

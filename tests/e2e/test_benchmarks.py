@@ -48,6 +48,19 @@ def test_every_benchmark_has_a_smallest_size() -> None:
     assert {path.stem for path in BENCHMARKS.glob("*.py")} == set(SMALLEST)
 
 
+def test_every_benchmark_can_be_imported() -> None:
+    source = "import importlib, sys; sys.path.insert(0, sys.argv[1]); [importlib.import_module(name) for name in sys.argv[2:]]"
+    done = subprocess.run(
+        [warm_python(torch=True), "-c", source, str(BENCHMARKS), *SMALLEST],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SMALLEST)
 def test_a_benchmark_takes_its_figures(name: str, tmp_path: Path) -> None:
     python = sys.executable if name in STARTS_COLD else warm_python(torch=name in TRAINS)

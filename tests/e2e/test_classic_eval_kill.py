@@ -97,6 +97,6 @@ async def test_a_kill_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
     await survive(tmp_path, rows=16, n=4, kills=1)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 async def test_ten_kills_of_a_run_of_800_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
     await survive(tmp_path, rows=200, n=4, kills=10)

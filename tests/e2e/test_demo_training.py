@@ -54,7 +54,7 @@ def test_the_commands_of_the_demo_train_its_model_and_evaluate_what_came_of_it(
     assert demo.run.model == f"osmosis/tiny:{demo.run.checkpoint}"
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_the_demo_trains_its_model_to_answer_what_it_was_not_trained_on(tmp_path: Path, home: Path) -> None:
     before = sorted(home.rglob("*"))
     options = ["--train", "--seed", str(SEED), "--json", "--keep-dir", str(tmp_path / "demo")]

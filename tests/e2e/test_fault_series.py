@@ -1,4 +1,4 @@
-"""The series of faults of ``scripts/soak_workers.py``: that it sees what should not be, and once for real."""
+"""The series of faults of ``scripts/nightly_workers.py``: that it sees what should not be, and once for real."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def scripts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def watch(tmp_path: Path) -> Any:
     """A run of two samples under way, both of which the platform has accepted."""
-    from soak.verdicts import RowOfRun, RunWatch, Verdicts
+    from nightly.verdicts import RowOfRun, RunWatch, Verdicts
 
     run: Any = SimpleNamespace(id="run_1", name="a", results=tmp_path)
     watch = RunWatch(run, Verdicts())
@@ -36,7 +36,7 @@ def watch(tmp_path: Path) -> Any:
 
 
 def test_each_kind_falls_as_often_as_asked_and_a_seed_repeats_the_order() -> None:
-    from soak.faults import OWNER_LOST, plan
+    from nightly.faults import OWNER_LOST, plan
 
     counts = {"worker": 20, "s3": 5, "two-cut": 10}
     faults = plan(counts, random.Random(7))
@@ -48,7 +48,7 @@ def test_each_kind_falls_as_often_as_asked_and_a_seed_repeats_the_order() -> Non
 
 
 def test_an_accepted_record_that_is_gone_or_was_made_again_is_a_lost_one(watch: Any) -> None:
-    from soak.verdicts import RowOfRun
+    from nightly.verdicts import RowOfRun
 
     watch.update(RowOfRun("running", 2, None, {(0, 0): "one", (1, 0): "two", (2, 0): "three"}))
     assert watch._verdicts.violations == []
@@ -79,7 +79,7 @@ def test_a_sample_without_its_conversation_is_held_against_a_run(watch: Any, tmp
     assert "1 samples have no conversation" in found and "row_1_run_0" in found
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_one_fault_of_each_cheap_kind_in_a_short_run_changes_nothing() -> None:
     words = [
         "--seed",
@@ -92,7 +92,7 @@ def test_one_fault_of_each_cheap_kind_in_a_short_run_changes_nothing() -> None:
         "60",
     ]
     done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "soak_workers.py"), *words],
+        [sys.executable, str(SCRIPTS / "nightly_workers.py"), *words],
         cwd=SCRIPTS.parent,
         stdin=subprocess.DEVNULL,
         capture_output=True,

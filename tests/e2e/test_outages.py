@@ -152,6 +152,7 @@ def away(part: S3Server | PostgresCluster) -> Iterator[None]:
         part.start()
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_while_its_bucket_is_away_and_busy_and_loses_nothing(world: World) -> None:
     def log() -> str:
         return (world.platform.home.parent / "platform.log").read_text()
@@ -181,6 +182,7 @@ def test_a_run_goes_on_while_its_bucket_is_away_and_busy_and_loses_nothing(world
     assert "cannot be reached" in log() and "Traceback" not in log() and "X-Amz-" not in log()
 
 
+@pytest.mark.nightly
 def test_a_run_outlives_its_database(world: World) -> None:
     run = world.under_way()
     with away(world.postgres):
@@ -205,6 +207,7 @@ def test_a_run_outlives_its_database(world: World) -> None:
     assert "Traceback" not in log
 
 
+@pytest.mark.nightly
 def test_a_database_without_a_connection_left_is_said_and_used_again(world: World) -> None:
     import psycopg
 
@@ -224,6 +227,7 @@ def test_a_database_without_a_connection_left_is_said_and_used_again(world: Worl
     assert "Traceback" not in (world.platform.home.parent / "platform.log").read_text()
 
 
+@pytest.mark.nightly
 def test_a_start_says_what_is_wrong_with_its_bucket(tmp_path: Path) -> None:
     scratch, store = prepare_scratch(tmp_path / "demo"), S3Server("--read-only")
     store.start()

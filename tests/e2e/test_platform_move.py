@@ -46,6 +46,7 @@ required = ["MOVED_KEY"]
 """
 
 
+@pytest.mark.nightly
 def test_a_platform_moves_to_a_server_and_a_bucket_trains_there_and_moves_back(tmp_path: Path) -> None:
     scratch, bucket = prepare_scratch(tmp_path / "demo"), new_bucket()
     (scratch.workspace / EVAL).write_text(EVALUATION)

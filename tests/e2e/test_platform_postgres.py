@@ -37,6 +37,7 @@ def await_results(journal: Path) -> None:
         time.sleep(0.02)  # another process's file cannot be waited for
 
 
+@pytest.mark.nightly
 def test_an_evaluation_on_postgresql_outlives_its_worker_and_its_platform(tmp_path: Path) -> None:
     scratch = prepare_scratch(tmp_path / "demo")
     turnstile = Turnstile(scratch.workspace)

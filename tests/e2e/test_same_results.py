@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from osmosis_ai.services.demo import prepare_scratch
+from tests.conftest import NIGHTLY
 from tests.e2e.platform_process import Platform, Run
 from tests.e2e.test_demo_platform import samples, timeless
 from tests.e2e.test_platform_kill import published
@@ -121,13 +122,13 @@ def plainest(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return results
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-@pytest.mark.parametrize("files", ["files", "s3"])
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("files", ["files", pytest.param("s3", marks=pytest.mark.nightly)])
 def test_an_evaluation_comes_to_the_same_wherever_it_is_made_and_kept(
     database: str, files: str, plainest: Results, tmp_path: Path
 ) -> None:
     with platform_on(tmp_path, database, files) as platform:
-        every = (database, files) == ("sqlite", "files")
+        every = NIGHTLY and (database, files) == ("sqlite", "files")
         for place, servers in (
             product(PLACES, SERVERS) if every else zip(PLACES, reversed(SERVERS), strict=True)
         ):

@@ -42,7 +42,7 @@ def run(root: Path, *words: str) -> Any:
         "multiply-command",
         "multiply-local-openai",
         # Importing a framework takes seconds, and tests/e2e/test_framework_examples.py runs this one, too.
-        pytest.param("multiply-local-strands", marks=pytest.mark.soak),
+        pytest.param("multiply-local-strands", marks=pytest.mark.nightly),
         "sums-rubric",
     ],
 )

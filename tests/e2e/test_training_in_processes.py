@@ -92,7 +92,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> TrainingSummary:
         return asyncio.run(trainer(root / "run", TrainingHooks()).run())
 
 
-@pytest.mark.parametrize("shard_model", [False, True])
+@pytest.mark.parametrize("shard_model", [pytest.param(False, marks=pytest.mark.nightly), True])
 async def test_two_processes_learn_what_one_does_and_end_with_the_run(shard_model, alone, tmp_path):
     hooks = Watching()
     together = await trainer(tmp_path / "together", hooks, learner_processes=2, shard_model=shard_model).run()
@@ -117,6 +117,7 @@ async def test_a_process_that_is_killed_ends_the_session_and_the_next_goes_on(tm
     assert [record.step for record in summary.records] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.nightly
 async def test_a_process_that_is_killed_before_a_split_model_is_served_is_said_in_one_sentence(tmp_path):
     await trainer(tmp_path / "run", TrainingHooks()).run()  # leaves an adapter to serve first
     hooks = Watching(kill_before="opening the policy's engine")

@@ -1,6 +1,6 @@
 """A trainer or its rollout server that is killed in mid-run: the run goes on to the same curve.
 
-Once each here; ``scripts/soak_training.py`` kills in series.
+Once each here; ``scripts/nightly_training.py`` kills in series.
 """
 
 from __future__ import annotations

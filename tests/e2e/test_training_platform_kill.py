@@ -1,6 +1,6 @@
 """Whatever is killed, whenever: a platform's training run goes on by itself to the same curve and checkpoints.
 
-Once each here; ``scripts/soak_training.py`` kills in series.
+Once each here; ``scripts/nightly_training.py`` kills in series.
 """
 
 from __future__ import annotations
@@ -139,6 +139,7 @@ def await_end(platform: Platform, run: dict[str, Any]) -> None:
     assert told["status"] == "finished", told
 
 
+@pytest.mark.nightly
 def test_kills_at_random_moments_change_neither_the_curve_nor_the_checkpoints(
     platform: Platform, turnstile: Turnstile, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""An upload that is killed early goes on; `make soak` kills it at eight moments."""
+"""An upload that is killed early goes on; `make nightly` kills it at eight moments."""
 
 from __future__ import annotations
 

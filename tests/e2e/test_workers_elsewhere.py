@@ -290,6 +290,7 @@ def times_away(run: Run) -> int:
     ).count(AWAY)
 
 
+@pytest.mark.nightly
 def test_a_machine_that_is_cut_off_for_two_leases_rests_and_then_goes_on(
     platform: Platform, calm: Run, relay: Relay, gate: Gate
 ) -> None:
@@ -322,9 +323,9 @@ def cut_at_each_of(relay: Relay, moments: list[bytes], refusals: list[bool]) -> 
     "refusals",
     [
         pytest.param([False, True], id="in-turns"),
-        pytest.param([True, False], id="in-turns-the-other-way", marks=pytest.mark.soak),
-        pytest.param([False, False], id="silent", marks=pytest.mark.soak),
-        pytest.param([True, True], id="refused", marks=pytest.mark.soak),
+        pytest.param([True, False], id="in-turns-the-other-way", marks=pytest.mark.nightly),
+        pytest.param([False, False], id="silent", marks=pytest.mark.nightly),
+        pytest.param([True, True], id="refused", marks=pytest.mark.nightly),
     ],
 )
 def test_a_cut_of_half_a_lease_is_harmless_whatever_is_being_said(
@@ -343,6 +344,7 @@ def test_a_cut_of_half_a_lease_is_harmless_whatever_is_being_said(
     assert samples(run.results) == samples(calm.results)
 
 
+@pytest.mark.nightly
 def test_a_cut_of_half_a_lease_keeps_no_run_from_being_put_aside(
     platform: Platform, calm: Run, relay: Relay, gate: Gate
 ) -> None:
@@ -364,7 +366,7 @@ def test_a_cut_of_half_a_lease_keeps_no_run_from_being_put_aside(
     require_same_results(run, calm)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_machine_that_was_cut_off_leaves_a_run_that_another_one_took(
     platform: Platform, calm: Run, relay: Relay, gate: Gate
 ) -> None:
@@ -387,7 +389,7 @@ def test_a_machine_that_was_cut_off_leaves_a_run_that_another_one_took(
     require_same_results(run, calm)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_cuts_in_a_series_lose_nothing_and_repeat_nothing(
     platform: Platform, relay: Relay, gate: Gate
 ) -> None:

@@ -29,7 +29,7 @@ CELLS = {
     "many_rows_tried_once_that_nearly_always_pass": (100, 1, 0.05, 0.98),
     "very_many_rows_that_hardly_ever_pass": (400, 4, 0.6, 0.02),
 }
-# Of these, others above are alike; `make soak` tries them, and the whole grid.
+# Of these, others above are alike; `make nightly` tries them, and the whole grid.
 RARELY_TELLING = (
     "a_few_rows_of_which_most_pass",
     "some_rows_alike_that_nearly_always_pass",
@@ -50,7 +50,7 @@ def coverage() -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.soak] * (name in RARELY_TELLING)) for name in CELLS]
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in RARELY_TELLING)) for name in CELLS]
 )
 def test_printed_intervals_hold_the_truth_of(name: str, coverage: Any) -> None:
     rows, attempts, correlation, rate = CELLS[name]

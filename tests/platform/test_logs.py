@@ -120,7 +120,7 @@ def test_lines_can_be_part_of_a_larger_transaction(services: PlatformServices) -
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
 def test_the_marks_of_a_run_are_found_by_an_index_in_a_log_of_any_length(kind: str, tmp_path: Path) -> None:
     with (
         nullcontext(f"sqlite:///{tmp_path / 'platform.db'}")

@@ -46,7 +46,7 @@ def test_printed_intervals_hold_the_true_difference_of(name: str) -> None:
     assert cell.rows > 10 or found.held >= 0.95 * replications
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("rows", [10, 30, 100, 400])
 def test_printed_intervals_hold_the_true_difference_in_every_cell_of_the_grid(rows: int) -> None:
     missed = {}

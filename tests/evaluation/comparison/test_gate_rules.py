@@ -199,7 +199,7 @@ def test_what_is_no_worse_mostly_passes_and_seldom_fails(rows: int, passes: floa
     assert found["fail"] <= 0.05 + tolerance(0.05, 400)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_in_no_cell_of_the_grid_a_gate_errs_more_than_once_in_twenty() -> None:
     replications, wrong = 300, []
     for cell in grid():

@@ -121,7 +121,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("multipart_from", [1 << 40, 64 * MIB], ids=["in one piece", "in parts"])
+@pytest.mark.parametrize(
+    "multipart_from",
+    [
+        pytest.param(1 << 40, id="in one piece", marks=pytest.mark.nightly),
+        pytest.param(64 * MIB, id="in parts"),
+    ],
+)
 def test_200_mib_go_up_and_come_back_in_flat_memory(
     tmp_path: Path, source: Path, multipart_from: int
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from osmosis_ai.platform.services import PlatformServices
-from tests.conftest import SOAK
+from tests.conftest import NIGHTLY
 from tests.platform.conftest import World, application
 
 pytestmark = pytest.mark.integration
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.integration
 if TYPE_CHECKING:
     import schemathesis
 
-# All routes are described; what a stranger request does to one is left to `make soak`.
-EXAMPLES_PER_ROUTE = 15 if SOAK else 1
+# All routes are described; what a stranger request does to one is left to `make nightly`.
+EXAMPLES_PER_ROUTE = 15 if NIGHTLY else 1
 
 
 def test_no_request_breaks_a_route(services: PlatformServices) -> None:

@@ -74,7 +74,10 @@ def beside(services: PlatformServices) -> list[Path]:
     return sorted(path for path in home.parent.iterdir() if "before-move" in path.name)
 
 
-@pytest.mark.parametrize("moment", _MOMENTS)
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param(moment, marks=[pytest.mark.nightly] * (moment != "at the end")) for moment in _MOMENTS],
+)
 def test_a_move_back_that_was_killed_leaves_one_backup_and_says_where_it_is(
     services: PlatformServices, cli: Cli, back: list[str], moment: str
 ) -> None:

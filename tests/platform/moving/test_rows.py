@@ -21,7 +21,7 @@ from osmosis_ai.platform.moving.sides import Stage
 from tests.platform.databases import postgres_database, put_migrated_database
 from tests.platform.db.test_migrations import ROWS, value
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 
 class Ended(BaseException):

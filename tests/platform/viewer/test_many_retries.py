@@ -24,7 +24,7 @@ RETRIES, ROWS = 300, 40
 Newest = dict[tuple[int, int], float | None]
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
 def services(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PlatformServices]:
     home, clock = tmp_path / "home", ManualClock()
     if request.param == "sqlite":

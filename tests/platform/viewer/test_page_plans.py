@@ -49,7 +49,7 @@ _FILTERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.e2e)])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
 def many(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PlatformSource]:
@@ -168,7 +168,7 @@ def test_the_samples_nearest_to_none_are_read_by_the_index_and_few(
     assert any(index in plan for index in _INDEXES["row"]) and not any(word in plan for word in SORTING), plan
 
 
-@pytest.mark.parametrize("many", [pytest.param("postgresql", marks=pytest.mark.e2e)], indirect=True)
+@pytest.mark.parametrize("many", [pytest.param("postgresql", marks=pytest.mark.nightly)], indirect=True)
 def test_what_was_said_to_the_database_of_a_page_holds_for_no_other_statement(many: PlatformSource) -> None:
     said = []
     with many.services.db.session() as session:

@@ -35,7 +35,7 @@ _ADDRESSES = (
 )
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
 def config(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PlatformConfig]:
     home = tmp_path / "platform"
     with platform_database(home) if request.param == "sqlite" else postgres_database() as url:

@@ -86,6 +86,7 @@ def test_two_processes_that_hold_half_of_the_frozen_model_each_learn_the_same(tm
     assert found["weights_held"] == pytest.approx(whole / 2, rel=0.01)
 
 
+@pytest.mark.nightly
 def test_one_rank_that_runs_out_of_memory_makes_both_try_again(tmp_path):
     found = run_two_ranks(tmp_path / "result.pt", fails_on="1")
     assert found["metrics"][0]["micro_batch_tokens"] == 20

@@ -4,7 +4,7 @@ The margin separates a learner that works from every broken one below. The task:
 by the built-in model; after each right answer the conversation goes on with another agent's wrong
 answer, which the policy did not sample and must not learn.
 
-Of the broken ones, the one that comes nearest to the margin is tried every time, the others by `make soak`.
+Of the broken ones, the one that comes nearest to the margin is tried every time, the others by `make nightly`.
 What learns for real is left to `make e2e`; that a broken learner is refused at run time is seen in every run.
 """
 
@@ -79,7 +79,7 @@ def test_every_loss_raises_what_was_rewarded_by_the_margin(loss_type, held_out):
     assert gain(learner, held_out, learner.step, seed=1) > MARGIN
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_flipped_advantage_misses_the_margin(held_out):
     learner = quick_learner()
     assert gain(learner, held_out, lambda seqs, adv: learner.step(seqs, [-a for a in adv])) < -MARGIN
@@ -90,7 +90,7 @@ def without_mask(sequences):
     return [replace(s, mask=[1] * len(s.ids), versions=[0] * len(s.ids)) for s in sequences]
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_dropped_mask_misses_the_margin(held_out):
     learner = quick_learner(logprob_gap_limit=math.inf)
     assert gain(learner, held_out, lambda seqs, adv: learner.step(without_mask(seqs), adv)) < MARGIN
@@ -119,7 +119,7 @@ def shifted_log(rows, device):
     return collate([replace(row, logprobs=(*row.logprobs[1:], 0.0)) for row in rows], device)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("broken", [shifted_targets, shifted_log])
 def test_logprobs_shifted_by_one_miss_the_margin(broken, held_out, monkeypatch):
     learner = quick_learner(logprob_gap_limit=math.inf)

@@ -40,7 +40,7 @@ WIDE_VOCABULARY = {"vocab_size": 40_000, "hidden_size": 128, "intermediate_size"
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("sizes", [DEEP, WIDE_VOCABULARY])
+@pytest.mark.parametrize("sizes", [pytest.param(DEEP, marks=pytest.mark.nightly), WIDE_VOCABULARY])
 def test_the_estimate_is_near_the_measured_peak_of_a_step(sizes, tmp_path):
     output = subprocess.run(
         [sys.executable, "-m", "tests.training.measure_step_memory", str(tmp_path)],

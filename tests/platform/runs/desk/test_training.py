@@ -104,7 +104,7 @@ class Desk:
         return self.apply({blob: step}, checkpoints=[part])
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
 def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
     if request.param == "sqlite":
         db = Database(f"sqlite:///{tmp_path / 'platform.db'}")

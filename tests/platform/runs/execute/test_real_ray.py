@@ -17,7 +17,7 @@ from osmosis_ai.platform.runs.execute.ray_jobs import RayError, RayJobs
 from tests.platform.evaluations import wait_until
 from tests.platform.runs.execute.real_ray import RAY, RealRay
 
-pytestmark = [pytest.mark.soak, pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.nightly, pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -179,11 +179,17 @@ def test_a_sample_is_counted_with_its_conversation_or_not_yet_and_the_log_says_w
     ]
 
 
-def test_very_many_files_are_told_in_exchanges_that_take_them(working: Working) -> None:
+@pytest.mark.parametrize(
+    ("files", "exchange_bytes"), [(100, 34_000), pytest.param(1500, 512 * 1024, marks=pytest.mark.nightly)]
+)
+def test_very_many_files_are_told_in_exchanges_that_take_them(
+    working: Working, monkeypatch: pytest.MonkeyPatch, files: int, exchange_bytes: int
+) -> None:
+    monkeypatch.setattr(publisher, "_FILES_BYTES", exchange_bytes)
     working.now = 10.0
     working.finish(0)
     long = "x" * 200
-    for number in range(1500):
+    for number in range(files):
         file = working.directory.artifacts / "row_0_run_0" / long / long / f"{number}.txt"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{number}")

@@ -1,6 +1,6 @@
 """Kill training runs in mid-run, at one moment after another, and hold each against a run that nobody killed.
 
-    python scripts/soak_training.py [--kills 6] [--seed N] [--only trainer|server|platform]
+    python scripts/nightly_training.py [--kills 6] [--seed N] [--only trainer|server|platform]
 
 `kill -9` of the trainer at KILLS moments, then of its rollout server at a third as many; each moment is read from the
 records of a run of its own, which has to end with the curve, the final validation, the checkpoints and the adapter of
@@ -27,11 +27,11 @@ sys.path.insert(0, str(ROOT))
 _PLATFORM_TEST = "tests/e2e/test_training_platform_kill.py"
 
 
-def soak_sessions(kills_of: Mapping[str, int], seed: int) -> Iterator[str]:
+def nightly_sessions(kills_of: Mapping[str, int], seed: int) -> Iterator[str]:
     """Kill each victim so many times, each time in a run of its own; yields what failed."""
     from tests.e2e.training_kills import moments, training_bench
 
-    with tempfile.TemporaryDirectory(prefix="osmosis-soak-") as name, training_bench(Path(name)) as bench:
+    with tempfile.TemporaryDirectory(prefix="osmosis-nightly-") as name, training_bench(Path(name)) as bench:
         checks = {"trainer": bench.check_trainer_kill, "server": bench.check_server_kill}
         for victim, kills in kills_of.items():
             for number, moment in enumerate(moments(seed, kills), start=1):
@@ -46,7 +46,7 @@ def soak_sessions(kills_of: Mapping[str, int], seed: int) -> Iterator[str]:
                     print(f"{what}: {told}, the same run ({time.monotonic() - began:.1f} s)", flush=True)
 
 
-def soak_platform(kills: int, seed: int) -> Iterator[str]:
+def nightly_platform(kills: int, seed: int) -> Iterator[str]:
     """Kill a platform, its worker and the rollout server during one run; yields what failed."""
     environment = {**os.environ, "OSMOSIS_KILLS": str(kills), "KILL_SEED": str(seed)}
     command = [sys.executable, "-m", "pytest", "-q", "-s", _PLATFORM_TEST]
@@ -73,8 +73,8 @@ def main() -> None:
     told = ", ".join(f"{kills} of the {victim}" for victim, kills in kills_of.items())
     print(f"kills: {told}; seed {given.seed}", flush=True)
     platform = kills_of.pop("platform", 0)
-    failures = list(soak_sessions(kills_of, given.seed)) if kills_of else []
-    failures += soak_platform(platform, given.seed) if platform else []
+    failures = list(nightly_sessions(kills_of, given.seed)) if kills_of else []
+    failures += nightly_platform(platform, given.seed) if platform else []
     for failure in failures:
         print(f"\n{failure}", file=sys.stderr)
     sys.exit(1 if failures else 0)

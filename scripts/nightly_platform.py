@@ -1,6 +1,6 @@
 """Kill uploads and syncs of a platform at every moment that matters, and send its routes whatever comes to mind.
 
-    python scripts/soak_platform.py [--seconds 300] [--seed 0] [--only uploads|syncs|routes]
+    python scripts/nightly_platform.py [--seconds 300] [--seed 0] [--only uploads|syncs|routes]
 
 A multipart upload is killed with SIGKILL at eight moments, a Git sync at three; each has to go on to one whole
 dataset or mirror with nothing left over. For ``--seconds``, requests that schemathesis makes from the platform's own
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 _EXAMPLES = 20
 
 
-def soak_uploads() -> Iterator[str]:
+def nightly_uploads() -> Iterator[str]:
     """Kill an upload at each moment; yields what failed."""
     from tests.e2e.upload_kills import MOMENTS, upload_bench
 
@@ -35,7 +35,7 @@ def soak_uploads() -> Iterator[str]:
             yield from _told(f"upload killed: {moment}", partial(bench.check_kill, moment))
 
 
-def soak_syncs() -> Iterator[str]:
+def nightly_syncs() -> Iterator[str]:
     """Kill a sync at each moment; yields what failed."""
     from tests.e2e.git_kills import MOMENTS, check_kill
 
@@ -44,7 +44,7 @@ def soak_syncs() -> Iterator[str]:
             yield from _told(f"sync killed: {moment}", partial(check_kill, directory, moment))
 
 
-def soak_routes(seconds: float, first_seed: int) -> Iterator[str]:
+def nightly_routes(seconds: float, first_seed: int) -> Iterator[str]:
     """Send requests to every route until the time is over; yields the first failure of each route."""
     import schemathesis
     from hypothesis import HealthCheck, given, seed, settings
@@ -113,7 +113,7 @@ def _told(what: str, check: Callable[[], None]) -> Iterator[str]:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="osmosis-soak-") as name:
+    with tempfile.TemporaryDirectory(prefix="osmosis-nightly-") as name:
         yield Path(name)
 
 
@@ -126,9 +126,9 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     parts = {
-        "uploads": soak_uploads,
-        "syncs": soak_syncs,
-        "routes": lambda: soak_routes(arguments.seconds, arguments.seed),
+        "uploads": nightly_uploads,
+        "syncs": nightly_syncs,
+        "routes": lambda: nightly_routes(arguments.seconds, arguments.seed),
     }
     chosen = [arguments.only] if arguments.only else list(parts)
     failures = [failure for name in chosen for failure in parts[name]()]

@@ -3,7 +3,7 @@
 What it answers depends on the conversation and the seed alone, so that what is asked again gets the same. As a process
 it prints its address, then serves until it is ended:
 
-    python scripts/soak/paced_model.py --latency-ms 200
+    python scripts/nightly/paced_model.py --latency-ms 200
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from tests.e2e.platform_process import ROLLOUT_SERVER
 
-from soak.census import Census
-from soak.machines import LEASE_S, Machine, World
+from nightly.census import Census
+from nightly.machines import LEASE_S, Machine, World
 
 KINDS = ("worker", "server", "platform", "postgres", "s3", "machine", "half-cut", "two-cut")
 """What is killed, and for how many leases a machine is cut off."""

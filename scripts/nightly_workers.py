@@ -1,7 +1,7 @@
 """Kill and cut off everything that a run depends on, in a random mixture, and compare what comes of it with a calm run.
 
-    python scripts/soak_workers.py [--seed N] [--faults worker=10,server=10,…] [--minutes 20] [--slack-s 0]
-    python scripts/soak_workers.py --ray [raylet=3,head=3] [--lease-s 3]
+    python scripts/nightly_workers.py [--seed N] [--faults worker=10,server=10,…] [--minutes 20] [--slack-s 0]
+    python scripts/nightly_workers.py --ray [raylet=3,head=3] [--lease-s 3]
 
 A real platform on a real PostgreSQL and a real S3 store, two machines that take its runs, each by a relay that can be
 cut, and a model that takes its time. `kill -9` of worker, rollout server, platform, PostgreSQL, store and machine, and
@@ -26,11 +26,11 @@ from pathlib import Path
 # What is killed and compared here is what the tests kill and compare once.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from soak.faults import KINDS, plan
-from soak.machines import LEASE_S, World
-from soak.ray_faults import RAY_KINDS, run_on_ray
-from soak.series import Series
-from soak.verdicts import Verdicts
+from nightly.faults import KINDS, plan
+from nightly.machines import LEASE_S, World
+from nightly.ray_faults import RAY_KINDS, run_on_ray
+from nightly.series import Series
+from nightly.verdicts import Verdicts
 
 EACH, EACH_OF_RAY = 10, 3
 
@@ -51,7 +51,7 @@ def run_series(given: argparse.Namespace, counts: Mapping[str, int]) -> Verdicts
     draw, verdicts = random.Random(given.seed), Verdicts()
     faults = plan(counts, draw)
     until = time.monotonic() + given.minutes * 60
-    with tempfile.TemporaryDirectory(prefix="osmosis-soak-", ignore_cleanup_errors=True) as directory:
+    with tempfile.TemporaryDirectory(prefix="osmosis-nightly-", ignore_cleanup_errors=True) as directory:
         world = World(
             Path(directory) / "demo", rows=given.rows, attempts=given.attempts, latency_ms=given.latency_ms
         )

@@ -11,8 +11,8 @@ from pathlib import Path
 from tests.e2e.platform_process import Run
 from tests.platform.runs.execute.real_ray import HEAD, RAY, RealRay
 
-from soak.machines import CONFIG, World
-from soak.verdicts import Ledger, RunWatch, Verdicts
+from nightly.machines import CONFIG, World
+from nightly.verdicts import Ledger, RunWatch, Verdicts
 
 RAY_KINDS = ("raylet", "head")
 _LOOK_S = 0.2
@@ -28,7 +28,7 @@ class RayFaults:
         directory: for the platform's files.
         cluster: that executes its runs.
         verdicts: takes what is found.
-        sizes: of the runs, as :class:`~soak.machines.World` takes them.
+        sizes: of the runs, as :class:`~nightly.machines.World` takes them.
     """
 
     def __init__(

@@ -20,8 +20,8 @@ from tests.platform.s3_server import CREDENTIALS, S3Server
 from osmosis_ai.services.demo import prepare_scratch
 
 LEASE_S = 3.0
-CONFIG = "configs/eval/soak.toml"
-_TOKEN = "soak.token"
+CONFIG = "configs/eval/nightly.toml"
+_TOKEN = "nightly.token"
 _STARTS_FOR_S = 120.0
 _OF_THE_PLATFORM = {"OSMOSIS_DATABASE_URL", "OSMOSIS_BLOBS_URL", *CREDENTIALS}
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from tests.e2e.platform_process import Run
 
-from soak.census import OUTLIVED_S, Census, WatchedWorker
-from soak.faults import OWNER_LOST, Fault, Healing, Injector
-from soak.machines import CONFIG, LEASE_S, Machine, World
-from soak.verdicts import Ledger, RunWatch, Verdicts
+from nightly.census import OUTLIVED_S, Census, WatchedWorker
+from nightly.faults import OWNER_LOST, Fault, Healing, Injector
+from nightly.machines import CONFIG, LEASE_S, Machine, World
+from nightly.verdicts import Ledger, RunWatch, Verdicts
 
 _LOOK_S = 0.1
 _PATIENCE_S = 20.0

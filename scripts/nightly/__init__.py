@@ -1,0 +1,1 @@
+"""Faults in series: what ``scripts/nightly_workers.py`` kills, cuts, watches and compares."""

@@ -129,7 +129,7 @@ def test_attempts_without_a_score_are_told_where_no_rule_asks_about_them(maze: M
     outcome = gate(maze, "gaps", "--min", "pass_rate=0.5")
     assert outcome.status == 0
     assert "20 of 80 attempts have no score" in outcome.json["resource"]["warnings"][0]
-    assert gate(maze, "gaps", "--min", "pass_rate=0.5", "--max", "unscored=0.1").status == 1
+    assert gate(maze, "gaps", "--min", "pass_rate=0.5", "--max", "unscored=0.05").status == 1
 
 
 # A run of a platform

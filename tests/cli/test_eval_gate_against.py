@@ -164,7 +164,7 @@ def test_a_slice_that_would_fail_alone_may_be_chance_among_others(maze: Maze) ->
         return next(rule for rule in rules if rule["slice"] == {"column": "difficulty", "value": "easy"})
 
     barely = easy(easy(0.1)["at_most"] + 0.002)
-    assert (barely["verdict"], "among 2 rules of slices" in barely["reason"]) == ("unclear", True)
+    assert (barely["verdict"], "among 3 rules" in barely["reason"]) == ("unclear", True)
     assert easy(0.9)["verdict"] == "fail"
 
 
@@ -341,14 +341,15 @@ def test_more_attempts_than_there_are_decide_nothing(maze: Maze) -> None:
 
 def test_rewards_beyond_pass_and_fail_are_bounded_by_the_range_that_is_written(maze: Maze) -> None:
     scored = [[0.2, 0.4, 0.6, 0.8] for _ in range(ROWS)]
-    gaps = [[0.2, 0.4, 0.7, None] for _ in range(ROWS)]
+    gaps = [[0.3, 0.5, 0.7, None] for _ in range(ROWS)]
     write(maze, "scored", scored, seed=21)
     write(maze, "gaps", gaps, seed=22)  # type: ignore[arg-type]
     rules = maze.scratch / "x.decide.toml"
     rules.parent.mkdir(exist_ok=True)
     rules.write_text('[decide]\nagainst = "scored"\nreward_range = [0, 1]\n[margin]\nreward = 0.1\n')
     (rule,) = gate(maze, "gaps", "--rules", str(rules)).json["resource"]["rules"]
-    assert (rule["verdict"], "60 unscored ones would have scored" in rule["reason"]) == ("unclear", True)
+    assert (rule["verdict"], "with the 60 unscored attempts counted" in rule["reason"]) == ("unclear", True)
+    assert (rule["unscored"], rule["settles"]) == (60, "score the 60 unscored attempts")
     rules.write_text('[decide]\nagainst = "scored"\nreward_range = [0, 1]\n[margin]\nreward = 1\n')
     refused = gate(maze, "gaps", "--rules", str(rules))
     assert refused.status == 1 and "accepts every run" in str(refused.error)
@@ -359,3 +360,43 @@ def test_rewards_beyond_pass_and_fail_are_bounded_by_the_range_that_is_written(m
     assert (beyond.status, "which is not between 0 and 0.5" in beyond.error["message"]) == (1, True)
     wide = gate(maze, "gaps", "--against", "scored", "--margin", "reward=0.5", "--reward-range", "0.2,0.7")
     assert wide.status == 2 and "accepts every run" in wide.error["message"]
+
+
+# What fails
+
+
+def test_a_run_fails_a_margin_only_if_it_is_worse_by_more_than_the_margin(maze: Maze) -> None:
+    even = [2, 3, 2, 3]
+    write(maze, "even", rewards(even), seed=31)
+    # 10 points worse on average: surely worse, by less than 20 points and by more than 2.
+    write(maze, "lower", rewards([2, 2, 2, 3, 2, 3, 1, 3, 2, 2]), seed=32)
+    for margin, status in (("0.2", 0), ("0.1", 3), ("0.02", 1)):
+        outcome = gate(maze, "lower", "--against", "even", "--margin", f"pass_rate={margin}")
+        (rule,) = outcome.json["resource"]["rules"]
+        assert (rule["number"]["high"] < 0, outcome.status) == (True, status), rule["reason"]
+
+
+def test_several_limits_are_adjusted_for_failing_and_one_alone_is_not(maze: Maze) -> None:
+    alone = gate(maze, "worse", "--min", "pass_rate=0.1").json["resource"]["rules"][0]
+    barely = f"pass_rate={alone['at_most'] + 0.002}"
+    assert gate(maze, "worse", "--min", barely).status == 1
+    fine = ("--min", "pass@2=0.1", "--max", "latency=60", "--max", "unscored=0.2")
+    among = gate(maze, "worse", "--min", barely, *fine)
+    assert (among.status, among.json["resource"]["rules"][0]["verdict"]) == (3, "unclear")
+    assert "among 3 rules that may be chance" in among.json["resource"]["rules"][0]["reason"]
+    margin = gate(
+        maze,
+        "worse",
+        "--min",
+        barely,
+        "--against",
+        "base",
+        "--margin",
+        "pass@2=0.9",
+        "--margin",
+        "pass^2=0.9",
+    )
+    assert margin.json["resource"]["rules"][0]["verdict"] == "unclear"
+    # A limit of 0 is about this run's own attempts, so it is no matter of chance.
+    assert gate(maze, "worse", "--min", barely, "--max", "unscored=0").status == 1
+    assert gate(maze, "worse", "--min", "pass_rate=0.6", *fine).status == 1

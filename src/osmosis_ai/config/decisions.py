@@ -72,12 +72,20 @@ METRICS: Mapping[str, Metric] = {
     )
 }
 """``cost_per_row`` is in USD, all attempts of a row together; ``tokens`` and ``latency`` (seconds) are of one attempt."""
+SCORE_METRICS = ("reward", "pass_rate", "pass@K", "pass^K")
+"""Metrics that an attempt without a score could move in either direction."""
 
 
 def metric_named(name: str) -> Metric | None:
     """Return what a metric is, by its name, `pass@4` and `pass^4` included; None where there is none."""
     numbered = _NUMBERED.fullmatch(name)
     return METRICS.get(f"{numbered[1]}K") if numbered else METRICS.get(name) if "K" not in name else None
+
+
+def needs_scores(name: str) -> bool:
+    """Whether a metric depends on the scores of attempts."""
+    metric = metric_named(name)
+    return metric is not None and metric.name in SCORE_METRICS
 
 
 def attempts_asked(name: str) -> int | None:
@@ -159,7 +167,7 @@ class DecideSettings(ConfigSection):
     reward_range: Annotated[list[Finite], AfterValidator(_reward_range)] | None = Field(
         default=None,
         examples=[[0, 1]],
-        description="the lowest and the highest reward there can be; attempts without a score are then bounded",
+        description="the lowest and the highest possible reward; rules on rewards need it if an attempt has no score",
     )
     previews: bool = Field(
         default=True,

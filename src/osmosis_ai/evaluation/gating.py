@@ -1,16 +1,27 @@
-"""Rules that a run must meet, and what it proves about them.
+"""The rules of a gate and their verdicts.
 
 A rule compares a number with a limit, and a number that was measured on a sample is only known within bounds.
-``--min`` passes when the one-sided 95 % lower bound is at or above the limit, fails when the upper bound is below it,
-and is unclear in between: the run is too small to tell. ``--max`` is the mirror image. So a gate lets an agent that is
-below the limit pass at most once in twenty times, however small the run. Nothing passes on missing evidence.
-``--margin`` is about a baseline, and judged by :mod:`~osmosis_ai.evaluation.comparison.gate_rules`.
+``--min`` passes if the one-sided 95 % lower bound is at or above the limit, fails if the upper bound is below it, and is
+inconclusive in between. ``--max`` is the mirror image. So a gate lets an agent that is below the limit pass at most once
+in twenty times, however small the run. ``--margin`` compares a run with a baseline:
+:mod:`~osmosis_ai.evaluation.comparison.gate_rules`.
+
+Attempts without a score are missing evidence. A verdict on a score must also hold with all of them at the lowest score
+and with all of them at the highest, each with an interval of its own.
+
+A gate passes if all its rules pass, so passing needs no adjustment (an intersection-union test, Berger 1982). Any rule
+can fail it, so failing is adjusted for the number of rules (Holm).
+
+Sources:
+    Berger 1982, "Multiparameter Hypothesis Testing and Acceptance Sampling", Technometrics 24(4).
+    Holm 1979, "A Simple Sequentially Rejective Multiple Test Procedure".
+    Manski 1990, "Nonparametric Bounds on Treatment Effects" (worst and best case of missing outcomes).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
@@ -100,7 +111,11 @@ class Evidence:
         note: what is to be known of the bounds, or why there are none; a clause.
         low, high: its two-sided interval.
         method: how the bounds were made.
-        p, p_adjusted: of no difference from a baseline.
+        p: of no difference from a baseline.
+        unscored: attempts without a score that could move the number.
+        extremes: the number with the unscored attempts at the lowest, then at the highest score.
+        undecided: why no verdict is possible, as a sentence.
+        unreported: attempts that did not report the amount.
     """
 
     value: float | None = None
@@ -113,13 +128,16 @@ class Evidence:
     high: float | None = None
     method: str | None = None
     p: float | None = None
-    p_adjusted: float | None = None
+    unscored: int = 0
+    extremes: tuple[Evidence, Evidence] | None = None
+    undecided: str | None = None
+    unreported: int = 0
 
     def number(self) -> dict[str, Any]:
         """Return it as every document shows a number (``comparison.numbers.number_data``)."""
         reason = self.note or None if self.at_least is None and self.at_most is None else None
-        names = ("value", "low", "high", "rows", "samples", "method", "p", "p_adjusted")
-        return {**{name: getattr(self, name) for name in names}, "reason": reason}
+        names = ("value", "low", "high", "rows", "samples", "method", "p")
+        return {**{name: getattr(self, name) for name in names}, "p_adjusted": None, "reason": reason}
 
 
 @dataclass(frozen=True)
@@ -139,7 +157,7 @@ class RuleResult:
     def data(self) -> dict[str, Any]:
         """Return it as scripts see it."""
         rule, evidence = self.rule, self.evidence
-        return {
+        found: dict[str, Any] = {
             "metric": rule.metric,
             "bound": rule.bound,
             "limit": rule.limit,
@@ -154,6 +172,14 @@ class RuleResult:
             "reason": self.reason,
             "settles": self.settles,
         }
+        if evidence.unscored:
+            found["unscored"] = evidence.unscored
+        if evidence.extremes is not None:
+            lowest, highest = evidence.extremes
+            found["unscored_at_worst"], found["unscored_at_best"] = lowest.number(), highest.number()
+        if evidence.unreported:
+            found["unreported"] = evidence.unreported
+        return found
 
 
 def parse_rules(minima: Iterable[str], maxima: Iterable[str], margins: Iterable[str] = ()) -> list[Rule]:
@@ -222,15 +248,41 @@ def judge(
     Args:
         rule: what is asked.
         evidence: what the run knows.
-        unfinished: why the run is not all there, in a sentence; nothing is decided on a part of a run.
+        unfinished: why the run is incomplete, as a sentence; a part of a run decides nothing.
         confidence: of the evidence's bounds.
     """
-    level = f"with {100 * confidence:g} % confidence"
     if unfinished is not None:
         return RuleResult(rule, evidence, "unclear", unfinished)
+    if evidence.undecided is not None:
+        return RuleResult(rule, evidence, "unclear", evidence.undecided)
+    found = _measured(rule, evidence, confidence)
+    if found.verdict == "unclear":
+        return found
+    for each, score in zip(evidence.extremes or (), ("lowest", "highest"), strict=False):
+        if _measured(rule, each, confidence).verdict != found.verdict:
+            return replace(
+                found,
+                verdict="unclear",
+                reason=(
+                    f"{found.reason.rstrip('.')}, but between {_number(each.at_least)} and {_number(each.at_most)} "
+                    f"with {count_unscored(evidence.unscored)} at the {score} score."
+                ),
+                settles=f"score {count_unscored(evidence.unscored)}",
+            )
+    return found
+
+
+def count_unscored(count: int) -> str:
+    """Return "the 11 unscored attempts"."""
+    return f"the {count:,} unscored {'attempt' if count == 1 else 'attempts'}"
+
+
+def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
+    """Apply a rule to a number as it was measured."""
+    level = f"with {100 * confidence:g} % confidence"
     if evidence.value is None:
         return RuleResult(rule, evidence, "unclear", evidence.note or "the run has no such number.")
-    if rule.bound == "max" and rule.limit == 0 and rule.metric in SHARES:
+    if is_exact(rule):
         return _literally_none(rule, evidence)
     if rule.bound == "max" and evidence.value == 0 and rule.described.scale == "amount":
         return RuleResult(rule, evidence, "pass", _sentence("nothing of it was spent", evidence))
@@ -251,13 +303,57 @@ def judge(
     return RuleResult(rule, evidence, "unclear", _sentence(between, evidence))
 
 
+def is_exact(rule: Rule) -> bool:
+    """Whether a rule is about this run's own attempts, so that chance plays no part: a limit of 0 for a share."""
+    return rule.bound == "max" and rule.limit == 0 and rule.metric in SHARES
+
+
+Judge = Callable[[float], RuleResult]
+"""Returns the verdict on a rule at a confidence."""
+
+
+def judge_together(rules: Mapping[Rule, Judge], *, confidence: float = CONFIDENCE) -> dict[Rule, RuleResult]:
+    """Judge the rules of a gate, adjusting what fails for how many rules could have failed by chance (Holm).
+
+    The most significant of m failures must hold at ``1 - (1 - confidence) / m``, the next at ``m - 1``, and so on.
+    """
+    found = {rule: judge_at(confidence) for rule, judge_at in rules.items()}
+    by_chance = [
+        rule
+        for rule, each in found.items()
+        if not is_exact(rule) and not (each.evidence.at_least is None and each.evidence.at_most is None)
+    ]
+    open_rules = [rule for rule in by_chance if found[rule].verdict == "fail"]
+    proved: set[Rule] = set()
+    while remaining := [rule for rule in open_rules if rule not in proved]:
+        level = 1 - (1 - confidence) / (len(by_chance) - len(proved))
+        also = {rule for rule in remaining if rules[rule](level).verdict == "fail"}
+        if not also:
+            break
+        proved |= also
+    for rule in open_rules:
+        if rule not in proved:
+            reason = f"{found[rule].reason.rstrip('.')}; among {len(by_chance)} rules that may be chance."
+            found[rule] = replace(found[rule], verdict="unclear", reason=reason)
+    return {
+        rule: each if each.verdict == "unclear" else replace(each, settles=None)
+        for rule, each in found.items()
+    }
+
+
 def overall(judgements: Sequence[RuleResult]) -> Verdict:
     """Return what all rules together come to: one that fails decides, then one that is unclear."""
     verdicts = {judgement.verdict for judgement in judgements}
     return "fail" if "fail" in verdicts else "unclear" if "unclear" in verdicts else "pass"
 
 
-def evidence_of(metric: str, estimates: Mapping[str, Any], *, rows: int | None = None) -> Evidence:
+def evidence_of(
+    metric: str,
+    estimates: Mapping[str, Any],
+    *,
+    rows: int | None = None,
+    confidence: float = CONFIDENCE,
+) -> Evidence:
     """Return what the ``estimates`` of a run's metrics say of a metric.
 
     Estimates of earlier releases have no one-sided bounds; the ends of their two-sided interval lie further out, so
@@ -267,9 +363,12 @@ def evidence_of(metric: str, estimates: Mapping[str, Any], *, rows: int | None =
         metric: one of :data:`RUN_METRICS`, K being a number.
         estimates: as JSON.
         rows: how many rows were tried, for what is only counted.
+        confidence: of each bound; estimates have theirs at 95 %, counts at any.
     """
-    if metric in SHARES and estimates.get(metric) is None:
-        return _counted_share(metric, estimates.get("counts") or {}, rows)
+    if metric in SHARES and (estimates.get(metric) is None or confidence != CONFIDENCE):
+        return _counted_share(metric, estimates.get("counts") or {}, rows, confidence)
+    if confidence != CONFIDENCE:
+        return Evidence(note=f"the bounds of {metric} are only known with 95 % confidence.")
     asked = attempts_asked(metric)
     if asked is not None:
         known = estimates.get("pass_at_k" if metric.startswith("pass@") else "pass_hat_k") or {}
@@ -293,7 +392,9 @@ def evidence_of(metric: str, estimates: Mapping[str, Any], *, rows: int | None =
     )
 
 
-def evidence_of_share(hits: float, samples: int, rows: int | None, *, note: str = "") -> Evidence:
+def evidence_of_share(
+    hits: float, samples: int, rows: int | None, *, note: str = "", confidence: float = CONFIDENCE
+) -> Evidence:
     """Return what counts say of a share, by the exact bounds of Clopper and Pearson.
 
     Attempts on one row resemble each other and which belong together is not known here, so a run counts as many
@@ -304,22 +405,31 @@ def evidence_of_share(hits: float, samples: int, rows: int | None, *, note: str 
         samples: how many there are.
         rows: of how many rows; None counts each sample for itself.
         note: what is to be said of it.
+        confidence: of each bound.
     """
     if samples <= 0:
         return Evidence(note=note or "no sample of the run has a score.")
     share, size = hits / samples, min(samples, rows or samples)
-    exact = korn_graubard_interval(ClusteredRate(share, None, samples, size, size, 0), CONFIDENCE)
+    exact = korn_graubard_interval(ClusteredRate(share, None, samples, size, size, 0), confidence)
     return Evidence(share, exact.at_least, exact.at_most, rows, samples, note)
 
 
-def evidence_of_mean(mean: float, std: float, samples: int, rows: int | None, *, note: str = "") -> Evidence:
+def evidence_of_mean(
+    mean: float,
+    std: float,
+    samples: int,
+    rows: int | None,
+    *,
+    note: str = "",
+    confidence: float = CONFIDENCE,
+) -> Evidence:
     """Return what mean and standard deviation say of a mean, counting observations as :func:`evidence_of_share`."""
     size = min(samples, rows or samples)
     if size < 2:
         return Evidence(
             mean, rows=rows, samples=samples, note="one sample does not tell how much others differ."
         )
-    interval = student_interval(mean, std / math.sqrt(size - 1), size, CONFIDENCE)
+    interval = student_interval(mean, std / math.sqrt(size - 1), size, confidence)
     known = f"{interval.reason}." if interval.reason else note
     return Evidence(mean, interval.at_least, interval.at_most, rows, samples, known)
 
@@ -377,7 +487,7 @@ def _literally_none(rule: Rule, evidence: Evidence) -> RuleResult:
     return RuleResult(rule, evidence, "fail", _sentence(f"the share is {_number(evidence.value)}", evidence))
 
 
-def _counted_share(metric: str, counts: Mapping[str, Any], rows: int | None) -> Evidence:
+def _counted_share(metric: str, counts: Mapping[str, Any], rows: int | None, confidence: float) -> Evidence:
     planned, pending, skipped = (counts.get(key) or 0 for key in ("planned", "pending", "skipped"))
     made = planned - pending - skipped
     if made <= 0:
@@ -387,7 +497,7 @@ def _counted_share(metric: str, counts: Mapping[str, Any], rows: int | None) -> 
         "failed": sum((counts.get("failed_by_boundary") or {}).values()),
         "infrastructure": counts.get("infrastructure_failures") or 0,
     }[metric]
-    return evidence_of_share(hits, made, rows)
+    return evidence_of_share(hits, made, rows, confidence=confidence)
 
 
 def _clause(found: Mapping[str, Any]) -> str:
@@ -406,6 +516,11 @@ def _unknown_k(metric: str, known: Mapping[str, Any]) -> str:
     return f"the run has no {metric}, but {', '.join(f'{name}{each}' for each in sorted(known, key=int))}."
 
 
+def describe_unreported(count: int) -> str:
+    """Return "3 attempts did not report it"."""
+    return f"{count:,} {'attempt' if count == 1 else 'attempts'} did not report it"
+
+
 def _no_spread(evidence: Evidence) -> str:
     if evidence.rows == 1:
         return "one row alone does not tell how much rows differ; evaluate more."
@@ -417,6 +532,8 @@ def _sentence(clause: str, evidence: Evidence) -> str:
     over += [f"{evidence.rows} rows" if evidence.rows is not None else ""]
     counted = " of ".join(part for part in over if part)
     text = f"{clause} ({counted})" if counted else clause
+    if evidence.unreported:
+        text = f"{text}; {describe_unreported(evidence.unreported)}"
     return f"{text}; {evidence.note}" if evidence.note else f"{text}."
 
 

@@ -150,7 +150,7 @@ def test_a_verdict_that_the_unscored_attempts_could_turn_is_unclear() -> None:
     lucky: list[list[float | None]] = [[reward or None for reward in attempts] for attempts in passes(HARD)]
     found = compared(passes(HARD), lucky).candidates[0]
     assert found.verdict.direction == "unclear"
-    assert "but what the 200 unscored ones would have scored can make it" in found.verdict.sentence
+    assert "but 0.0 (-3.7 to 3.7) with 200 unscored attempts counted against moss" in found.verdict.sentence
     each = next(change for change in found.changes if change.metric == "pass_rate").data()
     assert list(each["unscored_at_worst"]) == list(each["unscored_at_best"]) == NUMBER_KEYS
     assert each["unscored_at_worst"]["value"] <= 0 < each["unscored_at_best"]["value"]

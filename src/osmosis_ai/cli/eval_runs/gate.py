@@ -132,13 +132,16 @@ def gate(
     markdown: MarkdownOption = None,
     junit: JunitOption = None,
 ) -> OperationResult:
-    """Hold a run against rules, by what it proves: exits 0 when it passes, 1 when it fails, 3 when it cannot tell.
+    """Check a run against rules: exits with 0 for pass, 1 for fail, 3 for inconclusive.
 
-    A --min rule passes when the one-sided 95 % lower bound of the metric is at or above X, and fails when the upper
-    bound is below it. A --margin rule passes when the run is surely less than X worse than the baseline, and fails
-    when it is surely worse and does not pass. All rules must pass. Metrics: reward, pass_rate, pass@K, pass^K,
-    cost_per_row (USD), tokens and latency (seconds) of an attempt, and of all attempts the shares unscored, failed and
-    infrastructure; of a judge's result file score, alpha and unscored. What is not finished never passes.
+    A --min rule passes if the one-sided 95 % lower bound of the metric is at or above X, and fails if the upper bound
+    is below X. A --margin rule passes if the run is less than X worse than the baseline with 95 % confidence, and fails
+    if it is more than X worse. Verdicts on rewards and pass rates must also hold with every attempt without a score at
+    the worst and at the best score. All rules must pass; failing is adjusted for the number of rules.
+
+    Metrics: reward, pass_rate, pass@K, pass^K, cost_per_row (USD), tokens and latency (seconds) of an attempt, and the
+    shares of all attempts unscored, failed and infrastructure. A judge's result file has score, alpha and unscored.
+    An unfinished run never passes.
 
     Examples:
         osmosis eval gate amber-otter-42 --min pass_rate=0.8 --max unscored=0.05

@@ -16,6 +16,7 @@ from osmosis_ai.evaluation.comparison.input_differences import InputDifference, 
 from osmosis_ai.evaluation.comparison.metric_changes import (
     ChangeSettings,
     MetricChange,
+    adjust,
     change_of,
     described,
     metrics_of,
@@ -207,11 +208,9 @@ def _adjusted(measured: Sequence[_Measured]) -> list[_Measured]:
         {each.metric: each for each in found.changes} for found in measured
     ]
     for metric in {name: None for of_run in adjusted for name in of_run}:
-        changes = [of_run.get(metric) for of_run in adjusted]
-        ps = [None if each is None or each.change is None else each.change.p for each in changes]
-        for of_run, each, p in zip(adjusted, changes, holm(ps), strict=True):
-            if each is not None and each.change is not None:
-                of_run[metric] = replace(each, change=replace(each.change, p_adjusted=p))
+        runs = [of_run for of_run in adjusted if metric in of_run]
+        for of_run, each in zip(runs, adjust([of_run[metric] for of_run in runs], holm), strict=True):
+            of_run[metric] = each
     return [
         replace(found, changes=tuple(of_run.values()))
         for found, of_run in zip(measured, adjusted, strict=True)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from osmosis_ai.config.decisions import attempts_asked
+from osmosis_ai.config.decisions import attempts_asked, needs_scores
 from osmosis_ai.evaluation.comparison.gate_rules import MarginEvidence
-from osmosis_ai.evaluation.comparison.metric_changes import RATIO_METRICS, change_of, quantity, values_of
+from osmosis_ai.evaluation.comparison.metric_changes import (
+    RATIO_METRICS,
+    change_of,
+    estimate_of,
+    quantity,
+    values_of,
+)
 from osmosis_ai.evaluation.comparison.run_pairs import RunPair
 from osmosis_ai.evaluation.comparison.slice_changes import pairs_by_value
 from osmosis_ai.evaluation.gating import Evidence, Rule
@@ -45,17 +52,41 @@ def rows_of(pair: RunPair) -> int:
     return int(np.unique(rows[rows >= 0]).size)
 
 
-def sampled_evidence(pair: RunPair, rule: Rule, settings: ChangeSettings) -> Evidence:
-    """Return what the candidate's samples say of the metric of a rule, whatever the baseline."""
+def sampled_evidence(side: LabelledRun, rule: Rule, settings: ChangeSettings) -> Evidence:
+    """Return what the attempts of a run say about the metric of a rule."""
+    metric = rule.metric
     if not rule.described.compared:
-        return Evidence(note=f"`{rule.metric}` is known of a whole run alone.")
-    found = change_of(pair, rule.metric, settings).b
-    return Evidence(note=NO_SAMPLE) if found is None else _of_estimate(found)
+        return Evidence(note=f"`{metric}` is known of a whole run alone.")
+    found = _of_estimate(estimate_of(side, metric, settings))
+    if metric in RATIO_METRICS:
+        return replace(found, unreported=side.unreported(metric))
+    return with_unscored(found, side, metric, settings)
 
 
-def spread_of_run(pair: RunPair, metric: str) -> VarianceComponents | None:
-    """Return the spread of a metric in the candidate; None where it is not one number of each attempt."""
-    attempts = _by_attempt(pair.b, metric)
+def with_unscored(found: Evidence, side: LabelledRun, metric: str, settings: ChangeSettings) -> Evidence:
+    """Add to a metric what it would be with all unscored attempts at the lowest, and at the highest score."""
+    missing = int(side.unscored().values.sum()) if needs_scores(metric) else 0
+    if not missing:
+        return found
+    lowest, highest = settings.reward_range or (None, None) if metric == "reward" else (0.0, 1.0)
+    if lowest is None or highest is None:
+        return replace(found, unscored=missing, undecided=describe_unknown_range(missing))
+    extremes = (
+        _of_estimate(estimate_of(side, metric, settings, lowest)),
+        _of_estimate(estimate_of(side, metric, settings, highest)),
+    )
+    return replace(found, unscored=missing, extremes=extremes)
+
+
+def describe_unknown_range(missing: int) -> str:
+    """Explain why a rule on rewards has no verdict."""
+    what = "1 attempt has" if missing == 1 else f"{missing:,} attempts have"
+    return f"{what} no score and the range of rewards is unknown; set it with --reward-range LOW,HIGH."
+
+
+def spread_of_run(side: LabelledRun, metric: str) -> VarianceComponents | None:
+    """Return the variance of a metric in a run; None if it is not one number of each attempt."""
+    attempts = _by_attempt(side, metric)
     return None if attempts is None else VarianceComponents.of(*attempts)
 
 
@@ -65,6 +96,8 @@ def margin_evidence(
     """Return what two runs say of the metric of a margin rule."""
     found = change_of(pair, rule.metric, settings)
     costs = [cost_of_attempt(side.run) for side in (pair.a, pair.b)]
+    if undecided is None and rule.metric == "reward" and found.unscored and settings.reward_range is None:
+        undecided = describe_unknown_range(found.unscored)
     return MarginEvidence(
         change=found.change,
         bounds=found.bounds,
@@ -72,6 +105,8 @@ def margin_evidence(
         attempts=attempts_of(pair.b.run),
         cost_attempt=None if None in costs else math.fsum(cost or 0.0 for cost in costs),
         undecided=undecided,
+        unscored=found.unscored,
+        unreported=found.unreported,
     )
 
 
@@ -93,7 +128,9 @@ def attempts_of(run: RunSamples) -> int:
     return max(1, int(np.bincount(run.samples["row"]).max(initial=1)))
 
 
-def _of_estimate(found: Estimate) -> Evidence:
+def _of_estimate(found: Estimate | None) -> Evidence:
+    if found is None:
+        return Evidence(note=NO_SAMPLE)
     said = [part.rstrip(".") for part in (found.reason, found.warning) if part]
     return Evidence(
         value=found.value,

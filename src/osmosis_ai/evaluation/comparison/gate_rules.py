@@ -1,30 +1,31 @@
-"""Rules about a baseline: how much worse than it a run may be, and what is proved about that.
+"""Margin rules: how much worse than a baseline a run may be.
 
-A margin rule is a test of non-inferiority. It passes when the one-sided bound on the bad side lies within the margin:
-a run that is worse by the margin passes at most once in twenty times. It fails when the bound on the good side is
-worse than the baseline and it does not pass; in between nobody can tell. A gate passes when all its rules do, each
-at its own level (an intersection-union test needs no adjustment); of what fails, any one would do, so that fails are
-adjusted by Holm. A verdict that the scores of unscored attempts could turn round is none.
+A margin rule is a test of non-inferiority. With a difference of candidate minus baseline and a margin m, it passes if the
+one-sided lower bound is above -m, fails if the upper bound is below -m, and is inconclusive otherwise. So a run that is
+worse by the margin passes at most once in twenty times, and one that is worse by less fails at most as often. The verdict
+must also hold with the unscored attempts at their worst and at their best.
 
-Sources:
+Source:
     Walker and Nowacki 2011, "Understanding Equivalence and Noninferiority Testing", J. Gen. Intern. Med. 26(2).
-    Berger 1982, "Multiparameter Hypothesis Testing and Acceptance Sampling", Technometrics 24(4)
-        (intersection-union tests).
-    Holm 1979, "A Simple Sequentially Rejective Multiple Test Procedure".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from osmosis_ai.config.decisions import attempts_asked
 from osmosis_ai.evaluation.comparison.design import settle
-from osmosis_ai.evaluation.comparison.multiplicity import holm
 from osmosis_ai.evaluation.comparison.numbers import Difference
 from osmosis_ai.evaluation.comparison.unscored_bounds import UnscoredBounds
-from osmosis_ai.evaluation.gating import Evidence, Rule, RuleResult, Verdict
+from osmosis_ai.evaluation.gating import (
+    Evidence,
+    Rule,
+    RuleResult,
+    Verdict,
+    count_unscored,
+    describe_unreported,
+)
 from osmosis_ai.evaluation.statistics import CONFIDENCE
 from osmosis_ai.evaluation.variance import VarianceComponents
 
@@ -42,7 +43,8 @@ class MarginEvidence:
         spread: of the difference, of the logarithm of a ratio; None where one row cannot tell.
         attempts: on each row.
         cost_attempt: of one attempt of each run together, in USD; None where no price is known.
-        undecided: why nothing may be decided on the two runs, in a sentence.
+        undecided: why no verdict on the two runs is possible, as a sentence.
+        unscored, unreported: attempts of both runs without a score, or that did not report the amount.
     """
 
     change: Difference | None
@@ -51,24 +53,41 @@ class MarginEvidence:
     attempts: int = 1
     cost_attempt: float | None = None
     undecided: str | None = None
+    unscored: int = 0
+    unreported: int = 0
 
 
-def judge_margins(
-    asked: Sequence[tuple[Rule, MarginEvidence]], *, confidence: float = CONFIDENCE
-) -> list[RuleResult]:
-    """Apply margin rules, all that a gate has at once: what fails is adjusted for how many there are."""
-    adjusted = holm([_p_of_worse(rule, found.change) for rule, found in asked])
-    return [
-        _judged(_Margin(rule, found, confidence), p) for (rule, found), p in zip(asked, adjusted, strict=True)
-    ]
+def judge_margin(rule: Rule, found: MarginEvidence, *, confidence: float = CONFIDENCE) -> RuleResult:
+    """Apply a margin rule.
 
-
-def _p_of_worse(rule: Rule, change: Difference | None) -> float | None:
-    """Return the one-sided p-value of "it is no worse", half of the two-sided one where it looks worse."""
-    if change is None or change.p is None:
-        return None
-    worse = change.value < change.none if rule.described.higher_is_better else change.value > change.none
-    return change.p / 2 if worse else 1 - change.p / 2
+    Args:
+        rule: with its margin.
+        found: the difference of the runs, with bounds at this confidence.
+        confidence: of each bound.
+    """
+    margin, change = _Margin(rule, found, confidence), found.change
+    evidence = _evidence(rule, found)
+    if found.undecided is not None:
+        return RuleResult(rule, evidence, "unclear", found.undecided)
+    if change is None:
+        return RuleResult(rule, evidence, "unclear", _nothing_to_compare(rule))
+    if change.at_least is None or change.at_most is None:
+        return RuleResult(rule, evidence, "unclear", f"{_compared(margin, change)}; {change.reason}.")
+    verdict = margin.verdict(change)
+    if verdict != "unclear" and found.bounds is not None:
+        for extreme, how in ((found.bounds.worst, "against it"), (found.bounds.best, "in its favor")):
+            if margin.verdict(extreme) != verdict:
+                return RuleResult(
+                    rule,
+                    evidence,
+                    "unclear",
+                    f"{_compared(margin, change)} over scored attempts, but between "
+                    f"{margin_words(rule, extreme.at_least)} and {margin_words(rule, extreme.at_most)} with "
+                    f"{count_unscored(found.unscored)} counted {how}.",
+                    f"score {count_unscored(found.unscored)}",
+                )
+    settles = None if verdict == "pass" else _settles(margin, change)
+    return RuleResult(rule, evidence, verdict, _reason(margin, change, verdict), settles)
 
 
 @dataclass(frozen=True)
@@ -84,7 +103,7 @@ class _Margin:
 
     @property
     def limit(self) -> float:
-        """The worst that passes, exclusively."""
+        """The change on the margin: better ones are acceptable, worse ones are not."""
         return -math.log1p(self.rule.limit) if self.rule.described.scale == "amount" else -self.rule.limit
 
     def turned(self, number: float) -> float:
@@ -93,61 +112,12 @@ class _Margin:
             number = math.log(number) if number > 0 else -math.inf
         return number if self.rule.described.higher_is_better else -number
 
-    def ends(self, change: Difference) -> tuple[float, float] | None:
-        """Return the bounds on the bad and on the good side; None where there are none."""
+    def verdict(self, change: Difference) -> Verdict:
+        """Return what the bounds of a change say about the margin."""
         if change.at_least is None or change.at_most is None:
-            return None
+            return "unclear"
         worst, best = sorted((self.turned(change.at_least), self.turned(change.at_most)))
-        return worst, best
-
-
-def _judged(margin: _Margin, p_adjusted: float | None) -> RuleResult:
-    rule, found, change = margin.rule, margin.found, margin.found.change
-    evidence = _evidence(rule, change, p_adjusted)
-    if found.undecided is not None:
-        return RuleResult(rule, evidence, "unclear", found.undecided)
-    if change is None:
-        return RuleResult(rule, evidence, "unclear", _nothing_to_compare(rule))
-    ends = margin.ends(change)
-    if ends is None:
-        return RuleResult(rule, evidence, "unclear", f"{_compared(margin, change)}; {change.reason}.")
-    verdict = _verdict(margin, ends, p_adjusted)
-    turned = _turned_by_unscored(margin, verdict)
-    if turned is not None:
-        return RuleResult(rule, evidence, "unclear", turned)
-    result = RuleResult(rule, evidence, verdict, _reason(margin, change, verdict))
-    return replace(result, settles=_settles(margin, change)) if verdict == "unclear" else result
-
-
-def _verdict(margin: _Margin, ends: tuple[float, float], p_adjusted: float | None) -> Verdict:
-    worst, best = ends
-    if worst > margin.limit:
-        return "pass"
-    # Both agree where there is one rule; where there are several, the p-value is the stricter one.
-    if best < 0 and p_adjusted is not None and p_adjusted <= 1 - margin.confidence:
-        return "fail"
-    return "unclear"
-
-
-def _turned_by_unscored(margin: _Margin, verdict: Verdict) -> str | None:
-    """Return, of a verdict that unscored attempts could turn round, how; None of one that stands."""
-    bounds = margin.found.bounds
-    if bounds is None or verdict == "unclear":
-        return None
-    extremes = [(margin.turned(each.value), each) for each in (bounds.worst, bounds.best)]
-    if verdict == "pass":
-        value, extreme = min(extremes, key=lambda each: each[0])
-        if value > margin.limit:
-            return None
-    else:
-        value, extreme = max(extremes, key=lambda each: each[0])
-        if value < 0:
-            return None
-    missing = bounds.unscored_a + bounds.unscored_b
-    return (
-        f"{_compared(margin, margin.found.change)} over scored attempts, but what the {missing:,} unscored "
-        f"{'one' if missing == 1 else 'ones'} would have scored can make it {margin_words(margin.rule, extreme.value)}."
-    )
+        return "pass" if worst > self.limit else "fail" if best < self.limit else "unclear"
 
 
 def _reason(margin: _Margin, change: Difference, verdict: Verdict) -> str:
@@ -164,17 +134,16 @@ def _reason(margin: _Margin, change: Difference, verdict: Verdict) -> str:
     counted = f"{change.rows:,} {'row' if change.rows == 1 else 'rows'}"
     method = "" if change.method is None else f", {change.method}"
     warned = "" if change.warning is None else f"; {change.warning.rstrip('.')}"
+    if margin.found.unreported:
+        warned = f"{warned}; {describe_unreported(margin.found.unreported)}"
     return f"{text} ({counted}{method}){warned}."
 
 
 def _settles(margin: _Margin, change: Difference) -> str:
     found = margin.found
-    value = margin.turned(change.value)
-    # If the value stayed, it would pass once it is told from the margin, or fail once it is told from no worse.
-    distance = max(value - margin.limit, -value)
     return settle(
         found.spread,
-        distance,
+        margin.turned(change.value) - margin.limit,
         change.rows,
         found.attempts,
         confidence=margin.confidence,
@@ -191,9 +160,18 @@ def _nothing_to_compare(rule: Rule) -> str:
     return "no row has this number in both runs."
 
 
-def _evidence(rule: Rule, change: Difference | None, p_adjusted: float | None) -> Evidence:
-    if change is None:
-        return Evidence(note=_nothing_to_compare(rule))
+def _evidence(rule: Rule, found: MarginEvidence) -> Evidence:
+    if found.change is None:
+        return Evidence(note=_nothing_to_compare(rule), unscored=found.unscored)
+    extremes = None
+    if found.bounds is not None:
+        extremes = _evidence_of(found.bounds.worst), _evidence_of(found.bounds.best)
+    return replace(
+        _evidence_of(found.change), unscored=found.unscored, extremes=extremes, unreported=found.unreported
+    )
+
+
+def _evidence_of(change: Difference) -> Evidence:
     return Evidence(
         value=change.value,
         at_least=change.at_least,
@@ -205,7 +183,6 @@ def _evidence(rule: Rule, change: Difference | None, p_adjusted: float | None) -
         high=change.high,
         method=change.method,
         p=change.p,
-        p_adjusted=p_adjusted,
     )
 
 

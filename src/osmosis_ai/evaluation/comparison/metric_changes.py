@@ -6,11 +6,18 @@ writes or takes is compared by the ratio of geometric means, row by row: such qu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.config.decisions import METRICS, Metric, attempts_asked, metric_named, suggested_metric
+from osmosis_ai.config.decisions import (
+    METRICS,
+    Metric,
+    attempts_asked,
+    metric_named,
+    needs_scores,
+    suggested_metric,
+)
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
 from osmosis_ai.evaluation.comparison.numbers import Difference, number_data
@@ -48,6 +55,8 @@ class MetricChange:
         a, b: its value in the baseline and in the candidate; None where nothing tells it.
         change: B less A, or how many times A it is; None without a row to tell it.
         bounds: the change with every unscored attempt at its worst and at its best; None where the range is unknown.
+        unscored: attempts of both runs without a score, if the metric depends on scores.
+        unreported: attempts of both runs that did not report the amount.
         spread: the variance of what rows differ by; None of runs on different rows and of ratios.
     """
 
@@ -57,6 +66,8 @@ class MetricChange:
     change: Difference | None
     bounds: UnscoredBounds | None = None
     spread: float | None = None
+    unscored: int = 0
+    unreported: int = 0
 
     @property
     def described(self) -> Metric:
@@ -76,6 +87,13 @@ class MetricChange:
             found["unscored_at_worst"] = number_data(self.bounds.worst)
             found["unscored_at_best"] = number_data(self.bounds.best)
         return found
+
+    @property
+    def against(self) -> Difference | None:
+        """The change with the unscored attempts placed against its direction."""
+        if self.bounds is None or self.change is None:
+            return None
+        return self.bounds.worst if self.change.value > self.change.none else self.bounds.best
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +120,37 @@ def change_of(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricCha
     if attempts_asked(metric) is not None:
         return _with_bounds(pair, metric, settings, _of_k)
     return _with_bounds(pair, metric, settings, _of_attempts)
+
+
+def adjust(
+    changes: Sequence[MetricChange], by: Callable[[Sequence[float | None]], list[float | None]]
+) -> list[MetricChange]:
+    """Adjust the p-values of changes that are tested together, also with the unscored attempts placed against them."""
+    found = list(changes)
+    for place, p in enumerate(by([None if each.change is None else each.change.p for each in changes])):
+        change = found[place].change
+        if change is not None:
+            found[place] = replace(found[place], change=replace(change, p_adjusted=p))
+    for place, p in enumerate(by([_p_against(each) for each in changes])):
+        bounds, against = found[place].bounds, found[place].against
+        if bounds is None or against is None:
+            continue
+        adjusted = replace(against, p_adjusted=p)
+        found[place] = replace(
+            found[place],
+            bounds=replace(bounds, worst=adjusted)
+            if against is bounds.worst
+            else replace(bounds, best=adjusted),
+        )
+    return found
+
+
+def _p_against(found: MetricChange) -> float | None:
+    """Return the p-value of a change that no score of the unscored attempts could alter."""
+    change, against = found.change, found.against
+    if change is None or against is None:
+        return None if change is None else change.p
+    return against.p if against.value * change.value > 0 else 1.0
 
 
 def described(metric: str) -> Metric:
@@ -153,14 +202,16 @@ def _with_bounds(pair: RunPair, metric: str, settings: ChangeSettings, find: _Fi
     scale = _scale_of(pair, metric, settings)
     a, b, change, spread = find(pair, metric, settings, scale, None)
     bounds = None
-    missing = int(pair.a.unscored().values.sum()), int(pair.b.unscored().values.sum())
-    if scale is not None and metric not in ("unscored", "failed") and any(missing):
+    missing = (0, 0)
+    if needs_scores(metric):
+        missing = unscored_of(pair.a), unscored_of(pair.b)
+    if scale is not None and any(missing):
 
         def with_unscored(of_a: float, of_b: float) -> Difference | None:
             return find(pair, metric, settings, scale, (of_a, of_b))[2]
 
         bounds = worst_and_best(with_unscored, scale=scale, unscored=missing)
-    return MetricChange(metric, a, b, change, bounds, spread)
+    return MetricChange(metric, a, b, change, bounds, spread, unscored=sum(missing))
 
 
 def _scale_of(pair: RunPair, metric: str, settings: ChangeSettings) -> _Scale | None:
@@ -199,13 +250,29 @@ def values_of(side: LabelledRun, metric: str, unscored_as: float | None = None) 
     return side.unscored() if metric == "unscored" else side.failed()
 
 
+def estimate_of(
+    side: LabelledRun, metric: str, settings: ChangeSettings, unscored_as: float | None = None
+) -> Estimate | None:
+    """Estimate a metric of one run, optionally with a score for every unscored attempt; None without a value."""
+    k = attempts_asked(metric)
+    if k is not None:
+        estimate = estimate_pass_at_k if metric.startswith("pass@") else estimate_pass_hat_k
+        return estimate(*side.pass_counts(unscored_as), k, confidence=settings.confidence)
+    attempts = quantity(side, metric) if metric in RATIO_METRICS else values_of(side, metric, unscored_as)
+    return _estimate(metric, attempts, settings)
+
+
 def _estimates(
     metric: str, a: Attempts, b: Attempts, settings: ChangeSettings
 ) -> tuple[Estimate | None, Estimate | None]:
+    return _estimate(metric, a, settings), _estimate(metric, b, settings)
+
+
+def _estimate(metric: str, attempts: Attempts, settings: ChangeSettings) -> Estimate | None:
     estimate = (
         estimate_reward if metric == "reward" else estimate_mean if metric in RATIO_METRICS else estimate_rate
     )
-    return estimate(*a, confidence=settings.confidence), estimate(*b, confidence=settings.confidence)
+    return estimate(*attempts, confidence=settings.confidence)
 
 
 def _on_common_rows(pair: RunPair, a: Attempts, b: Attempts) -> tuple[Attempts, Attempts]:
@@ -273,7 +340,8 @@ def _ratio(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricChange
     a, b = _on_common_rows(pair, quantity(pair.a, metric), quantity(pair.b, metric))
     pairs = Pairs.of(*a, *b) if pair.paired else None
     change = None if pairs is None else ratio_of_means(pairs, confidence=settings.confidence)
-    return MetricChange(metric, *_estimates(metric, a, b, settings), change)
+    unreported = sum(side.unreported(metric) for side in (pair.a, pair.b))
+    return MetricChange(metric, *_estimates(metric, a, b, settings), change, unreported=unreported)
 
 
 def quantity(side: LabelledRun, metric: str) -> Attempts:
@@ -294,8 +362,27 @@ def _of_counts(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricCh
     a, b = _pass_counts(pair.a), _pass_counts(pair.b)
     if metric != "pass_rate" or a is None or b is None:
         return MetricChange(metric, None, None, None)
-    change = difference_of_counts(a, b, confidence=settings.confidence)
-    return MetricChange(metric, _rate_of(a, settings), _rate_of(b, settings), change)
+    missing = unscored_of(pair.a), unscored_of(pair.b)
+
+    def with_unscored(of_a: float, of_b: float) -> Difference:
+        return difference_of_counts(
+            a.with_more(missing[0], of_a), b.with_more(missing[1], of_b), confidence=settings.confidence
+        )
+
+    return MetricChange(
+        metric,
+        _rate_of(a, settings),
+        _rate_of(b, settings),
+        difference_of_counts(a, b, confidence=settings.confidence),
+        worst_and_best(with_unscored, scale=(0.0, 1.0), unscored=missing) if any(missing) else None,
+        unscored=sum(missing),
+    )
+
+
+def unscored_of(side: LabelledRun) -> int:
+    """Return how many attempts have no score, as far as the run reports them."""
+    counts = side.run.summary
+    return int(side.unscored().values.sum()) if counts is None else counts.unscored or 0
 
 
 def _pass_counts(side: LabelledRun) -> PassCounts | None:

@@ -96,6 +96,13 @@ class LabelledRun:
         known = self.tried() & (np.abs(values) < HUGE)
         return Attempts(values[known], self.rows[known])
 
+    def unreported(self, metric: str) -> int:
+        """Return how many attempts did not report an amount."""
+        import numpy as np
+
+        field = {"cost_per_row": "cost_usd", "tokens": "tokens", "latency": "duration_ms"}[metric]
+        return int((self.tried() & ~(np.abs(self.run.samples[field]) < HUGE)).sum())
+
     def pass_counts(self, unscored_as: float | None = None) -> Passes:
         """Return scored attempts and passes of each label."""
         import numpy as np

@@ -105,6 +105,11 @@ class CountsOnly:
     reward: tuple[float, float] | None = None
     pass_at_k: Mapping[int, float] = field(default_factory=dict)
 
+    @property
+    def unscored(self) -> int | None:
+        """How many attempts have no score; None if the platform does not report it."""
+        return None if self.tried is None or self.scored is None else max(0, self.tried - self.scored)
+
 
 @dataclass(frozen=True, eq=False)
 class RunSamples:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.evaluation.comparison.metric_changes import ChangeSettings, MetricChange, change_of
+from osmosis_ai.evaluation.comparison.metric_changes import ChangeSettings, MetricChange, adjust, change_of
 from osmosis_ai.evaluation.comparison.multiplicity import benjamini_hochberg
 from osmosis_ai.evaluation.comparison.verdict import Direction, direction_of
 
@@ -59,19 +59,14 @@ def slice_changes(
         for column in columns
         for value, chosen in pairs_by_value(pair, column).items()
     ]
-    judged = [each for each in found if each.rows >= FEWEST_ROWS]
-    adjusted = iter(
-        benjamini_hochberg([None if each.change.change is None else each.change.change.p for each in judged])
-    )
+    large = [each.change for each in found if each.rows >= FEWEST_ROWS]
+    adjusted = iter(adjust(large, benjamini_hochberg))
     return tuple(
         _judged(each, next(adjusted), settings) if each.rows >= FEWEST_ROWS else each for each in found
     )
 
 
-def _judged(found: SliceChange, p_adjusted: float | None, settings: ChangeSettings) -> SliceChange:
-    change = found.change.change
-    assert change is not None  # it has rows
-    adjusted = replace(found.change, change=replace(change, p_adjusted=p_adjusted))
+def _judged(found: SliceChange, adjusted: MetricChange, settings: ChangeSettings) -> SliceChange:
     return replace(found, change=adjusted, verdict=direction_of(adjusted, settings.confidence))
 
 

@@ -57,6 +57,10 @@ class PassCounts:
         """As many as there are rows: however alike attempts on one row are, bounds from these hold."""
         return min(self.samples, self.rows)
 
+    def with_more(self, samples: int, passing: float) -> PassCounts:
+        """Return the counts with more samples, a share of which passes."""
+        return PassCounts(self.passes + round(samples * passing), self.samples + samples, self.rows)
+
     def interval(self, confidence: float) -> Interval:
         """Return Wilson's interval of the rate."""
         return wilson_interval(self.rate, self.observations, confidence)

@@ -1,8 +1,8 @@
 """Is B better than A? One sentence, which says "can not be told" when that is the truth.
 
-B is better or worse where the interval of the difference leaves out none, after Holm's adjustment where several
-candidates were tried, and where no score of the unscored attempts could turn it round. Whatever else stands in the
-sentence is what a reader needs to doubt it: the interval, how many rows, what the runs could have shown at all.
+B is better or worse if the interval of the difference excludes zero, after Holm's adjustment for several candidates, and
+if the interval still excludes it with every unscored attempt placed against the result. The rest of the sentence helps a
+reader to judge it: the interval, the number of rows, and the difference that these runs could have detected.
 """
 
 from __future__ import annotations
@@ -85,12 +85,11 @@ def decide(found: MetricChange, known: Circumstances) -> CompareVerdict:
             else f"the {_named(found.metric)} is not known of both"
         )
         return CompareVerdict("unclear", f"{_untold(known)}: {why}.", f"{why}.")
-    direction = direction_of(found, known.confidence)
+    direction = _measured_direction(found, change, known.confidence)
     if direction == "unclear":
         return _not_told(found, change, known)
-    turned = _turned_by_unscored(found, change)
-    if turned is not None:
-        reason = _turned_words(found, change, turned, known)
+    if direction_of(found, known.confidence) == "unclear":
+        reason = _describe_unscored(found, change, known)
         return CompareVerdict("unclear", f"{_untold(known)}: {reason}", reason)
     return CompareVerdict(direction, _told(found, change, direction, known))
 
@@ -107,9 +106,18 @@ def _nothing_in_both(metric: str) -> str:
 
 
 def direction_of(found: MetricChange, confidence: float) -> Direction:
-    """Return where a change points, as far as its interval, and its p-value among others, tell."""
+    """Return the direction of a change; "unclear" also if the unscored attempts could alter it."""
     change = found.change
-    if change is None or not change.excludes_none:
+    direction = "unclear" if change is None else _measured_direction(found, change, confidence)
+    if direction == "unclear" or not found.unscored:
+        return direction
+    against = found.against
+    agrees = against is not None and _measured_direction(found, against, confidence) == direction
+    return direction if agrees else "unclear"
+
+
+def _measured_direction(found: MetricChange, change: Difference, confidence: float) -> Direction:
+    if not change.excludes_none:
         return "unclear"
     if change.p_adjusted is not None and change.p_adjusted > 1 - confidence:
         return "unclear"
@@ -233,25 +241,21 @@ def _detectable(change: Difference, confidence: float) -> float | None:
     return half * (1 + float(stdtrit(degrees, POWER)) / float(stdtrit(degrees, (1 + confidence) / 2)))
 
 
-def _turned_by_unscored(found: MetricChange, change: Difference) -> Difference | None:
-    """Return the bound at which the change points the other way, or nowhere; None where no bound does."""
-    if found.bounds is None:
-        return None
-    against = found.bounds.worst if change.value > 0 else found.bounds.best
-    return against if against.value * change.value <= 0 else None
-
-
-def _turned_words(found: MetricChange, change: Difference, turned: Difference, known: Circumstances) -> str:
-    bounds = found.bounds
-    assert bounds is not None  # `turned` is one of them
-    numbers = _interval(found, change.low, change.high)
+def _describe_unscored(found: MetricChange, change: Difference, known: Circumstances) -> str:
+    """Explain why the unscored attempts leave a measured difference undecided."""
     value = f"{signed_words(found.metric, change.value)}{_unit(found.metric)}"
-    other = signed_words(found.metric, turned.value)
-    missing = bounds.unscored_a + bounds.unscored_b
-    return (
-        f"{value} over scored attempts ({_doubts(change, numbers, known)}), but what the {missing:,} unscored ones would "
-        f"have scored can make it {other}."
+    measured = (
+        f"{value} over scored attempts ({_doubts(change, _interval(found, change.low, change.high), known)})"
     )
+    missing = f"{found.unscored:,} unscored {'attempt' if found.unscored == 1 else 'attempts'}"
+    against = found.against
+    if against is None:
+        return f"{measured}, but the range of rewards is unknown for {missing} (--reward-range LOW,HIGH)."
+    interval = _interval(found, against.low, against.high)
+    other = signed_words(found.metric, against.value)
+    shown = f"{other} ({interval})" if interval else other
+    how = "against" if change.value > change.none else "in favor of"
+    return f"{measured}, but {shown} with {missing} counted {how} {known.b}."
 
 
 def _unit(metric: str) -> str:

@@ -8,6 +8,7 @@ rows are independent of each other. The result file of a judge has metrics of it
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,11 +35,9 @@ from osmosis_ai.evaluation.statistics import CONFIDENCE
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.evaluation.comparison.metric_changes import ChangeSettings
     from osmosis_ai.evaluation.comparison.run_samples import CountsOnly
     from osmosis_ai.evaluation.comparison.run_totals import RunTotals
-
-LEAST_SCORED = 0.9
-"""A share of scored attempts below this stands beside the verdict where no rule asks about it."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +64,17 @@ class GatedRun:
     unfinished: str | None
     scored: int | None
     tried: int | None
-    evidence: Callable[[Rule], Evidence]
+    evidence: Callable[[Rule, ChangeSettings], Evidence]
     metrics: tuple[str, ...] = RUN_METRICS
     unverified: int = 0
     passes_at: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
     subject: str = ""
+
+    @property
+    def unscored(self) -> int:
+        """Attempts without a score, as far as the run reports them."""
+        return 0 if self.scored is None or self.tried is None else max(0, self.tried - self.scored)
 
     def require(self, rules: Sequence[Rule]) -> None:
         """Check that the rules are about what it may know.
@@ -156,8 +160,10 @@ def local_run(directory: Path) -> GatedRun:
         unfinished=unfinished,
         scored=counts.scored,
         tried=planned - counts.pending - counts.skipped,
-        evidence=lambda rule: _with_threshold(
-            rule, evidence_of(rule.metric, estimates, rows=found.rows), found.pass_threshold
+        evidence=lambda rule, settings: _with_threshold(
+            rule,
+            evidence_of(rule.metric, estimates, rows=found.rows, confidence=settings.confidence),
+            found.pass_threshold,
         ),
         unverified=found.unverified,
         passes_at=_passes_at(estimates) if unfinished is None else None,
@@ -222,15 +228,15 @@ def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = Fa
         scored, tried = counts.get("scored"), planned - pending - skipped
         passes_at = _passes_at(estimates) if unfinished is None else None
 
-        def evidence(rule: Rule) -> Evidence:
-            return evidence_of(rule.metric, estimates, rows=rows)
+        def evidence(rule: Rule, settings: ChangeSettings) -> Evidence:
+            return evidence_of(rule.metric, estimates, rows=rows, confidence=settings.confidence)
 
     else:
         told = counts_of(found)
         scored, tried = told.scored, told.tried
 
-        def evidence(rule: Rule) -> Evidence:
-            return _evidence_of_counts(told, rule)
+        def evidence(rule: Rule, settings: ChangeSettings) -> Evidence:
+            return _evidence_of_counts(told, rule, settings)
 
     return GatedRun(
         name=run.name or run.id,
@@ -268,9 +274,9 @@ def rubric_results(file: Path) -> GatedRun:
             hint="write one with: osmosis eval rubric --output FILE",
         ) from None
 
-    def evidence(rule: Rule) -> Evidence:
+    def evidence(rule: Rule, settings: ChangeSettings) -> Evidence:
         if rule.metric == "unscored":
-            return evidence_of_share(unscored, scored + unscored, records)
+            return evidence_of_share(unscored, scored + unscored, records, confidence=settings.confidence)
         return weakest(
             rule,
             [
@@ -296,39 +302,80 @@ def rubric_results(file: Path) -> GatedRun:
     )
 
 
-def _evidence_of_counts(counts: CountsOnly, rule: Rule) -> Evidence:
-    """Return what counts say of the metric of a rule."""
-    metric = rule.metric
+def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings) -> Evidence:
+    """Return what counts say about the metric of a rule."""
+    from osmosis_ai.evaluation.comparison.gate_evidence import describe_unknown_range
+
+    metric, rows = rule.metric, counts.rows
     note = (
         "the platform does not tell which row a sample is of: each row counts once."
-        if counts.rows is not None
+        if rows is not None
         else "the platform does not tell how many rows there are: each sample counts for itself."
     )
+
+    def share(hits: float | None, samples: int | None) -> Evidence:
+        if hits is None or samples is None:
+            return Evidence(note=f"the platform does not tell `{metric}`.")
+        return evidence_of_share(
+            hits, samples, rows, note=note if samples else "", confidence=settings.confidence
+        )
+
+    if metric in ("unscored", "failed"):
+        return share(counts.unscored if metric == "unscored" else counts.failed, counts.tried)
+    missing, scored = counts.unscored or 0, counts.scored or 0
+    if metric == "pass_rate":
+        found = share(counts.passed, counts.scored)
+        if not missing or counts.passed is None:
+            return found
+        extremes = share(counts.passed, counts.tried), share(counts.passed + missing, counts.tried)
+        return replace(found, unscored=missing, extremes=extremes)
     if metric.startswith("pass@"):
         value = counts.pass_at_k.get(int(metric.removeprefix("pass@")))
-        if value is None or counts.rows is None:
+        if value is None or rows is None:
             return Evidence(value, note=f"the platform does not tell {metric} and of how many rows it is.")
-        return evidence_of_share(value * counts.rows, counts.rows, counts.rows, note=note)
+        found = share(value * rows, rows)
+        if not missing:
+            return found
+        # An attempt moves pass@k of its own row alone, by 1 at most.
+        extremes = (
+            share(max(0.0, value * rows - missing), rows),
+            share(min(rows, value * rows + missing), rows),
+        )
+        return replace(found, unscored=missing, extremes=extremes)
     if metric == "reward":
-        if counts.reward is None or not counts.scored:
+        if counts.reward is None or not scored:
             return Evidence(note="the platform does not tell the mean and the spread of the rewards.")
-        return evidence_of_mean(*counts.reward, counts.scored, counts.rows, note=note)
-    hits, samples = {
-        "pass_rate": (counts.passed, counts.scored),
-        "unscored": (
-            None if counts.tried is None or counts.scored is None else counts.tried - counts.scored,
-            counts.tried,
-        ),
-        "failed": (counts.failed, counts.tried),
-    }.get(metric, (None, None))
-    if hits is None or samples is None:
-        return Evidence(note=f"the platform does not tell `{metric}`.")
-    return evidence_of_share(hits, samples, counts.rows, note=note if samples else "")
+        mean, std = counts.reward
+
+        def mean_with(more: int, reward: float) -> Evidence:
+            total = scored + more
+            value = (scored * mean + more * reward) / total
+            squares = scored * (std**2 + (mean - value) ** 2) + more * (reward - value) ** 2
+            spread = math.sqrt(squares / total)
+            return evidence_of_mean(value, spread, total, rows, note=note, confidence=settings.confidence)
+
+        found = mean_with(0, 0.0)
+        if not missing:
+            return found
+        if settings.reward_range is None:
+            return replace(found, unscored=missing, undecided=describe_unknown_range(missing))
+        lowest, highest = settings.reward_range
+        return replace(
+            found,
+            unscored=missing,
+            extremes=(mean_with(missing, lowest), mean_with(missing, highest)),
+        )
+    return Evidence(note=f"the platform does not tell `{metric}`.")
 
 
 def warnings_of(run: GatedRun, rules: Sequence[Rule]) -> list[str]:
-    """Return what is to be known beside the verdict, a sentence each."""
-    found = [*run.notes, *_unscored_warnings(run, rules)]
+    """Return what a reader should know besides the verdict, a sentence each."""
+    found = [*run.notes]
+    if run.unscored and not asks_about_unscored(rules):
+        found.append(
+            f"{run.unscored:,} of {run.tried:,} attempts have no score and are in no rate; add a rule for them: "
+            "--max unscored=0.1"
+        )
     if run.unverified:
         found.append(
             f"{run.unverified} results have no digest in the journal (0.3.10 wrote none): whether they were changed "
@@ -337,12 +384,6 @@ def warnings_of(run: GatedRun, rules: Sequence[Rule]) -> list[str]:
     return found
 
 
-def _unscored_warnings(run: GatedRun, rules: Sequence[Rule]) -> list[str]:
-    if run.scored is None or not run.tried or any(rule.metric == "unscored" for rule in rules):
-        return []
-    if run.scored >= LEAST_SCORED * run.tried:
-        return []
-    missing = run.tried - run.scored
-    return [
-        f"{missing} of {run.tried} attempts have no score and are in no rate; a rule for them: --max unscored=0.1"
-    ]
+def asks_about_unscored(rules: Sequence[Rule]) -> bool:
+    """Whether a rule limits the share of unscored attempts."""
+    return any(rule.metric == "unscored" for rule in rules)

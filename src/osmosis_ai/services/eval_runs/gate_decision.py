@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from osmosis_ai.config.decisions import Decisions
+from osmosis_ai.config.decisions import Decisions, needs_scores
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.comparison.comparability import (
     Allowances,
@@ -18,12 +18,22 @@ from osmosis_ai.evaluation.comparison.comparability import (
     require_comparable,
     require_vouched_for,
 )
-from osmosis_ai.evaluation.gating import SHARES, Evidence, Rule, RuleResult, judge, require_rules
+from osmosis_ai.evaluation.gating import (
+    SHARES,
+    Evidence,
+    Judge,
+    Rule,
+    RuleResult,
+    judge,
+    judge_together,
+    require_rules,
+)
 from osmosis_ai.evaluation.statistics import CONFIDENCE
 from osmosis_ai.files import expanded
 from osmosis_ai.services.eval_runs.gate import (
     GatedRun,
     GateReport,
+    asks_about_unscored,
     local_run,
     platform_run,
     rubric_results,
@@ -40,7 +50,7 @@ from osmosis_ai.services.eval_runs.resolver import (
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.metric_changes import ChangeSettings
-    from osmosis_ai.evaluation.comparison.run_pairs import RunPair
+    from osmosis_ai.evaluation.comparison.run_pairs import LabelledRun, RunPair
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
     from osmosis_ai.evaluation.comparison.run_totals import RunTotals
 
@@ -220,14 +230,19 @@ class _Gate:
         """Apply all rules: those of the whole run as they were given, then those of slices."""
         asked, run = self._asked, self._run
         self._require_known()
-        whole = {rule: self._of_whole(rule) for rule in asked.rules if rule.bound != "margin"}
-        in_slices = self._absolute_in_slices()
         compared = self._compare() if asked.margins else None
-        margins = self._margins(compared) if compared is not None else {}
-        results = [whole[rule] if rule in whole else margins.pop(rule) for rule in asked.rules]
+        limits = {rule: self._limit(rule) for rule in asked.rules if rule.bound != "margin"}
+        questions = {**limits, **self._limits_of_slices()}
+        if compared is not None:
+            questions |= self._margins(compared)
+        found = judge_together(questions, confidence=asked.confidence)
+        for rule in limits:
+            found[rule] = self._settled(found[rule])
+        results = [found[rule] for rule in asked.rules]
+        results += [each for rule, each in found.items() if rule.slice is not None]
         return GateReport(
             run,
-            (*results, *in_slices, *margins.values()),
+            tuple(results),
             tuple(dict.fromkeys([*warnings_of(run, asked.rules), *self._notes])),
             confidence=asked.confidence,
             baseline=compared.baseline if compared is not None else None,
@@ -247,11 +262,10 @@ class _Gate:
         except OsmosisError as error:
             raise GateUsageError(error.message, hint=error.hint) from None
 
-    @property
-    def _settings(self) -> ChangeSettings:
+    def _settings(self, confidence: float) -> ChangeSettings:
         from osmosis_ai.evaluation.comparison.metric_changes import ChangeSettings
 
-        return ChangeSettings(confidence=self._asked.confidence, reward_range=self._asked.reward_range)
+        return ChangeSettings(confidence=confidence, reward_range=self._asked.reward_range)
 
     def _samples(self) -> RunSamples:
         if self._read is None:
@@ -270,66 +284,92 @@ class _Gate:
 
     # -- limits ----------------------------------------------------------------------------
 
-    def _of_whole(self, rule: Rule) -> RuleResult:
-        from osmosis_ai.evaluation.comparison.gate_evidence import alone, sampled_evidence
+    def _limit(self, rule: Rule) -> Judge:
+        def judge_at(confidence: float) -> RuleResult:
+            evidence = self._evidence(rule, confidence)
+            return judge(rule, evidence, unfinished=self._run.unfinished, confidence=confidence)
 
-        run, asked = self._run, self._asked
-        sampled = rule.metric in _OF_SAMPLES or (rule.kind == "pass^K" and run.source == "local")
-        if not sampled and asked.confidence == CONFIDENCE:
-            evidence = run.evidence(rule)
-        elif self._samples().summary is not None:
-            evidence = Evidence(note=f"the platform does not tell what `{rule}` with this confidence takes.")
-        else:
-            evidence = sampled_evidence(alone(self._samples()), rule, self._settings)
-        found = judge(rule, evidence, unfinished=run.unfinished, confidence=asked.confidence)
-        if found.verdict != "unclear" or run.unfinished is not None or run.source == "rubric":
+        return judge_at
+
+    def _evidence(self, rule: Rule, confidence: float) -> Evidence:
+        """Return what the whole run says about the metric of a rule."""
+        from osmosis_ai.evaluation.comparison.gate_evidence import sampled_evidence, with_unscored
+
+        run, settings = self._run, self._settings(confidence)
+        if rule.described.compared and (
+            rule.metric in _OF_SAMPLES
+            or confidence != CONFIDENCE
+            or (rule.kind == "pass^K" and run.source == "local")
+        ):
+            attempts = self._attempts()
+            if attempts is not None:
+                return sampled_evidence(attempts, rule, settings)
+        found = run.evidence(rule, settings)
+        if run.unfinished is not None or not run.unscored or not needs_scores(rule.metric):
             return found
-        if run.source == "local" or self._tells_attempts():
-            return settled_by(found, alone(self._samples()), asked.confidence)
-        return settled_by_counts(found, asked.confidence)
+        if found.undecided is not None or found.extremes is not None:
+            return found
+        attempts = self._attempts()
+        if attempts is None:
+            return replace(
+                found,
+                unscored=run.unscored,
+                undecided=f"{run.unscored:,} attempts have no score, and the platform does not list attempts.",
+            )
+        return with_unscored(found, attempts, rule.metric, settings)
 
-    def _tells_attempts(self) -> bool:
-        """Tell whether a platform's run is known by its attempts, not by counts alone."""
+    def _attempts(self) -> LabelledRun | None:
+        """Return the run's attempts; None if a platform does not list them, and for a judge's result file."""
+        from osmosis_ai.evaluation.comparison.gate_evidence import alone
+
+        if self._run.source == "rubric" or (self._run.source == "platform" and not self._lists_attempts()):
+            return None
+        return alone(self._samples()).b
+
+    def _lists_attempts(self) -> bool:
+        """Whether the platform lists the attempts of the run, rather than counting them."""
         from osmosis_ai.api.capabilities import Capability
 
         offers = self._client().offers
         return offers is not None and Capability.EVAL_SAMPLES in offers and self._samples().summary is None
 
-    def _absolute_in_slices(self) -> list[RuleResult]:
-        """Apply limits to slices; many are many chances to fail, so that failing takes more confidence."""
+    def _settled(self, found: RuleResult) -> RuleResult:
+        """Add to an inconclusive result what would settle it, if that is known."""
+        run = self._run
+        if found.verdict != "unclear" or found.settles is not None or found.evidence.undecided is not None:
+            return found
+        if run.unfinished is not None or run.source == "rubric":
+            return found
+        attempts = self._attempts()
+        if attempts is None:
+            return settled_by_counts(found, self._asked.confidence)
+        return settled_by(found, attempts, self._asked.confidence)
+
+    def _limits_of_slices(self) -> dict[Rule, Judge]:
         from osmosis_ai.evaluation.comparison.gate_evidence import alone, sampled_evidence
 
         rules = [rule for rule in self._asked.rules if rule.bound != "margin"]
         if not rules or not self._asked.slices:
-            return []
-        asked = [
-            (replace(rule, slice=where), part)
+            return {}
+
+        def judge_slice(rule: Rule, attempts: LabelledRun) -> Judge:
+            def judge_at(confidence: float) -> RuleResult:
+                evidence = sampled_evidence(attempts, rule, self._settings(confidence))
+                return judge(rule, evidence, unfinished=self._run.unfinished, confidence=confidence)
+
+            return judge_at
+
+        return {
+            (in_slice := replace(rule, slice=where)): judge_slice(in_slice, part.b)
             for where, part in self._parts(alone(self._samples())).items()
             for rule in rules
-        ]
-        settings, results = self._settings, []
-        stricter = replace(settings, confidence=1 - (1 - settings.confidence) / max(1, len(asked)))
-        for rule, part in asked:
-            found, surer = (
-                judge(
-                    rule,
-                    sampled_evidence(part, rule, each),
-                    unfinished=self._run.unfinished,
-                    confidence=each.confidence,
-                )
-                for each in (settings, stricter)
-            )
-            results.append(
-                found
-                if found.verdict != "fail" or surer.verdict == "fail"
-                else _one_of_many(found, len(asked))
-            )
-        return results
+        }
 
     # -- margins ---------------------------------------------------------------------------
 
     def _compare(self) -> _Compared:
         from osmosis_ai.evaluation.comparison.engine import require_in_range
+        from osmosis_ai.evaluation.comparison.metric_changes import unscored_of
         from osmosis_ai.evaluation.comparison.run_pairs import RunPair
         from osmosis_ai.evaluation.comparison.run_totals import RunTotals
 
@@ -344,19 +384,30 @@ class _Gate:
         if comparability.label:
             self._notes.append(comparability.label)
         pair = RunPair.of(baseline, run, comparability.matched)
+        missing = unscored_of(pair.a)
+        if missing and not asks_about_unscored(asked.rules):
+            self._notes.append(f"{missing:,} attempts of the baseline {baseline.name} have no score.")
         return _Compared(pair, comparability, RunTotals.of(baseline, baseline.name))
 
-    def _margins(self, compared: _Compared) -> dict[Rule, RuleResult]:
+    def _margins(self, compared: _Compared) -> dict[Rule, Judge]:
         from osmosis_ai.evaluation.comparison.gate_evidence import margin_evidence
-        from osmosis_ai.evaluation.comparison.gate_rules import judge_margins
+        from osmosis_ai.evaluation.comparison.gate_rules import judge_margin
 
         undecided = self._run.unfinished or compared.comparability.undecided
-        asked = [(rule, compared.pair) for rule in self._asked.margins]
+
+        def judge_pair(rule: Rule, pair: RunPair) -> Judge:
+            def judge_at(confidence: float) -> RuleResult:
+                evidence = margin_evidence(pair, rule, self._settings(confidence), undecided)
+                return judge_margin(rule, evidence, confidence=confidence)
+
+            return judge_at
+
+        found = {rule: judge_pair(rule, compared.pair) for rule in self._asked.margins}
         for where, part in self._parts(compared.pair).items():
-            asked += [(replace(rule, slice=where), part) for rule in self._asked.margins]
-        known = [(rule, margin_evidence(part, rule, self._settings, undecided)) for rule, part in asked]
-        results = judge_margins(known, confidence=self._asked.confidence)
-        return {result.rule: result for result in results}
+            for rule in self._asked.margins:
+                in_slice = replace(rule, slice=where)
+                found[in_slice] = judge_pair(in_slice, part)
+        return found
 
     def _parts(self, pair: RunPair) -> dict[tuple[str, str | None], RunPair]:
         """Return the slices that are large enough for a verdict, and note the others."""
@@ -376,12 +427,7 @@ class _Gate:
         return parts
 
 
-def _one_of_many(found: RuleResult, count: int) -> RuleResult:
-    why = f"{found.reason.rstrip('.')}; among {count} rules of slices that may be chance."
-    return replace(found, verdict="unclear", reason=why)
-
-
-def settled_by(found: RuleResult, pair: RunPair, confidence: float) -> RuleResult:
+def settled_by(found: RuleResult, attempts: LabelledRun, confidence: float) -> RuleResult:
     """Add to what is unclear what would settle it, where that is known."""
     from osmosis_ai.evaluation.comparison.design import settle
     from osmosis_ai.evaluation.comparison.gate_evidence import attempts_of, cost_of_attempt, spread_of_run
@@ -389,16 +435,16 @@ def settled_by(found: RuleResult, pair: RunPair, confidence: float) -> RuleResul
     evidence, rule = found.evidence, found.rule
     if evidence.value is None or evidence.rows is None:
         return found
-    spread = spread_of_run(pair, rule.metric)
+    spread = spread_of_run(attempts, rule.metric)
     if spread is None:
         return found
     words = settle(
         spread,
         evidence.value - rule.limit,
         evidence.rows,
-        attempts_of(pair.b.run),
+        attempts_of(attempts.run),
         confidence=confidence,
-        cost_attempt=cost_of_attempt(pair.b.run),
+        cost_attempt=cost_of_attempt(attempts.run),
     ).words
     return replace(found, settles=words)
 

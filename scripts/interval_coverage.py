@@ -7,8 +7,11 @@ A cell is a run: rows x attempts, a pass rate, and how much the attempts on a ro
 the attempts has no score. Each interval is made by the very functions that make a run's, and judged
 one at a time: two-sided, and each one-sided bound. One that is not printed does not count.
 
-Fails when an interval holds the truth in fewer than 93 % of replications, less three binomial
-standard errors.
+Then pairs of runs are drawn, and it counts how often `eval compare` and a margin rule of `eval gate` are wrong: with
+unscored attempts that all would have failed, and with a difference inside the margin.
+
+Fails if an interval holds the truth in fewer than 93 % of replications, less three binomial standard errors, or if a
+verdict is wrong in more than 5 %, plus three.
 """
 
 from __future__ import annotations
@@ -21,7 +24,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betaincinv
 
+from osmosis_ai.evaluation.comparison.gate_evidence import margin_evidence
+from osmosis_ai.evaluation.comparison.gate_rules import judge_margin
+from osmosis_ai.evaluation.comparison.metric_changes import ChangeSettings, change_of
+from osmosis_ai.evaluation.comparison.run_pairs import LabelledRun, RunPair
+from osmosis_ai.evaluation.comparison.run_samples import SAMPLE_FIELDS, ComparedInputs, RunSamples
+from osmosis_ai.evaluation.comparison.verdict import direction_of
+from osmosis_ai.evaluation.gating import Rule
 from osmosis_ai.evaluation.pass_at_k import estimate_pass_at_k
 from osmosis_ai.evaluation.statistics import Estimate, estimate_rate, estimate_reward
 
@@ -31,6 +43,7 @@ CORRELATIONS = (0.05, 0.6)
 RATES = (0.02, 0.1, 0.5, 0.9, 0.98)
 UNSCORED = 0.1
 LEAST = 0.93
+MOST_WRONG = 0.05
 
 
 @dataclass(frozen=True)
@@ -131,6 +144,95 @@ def simulate(cell: Cell, replications: int, *, seed: int = 20261122) -> Simulate
     return found
 
 
+@dataclass(frozen=True)
+class VerdictCell:
+    """Two runs on the same rows, and a verdict on B that would be wrong, or right.
+
+    Attributes:
+        difference: of the true pass rates, B minus A.
+        unscored: the share of B's attempts without a score.
+        margin: of a gate; None for a comparison.
+        counted: verdicts to count.
+        at_random: whether the unscored attempts are any; otherwise all of them would have failed.
+        least: how often the verdict should be found; None if it is wrong.
+    """
+
+    rows: int
+    attempts: int
+    difference: float
+    unscored: float
+    margin: float | None
+    counted: tuple[str, ...]
+    at_random: bool = False
+    least: float | None = None
+    rate: float = 0.4
+    correlation: float = 0.3
+
+    def __str__(self) -> str:
+        kind = "compare" if self.margin is None else f"gate with a margin of {100 * self.margin:g} points"
+        how = "at random" if self.at_random else "that would have failed"
+        return (
+            f"{kind}, {self.rows} rows x {self.attempts}, {100 * self.difference:+g} points, "
+            f"{100 * self.unscored:g} % unscored {how}: {' or '.join(self.counted)}"
+        )
+
+    def as_expected(self, share: float, replications: int) -> bool:
+        """Whether a share of verdicts keeps its bar, allowing three standard errors of the simulation."""
+        bar = MOST_WRONG if self.least is None else self.least
+        slack = 3 * math.sqrt(bar * (1 - bar) / replications)
+        return share <= bar + slack if self.least is None else share >= bar - slack
+
+
+VERDICT_CELLS = (
+    VerdictCell(397, 4, 0.0, 0.03, None, ("better", "worse")),
+    VerdictCell(397, 10, 0.0, 0.03, None, ("better", "worse")),
+    VerdictCell(997, 4, 0.0, 0.03, None, ("better", "worse")),
+    VerdictCell(397, 8, -0.05, 0.03, 0.05, ("pass",)),
+    VerdictCell(397, 8, -0.05, 0.06, 0.05, ("pass",)),
+    VerdictCell(131, 4, -0.05, 0.0, 0.10, ("fail",)),
+    VerdictCell(131, 4, -0.10, 0.0, 0.10, ("fail",)),
+    VerdictCell(131, 4, -0.10, 0.0, 0.10, ("pass",)),
+    VerdictCell(397, 4, 0.06, 0.02, None, ("better",), at_random=True, least=0.75),
+)
+
+
+def verdict_share(cell: VerdictCell, replications: int, *, seed: int = 20261122) -> float:
+    """Return how often the counted verdicts come out, the same for the same seed."""
+    draw = np.random.default_rng([seed, cell.rows, cell.attempts, int(1000 * cell.unscored)])
+    rule = Rule("pass_rate", "margin", cell.margin or 0.0)
+    settings, hits = ChangeSettings(), 0
+    for _ in range(replications):
+        # Rows are hard for both runs alike: a row's chance is at the same quantile of either distribution.
+        hard = draw.random((cell.rows, 1))
+        shape = (cell.rows, cell.attempts)
+        a, b = (
+            (draw.random(shape) < betaincinv(*_beta(rate, cell.correlation), hard)).astype(np.float64)
+            for rate in (cell.rate, cell.rate + cell.difference)
+        )
+        losable = np.arange(b.size) if cell.at_random else np.flatnonzero(b.ravel() == 0)
+        lost = draw.permutation(losable)[: round(cell.unscored * b.size)]
+        b.ravel()[lost] = np.nan
+        pair = RunPair(_labelled("a", a), _labelled("b", b), paired=True)
+        if cell.margin is None:
+            verdict: str = direction_of(change_of(pair, "pass_rate", settings), settings.confidence)
+        else:
+            verdict = judge_margin(rule, margin_evidence(pair, rule, settings)).verdict
+        hits += verdict in cell.counted
+    return hits / replications
+
+
+def _labelled(name: str, rewards: NDArray[np.float64]) -> LabelledRun:
+    rows, attempts = rewards.shape
+    samples = np.zeros(rewards.size, dtype=np.dtype(SAMPLE_FIELDS))
+    samples["row"] = np.repeat(np.arange(rows), attempts)
+    samples["reward"] = rewards.ravel()
+    run = RunSamples(
+        name, name, "local", name, "finished", ComparedInputs(), tuple(map(str, range(rows))), "row_digest",
+        np.arange(rows), samples, rewards.size,
+    )  # fmt: skip
+    return LabelledRun(run, samples["row"].astype(np.int64), np.arange(rows))
+
+
 def _beta(rate: float, correlation: float) -> tuple[float, float]:
     """Return the beta distribution of a row's chance with this mean and intraclass correlation."""
     total = 1 / correlation - 1
@@ -149,15 +251,28 @@ def main() -> None:
         print(f"{name}, the worst of {len(cells)} cells:")
         for coverage, cell in sorted(cells, key=lambda pair: pair[0].share)[: arguments.shown]:
             print(f"  {cell}: {coverage}")
-    failed = [
+    failed = [f"{each}" for each in _wrong_verdicts(arguments.replications)]
+    failed += [
         f"{name} of {each.cell}"
         for each in found
         for name, coverage in each.numbers.items()
         if not coverage.enough
     ]
     if failed:
-        raise SystemExit(f"too narrow: {'; '.join(failed)}")
+        raise SystemExit(f"out of bounds: {'; '.join(failed)}")
     print(f"every interval of {len(found)} cells holds the truth often enough")
+
+
+def _wrong_verdicts(replications: int) -> list[VerdictCell]:
+    """Print how often each verdict comes out, and return the cells that miss their bar."""
+    print("verdicts:")
+    missed = []
+    for cell in VERDICT_CELLS:
+        share = verdict_share(cell, replications)
+        print(f"  {cell}: {share:.1%}", flush=True)
+        if not cell.as_expected(share, replications):
+            missed.append(cell)
+    return missed
 
 
 if __name__ == "__main__":

@@ -193,3 +193,22 @@ def test_a_key_is_in_no_file_and_no_line(cli: Cli, judge: JudgeServer, tmp_path:
     assert all(KEY not in outcome.out + outcome.err for outcome in shown)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 4 and not [path for path in files if KEY.encode() in path.read_bytes()]
+
+
+def test_a_gate_on_scores_is_not_passed_by_calls_without_one(cli: Cli, judge: JudgeServer) -> None:
+    good = [f"answer {place} [score {0.85 + 0.01 * (place % 10)}]" for place in range(40)]
+    texts(*good, *(f"bad {place} [garbage]" for place in range(5)))
+    assert score(cli, "-o", "gaps.json").status == 1
+    texts(*good, *(f"bad {place} [score 0]" for place in range(5)))
+    assert score(cli, "-o", "zeros.json").status == 0
+    gaps, zeros = (
+        json.loads(cli("eval", "gate", name, "--min", "score=0.85", "--json").out)["resource"]["rules"][0]
+        for name in ("gaps.json", "zeros.json")
+    )
+    assert (gaps["verdict"], gaps["unscored"], zeros["verdict"]) == ("unclear", 5, "unclear")
+    assert gaps["at_least"] > 0.85
+    assert gaps["unscored_at_worst"]["value"] == pytest.approx(zeros["value"])
+    # The worst case has the interval of the calls that scored 0.
+    for limit, status in ((zeros["at_least"] + 0.001, 3), (zeros["at_least"] - 0.001, 0)):
+        for name in ("gaps.json", "zeros.json"):
+            assert cli("eval", "gate", name, "--min", f"score={limit}").status == status

@@ -449,9 +449,17 @@ def evidence_of_figure(figure: Mapping[str, Any], *, note: str = "") -> Evidence
 
 def weakest(rule: Rule, found: Sequence[Evidence]) -> Evidence:
     """Return the evidence that meets a rule least of all; what is not known is weakest."""
-    if rule.bound == "min":
-        return min(found, key=lambda each: -math.inf if each.at_least is None else each.at_least)
-    return max(found, key=lambda each: math.inf if each.at_most is None else each.at_most)
+
+    def least_met(each: Evidence) -> float:
+        ends: list[float | None] = [
+            part.at_least if rule.bound == "min" else part.at_most for part in (each, *(each.extremes or ()))
+        ]
+        if each.undecided is not None or None in ends:
+            return -math.inf
+        sign = 1.0 if rule.bound == "min" else -1.0
+        return min(sign * end for end in ends if end is not None)
+
+    return min(found, key=least_met)
 
 
 def _rule(text: str, bound: Bound) -> Rule:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from osmosis_ai.evaluation.statistics import estimate_mean
@@ -88,6 +88,8 @@ class JudgeTrust:
         length: whether longer texts score higher.
         order_in_file: whether the score goes with the place in the file.
         position: whether the order of the quoted blocks matters.
+        mean_at_worst, mean_at_best: the mean score if every unscored call had the lowest, or the highest score; None
+            without an unscored call.
     """
 
     model: str
@@ -103,6 +105,8 @@ class JudgeTrust:
     length: LengthBias
     order_in_file: TrustEstimate
     position: TrustEstimate
+    mean_at_worst: TrustEstimate | None = None
+    mean_at_best: TrustEstimate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +257,23 @@ def _judge(table: ScoreTable, place: int, wording: Wording, seed: int) -> JudgeT
             position_bias(scores, table.presentations, scale=(table.score_min, table.score_max)),
             table.presentations,
         ),
+        mean_at_worst=_mean_with(table, scores, table.score_min),
+        mean_at_best=_mean_with(table, scores, table.score_max),
     )
+
+
+def _mean_with(table: ScoreTable, scores: Floats, unscored_as: float) -> TrustEstimate | None:
+    """Return a judge's mean score with a score for every unscored call; None without such a call."""
+    import numpy as np
+
+    missing = np.isnan(scores)
+    if not missing.any():
+        return None
+    rows = np.repeat(np.arange(scores.shape[0]), scores.shape[1])
+    filled = np.where(missing, unscored_as, scores).ravel()
+    found = TrustEstimate.of_mean(filled, rows, low=table.score_min, high=table.score_max)
+    sentence = f"With every unscored call at {unscored_as:g} the mean score is {found.value:.4g}."
+    return replace(found, sentence=sentence)
 
 
 def _against_people(table: ScoreTable, judge: Floats, seed: int) -> Calibration:

@@ -265,7 +265,7 @@ def rubric_results(file: Path) -> GatedRun:
     """
     try:
         trust = json.loads(file.read_bytes())["trust"]
-        judges = [(judge["model"], judge["mean"], judge["alpha"]) for judge in trust["judges"]]
+        judges = [(judge["model"], judge["mean"], judge["alpha"], judge) for judge in trust["judges"]]
         names = ("scored_calls", "unscored_calls", "pending_calls", "records")
         scored, unscored, pending, records = (int(trust["counts"][name]) for name in names)
     except (OSError, ValueError, KeyError, TypeError):
@@ -277,16 +277,14 @@ def rubric_results(file: Path) -> GatedRun:
     def evidence(rule: Rule, settings: ChangeSettings) -> Evidence:
         if rule.metric == "unscored":
             return evidence_of_share(unscored, scored + unscored, records, confidence=settings.confidence)
-        return weakest(
-            rule,
-            [
-                evidence_of_figure(
-                    mean if rule.metric == "score" else alpha,
-                    note=f"of {model}, the weakest of {len(judges)}." if len(judges) > 1 else "",
-                )
-                for model, mean, alpha in judges
-            ],
-        )
+        found = []
+        for model, mean, alpha, judge in judges:
+            note = f"of {model}, the weakest of {len(judges)}." if len(judges) > 1 else ""
+            if rule.metric == "score":
+                found.append(_with_unscored_calls(evidence_of_figure(mean, note=note), judge))
+            else:
+                found.append(evidence_of_figure(alpha, note=note))
+        return weakest(rule, found)
 
     return GatedRun(
         name=file.name,
@@ -300,6 +298,18 @@ def rubric_results(file: Path) -> GatedRun:
         metrics=RUBRIC_METRICS,
         subject=file.name,
     )
+
+
+def _with_unscored_calls(found: Evidence, judge: Mapping[str, Any]) -> Evidence:
+    """Add to the mean score of a judge what it would be with every unscored call at either end of the scale."""
+    missing = judge.get("unscored_calls") or 0
+    worst, best = judge.get("mean_at_worst"), judge.get("mean_at_best")
+    if not missing:
+        return found
+    if worst is None or best is None:
+        reason = f"{missing:,} calls have no score and the file does not bound what they could change."
+        return replace(found, unscored=missing, undecided=reason)
+    return replace(found, unscored=missing, extremes=(evidence_of_figure(worst), evidence_of_figure(best)))
 
 
 def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings) -> Evidence:

@@ -187,15 +187,15 @@ def finished(
 
 def test_the_counts_of_a_hosted_run_include_its_unscored_attempts(maze: Maze) -> None:
     overview = {"total_samples": 468, "completed_samples": 468, "graded": 424, "passed": 424, "failed": 44}
-    points = [{"k": 1, "value": 1.0}, {"k": 2, "value": 1.0}]
+    points = [{"k": 1, "value": 106 / 117}, {"k": 2, "value": 106 / 117}]
     stats = {"mean": 1.0, "std": 0.0, "median": 1.0, "min": 1.0, "max": 1.0}
     finished(
         maze,
         {"status": "finished", "overview": overview, "pass_at_k": points, "reward_stats": stats},
         sampled_rows=117,
     )
-    for rule in ("pass_rate=0.85", "pass@2=0.85"):
-        outcome = gate(maze, "amber-otter-42", "--min", rule)
+    for rule in (("--min", "pass_rate=0.85"), ("--max", "pass@2=0.96")):
+        outcome = gate(maze, "amber-otter-42", *rule)
         assert (outcome.status, rules_of(outcome)[0]["unscored"]) == (3, 44)
         assert "44 of 468 attempts have no score" in outcome.json["resource"]["warnings"][0]
     (rate,) = rules_of(gate(maze, "amber-otter-42", "--min", "pass_rate=0.8"))

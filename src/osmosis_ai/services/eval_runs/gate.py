@@ -346,11 +346,8 @@ def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings
         found = share(value * rows, rows)
         if not missing:
             return found
-        # An attempt moves pass@k of its own row alone, by 1 at most.
-        extremes = (
-            share(max(0.0, value * rows - missing), rows),
-            share(min(rows, value * rows + missing), rows),
-        )
+        # The hosted pass@k counts unscored attempts as failed. A pass moves that of its row alone, by 1 at most.
+        extremes = found, share(min(rows, value * rows + missing), rows)
         return replace(found, unscored=missing, extremes=extremes)
     if metric == "reward":
         if counts.reward is None or not scored:

@@ -17,7 +17,7 @@ from osmosis_ai.services.runs.finite import finite
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.wire.eval_runs import EvalRunDetail
+    from osmosis_ai.api.wire.eval_runs import EvalResults, EvalRunDetail
     from osmosis_ai.evaluation.statistics import Integers
     from osmosis_ai.services.eval_runs.info import DescribedEvaluation
 
@@ -63,7 +63,7 @@ def counts_of(found: DescribedEvaluation) -> CountsOnly:
         scored=first("graded"),
         passed=first("passed"),
         failed=first("failed"),
-        tried=overview.completed_samples if overview is not None else None,
+        tried=overview.completed_samples if overview is not None else _tried(results),
         reward=(mean, std) if mean is not None and std is not None else None,
         pass_at_k={
             point.k: point.value
@@ -71,6 +71,13 @@ def counts_of(found: DescribedEvaluation) -> CountsOnly:
             if finite(point.value) is not None and point.value is not None
         },
     )
+
+
+def _tried(results: EvalResults | None) -> int | None:
+    """Return how many attempts were made, skipped ones aside, where only the run's results say so."""
+    if results is None or results.total_runs is None:
+        return None
+    return max(0, results.total_runs - (results.skipped or 0))
 
 
 def _with_samples(client: PlatformClient, found: DescribedEvaluation) -> RunSamples:

@@ -108,9 +108,13 @@ def test_what_is_restored_is_what_was_backed_up(
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     assert not list(home.glob(".backup-*"))
 
+    again = cli("platform", "backup", str(file), "--force")
+    assert f"osmosis platform restore {file}" in again.out
+
     monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path / "restored"))
     done = cli("platform", "restore", str(file))
     assert done.status == 0, done.err
+    assert "osmosis platform start" in done.out
     restored = tmp_path / "restored"
     assert files_of(restored) == files_of(home)
     assert stat.S_IMODE(restored.stat().st_mode) == 0o700

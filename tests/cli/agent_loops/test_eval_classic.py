@@ -224,6 +224,7 @@ async def test_weakness_8_a_failed_run_passes_no_threshold_and_a_run_of_failures
     assert json.loads((project.root / "out.json").read_text())["summary"]["succeeded_runs"] == 2
     assert len(project.journal()) == 4
 
+    model.latency_s = 0.05  # so that more than `--max-time` has passed in this session
     budget = await project.eval("--name", "b", "--max-total-tokens", "1", "--plain")
     assert budget.status == 1
     assert "tokens used of `--max-total-tokens 1`" in budget.out

@@ -165,7 +165,7 @@ class VerdictCell:
     counted: tuple[str, ...]
     at_random: bool = False
     least: float | None = None
-    rate: float = 0.4
+    rate: float = 0.6
     correlation: float = 0.3
 
     def __str__(self) -> str:

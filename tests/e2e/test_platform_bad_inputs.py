@@ -103,7 +103,7 @@ def test_a_repository_that_does_not_clone_is_told_in_gits_words(world: World, tm
 
 
 def test_nobody_is_told_to_log_in(world: World, tmp_path: Path) -> None:
-    outcome = world.json("eval", "list", OSMOSIS_CONFIG_DIR=str(tmp_path))
+    outcome = world.json("eval", "info", "platform:any", OSMOSIS_CONFIG_DIR=str(tmp_path))
     assert outcome.error["code"] == "AUTH_REQUIRED"
     assert "osmosis auth login" in said(outcome) and world.url in said(outcome)
 

@@ -25,9 +25,7 @@ def found(view: Viewing, names: Sequence[str]) -> dict[str, Any]:
     runs = [_compared(detail, own) for detail, own in told]
     differences = [run_differences.compare_training(runs[0], run) for run in runs[1:]]
     return {
-        "sentence": " ".join(
-            [*(each.verdict.sentence for each in differences), run_differences.hollow_words(runs)]
-        ).rstrip(),
+        "sentence": run_differences.summary(runs, differences),
         "charts": list(_charts(names, curves)),
         "settings": _settings(names, differences),
         "metrics": [

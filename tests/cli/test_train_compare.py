@@ -108,7 +108,7 @@ def test_people_see_both_curves_and_the_settings_that_differ(maze: Maze) -> None
     assert "training.lr" in drawn and "total_epochs" not in drawn
     lines = maze.osmosis("train", "compare", "old", "new", "--plain").out.splitlines()
     assert "training.lr\t1e-06\t1e-05" in lines
-    assert f"{VALIDATION}\t0.500\t0.700\t0.200\t0.102 to 0.298" in lines
+    assert f"{VALIDATION} (decides)\t0.500\t0.700\t0.200\t0.102 to 0.298" in lines
 
 
 def test_where_the_data_allow_no_interval_there_is_none(maze: Maze) -> None:
@@ -150,6 +150,7 @@ def test_the_training_reward_has_a_difference_and_gives_no_verdict(maze: Maze) -
     }
     shown = maze.osmosis("train", "compare", "old", "new", "--plain").out
     assert f"{REWARD}\t0.480\t0.680\t0.200\t–" in shown.splitlines()
+    assert "(decides)" not in shown
 
 
 def test_flat_curves_with_a_trend_of_their_own_are_never_told_apart(maze: Maze) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from osmosis_ai.evaluation.comparison.tables import DECIDES
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
@@ -73,14 +74,6 @@ class MetricDifference:
     reason: str | None = None
     rows: int | None = None
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        """Its line of a table: title, both values, the difference and its interval."""
-        interval = numbers.MISSING
-        if self.low is not None:
-            interval = f"{numbers.compact(self.low)} to {numbers.compact(self.high)}"
-        return (self.title, *map(numbers.compact, (self.a, self.b, self.difference)), interval)
-
 
 @dataclass(frozen=True, slots=True)
 class TrainingVerdict:
@@ -126,6 +119,20 @@ class TrainingDifferences:
     verdict: TrainingVerdict
     settings: tuple[SettingDifference, ...]
     metrics: tuple[MetricDifference, ...]
+
+    def metric_rows(self) -> list[tuple[str, ...]]:
+        """Return the table of metrics: title, both values, difference and interval; the deciding metric is marked."""
+        decides = None if self.verdict.metric == _TRAINING_REWARD else self.verdict.metric
+        return [
+            (
+                metric.title + DECIDES if metric.key == decides else metric.title,
+                *map(numbers.compact, (metric.a, metric.b, metric.difference)),
+                numbers.MISSING
+                if metric.low is None
+                else f"{numbers.compact(metric.low)} to {numbers.compact(metric.high)}",
+            )
+            for metric in self.metrics
+        ]
 
     @property
     def note(self) -> str | None:

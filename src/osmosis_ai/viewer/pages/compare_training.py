@@ -78,5 +78,4 @@ def _settings(names: Sequence[str], differences: Sequence[TrainingDifferences]) 
 
 def _metrics(a: str, b: str, differences: TrainingDifferences) -> ComparedTable:
     headings = ("Metric", f"{a}, last", f"{b}, last", "B - A", "95 % interval")
-    rows = [metric.words for metric in differences.metrics]
-    return ComparedTable(f"{b} against {a}", headings, rows, note=differences.note)
+    return ComparedTable(f"{b} against {a}", headings, differences.metric_rows(), note=differences.note)

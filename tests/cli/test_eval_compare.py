@@ -297,6 +297,24 @@ def test_runs_that_share_a_seed_get_a_note_without_tokens_and_if_an_attempt_diff
     assert ("of 120 attempts" in compare(maze, "old", "longer").out) == (same is not None)
 
 
+def test_rows_with_the_largest_change_are_listed_in_every_output(maze: Maze, tmp_path: Path) -> None:
+    counts = [4, *HARD[1:10], 0, *HARD[11:]]  # row 0 from 0 to 4, row 10 from 4 to 0, the others as before
+    record(maze, "reed", passes(counts))
+    plain = compare(maze, "fern", "reed", "--rows", "2", "--markdown", str(tmp_path / "comment.md")).out
+    assert "Pass rate by row: 1 higher, 1 lower, 28 equal." in plain
+    listed = plain[plain.index("Rows with the largest change:\n") :].splitlines()
+    assert listed[1:5] == [
+        "Row\tDigest\tfern\treed\tChange",
+        "10\t000000000000\t4 of 4\t0 of 4\t-100.0 points",
+        "0\t000000000000\t0 of 4\t4 of 4\t+100.0 points",
+        "too few attempts for a verdict on a single row",
+    ]
+    assert "Rows with the largest change" in (tmp_path / "comment.md").read_text("utf-8")
+    rows = resource(maze, "fern", "reed", "--rows", "1")["candidates"][0]["rows"]
+    assert [(row["source_row_index"], row["change"]) for row in rows["largest"]] == [(10, -1.0)]
+    assert not {"fixed", "broken", "unstable"} & rows.keys()
+
+
 def test_a_column_that_the_dataset_has_not_is_refused(maze: Maze) -> None:
     outcome = compare(maze, "fern", "moss", "--slice", "difficulty")
     assert outcome.status == 1 and outcome.out == "" and "Error: " in outcome.err

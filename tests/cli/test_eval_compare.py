@@ -277,6 +277,43 @@ def test_runs_of_the_same_seed_model_and_code_are_refused(maze: Maze) -> None:
     assert compare(maze, "fern", "twin", "--allow-same").status == 0
 
 
+@pytest.mark.parametrize(("changed", "same"), [(0, 120), (1, 119), (4, 116), (30, None)])
+def test_runs_that_share_a_seed_get_a_note_without_tokens_and_if_an_attempt_differs(
+    maze: Maze, changed: int, same: int | None
+) -> None:
+    counts = [count + (place < changed) for place, count in enumerate([0, 1, 2, 3, 2] * 6)]
+    code = {"rollout": {"name": "math", "entrypoint": "main.py", "source_digest": "6" * 64}}
+    record(maze, "old", passes([0, 1, 2, 3, 2] * 6), model_path="openai/fern")
+    record(maze, "new", passes(counts), model_path="openai/fern", **code)
+    note = f"old and new share seed 0, and {same} of 120 attempts have the same reward: "
+    outcome = compare(maze, "old", "new")
+    assert outcome.status == 0
+    assert note in outcome.out if same else "share seed" not in outcome.out
+    notes = resource(maze, "old", "new")["candidates"][0]["notes"]
+    assert any("share seed 0" in each for each in notes) == (same is not None)
+    # More attempts on each row share those that both runs made.
+    record(maze, "longer", [[*row, 1.0] for row in passes(counts)], model_path="openai/fern", **code)
+    assert ("of 120 attempts" in compare(maze, "old", "longer").out) == (same is not None)
+
+
+def test_rows_with_the_largest_change_are_listed_in_every_output(maze: Maze, tmp_path: Path) -> None:
+    counts = [4, *HARD[1:10], 0, *HARD[11:]]  # row 0 from 0 to 4, row 10 from 4 to 0, the others as before
+    record(maze, "reed", passes(counts))
+    plain = compare(maze, "fern", "reed", "--rows", "2", "--markdown", str(tmp_path / "comment.md")).out
+    assert "Pass rate by row: 1 higher, 1 lower, 28 equal." in plain
+    listed = plain[plain.index("Rows with the largest change:\n") :].splitlines()
+    assert listed[1:5] == [
+        "Row\tDigest\tfern\treed\tChange",
+        "10\t000000000000\t4 of 4\t0 of 4\t-100.0 points",
+        "0\t000000000000\t0 of 4\t4 of 4\t+100.0 points",
+        "too few attempts for a verdict on a single row",
+    ]
+    assert "Rows with the largest change" in (tmp_path / "comment.md").read_text("utf-8")
+    rows = resource(maze, "fern", "reed", "--rows", "1")["candidates"][0]["rows"]
+    assert [(row["source_row_index"], row["change"]) for row in rows["largest"]] == [(10, -1.0)]
+    assert not {"fixed", "broken", "unstable"} & rows.keys()
+
+
 def test_a_column_that_the_dataset_has_not_is_refused(maze: Maze) -> None:
     outcome = compare(maze, "fern", "moss", "--slice", "difficulty")
     assert outcome.status == 1 and outcome.out == "" and "Error: " in outcome.err

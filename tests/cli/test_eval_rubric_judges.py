@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,34 @@ def test_a_judge_that_favours_what_it_reads_first_is_found_out(cli: Cli, judge: 
     assert score(cli, "-n", "4", "-o", "plain.json").status == 0
     unmeasured = result_of("plain.json")["trust"]["judges"][0]["position"]
     assert unmeasured["value"] is None and "--swap" in unmeasured["reason"]
+
+
+@pytest.mark.parametrize(("drift", "found"), [(0.009, False), (0.02, True)])
+def test_a_bias_of_one_of_three_judges_is_a_finding_only_among_all_of_them(
+    cli: Cli, judge: JudgeServer, drift: float, found: bool
+) -> None:
+    rng = random.Random(5)
+    write(
+        *(
+            {
+                "solution_str": f"{place:02} [score 0.30]"
+                + "".join(f" [bias {rng.uniform(0, 0.2):.2f} judge-{name}]" for name in "ab")
+                + f" [bias {rng.uniform(0, 0.2) + drift * place:.2f} judge-c]",
+                "human_score": 0.3,
+            }
+            for place in range(20)
+        )
+    )
+    models = ("--model", "openai/judge-b", "--model", "openai/judge-c")
+    assert score(cli, *models, "-o", "out.json", model="openai/judge-a").status == 0
+    trust = result_of()["trust"]
+    orders = [judge["order_in_file"] for judge in trust["judges"]]
+    # Alone the third judge's drift is significant in both cases: its interval excludes zero.
+    assert [order["low"] > 0 for order in orders] == [False, False, True]
+    assert orders[2]["p"] < 0.05
+    assert orders[2]["p_adjusted"] == pytest.approx(3 * orders[2]["p"])
+    assert [finding["topic"] for finding in trust["findings"]].count("Order") == found
+    assert ("after adjustment for all judges and biases" in orders[2]["sentence"]) is not found
 
 
 def test_every_judge_has_one_vote_in_the_consensus(cli: Cli, judge: JudgeServer) -> None:

@@ -36,7 +36,7 @@ def test_the_page_says_what_the_command_says_first_and_its_numbers_to_the_digit(
     found = compare_runs(source.samples_of["old"], [source.samples_of["new"]], CompareOptions(rows_shown=50))
     text = page_text(visitor(source).get("/compare?run=old&run=new"))
     assert f'<p class="lead">{found.sentence}</p>' in text
-    assert "20 fixed, 1 broken, 0 unstable of 30 rows." in text
+    assert "Pass rate by row: 20 higher, 1 lower, 9 equal." in text
     assert "+63.3 points" in text and "model-of-old" in text
     assert 'href="/compare?run=new&amp;run=old"' in text
 

@@ -82,7 +82,7 @@ def test_a_comparison_has_the_sentence_and_the_numbers_of_the_command() -> None:
     found = compare_runs(runs["old"], [runs["new"]], CompareOptions(rows_shown=50))
     page = comparison()
     assert f'<p class="lead">{found.sentence}</p>' in page and "<h1>new against old</h1>" in page
-    assert "20 fixed, 1 broken, 0 unstable of 30 rows." in page and "leads to both" not in page
+    assert "Pass rate by row: 20 higher, 1 lower, 9 equal." in page and "leads to both" not in page
     assert "+63.3 points" in page and "<svg" in page
 
 

@@ -15,10 +15,11 @@ Sources:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
+from osmosis_ai.evaluation.comparison.multiplicity import holm
 from osmosis_ai.rubric.calibration import NO_PAIR, NO_PEOPLE
 from osmosis_ai.rubric.correlation import partial, spearman
 from osmosis_ai.rubric.estimate import CONFIDENCE, TrustEstimate
@@ -51,10 +52,50 @@ class LengthBias:
     against_people: bool
 
     @property
+    def p(self) -> float | None:
+        """The p-value of no bias: both figures have to differ from zero, on the same side."""
+        if self.controlled.p is None or self.per_doubling.p is None:
+            return None
+        same_side = (self.controlled.value or 0.0) * (self.per_doubling.value or 0.0) > 0
+        return max(self.controlled.p, self.per_doubling.p) if same_side else 1.0
+
+    @property
     def is_clear(self) -> bool:
         """Whether the judge rewards or punishes length in a way that people do not."""
         same_side = (self.controlled.value or 0.0) * (self.per_doubling.value or 0.0) > 0
         return self.controlled.excludes_zero and self.per_doubling.excludes_zero and same_side
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeBiases:
+    """What moves the scores of one judge besides quality.
+
+    Attributes:
+        length: whether longer texts score higher.
+        order_in_file: whether the score changes with the place in the file.
+        position: whether the order of the quoted blocks matters.
+    """
+
+    length: LengthBias
+    order_in_file: TrustEstimate
+    position: TrustEstimate
+
+
+def adjusted_for_all(judges: Sequence[JudgeBiases]) -> list[JudgeBiases]:
+    """Adjust the p-values of all biases of all judges by Holm's method: together they ask one question."""
+    tests = holm([p for each in judges for p in (each.length.p, each.order_in_file.p, each.position.p)])
+    return [
+        JudgeBiases(
+            replace(
+                each.length,
+                controlled=replace(each.length.controlled, p_adjusted=length),
+                per_doubling=replace(each.length.per_doubling, p_adjusted=length),
+            ),
+            replace(each.order_in_file, p_adjusted=order),
+            replace(each.position, p_adjusted=position),
+        )
+        for each, length, order, position in zip(judges, tests[::3], tests[1::3], tests[2::3], strict=True)
+    ]
 
 
 def length_bias(judge: Floats, lengths: Floats, people: Floats) -> LengthBias:
@@ -126,7 +167,7 @@ def position_bias(
     figure = TrustEstimate(found.value, records=found.rows, scores=found.samples)
     interval = None if found.low is None or found.high is None else (found.low, found.high)
     return figure.within(
-        interval, method=f"{found.method}, by record", otherwise=f"no interval: {found.reason}"
+        interval, method=f"{found.method}, by record", otherwise=f"no interval: {found.reason}", p=found.p
     )
 
 
@@ -138,7 +179,7 @@ def slope(y: Floats, x: Floats) -> TrustEstimate:
     the interval is Student's with n-2 degrees of freedom.
     """
     import numpy as np
-    from scipy.special import stdtrit
+    from scipy.special import stdtr, stdtrit
 
     if x.size < _LEAST:
         return TrustEstimate.missing(
@@ -156,8 +197,11 @@ def slope(y: Floats, x: Floats) -> TrustEstimate:
     error = float(np.square(weighted).sum()) ** 0.5 / squares
     half = float(stdtrit(x.size - 2, (1 + CONFIDENCE) / 2)) * error
     figure = TrustEstimate(value, records=x.size, scores=x.size)
-    interval = (value - half, value + half) if half > 1e-12 else None
-    return figure.within(interval, method=HC3_METHOD, otherwise="no interval: the records lie on one line")
+    on_one_line = "no interval: the records lie on one line"
+    if half <= 1e-12:
+        return figure.within(None, method=HC3_METHOD, otherwise=on_one_line)
+    p = 2 * float(stdtr(x.size - 2, -abs(value) / error))
+    return figure.within((value - half, value + half), method=HC3_METHOD, otherwise=on_one_line, p=p)
 
 
 def _known(scores: Floats) -> tuple[Floats, Integers]:

@@ -56,8 +56,7 @@ def partial(x: Floats, y: Floats, fixed: Floats) -> TrustEstimate:
     if left <= 1e-12:
         return TrustEstimate.missing("it cannot be told apart from the score given by people", records=x.size)
     r = min(1.0, max(-1.0, float((found[0, 1] - found[0, 2] * found[1, 2]) / math.sqrt(left))))
-    figure = TrustEstimate(r, records=x.size, scores=x.size)
-    return figure.within(_interval(r, 1.0, x.size - 4), method=_FISHER, otherwise=_PERFECT)
+    return _estimate(r, 1.0, x, x.size - 4, _FISHER)
 
 
 def spearman(x: Floats, y: Floats) -> TrustEstimate:
@@ -71,18 +70,21 @@ def spearman(x: Floats, y: Floats) -> TrustEstimate:
     if missing is not None:
         return missing
     r = min(1.0, max(-1.0, float(spearmanr(x, y).statistic)))
+    return _estimate(r, 1 + r * r / 2, x, x.size - 3, _RANKS)
+
+
+def _estimate(r: float, factor: float, x: Floats, freedom: int, method: str) -> TrustEstimate:
+    """Return ``r`` with the interval ``tanh(atanh r ± z sqrt(factor / freedom))`` and its p-value, unless ``r`` is ±1."""
+    from scipy.special import ndtr, ndtri
+
     figure = TrustEstimate(r, records=x.size, scores=x.size)
-    return figure.within(_interval(r, 1 + r * r / 2, x.size - 3), method=_RANKS, otherwise=_PERFECT)
-
-
-def _interval(r: float, factor: float, freedom: int) -> tuple[float, float] | None:
-    """Return ``tanh(atanh r ± z sqrt(factor / freedom))``; None for a perfect correlation."""
-    from scipy.special import ndtri
-
     if freedom < 1 or abs(r) >= 1 - 1e-12:
-        return None
-    half = float(ndtri((1 + CONFIDENCE) / 2)) * math.sqrt(factor / freedom)
-    return math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
+        return figure.within(None, method=method, otherwise=_PERFECT)
+    stderr = math.sqrt(factor / freedom)
+    half = float(ndtri((1 + CONFIDENCE) / 2)) * stderr
+    interval = math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
+    p = 2 * float(ndtr(-abs(math.atanh(r)) / stderr))
+    return figure.within(interval, method=method, otherwise=_PERFECT, p=p)
 
 
 def _unusable(x: Floats, y: Floats) -> TrustEstimate | None:

@@ -35,6 +35,8 @@ class TrustEstimate:
         method: how the interval was made.
         reason: why there is no value, or no interval.
         sentence: what the number says, in words.
+        p: two-sided p-value of zero; None if zero was not tested.
+        p_adjusted: the same, adjusted by Holm's method for all judges and biases of a report.
     """
 
     value: float | None
@@ -45,14 +47,18 @@ class TrustEstimate:
     method: str | None = None
     reason: str | None = None
     sentence: str = ""
+    p: float | None = None
+    p_adjusted: float | None = None
 
     @classmethod
     def missing(cls, reason: str, *, records: int = 0, scores: int = 0) -> TrustEstimate:
         """Return a figure without a value, and why."""
         return cls(None, records=records, scores=scores, reason=reason, sentence=f"Not measurable: {reason}.")
 
-    def within(self, interval: tuple[float, float] | None, *, method: str, otherwise: str) -> TrustEstimate:
-        """Return the figure with ``interval``, or with ``otherwise`` as the reason for having none.
+    def within(
+        self, interval: tuple[float, float] | None, *, method: str, otherwise: str, p: float | None = None
+    ) -> TrustEstimate:
+        """Return the figure with ``interval`` and ``p``, or with ``otherwise`` as the reason for having none.
 
         An interval without a width, but for rounding, is none.
         """
@@ -61,7 +67,7 @@ class TrustEstimate:
         low, high = float(interval[0]), float(interval[1])
         if high - low <= _ROUNDING * max(abs(low), abs(high)):
             return replace(self, reason=otherwise)
-        return replace(self, low=low, high=high, method=method)
+        return replace(self, low=low, high=high, method=method, p=p)
 
     def saying(self, sentence: str) -> TrustEstimate:
         """Return the figure with its sentence; one without a value keeps saying why."""
@@ -116,5 +122,7 @@ class TrustEstimate:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval lies on one side of zero."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+        """Whether the interval is on one side of zero, and the adjusted p-value agrees if there is one."""
+        if self.low is None or self.high is None or self.low <= 0 <= self.high:
+            return False
+        return self.p_adjusted is None or self.p_adjusted <= 1 - CONFIDENCE

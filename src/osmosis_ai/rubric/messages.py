@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from osmosis_ai.rubric.agreement import Intraclass
 from osmosis_ai.rubric.biases import LengthBias
 from osmosis_ai.rubric.calibration import Bin, Calibration
-from osmosis_ai.rubric.estimate import LEAST_GRADED, TrustEstimate
+from osmosis_ai.rubric.estimate import CONFIDENCE, LEAST_GRADED, TrustEstimate
 from osmosis_ai.rubric.panel import LeftOut, Pair, Panel
 from osmosis_ai.rubric.spread import Spread
 
@@ -304,7 +304,10 @@ def _graded(figure: TrustEstimate, bars: Sequence[float], words: Sequence[str]) 
 
 def _effect(figure: TrustEstimate, subject: str) -> str:
     if not figure.excludes_zero:
-        return f"{subject} neither clearly higher nor lower"
+        # Alone the interval may exclude zero: then the adjustment has to be visible.
+        adjusted = figure.p is not None and figure.p <= 1 - CONFIDENCE and figure.p_adjusted is not None
+        several = " after adjustment for all judges and biases" if adjusted else ""
+        return f"{subject} neither clearly higher nor lower{several}"
     return f"{subject} {'higher' if (figure.value or 0) > 0 else 'lower'}"
 
 

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from osmosis_ai.evaluation.statistics import estimate_mean
 from osmosis_ai.rubric.agreement import Intraclass, krippendorff_alpha, one_way_icc
-from osmosis_ai.rubric.biases import LengthBias, length_bias, order_in_file, position_bias
+from osmosis_ai.rubric.biases import (
+    JudgeBiases,
+    LengthBias,
+    adjusted_for_all,
+    length_bias,
+    order_in_file,
+    position_bias,
+)
 from osmosis_ai.rubric.calibration import Calibration, calibrate
 from osmosis_ai.rubric.estimate import CONFIDENCE, TrustEstimate
 from osmosis_ai.rubric.messages import RELIABLE, TENTATIVE, Wording, percent
@@ -186,7 +193,8 @@ def trust_report(table: ScoreTable, *, seed: int = 0, pending_calls: int = 0) ->
     wording = Wording(table.score_min, table.score_max, table.runs)
     # Copies are one draw, and a record that stands thrice is no more evidence than one that stands once.
     units = table.distinct()
-    judges = tuple(_judge(units, place, wording, seed) for place in range(len(table.models)))
+    biases = adjusted_for_all([_biases_of(units, place) for place in range(len(table.models))])
+    judges = tuple(_judge(units, place, found, wording, seed) for place, found in enumerate(biases))
     panel = measure_panel(units, seed=seed)
     together = None
     if panel is not None:
@@ -229,7 +237,17 @@ def _counts(table: ScoreTable, pending: int) -> SessionCounts:
     )
 
 
-def _judge(table: ScoreTable, place: int, wording: Wording, seed: int) -> JudgeTrust:
+def _biases_of(table: ScoreTable, place: int) -> JudgeBiases:
+    means = table.model_means()[:, place]
+    scale = (table.score_min, table.score_max)
+    return JudgeBiases(
+        length_bias(means, table.lengths, table.human),
+        order_in_file(means, table.human),
+        position_bias(table.scores[:, place, :], table.presentations, scale=scale),
+    )
+
+
+def _judge(table: ScoreTable, place: int, biases: JudgeBiases, wording: Wording, seed: int) -> JudgeTrust:
     import numpy as np
 
     scores = table.scores[:, place, :]
@@ -251,12 +269,9 @@ def _judge(table: ScoreTable, place: int, wording: Wording, seed: int) -> JudgeT
         alpha_ordinal=wording.ordinal_alpha(krippendorff_alpha(scores, level="ordinal", seed=seed)),
         retest=wording.retest(one_way_icc(scores, seed=seed)),
         calibration=wording.calibration(_against_people(table, means, seed), table.models[place]),
-        length=wording.length(length_bias(means, table.lengths, table.human)),
-        order_in_file=wording.order_in_file(order_in_file(means, table.human)),
-        position=wording.position(
-            position_bias(scores, table.presentations, scale=(table.score_min, table.score_max)),
-            table.presentations,
-        ),
+        length=wording.length(biases.length),
+        order_in_file=wording.order_in_file(biases.order_in_file),
+        position=wording.position(biases.position, table.presentations),
         mean_at_worst=_mean_with(table, scores, table.score_min),
         mean_at_best=_mean_with(table, scores, table.score_max),
     )
@@ -402,7 +417,7 @@ def _people(people: Calibration) -> Finding:
 
 
 def _biases(judges: Sequence[JudgeTrust]) -> Iterator[Finding]:
-    """Yield the biases whose interval excludes zero."""
+    """Yield the biases that are significant among all judges and biases."""
     for judge in judges:
         name = f"{judge.model}: " if len(judges) > 1 else ""
         if judge.length.is_clear:

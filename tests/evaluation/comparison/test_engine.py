@@ -198,23 +198,44 @@ def test_a_metric_that_there_is_not_is_refused_with_the_nearest(name: str, meant
     assert refused.value.hint is not None and (meant is None or meant in refused.value.hint)
 
 
-def test_rows_are_sorted_into_fixed_broken_and_unstable() -> None:
+def test_the_rows_with_the_largest_change_are_listed_first() -> None:
     a, b = [0] * 40, [0] * 40
-    (a[0], b[0]), (a[1], b[1]), (a[2], b[2]) = (16, 0), (0, 16), (8, 9)
+    (a[0], b[0]), (a[1], b[1]), (a[2], b[2]) = (0, 16), (16, 0), (8, 9)
     rows = compared(passes(a, 16), passes(b, 16)).data()["candidates"][0]["rows"]
-    assert rows["compared"] == 40
-    assert [rows[kind]["count"] for kind in ("fixed", "broken", "unstable")] == [1, 1, 1]
-    broken = rows["broken"]["rows"][0]
-    assert (broken["source_row_index"], broken["digest"]) == (0, "row-0")
-    assert broken["baseline"] == {"passes": 16, "attempts": 16} and broken["candidate"] == {
-        "passes": 0,
-        "attempts": 16,
+    assert {**rows, "largest": len(rows["largest"])} == {
+        "metric": "pass_rate",
+        "compared": 40,
+        "higher": 2,
+        "lower": 1,
+        "largest": 3,
+    }
+    assert [(row["source_row_index"], row["change"]) for row in rows["largest"]] == [
+        (1, -1.0),
+        (0, 1.0),
+        (2, 1 / 16),
+    ]
+    assert rows["largest"][0] == {
+        "source_row_index": 1,
+        "digest": "row-1",
+        "baseline": {"passes": 16, "attempts": 16, "reward": 1.0},
+        "candidate": {"passes": 0, "attempts": 16, "reward": 0.0},
+        "change": -1.0,
     }
 
 
-def test_only_as_many_rows_are_named_as_are_asked_for_and_all_are_counted() -> None:
+def test_rows_of_graded_rewards_are_compared_by_the_reward() -> None:
+    rows = compared([[0.2, 0.4], [0.7, 0.7], [None, 0.5]], [[0.4, 0.4], [0.2, None], [0.5, 0.5]])
+    found = rows.data()["candidates"][0]["rows"]
+    assert (found["metric"], found["compared"], found["higher"], found["lower"]) == ("reward", 3, 1, 1)
+    assert [(row["source_row_index"], round(row["change"], 6)) for row in found["largest"]] == [
+        (1, -0.5),
+        (0, 0.1),
+    ]
+
+
+def test_as_many_rows_are_listed_as_are_asked_for_and_all_are_counted() -> None:
     rows = compared(passes([2] * 30), passes([1, 3] * 15), rows_shown=5).data()["candidates"][0]["rows"]
-    assert rows["unstable"]["count"] == 30 and len(rows["unstable"]["rows"]) == 5
+    assert (rows["higher"], rows["lower"], len(rows["largest"])) == (15, 15, 5)
 
 
 def test_what_differs_between_the_inputs_is_told() -> None:

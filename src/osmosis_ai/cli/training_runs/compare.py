@@ -98,8 +98,8 @@ def _metrics(found: TrainingComparison, *, trends: bool) -> Table:
     if trends:
         columns += [Column("A"), Column("B")]
     rows = [
-        [*metric.words, *(_trends(found, metric.key) if trends else ())]
-        for metric in found.differences.metrics
+        [*row, *(_trends(found, metric.key) if trends else ())]
+        for metric, row in zip(found.differences.metrics, found.differences.metric_rows(), strict=True)
     ]
     return Table(columns, rows, title="Metrics", note=found.differences.note, in_plain=True)
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 LEAST_SHARED = 0.5
 """Of the smaller run's rows: with fewer in common, a gate decides nothing."""
+# Independent runs rarely agree in tokens; in rewards they do wherever most rows are easy or hard.
+_SAME_BY_TOKENS, _SAME_BY_REWARD = 0.5, 0.9
 _SHOWN_KEYS = 3
 
 
@@ -183,33 +185,49 @@ def _same_code(one: ComparedInputs, other: ComparedInputs) -> bool:
 
 
 def _same_samples(a: RunSamples, b: RunSamples, matched: MatchedRows) -> list[str]:
-    """Say of runs with one seed that they came out the same, attempt by attempt: then nothing is left to chance."""
+    """Report that runs with one seed have nearly the same attempts, so that they are no independent draws."""
     import numpy as np
 
-    alike = all(getattr(a.inputs, name) == getattr(b.inputs, name) for name in ("seed", "model"))
-    if not alike or a.inputs.seed is None:
+    one, other = a.inputs, b.inputs
+    if one.seed is None or (one.seed, one.model) != (other.seed, other.model):
         return []
-    of_a, of_b = _on_rows(a, matched.index_a), _on_rows(b, matched.index_b)
-    tokens = of_a["tokens"][np.isfinite(of_a["tokens"])]
-    if len(np.unique(tokens)) < 2 or of_a.size != of_b.size:
+    of_a, of_b = _common_attempts(a, b, matched)
+    same = of_a["reward"] == of_b["reward"]
+    tokens_a, tokens_b = of_a["tokens"], of_b["tokens"]
+    counted = np.isfinite(tokens_a) & np.isfinite(tokens_b)
+    # A constant identifies no attempt.
+    by_tokens = np.unique(tokens_a[counted]).size > 1
+    if by_tokens:
+        same &= ~counted | (tokens_a == tokens_b)
+    elif np.unique(of_a["reward"][same]).size < 2:
         return []
-    if not all(np.array_equal(of_a[name], of_b[name], equal_nan=True) for name in ("reward", "tokens")):
+    if same.mean() < (_SAME_BY_TOKENS if by_tokens else _SAME_BY_REWARD):
         return []
+    what = "reward and tokens" if by_tokens else "reward"
     return [
-        f"{a.name} and {b.name} have the same rewards and tokens in every attempt, which the same seed "
-        f"({a.inputs.seed}) explains: of what chance does, they tell nothing."
+        f"{a.name} and {b.name} share seed {one.seed}, and {np.count_nonzero(same):,} of {same.size:,} attempts have the "
+        f"same {what}: the comparison says little about other seeds."
     ]
 
 
-def _on_rows(run: RunSamples, rows: NDArray[np.int_]) -> NDArray[np.void]:
-    """Return the samples of some rows, in the order of these, and of one row as the run has them."""
+def _common_attempts(
+    a: RunSamples, b: RunSamples, matched: MatchedRows
+) -> tuple[NDArray[np.void], NDArray[np.void]]:
+    """Return the attempts that both runs made on their common rows, pairwise; of copies of a row the first."""
     import numpy as np
 
-    places = np.full(len(run.row_keys), -1)
-    places[rows] = np.arange(len(rows))
-    of_sample = places[run.samples["row"]]
-    samples: NDArray[np.void] = run.samples[np.argsort(of_sample, kind="stable")]
-    return samples[np.count_nonzero(of_sample < 0) :]
+    found = []
+    for run, rows in ((a, matched.index_a), (b, matched.index_b)):
+        places = np.full(len(run.row_keys), -1, dtype=np.int64)
+        places[rows] = np.arange(len(rows))
+        place = places[run.samples["row"]]
+        common = np.flatnonzero(place >= 0)
+        names = place[common] << 32 | run.samples["attempt"][common]
+        names, first = np.unique(names, return_index=True)
+        found.append((names, run.samples[common[first]]))
+    (names_a, samples_a), (names_b, samples_b) = found
+    _, in_a, in_b = np.intersect1d(names_a, names_b, assume_unique=True, return_indices=True)
+    return samples_a[in_a], samples_b[in_b]
 
 
 def _require_common_rows(a: RunSamples, b: RunSamples, matched: MatchedRows) -> list[str]:

@@ -23,7 +23,7 @@ from osmosis_ai.evaluation.comparison.metric_changes import (
     pass_or_fail,
 )
 from osmosis_ai.evaluation.comparison.multiplicity import holm
-from osmosis_ai.evaluation.comparison.row_outcomes import RowOutcomes, row_outcomes
+from osmosis_ai.evaluation.comparison.row_changes import RowChanges, row_changes
 from osmosis_ai.evaluation.comparison.run_pairs import HUGE, RunPair
 from osmosis_ai.evaluation.comparison.run_totals import RunTotals
 from osmosis_ai.evaluation.comparison.slice_changes import SliceChange, slice_changes
@@ -45,7 +45,7 @@ class CompareOptions:
         confidence: of two-sided intervals.
         reward_range: the least and the greatest reward there can be.
         seed: of what is drawn at random.
-        rows_shown: how many rows of each kind are named.
+        rows_shown: how many rows with the largest change are listed.
         allowances: what is refused otherwise.
     """
 
@@ -71,8 +71,8 @@ class ComparedCandidate:
         totals: what the candidate is and what it took.
         matched: how many rows both have, in words; None of runs on different rows.
         comparability: what has to stand beside the numbers.
-        changes: of each metric; the one that decides first.
-        rows: fixed, broken and unstable ones; None of runs on different rows.
+        changes: of each metric.
+        rows: the rows that changed; None for runs on different rows.
         slices: the deciding metric by the values of columns.
         verdict: what it comes to.
     """
@@ -80,7 +80,7 @@ class ComparedCandidate:
     totals: RunTotals
     comparability: Comparability
     changes: tuple[MetricChange, ...]
-    rows: RowOutcomes | None
+    rows: RowChanges | None
     slices: tuple[SliceChange, ...]
     verdict: CompareVerdict
 
@@ -241,7 +241,7 @@ def _candidate(
         totals=own,
         comparability=found.comparability,
         changes=found.changes,
-        rows=row_outcomes(found.pair, shown=options.rows_shown) if found.pair.paired else None,
+        rows=row_changes(found.pair, metric, shown=options.rows_shown) if found.pair.paired else None,
         slices=slice_changes(found.pair, options.slices, metric, options.settings),
         verdict=decide(deciding, known),
     )

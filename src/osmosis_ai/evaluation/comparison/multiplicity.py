@@ -1,7 +1,7 @@
 """p-values of several questions asked at once.
 
 Candidates against one baseline take Holm: the chance of any false "better" stays below the level.
-Slices and rows take Benjamini and Hochberg: of what is called different, that share is false at most.
+Slices take Benjamini and Hochberg: at most that share of the slices called different is false.
 
 Sources:
     Holm 1979, "A Simple Sequentially Rejective Multiple Test Procedure".

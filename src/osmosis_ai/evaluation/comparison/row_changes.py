@@ -1,101 +1,125 @@
-"""Which rows one run passes and the other does not, beyond what chance does.
+"""The rows of a paired comparison whose reward or pass rate changed most.
 
-A row tried four times that passed three times and now twice tells nothing. Rows whose change an exact
-test finds, all rows being tried at once, are broken or fixed; the others that changed are unstable.
-
-Sources:
-    Fisher 1935, "The Design of Experiments", chapter II (the exact test of a two by two table).
-    Benjamini and Hochberg 1995, "Controlling the False Discovery Rate".
+A single row has too few attempts for a test: 4 of 4 passes against none have p = 0.029, which among 100 rows is chance.
+So rows are listed by the size of their change, and there is no verdict on any of them.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING
-
-from osmosis_ai.evaluation.comparison.multiplicity import benjamini_hochberg
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.statistics import Floats, Integers, Labels
+    from osmosis_ai.evaluation.comparison.run_pairs import RunPair
 
-FALSE_DISCOVERIES = 0.05
+_ROUNDING = 1e-12
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RowChanges:
-    """Rows by what became of them: positions in the arrays they were found from.
+@dataclass(frozen=True, slots=True)
+class RowOfRun:
+    """What one run scored on a row: passes and mean reward, over scored attempts."""
+
+    passes: int
+    attempts: int
+    reward: float
+
+    def data(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {"passes": self.passes, "attempts": self.attempts, "reward": self.reward}
+
+
+@dataclass(frozen=True, slots=True)
+class RowChange:
+    """A row on which the runs differ.
 
     Attributes:
-        fixed: B passes them more often, beyond chance; the surest first.
-        broken: B passes them less often, beyond chance; the surest first.
-        unstable: they changed, and chance may have done it; the largest change first.
-        p, p_adjusted: of every row: Fisher's, and after Benjamini and Hochberg.
+        source_row: its place in the baseline's dataset, from 0.
+        key: its digest.
+        change: candidate minus baseline, in the metric of :class:`RowChanges`.
     """
 
-    fixed: Integers
-    broken: Integers
-    unstable: Integers
-    p: Floats
-    p_adjusted: Floats
+    source_row: int
+    key: str
+    baseline: RowOfRun
+    candidate: RowOfRun
+    change: float
+
+    def data(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "source_row_index": self.source_row,
+            "digest": self.key,
+            "baseline": self.baseline.data(),
+            "candidate": self.candidate.data(),
+            "change": self.change,
+        }
 
 
-def row_changes(
-    a_passes: Labels, a_counts: Labels, b_passes: Labels, b_counts: Labels, *, rate: float = FALSE_DISCOVERIES
-) -> RowChanges:
-    """Sort rows into fixed, broken and unstable by the exact test of ``c_a`` of ``n_a`` and ``c_b`` of ``n_b``.
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """How the rows with a score in both runs changed.
+
+    Attributes:
+        metric: what was compared.
+        compared: how many rows.
+        higher, lower: rows on which the candidate's metric is higher, or lower.
+        largest: rows with the largest change; of equal ones the lower first.
+    """
+
+    metric: Literal["reward", "pass_rate"]
+    compared: int
+    higher: int
+    lower: int
+    largest: tuple[RowChange, ...]
+
+    def data(self) -> dict[str, Any]:
+        """Return them as JSON values."""
+        return {
+            "metric": self.metric,
+            "compared": self.compared,
+            "higher": self.higher,
+            "lower": self.lower,
+            "largest": [row.data() for row in self.largest],
+        }
+
+
+def row_changes(pair: RunPair, metric: str, *, shown: int) -> RowChanges:
+    """Find the rows with the largest change of a paired comparison.
 
     Args:
-        a_passes, b_passes: how often each run passed each row.
-        a_counts, b_counts: how often it tried.
-        rate: the share of rows called fixed or broken that may be neither.
-
-    Raises:
-        ValueError: when a row has more passes than attempts.
+        pair: the runs.
+        metric: what decides; rows are compared by the reward if it decides, otherwise by the pass rate.
+        shown: how many rows to return.
     """
     import numpy as np
 
-    table = np.column_stack(
-        [np.asarray(part, dtype=np.int64) for part in (a_passes, a_counts, b_passes, b_counts)]
+    counted = [side.pass_counts() for side in (pair.a, pair.b)]
+    both = np.flatnonzero((counted[0].counts > 0) & (counted[1].counts > 0))
+    attempts, passes = (
+        np.stack([getattr(each, name)[both] for each in counted]) for name in ("counts", "passes")
     )
-    if np.any(table[:, 0] > table[:, 1]) or np.any(table[:, 2] > table[:, 3]) or np.any(table < 0):
-        raise ValueError("a row cannot have more passes than attempts")
-    p = _fisher_by_row(table)
-    adjusted = np.array(benjamini_hochberg(p.tolist()), dtype=np.float64)
-    change = table[:, 2] / np.maximum(table[:, 3], 1) - table[:, 0] / np.maximum(table[:, 1], 1)
-    sure = adjusted <= rate
-    order = np.lexsort((np.arange(p.size), -np.abs(change), adjusted))
+    rewards = np.empty(attempts.shape)
+    for place, side in enumerate((pair.a, pair.b)):
+        values, rows = side.rewards()
+        rewards[place] = np.bincount(rows, weights=values, minlength=side.index.size)[both] / attempts[place]
+    before, after = rewards if metric == "reward" else passes / attempts
+    change = after - before
+    change[np.abs(change) <= _ROUNDING * np.maximum(np.abs(before), np.abs(after))] = 0.0
+    order = np.lexsort((both, change, -np.abs(change)))[: np.count_nonzero(change)][:shown]
+
+    def row(place: int) -> RowChange:
+        at = int(pair.a.index[both[place]])
+        sides = [
+            RowOfRun(int(passes[side, place]), int(attempts[side, place]), float(rewards[side, place]))
+            for side in (0, 1)
+        ]
+        run = pair.a.run
+        return RowChange(int(run.source_rows[at]), run.row_keys[at], sides[0], sides[1], float(change[place]))
+
     return RowChanges(
-        fixed=order[(sure & (change > 0))[order]],
-        broken=order[(sure & (change < 0))[order]],
-        unstable=order[(~sure & (change != 0))[order]],
-        p=p,
-        p_adjusted=adjusted,
+        metric="reward" if metric == "reward" else "pass_rate",
+        compared=int(both.size),
+        higher=int(np.count_nonzero(change > 0)),
+        lower=int(np.count_nonzero(change < 0)),
+        largest=tuple(row(place) for place in order.tolist()),
     )
-
-
-def _fisher_by_row(table: Integers) -> Floats:
-    """Return the two-sided p-value of each row's table; rows share few tables, and each is worked out once."""
-    import numpy as np
-
-    distinct, which = np.unique(table, axis=0, return_inverse=True)
-    known = [fisher_exact_p(*(int(count) for count in counts)) for counts in distinct]
-    by_row: Floats = np.array(known, dtype=np.float64)[which.reshape(-1)]
-    return by_row
-
-
-@cache
-def fisher_exact_p(a_passes: int, a_count: int, b_passes: int, b_count: int) -> float:
-    """Return Fisher's exact p-value, two-sided, in whole numbers.
-
-    Of all ways to spread the passes over both runs' attempts, the share of those whose table is no likelier than
-    the one seen.
-    """
-    passes = a_passes + b_passes
-    seen = math.comb(a_count, a_passes) * math.comb(b_count, b_passes)
-    ways = (
-        math.comb(a_count, of_a) * math.comb(b_count, passes - of_a)
-        for of_a in range(max(passes - b_count, 0), min(a_count, passes) + 1)
-    )
-    return sum(way for way in ways if way <= seen) / math.comb(a_count + b_count, passes)

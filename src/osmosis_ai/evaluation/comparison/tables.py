@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from osmosis_ai.evaluation.comparison.verdict import confidence_words, p_words
+from osmosis_ai.evaluation.comparison.verdict import confidence_words, p_words, signed_words
 from osmosis_ai.evaluation.comparison.words import (
     difference_words,
     interval_words,
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.engine import ComparedCandidate, RunComparison
     from osmosis_ai.evaluation.comparison.metric_changes import MetricChange
     from osmosis_ai.evaluation.comparison.numbers import Difference
-    from osmosis_ai.evaluation.comparison.row_outcomes import RowOutcomes
+    from osmosis_ai.evaluation.comparison.row_changes import RowChange, RowChanges
     from osmosis_ai.evaluation.comparison.run_totals import RunTotals
 
 DIGEST_CHARACTERS = 12
@@ -85,30 +85,36 @@ def changed_slices(found: RunComparison, candidate: ComparedCandidate) -> Compar
     return ComparedTable(title, headings, rows, (0, len(headings) - 1), _SLICES_NOTE)
 
 
-def changed_rows(runs: tuple[str, str], rows: RowOutcomes | None, more: str) -> Iterator[ComparedTable]:
-    """Yield the rows that broke, were fixed or are unstable between two runs; ``more`` says of others where they are."""
-    kinds = (("Broken", rows.broken), ("Fixed", rows.fixed), ("Unstable", rows.unstable)) if rows else ()
-    for name, kind in kinds:
-        if not kind.shown:
-            continue
-        cells = [
+def changed_rows(runs: tuple[str, str], rows: RowChanges | None, more: str) -> ComparedTable | None:
+    """Return the rows with the largest change between two runs; ``more`` ends the sentence about those left out."""
+    if rows is None or not rows.largest:
+        return None
+
+    def cells(row: RowChange) -> Cells:
+        sides = (row.baseline, row.candidate)
+        if rows.metric == "reward":
+            return tuple(value_words("reward", side.reward) for side in sides)
+        return tuple(f"{side.passes} of {side.attempts}" for side in sides)
+
+    unit = "" if rows.metric == "reward" else " points"
+    left_out = rows.higher + rows.lower - len(rows.largest)
+    note = "too few attempts for a verdict on a single row"
+    return ComparedTable(
+        "Rows with the largest change",
+        ("Row", "Digest", *runs, "Change"),
+        [
             (
                 str(row.source_row),
                 row.key[:DIGEST_CHARACTERS],
-                *(f"{passed} of {tried}" for passed, tried in zip(row.passes, row.attempts, strict=True)),
-                p_words(row.p_adjusted),
+                *cells(row),
+                f"{signed_words(rows.metric, row.change)}{unit}",
             )
-            for row in kind.shown
-        ]
-        left_out = kind.count - len(kind.shown)
-        yield ComparedTable(
-            f"{name} rows ({kind.count:,})",
-            ("Row", "Digest", *runs, "p (BH)"),
-            cells,
-            (1,),
-            f"{left_out:,} more{more}" if left_out else None,
-            [row.key for row in kind.shown],
-        )
+            for row in rows.largest
+        ],
+        (1,),
+        f"{left_out:,} more{more}; {note}" if left_out else note,
+        [row.key for row in rows.largest],
+    )
 
 
 def taken(found: RunComparison) -> ComparedTable:

@@ -11,7 +11,7 @@ from osmosis_ai.ui import numbers
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.engine import ComparedCandidate
     from osmosis_ai.evaluation.comparison.numbers import Difference
-    from osmosis_ai.evaluation.comparison.row_outcomes import RowOutcomes
+    from osmosis_ai.evaluation.comparison.row_changes import RowChanges
 
 
 def value_words(metric: str, value: float | None) -> str:
@@ -56,7 +56,8 @@ def metrics_note(candidate: ComparedCandidate) -> str:
     return "; ".join([*said, *filter(None, warnings)])
 
 
-def row_counts(rows: RowOutcomes) -> str:
-    """Return ``3 fixed, 1 broken, 2 unstable of 100 rows.``"""
-    counts = f"{rows.fixed.count:,} fixed, {rows.broken.count:,} broken, {rows.unstable.count:,} unstable"
-    return f"{counts} of {rows.compared:,} rows."
+def row_counts(rows: RowChanges) -> str:
+    """Return ``Pass rate by row: 3 higher, 1 lower, 96 equal.``"""
+    metric = "Reward" if rows.metric == "reward" else "Pass rate"
+    equal = rows.compared - rows.higher - rows.lower
+    return f"{metric} by row: {rows.higher:,} higher, {rows.lower:,} lower, {equal:,} equal."

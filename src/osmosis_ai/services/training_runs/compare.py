@@ -20,13 +20,8 @@ class TrainingComparison:
     a: DescribedTraining
     b: DescribedTraining
     differences: TrainingDifferences
-    hollow: str
-    """The sentence about validations in which few samples have a score; empty where there is none."""
-
-    @property
-    def sentence(self) -> str:
-        """Which run is better, and what that leaves out."""
-        return f"{self.differences.verdict.sentence} {self.hollow}".rstrip()
+    sentence: str
+    """Which run is better, with the caveats."""
 
     def data(self) -> dict[str, Any]:
         """Return it as scripts see it."""
@@ -36,8 +31,6 @@ class TrainingComparison:
             "b": _described(self.b),
             "config_differences": [asdict(setting) for setting in self.differences.settings],
             "metrics": [asdict(metric) for metric in self.differences.metrics],
-            "paired": self.differences.unpaired_because is None,
-            "unpaired_because": self.differences.unpaired_because,
         }
 
 
@@ -49,7 +42,7 @@ def compare_runs(client: PlatformClient, a: str, b: str) -> TrainingComparison:
         PlatformError: one of them does not exist, or as every call.
     """
     from osmosis_ai.services.training_runs.info import describe_run
-    from osmosis_ai.training.runs.run_differences import compare_training, hollow_words
+    from osmosis_ai.training.runs.run_differences import compare_training, summary
 
     first, second = describe_run(client, a), describe_run(client, b)
     if first.run.id == second.run.id:
@@ -57,7 +50,8 @@ def compare_runs(client: PlatformClient, a: str, b: str) -> TrainingComparison:
             f"the run {first.run.name or first.run.id} is compared with itself.", hint="name another run"
         )
     compared = _compared(first), _compared(second)
-    return TrainingComparison(first, second, compare_training(*compared), hollow_words(compared))
+    differences = compare_training(*compared)
+    return TrainingComparison(first, second, differences, summary(compared, [differences]))
 
 
 def _compared(run: DescribedTraining) -> ComparedTraining:

@@ -12,6 +12,7 @@ session goes on from the last checkpoint and computes the same steps again.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -349,7 +350,11 @@ class TrainingLoop:
         numbers = validation_metrics(validation.metrics) | {"time/validation_s": time.monotonic() - started}
         worries = [
             few_scored(validation.metrics),
-            self.state.judge_validation(validation.rewards),
+            self.state.judge_validation(
+                validation.rewards,
+                # Every due step after the start, the last step included.
+                validations=math.ceil(parts.order.total_steps / self._settings.eval_interval),
+            ),
             await self._keep_samples(step, validation),
         ]
         rewards = rewards_by_row(parts.rows.held_out, validation.rewards)

@@ -54,7 +54,7 @@ class TrainingLoopState:
         silent, unscored, refused: how many of the latest steps in a row were of that kind.
         reward: the mean of the latest step that had any.
         start_rewards: of the first validation, by row; None before there was one.
-        fallen: how far the latest validation lies below it, if that is more than chance.
+        fallen: how far the latest validation is below it, if the fall is significant.
     """
 
     step: int = 0
@@ -90,12 +90,17 @@ class TrainingLoopState:
             f"{SILENT_STEPS_END} such steps."
         ]
 
-    def judge_validation(self, rewards: list[float | None]) -> str | None:
-        """Take note of a validation; return what to tell when it fell below the first one by more than chance."""
+    def judge_validation(self, rewards: list[float | None], *, validations: int) -> str | None:
+        """Compare a validation with the first one; return a warning if it is significantly lower.
+
+        Args:
+            rewards: of each held-out row.
+            validations: how many validations the run compares with the first one.
+        """
         if self.start_rewards is None:
             self.start_rewards = rewards
             return None
-        self.fallen = significant_fall(self.start_rewards, rewards)
+        self.fallen = significant_fall(self.start_rewards, rewards, validations=validations)
         return (
             f"{self.fallen}: the policy gets worse at rows that it does not learn from."
             if self.fallen

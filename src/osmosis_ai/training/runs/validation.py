@@ -18,6 +18,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation import headline
 from osmosis_ai.evaluation.in_memory import MeasuredRows, evaluate_in_memory
 from osmosis_ai.evaluation.metrics import RunMetrics
+from osmosis_ai.evaluation.statistics import CONFIDENCE
 from osmosis_ai.training.runs.metrics import (
     VALIDATION_PASS_RATE,
     VALIDATION_PLANNED,
@@ -173,10 +174,18 @@ def few_scored(evaluation: RunMetrics) -> str | None:
     return f"validation: {said}{f' ({reasons})' if reasons else ''}" if said else None
 
 
-def significant_fall(start: Sequence[float | None], now: Sequence[float | None]) -> str | None:
-    """Return by how much a validation lies below that of the start, if that is more than chance; else None.
+def significant_fall(
+    start: Sequence[float | None], now: Sequence[float | None], *, validations: int
+) -> str | None:
+    """Return by how much a validation is below the one at the start; None if the fall may be chance.
 
-    Both made the same attempts on the same rows: differences are taken row by row, and their 95 % interval decides.
+    Both made the same attempts on the same rows, so differences are taken row by row. The level is divided by the
+    number of validations: at most 5% of runs whose policy does not change get a warning, however often they validate.
+
+    Args:
+        start: reward of each row before the first step.
+        now: reward of each row.
+        validations: how many validations the run compares with the start.
     """
     from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference, scale_of_rewards
 
@@ -191,10 +200,11 @@ def significant_fall(start: Sequence[float | None], now: Sequence[float | None])
     )
     if pairs is None:
         return None
-    found = mean_difference(pairs)
+    found = mean_difference(pairs, confidence=1 - (1 - CONFIDENCE) / validations)
     if found.high is None or found.low is None or found.high >= 0:
         return None
+    adjusted = f", adjusted for {validations} validations" if validations > 1 else ""
     return (
         f"the validation reward fell below that of the start by {-found.value:.3g} (95 % interval {-found.high:.3g} to "
-        f"{-found.low:.3g}, row by row)"
+        f"{-found.low:.3g}{adjusted}, row by row)"
     )

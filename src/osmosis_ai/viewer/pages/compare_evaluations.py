@@ -111,7 +111,7 @@ def _candidate(
         "metrics": tables.changed_metrics(comparison, candidate),
         "scatter": _scatter(candidate, a, b),
         "counts": None if rows is None else row_counts(rows),
-        "rows": list(tables.changed_rows(names, rows, " are not shown")),
+        "rows": tables.changed_rows(names, rows, " are not shown"),
         "slices": tables.changed_slices(comparison, candidate),
     }
 

@@ -25,9 +25,7 @@ def found(view: Viewing, names: Sequence[str]) -> dict[str, Any]:
     runs = [_compared(detail, own) for detail, own in told]
     differences = [run_differences.compare_training(runs[0], run) for run in runs[1:]]
     return {
-        "sentence": " ".join(
-            [*(each.verdict.sentence for each in differences), run_differences.hollow_words(runs)]
-        ).rstrip(),
+        "sentence": run_differences.summary(runs, differences),
         "charts": list(_charts(names, curves)),
         "settings": _settings(names, differences),
         "metrics": [
@@ -80,5 +78,4 @@ def _settings(names: Sequence[str], differences: Sequence[TrainingDifferences]) 
 
 def _metrics(a: str, b: str, differences: TrainingDifferences) -> ComparedTable:
     headings = ("Metric", f"{a}, last", f"{b}, last", "B - A", "95 % interval")
-    rows = [metric.words for metric in differences.metrics]
-    return ComparedTable(f"{b} against {a}", headings, rows, note=differences.note)
+    return ComparedTable(f"{b} against {a}", headings, differences.metric_rows(), note=differences.note)

@@ -202,10 +202,14 @@ def values_of(side: LabelledRun, metric: str, unscored_as: float | None = None) 
 def _estimates(
     metric: str, a: Attempts, b: Attempts, settings: ChangeSettings
 ) -> tuple[Estimate | None, Estimate | None]:
-    estimate = (
-        estimate_reward if metric == "reward" else estimate_mean if metric in RATIO_METRICS else estimate_rate
-    )
-    return estimate(*a, confidence=settings.confidence), estimate(*b, confidence=settings.confidence)
+    return _estimate(metric, a, settings), _estimate(metric, b, settings)
+
+
+def _estimate(metric: str, attempts: Attempts, settings: ChangeSettings) -> Estimate | None:
+    if metric == "reward":
+        return estimate_reward(*attempts, reward_range=settings.reward_range, confidence=settings.confidence)
+    estimate = estimate_mean if metric in RATIO_METRICS else estimate_rate
+    return estimate(*attempts, confidence=settings.confidence)
 
 
 def _on_common_rows(pair: RunPair, a: Attempts, b: Attempts) -> tuple[Attempts, Attempts]:

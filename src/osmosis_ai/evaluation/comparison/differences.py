@@ -2,7 +2,8 @@
 
 The rows alone choose the method:
 
-- rewards with a known range, few rows differ or nearly all by the whole range: the score test;
+- rewards with a known range, few rows differ or all by the same: the score test;
+- rewards with a known range, few rows differ by less than all of it: the wider of that and Student's t;
 - otherwise: Student's t of the rows' differences, R-1 degrees of freedom;
 - skewed rewards without a range, under 100 rows: the wider of that and the bootstrap-t, with a warning.
 
@@ -214,10 +215,15 @@ def _interval(
         return "score", Inversion(-1.0, 1.0, -1.0, 1.0, 1.0), None
     found = _student(by_row, confidence)
     if bounded:
-        # Rows that all differ by nearly the whole range vary as little as rows that do not differ.
-        varied = min(int(np.count_nonzero(by_row != value)) for value in (-1.0, 0.0, 1.0))
-        if found is None or varied < fewest_differing(rows):
+        off_zero, off_ends = (
+            min(int(np.count_nonzero(by_row != value)) for value in values) for values in ([0.0], [-1.0, 1.0])
+        )
+        few = fewest_differing(rows)
+        if found is None or off_zero < few:
             return "score", score_interval(by_row, confidence=confidence), None
+        if off_ends < few:
+            # Rows that nearly all differ by the whole range vary as little as rows that do not differ.
+            found = found.or_wider(score_interval(by_row, confidence=confidence))
         return "paired-t", found.within(1.0), None
     if found is None:
         return None, None, None

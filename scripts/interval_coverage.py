@@ -1,17 +1,23 @@
-"""How often the intervals that runs print hold the truth, by simulation.
+"""Simulate how often the intervals that runs, comparisons and plans print contain the true value.
 
     python scripts/interval_coverage.py [--replications 2000]
 
-A cell is a run: rows x attempts, a pass rate, and how much the attempts on a row resemble each other
-(the intraclass correlation; each row has its own chance to pass, from a beta distribution). A tenth of
-the attempts has no score. Each interval is made by the very functions that make a run's, and judged
-one at a time: two-sided, and each one-sided bound. One that is not printed does not count.
+The cells are of five kinds:
 
-Then pairs of runs are drawn, and it counts how often `eval compare` and a margin rule of `eval gate` are wrong: with
-unscored attempts that all would have failed, and with a difference inside the margin.
+- Runs: rows x attempts, a pass rate, and the intraclass correlation of attempts on a row; each row has its own chance
+  to pass, from a beta distribution. A tenth of the attempts has no score.
+- Graded runs: rewards with a known range, drawn from a few values with given weights.
+- Pairs of runs on the same rows, with and without a difference of pass rates.
+- Plans: the smallest difference that a plan promises to detect, and how often a comparison detects it.
+- Verdicts: how often `eval compare` and a margin rule of `eval gate` are wrong, with unscored attempts that all would
+  have failed, and with a difference inside the margin.
 
-Fails if an interval holds the truth in fewer than 93 % of replications, less three binomial standard errors, or if a
-verdict is wrong in more than 5 %, plus three.
+The functions that make the intervals of real runs make these. Each interval is judged by itself: two-sided, and each
+one-sided bound. An interval that is not printed does not count.
+
+The script fails if an interval contains the true value in fewer than 93 % of replications, if the power of a
+comparison is more than 5 points away from the one planned, or if more than 5 % of verdicts are wrong. All allow for
+three binomial standard errors.
 """
 
 from __future__ import annotations
@@ -25,11 +31,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaincinv
+from scipy.special import betaincinv, ndtr
 
+from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
 from osmosis_ai.evaluation.comparison.gate_evidence import margin_evidence
 from osmosis_ai.evaluation.comparison.gate_rules import judge_margin
 from osmosis_ai.evaluation.comparison.metric_changes import ChangeSettings, change_of
+from osmosis_ai.evaluation.comparison.numbers import Difference
+from osmosis_ai.evaluation.comparison.planning import AttemptPrice, Goal, Outlook, make_plan
 from osmosis_ai.evaluation.comparison.run_pairs import LabelledRun, RunPair
 from osmosis_ai.evaluation.comparison.run_samples import SAMPLE_FIELDS, ComparedInputs, RunSamples
 from osmosis_ai.evaluation.comparison.verdict import direction_of
@@ -44,6 +53,22 @@ RATES = (0.02, 0.1, 0.5, 0.9, 0.98)
 UNSCORED = 0.1
 LEAST = 0.93
 MOST_WRONG = 0.05
+SEED = 20261122
+
+REWARDS: dict[str, dict[float, float]] = {
+    "mostly right": {1.0: 0.93, 0.37: 0.05, 0.0: 0.02},
+    "mostly wrong": {0.0: 0.93, 0.63: 0.05, 1.0: 0.02},
+    "all near the top": {1.0: 0.6, 0.95: 0.37, 0.6: 0.03},
+    "all near the bottom": {0.05: 0.5, 0.1: 0.47, 1.0: 0.03},
+    "three grades": {0.0: 0.2, 0.5: 0.3, 1.0: 0.5},
+}
+"""Values in the range 0 to 1, with their probabilities."""
+GRADED_DESIGNS = ((10, 1), (10, 4), (13, 9), (30, 1), (30, 4), (100, 4))
+PAIR_DESIGNS = tuple(itertools.product((10, 31, 131), (1, 4, 12)))
+PLAN_DESIGNS = ((10, 4), (10, 12), (31, 4))
+PROMISED = 0.8
+"""The power of plans, unless asked otherwise."""
+KEPT_WITHIN = 0.05
 
 
 @dataclass(frozen=True)
@@ -74,7 +99,7 @@ class Coverage:
     at_most: int = 0
     width: float = 0.0
 
-    def add(self, estimate: Estimate | None, truth: float) -> None:
+    def add(self, estimate: Estimate | Difference | None, truth: float) -> None:
         """Count one interval."""
         if estimate is None or estimate.low is None or estimate.high is None:
             return
@@ -119,7 +144,7 @@ def grid() -> Iterator[Cell]:
             yield Cell(rows, attempts, correlation, rate)
 
 
-def simulate(cell: Cell, replications: int, *, seed: int = 20261122) -> Simulated:
+def simulate(cell: Cell, replications: int, *, seed: int = SEED) -> Simulated:
     """Draw the cell's run many times, the same ones for the same seed."""
     draw = np.random.default_rng([seed, cell.rows, cell.attempts, int(cell.rate * 100)])
     shape = (replications, cell.rows)
@@ -233,6 +258,118 @@ def _labelled(name: str, rewards: NDArray[np.float64]) -> LabelledRun:
     return LabelledRun(run, samples["row"].astype(np.int64), np.arange(rows))
 
 
+@dataclass(frozen=True)
+class GradedCell:
+    """A graded run to simulate; attempts on a row share a normal factor of weight ``correlation``."""
+
+    rows: int
+    attempts: int
+    correlation: float
+    rewards: str
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows x {self.attempts}, correlation {self.correlation}, {self.rewards}"
+
+
+@dataclass(frozen=True)
+class PairCell:
+    """Two runs on the same rows; ``shared`` is the correlation of what makes a row hard for either."""
+
+    rows: int
+    attempts: int
+    rate: float
+    difference: float
+    shared: float = 0.5
+    correlation: float = 0.3
+
+    def __str__(self) -> str:
+        rates = f"pass rates {self.rate:g} and {self.rate + self.difference:g}"
+        return f"{self.rows} rows x {self.attempts}, {rates}, {self.shared:g} shared"
+
+
+def graded_grid() -> Iterator[GradedCell]:
+    """Yield all cells of graded runs."""
+    for (rows, attempts), correlation, rewards in itertools.product(GRADED_DESIGNS, (0.0, 0.5), REWARDS):
+        if attempts > 1 or not correlation:
+            yield GradedCell(rows, attempts, correlation, rewards)
+
+
+def pair_grid() -> Iterator[PairCell]:
+    """Yield all cells of pairs of runs."""
+    for (rows, attempts), (rate, difference), shared in itertools.product(
+        PAIR_DESIGNS,
+        (
+            (0.5, 0.0),
+            (0.5, -0.1),
+            (0.9, 0.0),
+            (0.9, -0.05),
+            (0.98, 0.0),
+            (0.98, -0.1),
+            (0.9, -0.8),
+            (0.02, 0.9),
+        ),
+        (0.5, 1.0),
+    ):
+        yield PairCell(rows, attempts, rate, difference, shared)
+
+
+def simulate_graded(cell: GradedCell, replications: int) -> Coverage:
+    """Draw a graded run many times; its range is known."""
+    draw = np.random.default_rng([SEED, cell.rows, cell.attempts, *REWARDS[cell.rewards].__repr__().encode()])
+    values, weights = (np.array(each) for each in zip(*REWARDS[cell.rewards].items(), strict=True))
+    ends, truth = np.cumsum(weights)[:-1], float(values @ weights)
+    rows, found = np.repeat(np.arange(cell.rows), cell.attempts), Coverage()
+    for _ in range(replications):
+        by_row, alone = draw.standard_normal((cell.rows, 1)), draw.standard_normal((cell.rows, cell.attempts))
+        ranks = ndtr(math.sqrt(cell.correlation) * by_row + math.sqrt(1 - cell.correlation) * alone)
+        rewards = values[np.searchsorted(ends, ranks.ravel())]
+        found.add(estimate_reward(rewards, rows, reward_range=(0.0, 1.0)), truth)
+    return found
+
+
+def simulate_pairs(cell: PairCell, replications: int) -> tuple[Coverage, float]:
+    """Draw two runs many times; return the coverage and how often the interval leaves out no difference."""
+    draw = np.random.default_rng(
+        [SEED, cell.rows, cell.attempts, int(cell.rate * 100), int(cell.shared * 10)]
+    )
+    first, other = draw.standard_normal((2, replications, cell.rows))
+    hard = first, cell.shared * first + math.sqrt(1 - cell.shared**2) * other
+    rates = cell.rate, cell.rate + cell.difference
+    a, b = (
+        draw.binomial(cell.attempts, _chances(rate, cell.correlation, ndtr(each))) / cell.attempts
+        for rate, each in zip(rates, hard, strict=True)
+    )
+    counts, found, detected = np.full(cell.rows, cell.attempts), Coverage(), 0
+    known: dict[bytes, Difference] = {}
+    for passed_a, passed_b in zip(a, b, strict=True):
+        key = np.sort(passed_b - passed_a).tobytes()
+        if key not in known:
+            known[key] = mean_difference(Pairs(passed_a, passed_b, counts, counts, (0.0, 1.0)))
+        found.add(known[key], cell.difference)
+        detected += known[key].excludes_none
+    return found, detected / replications
+
+
+def planned(rows: int, attempts: int) -> PairCell:
+    """Return runs that differ by as much as a plan promises to detect, with what it assumes by default."""
+    plan = make_plan(Goal(), Outlook.assumed(0.5, 0.3), AttemptPrice(), own_rows=rows, own_n=attempts)
+    assert plan.own is not None and plan.own.sees is not None
+    return PairCell(rows, attempts, 0.5 - plan.own.sees / 2, plan.own.sees)
+
+
+def keeps_promise(power: float, replications: int) -> bool:
+    """Whether a power is as planned, within 5 points and what is luck."""
+    return abs(power - PROMISED) <= KEPT_WITHIN + 3 * math.sqrt(PROMISED * (1 - PROMISED) / replications)
+
+
+def _chances(rate: float, correlation: float, ranks: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the quantiles of the rows' chances to pass; exact quantiles would take most of the time."""
+    at = np.concatenate(([0.0], np.geomspace(1e-9, 0.01, 300), np.linspace(0.01, 0.5, 500)[1:]))
+    at = np.concatenate((at, 1 - at[-2::-1]))
+    found: NDArray[np.float64] = np.interp(ranks, at, betaincinv(*_beta(rate, correlation), at))
+    return found
+
+
 def _beta(rate: float, correlation: float) -> tuple[float, float]:
     """Return the beta distribution of a row's chance with this mean and intraclass correlation."""
     total = 1 / correlation - 1
@@ -258,9 +395,26 @@ def main() -> None:
         for name, coverage in each.numbers.items()
         if not coverage.enough
     ]
+    cells = len(found)
+    for kind, every in (
+        ("reward with a range", [(simulate_graded(it, arguments.replications), it) for it in graded_grid()]),
+        ("difference", [(simulate_pairs(it, arguments.replications)[0], it) for it in pair_grid()]),
+    ):
+        cells += len(every)
+        print(f"{kind}, the worst of {len(every)} cells:")
+        for coverage, each in sorted(every, key=lambda pair: pair[0].share)[: arguments.shown]:
+            print(f"  {each}: {coverage}")
+        failed += [f"{kind} of {each}" for coverage, each in every if not coverage.enough]
+    print(f"plans, promised {PROMISED:.0%}:")
+    for rows, attempts in PLAN_DESIGNS:
+        cell = planned(rows, attempts)
+        power = simulate_pairs(cell, arguments.replications)[1]
+        print(f"  {cell}: detected in {power:.1%}")
+        if not keeps_promise(power, arguments.replications):
+            failed.append(f"plan of {rows} rows x {attempts}: detected in {power:.1%}")
     if failed:
-        raise SystemExit(f"out of bounds: {'; '.join(failed)}")
-    print(f"every interval of {len(found)} cells holds the truth often enough")
+        raise SystemExit(f"failed: {'; '.join(failed)}")
+    print(f"every interval of {cells} cells contains the true value often enough")
 
 
 def _wrong_verdicts(replications: int) -> list[VerdictCell]:

@@ -333,6 +333,44 @@ def test_a_decide_file_says_between_what_rewards_lie(maze: Maze) -> None:
     assert resource(maze, "one", "two", "--reward-range", "0,1")["reward_range"] == [0, 1]
 
 
+def test_intervals_of_rewards_with_a_range_stay_inside_it(maze: Maze) -> None:
+    graded: list[list[float | None]] = [[1.0] * 9 for _ in range(13)]
+    graded[0][:2], graded[5][:3] = [0.37, 0.0], [0.37, 0.0, 0.0]
+    record(maze, "steady", graded)
+    record(maze, "other", graded[::-1])
+    for ends, width in (("0,1", 1), ("-3,1", 4)):
+        found = resource(maze, "steady", "other", "--reward-range", ends)["candidates"][0]["metrics"][0]
+        assert found["metric"] == "reward"
+        for number in (found["baseline"], found["candidate"]):
+            assert number["method"] == "korn-graubard"
+            assert 1 - width < number["low"] < number["value"] < number["high"] < 1
+
+
+def test_no_interval_goes_beyond_the_rewards_observed_if_their_range_is_unknown(maze: Maze) -> None:
+    record(maze, "flat", [[0.0], [0.05], [0.0], [0.01], [0.0], [0.02], [0.0], [0.0]])
+    record(maze, "spiky", [[0.1], [0.2], [0.1], [0.12], [0.1], [0.1], [0.1], [1.0]])
+    for words in ((), ("--unpaired",)):
+        found = resource(maze, "flat", "spiky", *words)["candidates"][0]["metrics"][0]
+        assert found["metric"] == "reward"
+        assert -1 <= found["difference"]["low"] < found["difference"]["high"] <= 1
+        assert 0.1 <= found["candidate"]["low"] < found["candidate"]["high"] <= 1
+    assert "to 1.000" in compare(maze, "flat", "spiky").out
+
+
+def test_a_difference_in_few_rows_is_found(maze: Maze) -> None:
+    record(maze, "before", passes([0, 1, 1, 2, 0, 2, 1, 3, 1, 0]))
+    record(maze, "after", passes([1, 2, 2, 3, 1, 4, 0, 4, 2, 0]))
+    verdict = compare(maze, "before", "after").out.splitlines()[0]
+    assert verdict.startswith("after is better by 20.0 points"), verdict
+    few = [4] * 25 + [0] * 6
+    record(maze, "six", passes(few))
+    record(maze, "none", passes([4] * 31))
+    (found,) = resource(maze, "none", "six", "--metric", "pass_rate")["candidates"]
+    number = next(each for each in found["metrics"] if each["metric"] == "pass_rate")["difference"]
+    assert number["method"] == "score"
+    assert -0.4 < number["low"] < number["value"] < number["high"] < -0.05
+
+
 def test_hostile_names_of_models_stay_text(maze: Maze, tmp_path: Path) -> None:
     record(maze, "evil", passes(BETTER), model_path="x\x1b[31m|</td>\n@octocat `rm`")
     outcome = compare(maze, "fern", "evil", "--markdown", str(tmp_path / "comment.md"))

@@ -292,3 +292,24 @@ def test_a_run_that_is_nowhere_is_said_to_be(maze: Maze) -> None:
     outcome = gate(maze, "god", "--min", "reward=0")
     assert (outcome.status, outcome.error["code"]) == (1, "NOT_FOUND")
     assert "neither on this machine nor on the platform" in outcome.error["message"]
+
+
+def test_a_mean_reward_with_a_range_is_bounded_as_a_rate_is(maze: Maze) -> None:
+    # Drawn from rewards that are 1 in 93%, 0.37 in 5% and 0 in 2% of attempts, 0.949 on average.
+    graded: list[list[float | str | None]] = [[1.0] * 9 for _ in range(13)]
+    graded[2][4] = graded[7][0] = graded[7][5] = 0.37
+    write_run(maze.workspace.evals_dir / "graded", graded)
+    outcome = gate(maze, "graded", "--min", "reward=0.96", "--reward-range", "0,1")
+    (rule,) = outcome.json["resource"]["rules"]
+    assert (outcome.status, rule["verdict"], rule["number"]["method"]) == (3, "unclear", "korn-graubard")
+    assert 0.7 < rule["at_least"] < 0.949 < rule["value"] < rule["at_most"] < 1
+
+
+def test_without_a_range_no_bound_is_printed_beyond_the_rewards_and_none_decides(maze: Maze) -> None:
+    write_run(maze.workspace.evals_dir / "graded", [[0.5], [0.9], [0.95]])
+    outcome = gate(maze, "graded", "--min", "reward=0.5")
+    (rule,) = outcome.json["resource"]["rules"]
+    assert (outcome.status, rule["at_least"], rule["at_most"]) == (3, 0.5, 0.95)
+    assert (rule["number"]["low"], rule["number"]["high"]) == (0.5, 0.95)
+    assert "between 0.5 and 0.95" in rule["reason"]
+    assert "between 0.5 and 0.95" in gate(maze, "graded", "--min", "reward=0.5", mode="--plain").out

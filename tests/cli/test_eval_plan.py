@@ -120,6 +120,14 @@ def test_without_a_pilot_the_spread_is_assumed_and_the_range_is_shown(maze: Maze
     assert "Range" in plan(maze).out
 
 
+def test_few_rows_are_planned_with_the_power_of_the_comparison(maze: Maze) -> None:
+    words = ("--pass-rate", "0.5", "--icc", "0.3", "--rows-at-most", "10", "--json")
+    found = plan(maze, *words).json["resource"]["designs"]
+    sees = {(each["rows"], each["n"]): each["sees"]["value"] for each in found}
+    # Student's t alone would promise 0.401. A comparison finds that in 7 of 10 cases, and 0.434 in 8 of 10.
+    assert sees[10, 4] == pytest.approx(0.434, abs=0.001)
+
+
 def test_a_model_whose_price_nobody_knows_costs_something_unknown(maze: Maze) -> None:
     configure(maze, model="openai/gpt-5-mini")
     assert "unknown" in plan(maze).out

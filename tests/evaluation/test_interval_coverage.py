@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.integration
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "interval_coverage.py"
-REPLICATIONS = 400
+REPLICATIONS, FEWER = 400, 200
 
 # rows, attempts, intraclass correlation, pass rate
 CELLS = {
@@ -62,6 +62,34 @@ def test_printed_intervals_hold_the_truth_of(name: str, coverage: Any) -> None:
     for number, held in found.numbers.items():
         assert held.enough, f"{number}: {held}"
     assert found.numbers["pass rate"].printed == REPLICATIONS
+
+
+@pytest.mark.parametrize("rewards", ["mostly right", "all near the bottom"])
+@pytest.mark.parametrize("correlation", [0.0, 0.5])
+def test_intervals_of_graded_rewards_with_a_range_contain_the_true_mean(
+    rewards: str, correlation: float, coverage: Any
+) -> None:
+    found = coverage.simulate_graded(coverage.GradedCell(13, 9, correlation, rewards), REPLICATIONS)
+    assert found.printed == REPLICATIONS
+    assert found.held >= 0.93 * REPLICATIONS and found.enough, str(found)
+
+
+@pytest.mark.parametrize(
+    ("rows", "attempts", "rate", "difference"),
+    [(10, 4, 0.9, -0.8), (10, 4, 0.5, 0.0), (31, 4, 0.9, -0.05), (31, 12, 0.5, -0.1)],
+)
+def test_intervals_of_pairs_contain_the_true_difference(
+    rows: int, attempts: int, rate: float, difference: float, coverage: Any
+) -> None:
+    found, _ = coverage.simulate_pairs(coverage.PairCell(rows, attempts, rate, difference), FEWER)
+    assert found.printed == FEWER
+    assert found.enough, str(found)
+
+
+@pytest.mark.parametrize(("rows", "attempts"), [(10, 4), (10, 12), (31, 4)])
+def test_a_comparison_detects_what_the_plan_promises(rows: int, attempts: int, coverage: Any) -> None:
+    _, power = coverage.simulate_pairs(coverage.planned(rows, attempts), 600)
+    assert 0.75 <= power <= 0.85
 
 
 def test_the_simulation_sees_an_interval_that_is_too_narrow(coverage: Any) -> None:

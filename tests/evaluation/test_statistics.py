@@ -172,7 +172,39 @@ def test_an_interval_can_be_had_at_another_confidence() -> None:
     assert_bounds(estimate, clopper_pearson(7, 10, 0.8))
     expected = stats.t.interval(0.8, 2, loc=mean.value, scale=stats.sem([0.1, 0.5, 0.7]))
     assert_bounds(mean, expected)
-    assert mean.at_least == pytest.approx(mean.value + stats.t.ppf(0.2, 2) * stats.sem([0.1, 0.5, 0.7]))
+    assert mean.at_most == pytest.approx(mean.value + stats.t.ppf(0.8, 2) * stats.sem([0.1, 0.5, 0.7]))
+
+
+def test_the_one_sided_bound_of_a_mean_is_moved_out_on_its_longer_tail() -> None:
+    rewards = [1.0] * 40 + [0.2, 0.3, 0.4] * 3
+    found = estimate_mean(rewards, range(49))
+    assert found is not None and found.low is not None and found.at_least is not None
+    t, skew = stats.t.ppf(0.95, 48), stats.skew(rewards)
+    expected = found.value - (t + abs(skew) * (1 + 2 * t * t) / 6 / 7) * stats.sem(rewards)
+    assert skew < 0
+    assert found.at_least == pytest.approx(max(expected, found.low))
+    assert found.at_most == pytest.approx(found.value + t * stats.sem(rewards))
+
+
+def test_without_a_range_the_interval_of_a_reward_ends_at_the_rewards_observed() -> None:
+    found, mean = estimate_reward([0.2, 0.9, 1.0], range(3)), estimate_mean([0.2, 0.9, 1.0], range(3))
+    assert found is not None and mean is not None
+    assert mean.low is not None and mean.low < 0.2
+    assert (found.value, found.low, found.high) == (mean.value, 0.2, 1.0)
+    # Three rows must not pass a rule because of the cut.
+    assert (found.at_least, found.at_most) == (mean.at_least, mean.at_most)
+
+
+def test_with_a_range_a_reward_is_estimated_as_a_rate_of_it() -> None:
+    rewards, rows = [1.0, 0.5, 0.5, 4.0, 5.0, 3.5], [0, 0, 1, 1, 2, 2]
+    found = estimate_reward(rewards, rows, reward_range=(-3.0, 5.0))
+    rate = estimate_rate([(reward + 3) / 8 for reward in rewards], rows)
+    assert found is not None and rate is not None and found.method == rate.method
+    for name in ("value", "low", "high", "at_least", "at_most"):
+        assert getattr(found, name) == pytest.approx(-3 + 8 * getattr(rate, name))
+    assert found.stderr == pytest.approx(8 * rate.stderr)
+    with pytest.raises(ValueError, match="between"):
+        estimate_reward([6.0], [0], reward_range=(-3.0, 5.0))
 
 
 def test_rewards_that_are_passes_or_failures_have_the_interval_of_a_rate() -> None:

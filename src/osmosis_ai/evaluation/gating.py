@@ -133,6 +133,20 @@ class Evidence:
     undecided: str | None = None
     unreported: int = 0
 
+    def shown(self) -> Evidence:
+        """Return it as it is printed, with no one-sided bound beyond the two-sided interval.
+
+        Without a known range, the interval of a mean reward ends at the rewards observed. The one-sided bounds, which
+        decide, do not.
+        """
+        if self.low is None or self.high is None:
+            return self
+        at_least, at_most = (
+            None if bound is None else min(max(bound, self.low), self.high)
+            for bound in (self.at_least, self.at_most)
+        )
+        return replace(self, at_least=at_least, at_most=at_most)
+
     def number(self) -> dict[str, Any]:
         """Return it as every document shows a number (``comparison.numbers.number_data``)."""
         reason = self.note or None if self.at_least is None and self.at_most is None else None
@@ -252,9 +266,9 @@ def judge(
         confidence: of the evidence's bounds.
     """
     if unfinished is not None:
-        return RuleResult(rule, evidence, "unclear", unfinished)
+        return RuleResult(rule, evidence.shown(), "unclear", unfinished)
     if evidence.undecided is not None:
-        return RuleResult(rule, evidence, "unclear", evidence.undecided)
+        return RuleResult(rule, evidence.shown(), "unclear", evidence.undecided)
     found = _measured(rule, evidence, confidence)
     if found.verdict == "unclear":
         return found
@@ -280,26 +294,29 @@ def count_unscored(count: int) -> str:
 def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
     """Apply a rule to a number as it was measured."""
     level = f"with {100 * confidence:g} % confidence"
+    low, high, limit = evidence.at_least, evidence.at_most, rule.limit
+    evidence = evidence.shown()
     if evidence.value is None:
         return RuleResult(rule, evidence, "unclear", evidence.note or "the run has no such number.")
     if is_exact(rule):
         return _literally_none(rule, evidence)
     if rule.bound == "max" and evidence.value == 0 and rule.described.scale == "amount":
         return RuleResult(rule, evidence, "pass", _sentence("nothing of it was spent", evidence))
-    low, high, limit = evidence.at_least, evidence.at_most, rule.limit
     if rule.bound == "max":
         met, missed = high is not None and high <= limit, low is not None and low > limit
-        safe, beyond = f"at most {_number(high)}", f"at least {_number(low)}"
+        safe, beyond = f"at most {_number(evidence.at_most)}", f"at least {_number(evidence.at_least)}"
     else:
         met, missed = low is not None and low >= limit, high is not None and high < limit
-        safe, beyond = f"at least {_number(low)}", f"at most {_number(high)}"
+        safe, beyond = f"at least {_number(evidence.at_least)}", f"at most {_number(evidence.at_most)}"
     if met:
         return RuleResult(rule, evidence, "pass", _sentence(f"it is {safe} {level}", evidence))
     if missed:
         return RuleResult(rule, evidence, "fail", _sentence(f"it is {beyond} {level}", evidence))
     if low is None or high is None:
         return RuleResult(rule, evidence, "unclear", evidence.note or _no_spread(evidence))
-    between = f"it is between {_number(low)} and {_number(high)}; evaluate more rows"
+    between = (
+        f"it is between {_number(evidence.at_least)} and {_number(evidence.at_most)}; evaluate more rows"
+    )
     return RuleResult(rule, evidence, "unclear", _sentence(between, evidence))
 
 

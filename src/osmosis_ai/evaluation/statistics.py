@@ -135,7 +135,8 @@ def estimate_mean(
 
     With residuals e of the R row means and G clusters of rows, the variance of the mean is
     ``G/(G-1) * sum over clusters of (sum of e in the cluster)^2 / R^2``; the interval is Student's with
-    G-1 degrees of freedom. Where every row is a cluster this is the usual ``s / sqrt(R)`` of row means.
+    G-1 degrees of freedom, its one-sided bounds corrected for the skewness of the clusters. Where every row is a
+    cluster the error is the usual ``s / sqrt(R)`` of row means.
 
     Args:
         values: one number per sample.
@@ -150,11 +151,16 @@ def estimate_mean(
     Raises:
         ValueError: when the arguments differ in length.
     """
+    import numpy as np
+
     means = _RowMeans.of(values, rows, clusters)
     if means is None:
         return None
     value, stderr = _clustered_mean(means.means, means.clusters)
-    interval = student_interval(value, stderr, means.cluster_count, confidence)
+    scale = _scale_of(means.means)
+    by_cluster = np.bincount(means.clusters, weights=means.means / scale - value / scale)
+    skew = skewness(by_cluster.astype(np.float64))
+    interval = student_interval(value, stderr, means.cluster_count, confidence, skew=skew)
     found = _estimate(value, stderr, means, interval)
     return replace(found, warning=_skew_warning(means.means)) if interval.method else found
 
@@ -181,14 +187,56 @@ def estimate_rate(
 
 
 def estimate_reward(
-    values: Values, rows: Labels, clusters: Labels | None = None, *, confidence: float = CONFIDENCE
+    values: Values,
+    rows: Labels,
+    clusters: Labels | None = None,
+    *,
+    reward_range: tuple[float, float] | None = None,
+    confidence: float = CONFIDENCE,
 ) -> Estimate | None:
-    """Estimate the mean reward: as a rate where every reward is 0 or 1, else as a mean."""
+    """Estimate the mean reward, as a rate if the range of rewards is known and as a mean otherwise.
+
+    Rewards that are all 0 or 1 have the range 0 to 1. Others are rescaled from their range to 0 to 1, so that the
+    interval stays inside the range. Without a range, the interval ends at the least and greatest reward observed;
+    the one-sided bounds, which decide rules, are left as they are.
+
+    Args:
+        values: one reward per sample.
+        rows: the row of each sample.
+        clusters: the cluster of each sample's row, as in :func:`estimate_mean`.
+        reward_range: the least and greatest reward there can be; None if unknown.
+        confidence: of the interval, and of each one-sided bound.
+
+    Raises:
+        ValueError: when a reward is outside the range or the arguments differ in length.
+    """
     import numpy as np
 
     data = np.asarray(values, dtype=np.float64)
-    pass_or_fail = bool(np.all((data == 0) | (data == 1)))
-    return (estimate_rate if pass_or_fail else estimate_mean)(data, rows, clusters, confidence=confidence)
+    if bool(np.all((data == 0) | (data == 1))):
+        reward_range = 0.0, 1.0
+    if reward_range is None:
+        mean = estimate_mean(data, rows, clusters, confidence=confidence)
+        if mean is None or mean.low is None or mean.high is None:
+            return mean
+        return replace(mean, low=max(mean.low, float(data.min())), high=min(mean.high, float(data.max())))
+    least, width = reward_range[0], reward_range[1] - reward_range[0]
+    rate = estimate_rate((data - least) / width, rows, clusters, confidence=confidence)
+    if rate is None:
+        return None
+
+    def unscaled(share: float | None) -> float | None:
+        return None if share is None else least + share * width
+
+    return replace(
+        rate,
+        value=least + rate.value * width,
+        stderr=None if rate.stderr is None else rate.stderr * width,
+        low=unscaled(rate.low),
+        high=unscaled(rate.high),
+        at_least=unscaled(rate.at_least),
+        at_most=unscaled(rate.at_most),
+    )
 
 
 def estimate_rate_of_rows(

@@ -43,7 +43,6 @@ def test_printed_intervals_hold_the_true_difference_of(name: str) -> None:
     assert found.printed == replications
     assert found.contradicted == 0
     assert found.enough, f"{cell}: {found}"
-    assert cell.rows > 10 or found.held >= 0.95 * replications
 
 
 @pytest.mark.nightly

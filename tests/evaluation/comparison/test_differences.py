@@ -80,19 +80,31 @@ def test_only_common_rows_count_and_each_once_whatever_its_attempts() -> None:
     assert Pairs.of([1.0], [0], [1.0], [1]) is None
 
 
-def test_rows_tried_once_that_pass_or_fail_are_mcnemars() -> None:
+def test_few_rows_that_differ_have_the_interval_of_the_score_test() -> None:
     found = compared([0] * 7 + [1] + [1] * 13, [1] * 7 + [0] + [1] * 13)
-    assert found.method == "mcnemar-mid-p"
+    assert found.method == "score"
     assert (found.value, found.low, found.high) == pytest.approx((6 / 21, 0.0260, 0.5172), abs=1e-4)
-    assert found.p == pytest.approx(2 * (1 + 8) / 2**8 - 8 / 2**8, abs=1e-12)
+    # The score test of 7 rows to 1: (7 - 1) / sqrt(7 + 1) standard errors.
+    assert found.p == pytest.approx(math.erfc(6 / math.sqrt(8) / math.sqrt(2)), abs=1e-9)
 
 
-def test_four_rows_to_none_is_no_evidence_by_interval_and_p_value_alike() -> None:
+def test_four_rows_to_none_are_evidence_by_interval_and_p_value_alike() -> None:
     found = compared([0] * 4 + [1] * 6, [1] * 10)
-    assert found.low == 0.0
-    assert found.p == 0.0625
-    assert not found.excludes_none
-    assert compared([0] * 5 + [1] * 5, [1] * 10).excludes_none
+    assert found.p == pytest.approx(math.erfc(2 / math.sqrt(2)), abs=1e-9)
+    assert found.excludes_none
+    assert not compared([0] * 3 + [1] * 7, [1] * 10).excludes_none
+
+
+@pytest.mark.parametrize(("rows", "few"), [(3, 3), (10, 8), (20, 10), (31, 15), (100, 15)])
+def test_students_t_takes_over_as_soon_as_enough_rows_differ(rows: int, few: int) -> None:
+    for differing, method in ((few - 1, "score"), (few, "paired-t")):
+        b = [0.5 + 0.01 * place for place in range(differing)] + [0.0] * (rows - differing)
+        assert compared([0.0] * rows, b).method == method
+    a, b = [0.0] * rows, [0.5 + 0.01 * place for place in range(few)] + [0.0] * (rows - few)
+    expected = ttest_rel(b, a)
+    interval = expected.confidence_interval(0.95)
+    found = compared(a, b)
+    assert (found.low, found.high, found.p) == pytest.approx((*interval, expected.pvalue), abs=1e-10)
 
 
 @pytest.mark.parametrize("confidence", [0.8, 0.9, 0.95, 0.99, 0.999])
@@ -108,7 +120,7 @@ def test_interval_and_p_value_of_rows_tried_once_never_contradict_each_other(con
 def test_runs_that_agree_on_every_row_are_as_far_apart_as_wilsons_bound_of_zero() -> None:
     found = compared([1.0] * 10, [1.0] * 10)
     z2 = 1.959963984540054**2
-    assert found.method == "wilson-no-row-differs"
+    assert found.method == "score"
     assert (found.value, found.low, found.high) == pytest.approx((0, -z2 / (10 + z2), z2 / (10 + z2)))
     wider = compared([7.0] * 10, [7.0] * 10, scale=(-3.0, 7.0))
     assert wider.high == pytest.approx(10 * found.high)
@@ -120,14 +132,6 @@ def test_without_a_range_runs_that_agree_on_every_row_have_no_interval_and_say_w
     assert found.reason is not None and "how far rewards can go is not known" in found.reason
 
 
-def test_few_rows_that_differ_have_their_signs_flipped() -> None:
-    a = [0.0] * 8
-    found = compared(a, [0.25, 0.5, 0.5, 0.75, 0.25, 0.5, 1.0, 0.75])
-    assert found.method == "sign-flip"
-    assert found.p == 2 / 2**8
-    assert 0.25 <= found.low < found.at_least < found.value < found.at_most <= found.high <= 1
-
-
 def test_a_row_that_differs_a_little_is_no_surer_than_none_that_does() -> None:
     none = compared([1.0] * 10, [1.0] * 10)
     one = compared([1.0] * 10, [1.0] * 9 + [0.75])
@@ -135,11 +139,24 @@ def test_a_row_that_differs_a_little_is_no_surer_than_none_that_does() -> None:
     assert one.high >= none.high / 2
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_too_few_rows_without_a_range_have_no_interval(rows: int) -> None:
-    found = compared(range(rows), [it + 1.5 for it in range(rows)], scale=None)
+def test_one_row_without_a_range_has_no_interval() -> None:
+    found = compared([0.0], [1.5], scale=None)
     assert (found.low, found.high) == (None, None)
     assert found.reason is not None
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "low", "high"),
+    [
+        ([0.0, 0.5, 1.0], [1.0, 0.5, 0.0], -1.0, 1.0),
+        ([0.0, 0.1, 0.2], [0.9, 1.0, 0.4], -1.0, 1.0),
+        ([3.0, 4.0, 7.0], [7.0, 4.0, 4.0], -4.0, 4.0),
+    ],
+)
+def test_without_a_range_no_interval_goes_beyond_the_range_observed(a, b, low, high) -> None:
+    for found in (compared(a, b, scale=None), unpaired_difference(a, range(3), b, range(3))):
+        assert low <= found.low <= found.value <= found.high <= high
+        assert low in (found.low, -1.0) or high in (found.high, 1.0)
 
 
 def test_one_row_on_a_scale_may_differ_by_the_whole_of_it() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from osmosis_ai.evaluation.comparison.exact import Inversion
+from osmosis_ai.evaluation.comparison.score_test import Inversion
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.statistics import Floats

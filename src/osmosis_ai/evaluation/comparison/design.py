@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from osmosis_ai.evaluation.comparison.differences import fewest_differing
 from osmosis_ai.evaluation.variance import VarianceComponents
 
 CONFIDENCE = 0.95
@@ -31,6 +32,8 @@ MOST_ATTEMPTS = 10_000
 # Standard errors at which no test misses a difference, however few rows; beyond them the distribution is not computed.
 _SURELY = 37.0
 _SURELY_RIGHT = 5.0
+# A comparison that uses the score test more rarely is planned with t alone.
+_NEVER = 1e-3
 
 
 def detectable(
@@ -41,10 +44,12 @@ def detectable(
     confidence: float = CONFIDENCE,
     power: float = POWER,
     sides: int = 2,
+    pass_or_fail: bool = False,
 ) -> float | None:
     """Return the smallest difference that ``rows`` x ``n`` detects; None below two rows.
 
-    ``(t[1-a/2] + t[power]) sqrt((s2_b + s2_w / n) / rows)``, Student's t of ``rows - 1`` degrees of freedom.
+    ``(t[1-a/2] + t[power]) sqrt((s2_b + s2_w / n) / rows)``, Student's t of ``rows - 1`` degrees of freedom. More
+    if a comparison of pass rates may fall back to the score test, which needs larger differences.
 
     Args:
         spread: of the difference.
@@ -52,10 +57,27 @@ def detectable(
         confidence: of the test; an ``a`` of ``1 - confidence``.
         power: how often the difference shall be found.
         sides: 2 for an interval, 1 for a bound as gates have it.
+        pass_or_fail: whether the difference is one of pass rates.
     """
     if rows < 2:
         return None
-    return _quantiles(rows, confidence, power, sides) * math.sqrt(spread.of_a_row(n) / rows)
+    error = math.sqrt(spread.of_a_row(n) / rows)
+    least = _quantiles(rows, confidence, power, sides) * error
+    if not pass_or_fail or _score_test_share(least, error, rows, n) < _NEVER:
+        return least
+    from scipy.optimize import brentq
+    from scipy.special import stdtr, stdtrit
+
+    critical = float(stdtrit(rows - 1, _level(confidence, sides)))
+
+    def lacking(difference: float) -> float:
+        by_t = float(stdtr(rows - 1, difference / error - critical))
+        return power - _with_score_test(by_t, difference, error, rows, n, confidence, sides)
+
+    most = least
+    while lacking(most) > 0:
+        most *= 2
+    return least if most == least else float(brentq(lacking, most / 2, most))
 
 
 def power_of(
@@ -66,6 +88,7 @@ def power_of(
     *,
     confidence: float = CONFIDENCE,
     sides: int = 2,
+    pass_or_fail: bool = False,
 ) -> float | None:
     """Return how often ``rows`` x ``n`` finds a difference, whichever its direction; None below two rows.
 
@@ -84,7 +107,43 @@ def power_of(
     missed = float(nctdtr(degrees, away, critical))
     # What is found in the wrong direction counts, too; it is nothing where the difference is large.
     reversed_ = float(nctdtr(degrees, away, -critical)) if sides == 2 and away < _SURELY_RIGHT else 0.0
-    return 1 - missed + reversed_
+    found = 1 - missed + reversed_
+    return _with_score_test(found, difference, error, rows, n, confidence, sides) if pass_or_fail else found
+
+
+def _score_test_share(difference: float, error: float, rows: int, n: float) -> float:
+    """Return how often so few rows differ that pass rates are compared by the score test.
+
+    Row differences are taken as normal and rounded to multiples of ``1 / n``. With one attempt a row the score test
+    has at least the power of t, so the answer is 0.
+    """
+    from scipy.special import bdtr
+
+    if n <= 1 or not error:
+        return 0.0
+    spread = error * math.sqrt(rows)
+    equal = min(math.exp(-((difference / spread) ** 2) / 2) / math.sqrt(2 * math.pi) / spread / n, 1.0)
+    return float(bdtr(math.ceil(fewest_differing(rows)) - 1, rows, 1 - equal))
+
+
+def _with_score_test(
+    by_t: float, difference: float, error: float, rows: int, n: float, confidence: float, sides: int
+) -> float:
+    """Return the power of t and the score test together.
+
+    The variance that the score test assumes under no difference is ``(s2 + d^2 + e d) / (1 + e d)`` a row: it puts
+    weight on the end of the range that no row reached, ``e = 1 - 1/n`` of the rows being away from the other end.
+    """
+    from scipy.special import ndtr, ndtri
+
+    share = _score_test_share(difference, error, rows, n)
+    if not share:
+        return by_t
+    beyond = (1 - 1 / n) * abs(difference)
+    variance = (error**2 * rows + difference**2 + beyond) / (1 + beyond)
+    critical = float(ndtri(_level(confidence, sides))) * math.sqrt(variance / rows)
+    by_score = float(ndtr((abs(difference) - critical) / error))
+    return (1 - share) * by_t + share * min(by_score, by_t)
 
 
 def rows_needed(
@@ -95,11 +154,14 @@ def rows_needed(
     confidence: float = CONFIDENCE,
     power: float = POWER,
     sides: int = 2,
+    pass_or_fail: bool = False,
 ) -> int | None:
     """Return the fewest rows on which ``n`` attempts each detect a difference; None above :data:`MOST_ROWS`."""
 
     def seen(rows: int) -> bool:
-        least = detectable(spread, rows, n, confidence=confidence, power=power, sides=sides)
+        least = detectable(
+            spread, rows, n, confidence=confidence, power=power, sides=sides, pass_or_fail=pass_or_fail
+        )
         return least is not None and least <= abs(difference)
 
     # As many as the normal distribution asks for; Student's t asks for more.

@@ -1,19 +1,18 @@
 """The difference of two runs on the rows that both have: row by row, since rows are hard for both alike.
 
-Which method makes the interval depends on the rows alone:
+The rows alone choose the method:
 
-- no row differs: Wilson's bound of zero, or nothing where rewards have no known range;
-- one binary attempt a row, fewer than 20 rows differ: McNemar's mid-p with Tango's interval;
-- fewer than 20 rows differ: sign flips, with the score test beside them where hardly any row differs;
-- else Student's t of the rows' differences, R-1 degrees of freedom;
+- rewards with a known range, few rows differ or all by the same: the score test;
+- rewards with a known range, few rows differ by less than all of it: the wider of that and Student's t;
+- otherwise: Student's t of the rows' differences, R-1 degrees of freedom;
 - skewed rewards without a range, under 100 rows: the wider of that and the bootstrap-t, with a warning.
+
+Few is under half of the rows, at least 8 and at most 15.
 
 Sources:
     Miller 2024, "Adding Error Bars to Evals", section 4.2 (paired differences of row means).
-    Johnson 1978, "Modified t Tests and Confidence Intervals for Asymmetrical Populations"; Hall 1992, "On
-        the Removal of Skewness by Transformation" (one-sided bounds of what is skewed).
-    The others' stand with them: :mod:`~osmosis_ai.evaluation.comparison.exact`,
-    :mod:`~osmosis_ai.evaluation.comparison.bootstrap`.
+    :mod:`~osmosis_ai.evaluation.comparison.score_test` and
+    :mod:`~osmosis_ai.evaluation.comparison.bootstrap` name their own.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from osmosis_ai.evaluation.comparison.bootstrap import bootstrap_t
-from osmosis_ai.evaluation.comparison.exact import Inversion, mcnemar_mid_p, score_interval, sign_flips
 from osmosis_ai.evaluation.comparison.numbers import Difference
-from osmosis_ai.evaluation.intervals import LEAST_VARIED, NO_SPREAD, ONE_CLUSTER
+from osmosis_ai.evaluation.comparison.score_test import Inversion, score_interval
+from osmosis_ai.evaluation.intervals import NO_SPREAD, ONE_CLUSTER, student_interval
 from osmosis_ai.evaluation.statistics import (
     CONFIDENCE,
     MOST_SKEW,
@@ -35,11 +34,6 @@ from osmosis_ai.evaluation.statistics import (
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.statistics import Floats, Integers, Labels, Values
-
-# With fewer rows that differ, Student's t is not relied on.
-FEW_DIFFERING = 20
-# With as many, sign flips are relied on by themselves.
-MOST_SPARSE = 15
 
 NO_RANGE = "how far rewards can go is not known, so neither is what a row may yet show"
 TOO_FEW = "so few rows rule no difference out: how far rewards can go is not known"
@@ -56,6 +50,7 @@ class Pairs:
         a, b: each row's mean over its scored attempts.
         a_counts, b_counts: how many those are.
         scale: the least and greatest value there can be; None where nobody knows.
+        observed: the least and greatest value of an attempt; None if unknown.
     """
 
     a: Floats
@@ -63,6 +58,7 @@ class Pairs:
     a_counts: Integers
     b_counts: Integers
     scale: tuple[float, float] | None = None
+    observed: tuple[float, float] | None = None
 
     @classmethod
     def of(
@@ -93,7 +89,8 @@ class Pairs:
         common, at_a, at_b = np.intersect1d(in_a, in_b, assume_unique=True, return_indices=True)
         if common.size == 0:
             return None
-        return cls(means_a[at_a], means_b[at_b], counts_a[at_a], counts_b[at_b], scale)
+        observed = observed_range(values_a, values_b)
+        return cls(means_a[at_a], means_b[at_b], counts_a[at_a], counts_b[at_b], scale, observed)
 
     @property
     def rows(self) -> int:
@@ -117,6 +114,13 @@ def scale_of_rewards(*runs: Values) -> tuple[float, float] | None:
     import numpy as np
 
     return (0.0, 1.0) if all(bool(np.isin(rewards, (0.0, 1.0)).all()) for rewards in runs) else None
+
+
+def observed_range(*runs: Values) -> tuple[float, float]:
+    """Return the least and greatest value of some runs, of which each has one."""
+    import numpy as np
+
+    return min(float(np.min(run)) for run in runs), max(float(np.max(run)) for run in runs)
 
 
 def mean_by_row(
@@ -170,154 +174,87 @@ def mean_difference(pairs: Pairs, *, confidence: float = CONFIDENCE, seed: int =
     turned = _is_the_lower_of_both_ways(by_row)
     if turned:
         by_row = 0.0 - by_row[::-1]
-    rows = _Rows(by_row, pairs.scale is not None, _is_one_binary_attempt(pairs), confidence, seed)
-    found = _difference(rows, pairs, unit)
+    found = _difference(by_row, pairs, unit, confidence=confidence, seed=seed)
+    if pairs.scale is None and pairs.observed is not None:
+        found = found.within(pairs.observed[1] - pairs.observed[0])
     return found.reversed() if turned else found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """What a method is chosen by: sorted differences, in parts of the scale's width where there is one."""
-
-    by_row: Floats
-    bounded: bool
-    one_binary_attempt: bool
-    confidence: float
-    seed: int
-
-    @property
-    def count(self) -> int:
-        return int(self.by_row.size)
-
-    @property
-    def differing(self) -> int:
-        import numpy as np
-
-        return int(np.count_nonzero(self.by_row))
-
-    @property
-    def off_the_commonest(self) -> int:
-        """How many rows have another difference than the commonest."""
-        import numpy as np
-
-        return self.count - int(np.unique(self.by_row, return_counts=True)[1].max())
-
-
-def _difference(rows: _Rows, pairs: Pairs, unit: float) -> Difference:
-    method, found, warning = _invert(rows)
-    value = float(rows.by_row.mean()) * unit
-    plain = Difference(value, None, None, None, None, rows.count, pairs.samples, warning=warning)
+def _difference(by_row: Floats, pairs: Pairs, unit: float, *, confidence: float, seed: int) -> Difference:
+    rows = by_row.size
+    plain = Difference(float(by_row.mean()) * unit, None, None, None, None, rows, pairs.samples)
+    method, found, warning = _interval(by_row, pairs.scale is not None, confidence, seed)
+    plain = replace(plain, method=method, warning=warning)
     if found is None:
-        reason = ONE_CLUSTER if rows.count == 1 else NO_SPREAD
-        return replace(plain, reason=f"{reason}; {NO_RANGE}")
+        return replace(plain, reason=f"{ONE_CLUSTER if rows == 1 else NO_SPREAD}; {NO_RANGE}")
     bounds = found.times(unit)
-    low, high, at_least, at_most = (
-        bound if math.isfinite(bound) else None
-        for bound in (bounds.low, bounds.high, bounds.at_least, bounds.at_most)
+    if not (math.isfinite(bounds.low) and math.isfinite(bounds.high)):
+        at_least, at_most = (
+            bound if math.isfinite(bound) else None for bound in (bounds.at_least, bounds.at_most)
+        )
+        return replace(plain, at_least=at_least, at_most=at_most, p=found.p, reason=TOO_FEW)
+    return replace(
+        plain,
+        low=bounds.low,
+        high=bounds.high,
+        at_least=bounds.at_least,
+        at_most=bounds.at_most,
+        p=found.p,
     )
-    if low is None or high is None:
-        return replace(plain, at_least=at_least, at_most=at_most, method=method, p=found.p, reason=TOO_FEW)
-    return replace(plain, low=low, high=high, at_least=at_least, at_most=at_most, method=method, p=found.p)
 
 
-def _invert(rows: _Rows) -> tuple[str | None, Inversion | None, str | None]:
-    """Return (method, what it says, warning) of the method that fits the rows."""
-    method: str | None
-    found: Inversion | None
-    if rows.differing == 0 and rows.bounded:
-        return "wilson-no-row-differs", score_interval(rows.by_row, confidence=rows.confidence), None
-    if rows.differing < FEW_DIFFERING and rows.one_binary_attempt:
-        return "mcnemar-mid-p", _mcnemar_and_tango(rows), None
-    if rows.differing == 0:
+def _interval(
+    by_row: Floats, bounded: bool, confidence: float, seed: int
+) -> tuple[str | None, Inversion | None, str | None]:
+    """Return (method, interval, warning); ``by_row`` is sorted and, when bounded, lies in -1 to 1."""
+    import numpy as np
+
+    rows = by_row.size
+    if bounded and rows == 1:
+        # The score test of a single row is too narrow.
+        return "score", Inversion(-1.0, 1.0, -1.0, 1.0, 1.0), None
+    found = _student(by_row, confidence)
+    if bounded:
+        off_zero, off_ends = (
+            min(int(np.count_nonzero(by_row != value)) for value in values) for values in ([0.0], [-1.0, 1.0])
+        )
+        few = fewest_differing(rows)
+        if found is None or off_zero < few:
+            return "score", score_interval(by_row, confidence=confidence), None
+        if off_ends < few:
+            # Rows that nearly all differ by the whole range vary as little as rows that do not differ.
+            found = found.or_wider(score_interval(by_row, confidence=confidence))
+        return "paired-t", found.within(1.0), None
+    if found is None:
         return None, None, None
-    if rows.differing < FEW_DIFFERING:
-        method, found = "sign-flip", _sign_flip(rows)
-    else:
-        method, found = _student(rows)
-    skew = 0.0 if rows.bounded or rows.count >= SKEWED_ROWS else skewness(rows.by_row)
-    if found is None or abs(skew) <= MOST_SKEW:
-        return method, found, None
-    # Symmetric differences may look skewed, and there the bootstrap alone held 88 to 92 %.
-    resampled = bootstrap_t(rows.by_row, confidence=rows.confidence, seed=rows.seed).or_wider(found)
-    warning = (
-        f"the differences are skewed ({skew:+.1f}): with {rows.count} rows the interval may miss the mean"
-    )
+    skew = skewness(by_row)
+    if rows >= SKEWED_ROWS or abs(skew) <= MOST_SKEW:
+        return "paired-t", found, None
+    # Symmetric differences may look skewed, and the bootstrap alone covers only 88% to 92% of those.
+    resampled = bootstrap_t(by_row, confidence=confidence, seed=seed).or_wider(found)
+    warning = f"the differences are skewed ({skew:+.1f}): with {rows} rows the interval may miss the mean"
     return "bootstrap-t", resampled, warning
 
 
-def _sign_flip(rows: _Rows) -> Inversion:
-    """Invert the sign-flip test, on a scale with the score test beside it where hardly any row differs.
-
-    Subsets of few rows that differ know nothing of the rows that might: alone they held 56 to 90 % where most
-    rows of both runs pass. Where less than half of the rows differ (ten at least, fifteen at most; see
-    docs/design/comparison.md), the wider of both is told.
-    """
-    found = sign_flips(rows.by_row, confidence=rows.confidence, seed=rows.seed)
-    if not rows.bounded:
-        return found
-    telling = min(max(rows.count / 2, LEAST_VARIED), MOST_SPARSE, rows.count)
-    if rows.differing < telling:
-        found = found.or_wider(score_interval(rows.by_row, confidence=rows.confidence))
-    return found.within(1.0)
+def fewest_differing(rows: int) -> float:
+    """Return how many rows have to differ before Student's t is used for differences with a known range."""
+    return min(max(rows / 2, 8), 15, rows)
 
 
-def _mcnemar_and_tango(rows: _Rows) -> Inversion:
-    """Return Tango's interval with McNemar's mid-p-value, widened to zero where that does not reject it.
+def _student(by_row: Floats, confidence: float) -> Inversion | None:
+    """Return the paired t interval; None if there is one row or all rows differ by the same."""
+    if by_row.size < 2:
+        return None
+    mean, stderr = float(by_row.mean()), float(by_row.std(ddof=1)) / math.sqrt(by_row.size)
+    if stderr <= _ROUNDING * float(by_row[-1] - by_row[0] + abs(mean)):
+        return None
+    from scipy.special import stdtr
 
-    Four rows to none is the one case where it does not and the interval alone would.
-    """
-    found = score_interval(rows.by_row, confidence=rows.confidence)
-    p = mcnemar_mid_p(int((rows.by_row > 0).sum()), int((rows.by_row < 0).sum()))
-    level = 1 - rows.confidence
-    if p < level and found.low <= 0 <= found.high:
-        # Beyond 99 %, where ten rows to none are the other case.
-        return found
-    found = replace(found, p=p)
-    if p >= level:
-        found = replace(found, low=min(found.low, 0.0), high=max(found.high, 0.0))
-    if p >= 2 * level:
-        found = replace(found, at_least=min(found.at_least, 0.0), at_most=max(found.at_most, 0.0))
-    return found
-
-
-def _student(rows: _Rows) -> tuple[str | None, Inversion | None]:
-    """Return the paired t, beside it the score test where nearly all rows differ by the same."""
-    mean, stderr = float(rows.by_row.mean()), float(rows.by_row.std(ddof=1)) / math.sqrt(rows.count)
-    if stderr <= _ROUNDING * float(rows.by_row[-1] - rows.by_row[0] + abs(mean)):
-        stderr = 0.0
-    score = None
-    if rows.bounded and rows.off_the_commonest < FEW_DIFFERING:
-        score = score_interval(rows.by_row, confidence=rows.confidence)
-    if not stderr:
-        return ("score" if score else None), score
-    from scipy.special import stdtr, stdtrit
-
-    half = float(stdtrit(rows.count - 1, (1 + rows.confidence) / 2)) * stderr
-    down, up = (farther * stderr for farther in _one_sided_quantiles(rows))
-    p = 2 * float(stdtr(rows.count - 1, -abs(mean) / stderr))
-    found = Inversion(mean - half, mean + half, mean - down, mean + up, p)
-    if rows.bounded:
-        found = found.within(1.0)
-    return "paired-t", found.or_wider(score) if score else found
-
-
-def _one_sided_quantiles(rows: _Rows) -> tuple[float, float]:
-    """Return how many standard errors the one-sided bounds are below and above the mean.
-
-    Where one tail is longer, Student's bound on its side is passed more often than one says, up to 9 % of the time
-    rather than 5; the two sides of an interval make up for each other, and one alone does not. With skewness ``g``
-    that side is moved out by ``|g| (1 + 2 t^2) / (6 sqrt(R))``, the first term of Johnson's and Hall's
-    correction, at most to the two-sided bound.
-    """
-    from scipy.special import stdtrit
-
-    one_sided, two_sided = (
-        float(stdtrit(rows.count - 1, level)) for level in (rows.confidence, (1 + rows.confidence) / 2)
-    )
-    skew = skewness(rows.by_row)
-    farther = one_sided + abs(skew) * (1 + 2 * one_sided**2) / (6 * math.sqrt(rows.count))
-    longer = min(farther, two_sided)
-    return (longer, one_sided) if skew < 0 else (one_sided, longer)
+    t = student_interval(mean, stderr, by_row.size, confidence, skew=skewness(by_row))
+    if t.low is None or t.high is None or t.at_least is None or t.at_most is None:
+        return None
+    p = 2 * float(stdtr(by_row.size - 1, -abs(mean) / stderr))
+    return Inversion(t.low, t.high, t.at_least, t.at_most, p)
 
 
 def _unit(pairs: Pairs) -> float:
@@ -343,12 +280,3 @@ def _is_the_lower_of_both_ways(by_row: Floats) -> bool:
     against = by_row + by_row[::-1]
     unlike = np.flatnonzero(against)
     return bool(unlike.size and against[unlike[0]] < 0)
-
-
-def _is_one_binary_attempt(pairs: Pairs) -> bool:
-    """Tell whether each run tried each row once, and every score is one end of the scale."""
-    import numpy as np
-
-    if pairs.scale is None or pairs.samples != 2 * pairs.rows:
-        return False
-    return all(bool(np.isin(scores, pairs.scale).all()) for scores in (pairs.a, pairs.b))

@@ -269,9 +269,9 @@ def _estimates(
 
 
 def _estimate(metric: str, attempts: Attempts, settings: ChangeSettings) -> Estimate | None:
-    estimate = (
-        estimate_reward if metric == "reward" else estimate_mean if metric in RATIO_METRICS else estimate_rate
-    )
+    if metric == "reward":
+        return estimate_reward(*attempts, reward_range=settings.reward_range, confidence=settings.confidence)
+    estimate = estimate_mean if metric in RATIO_METRICS else estimate_rate
     return estimate(*attempts, confidence=settings.confidence)
 
 

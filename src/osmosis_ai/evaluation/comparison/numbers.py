@@ -60,6 +60,14 @@ class Difference:
             return False
         return self.low > self.none or self.high < self.none
 
+    def within(self, width: float) -> Difference:
+        """Return it with all bounds between ``-width`` and ``width``."""
+        low, high, at_least, at_most = (
+            None if bound is None else min(max(bound, -width), width)
+            for bound in (self.low, self.high, self.at_least, self.at_most)
+        )
+        return replace(self, low=low, high=high, at_least=at_least, at_most=at_most)
+
     def times(self, factor: float) -> Difference:
         """Return the difference of values ``factor`` times as large."""
         low, high, at_least, at_most = (

@@ -95,6 +95,7 @@ class Goal:
         most_rows: there are, or are wanted; None where nobody knows.
         row_cost_usd: what one more row costs to make, besides its attempts.
         width: of the scale: no difference is larger; None where it has no ends.
+        pass_or_fail: whether the difference is one of pass rates.
     """
 
     detect: float | None = None
@@ -104,6 +105,7 @@ class Goal:
     most_rows: int | None = None
     row_cost_usd: float = 0.0
     width: float | None = 1.0
+    pass_or_fail: bool = True
 
     @property
     def judged_by(self) -> float | None:
@@ -284,7 +286,12 @@ class _Planner:
         power = None
         if self.goal.judged_by is not None:
             power = power_of(
-                self.goal.judged_by, self.outlook.likely, rows, n, confidence=self.goal.confidence
+                self.goal.judged_by,
+                self.outlook.likely,
+                rows,
+                n,
+                confidence=self.goal.confidence,
+                pass_or_fail=self.goal.pass_or_fail,
             )
         return Design(
             rows=rows,
@@ -298,7 +305,14 @@ class _Planner:
         )
 
     def sees(self, spread: VarianceComponents, rows: int, n: int) -> float | None:
-        return detectable(spread, rows, n, confidence=self.goal.confidence, power=self.goal.power)
+        return detectable(
+            spread,
+            rows,
+            n,
+            confidence=self.goal.confidence,
+            power=self.goal.power,
+            pass_or_fail=self.goal.pass_or_fail,
+        )
 
     def within_scale(self, difference: float | None) -> float | None:
         width = self.goal.width
@@ -324,6 +338,7 @@ class _Planner:
             n,
             confidence=self.goal.confidence,
             power=self.goal.power,
+            pass_or_fail=self.goal.pass_or_fail,
         )
 
     def cheapest(self) -> Design | None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, TypeAlias
 
-from osmosis_ai.evaluation.comparison.differences import mean_by_row, workable_unit
+from osmosis_ai.evaluation.comparison.differences import mean_by_row, observed_range, workable_unit
 from osmosis_ai.evaluation.comparison.numbers import Difference
 from osmosis_ai.evaluation.intervals import LEAST_VARIED, NO_SPREAD, ONE_CLUSTER, Interval, wilson_interval
 from osmosis_ai.evaluation.statistics import CONFIDENCE, Estimate, estimate_rate
@@ -105,7 +105,8 @@ def unpaired_difference(
     value = float(b.mean()) - float(a.mean())
     plain = Difference(value, None, None, None, None, a.size + b.size, int(counts_a.sum() + counts_b.sum()))
     if scale is None or min(_varied(means, scale) for means in (a, b)) >= LEAST_VARIED:
-        return _welch(plain, a, b, confidence)
+        ends = scale or observed_range(values_a, values_b)
+        return _welch(plain, a, b, confidence).within(ends[1] - ends[0])
     least, width = scale[0], scale[1] - scale[0]
     parts = [(np.clip((means - least) / width, 0.0, 1.0), np.arange(means.size)) for means in (a, b)]
 

@@ -300,6 +300,7 @@ class _Gate:
             rule.metric in _OF_SAMPLES
             or confidence != CONFIDENCE
             or (rule.kind == "pass^K" and run.source == "local")
+            or (rule.metric == "reward" and self._asked.reward_range is not None)
         ):
             attempts = self._attempts()
             if attempts is not None:

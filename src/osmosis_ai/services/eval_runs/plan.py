@@ -103,6 +103,7 @@ def plan_eval(
         most_rows=most,
         row_cost_usd=request.row_cost,
         width=1.0 if request.metric == "pass_rate" else _width(decided.reward_range),
+        pass_or_fail=request.metric == "pass_rate",
     )
     request.check_scale(goal.width)
     like = _inputs_of(config, workspace)

@@ -53,7 +53,7 @@ class MetricDifference:
         steps: how many steps the difference is a mean over.
         last_step: the last of them.
         method: where the interval comes from.
-        estimator: how it was made, e.g. "sign-flip"; None by standard errors.
+        estimator: how it was made, e.g. "paired-t"; None by standard errors.
         p: two-sided, of no difference; None by standard errors.
         reason: why there is no interval.
         rows: how many rows a difference by row is a mean over.

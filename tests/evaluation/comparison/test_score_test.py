@@ -1,4 +1,4 @@
-"""The exact methods say what SciPy and statsmodels say, and what can be worked out by hand."""
+"""The score test agrees with statsmodels, with Tango's closed form and with numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 from scipy.optimize import brentq, minimize_scalar
-from scipy.stats import permutation_test
 
-from osmosis_ai.evaluation.comparison.exact import mcnemar_mid_p, score_interval, sign_flips
+from osmosis_ai.evaluation.comparison.score_test import score_interval
 
 Z = 1.959963984540054
 
@@ -34,79 +33,6 @@ def tango(higher: int, lower: int, rows: int, z: float) -> tuple[float, float]:
         brentq(lambda it: score(it) - z, -1 + 1e-15, seen - 1e-9, xtol=1e-15),
         brentq(lambda it: score(it) + z, seen + 1e-9, 1 - 1e-15, xtol=1e-15),
     )
-
-
-@pytest.mark.parametrize("rows", [2, 6, 11])
-def test_the_sign_flip_test_is_scipys_permutation_test(rows: int) -> None:
-    by_row = np.sort(np.random.default_rng(rows).normal(0.3, 1, rows))
-    expected = permutation_test(
-        (by_row,),
-        lambda it, axis: it.mean(axis=axis),
-        permutation_type="samples",
-        n_resamples=np.inf,
-        vectorized=True,
-    )
-    assert sign_flips(by_row, confidence=0.95, seed=0).p == pytest.approx(expected.pvalue, abs=1e-12)
-
-
-def test_the_interval_of_sign_flips_is_what_scipys_test_does_not_reject() -> None:
-    by_row = np.sort(np.random.default_rng(8).normal(0.3, 1, 9))
-    found = sign_flips(by_row, confidence=0.95, seed=0)
-
-    def p_of(difference: float) -> float:
-        return permutation_test(
-            (by_row - difference,),
-            lambda it, axis: it.mean(axis=axis),
-            permutation_type="samples",
-            n_resamples=np.inf,
-            vectorized=True,
-        ).pvalue
-
-    assert p_of(found.low - 1e-6) <= 0.05 < p_of(found.low + 1e-6)
-    assert p_of(found.high + 1e-6) <= 0.05 < p_of(found.high - 1e-6)
-    assert found.low < found.at_least < found.at_most < found.high
-
-
-def test_rows_that_do_not_differ_leave_the_p_value_of_sign_flips_as_it_is() -> None:
-    differing = np.array([-0.25, 0.25, 0.5, 0.5, 0.75, 1.0, 1.0])
-    alone = sign_flips(differing, confidence=0.95, seed=0)
-    for alike in (1, 9, 10, 100):
-        among = sign_flips(np.sort(np.append(differing, np.zeros(alike))), confidence=0.95, seed=0)
-        assert among.p == pytest.approx(alone.p, abs=1e-12)
-
-
-def test_many_rows_are_flipped_ten_thousand_times_and_no_p_value_is_zero() -> None:
-    by_row = np.linspace(0.1, 1, 19)
-    assert sign_flips(by_row, confidence=0.95, seed=0).p == 2 / 10_001
-    mixed = np.sort(np.append(by_row, -np.linspace(0.1, 0.5, 18)))
-    drawn = sign_flips(mixed, confidence=0.95, seed=3)
-    expected = permutation_test(
-        (mixed,),
-        lambda it, axis: it.mean(axis=axis),
-        permutation_type="samples",
-        n_resamples=20_000,
-        vectorized=True,
-        rng=np.random.default_rng(1),
-    )
-    assert drawn.p == pytest.approx(expected.pvalue, abs=0.02)
-    assert drawn == sign_flips(mixed, confidence=0.95, seed=3)
-
-
-def test_three_rows_can_not_reject_anything_and_bound_nothing() -> None:
-    found = sign_flips(np.array([0.9, 1.0, 1.1]), confidence=0.95, seed=0)
-    assert (found.low, found.high) == (-math.inf, math.inf)
-    assert found.p == 0.25
-
-
-@pytest.mark.imports_much
-def test_the_mid_p_value_is_mcnemars_exact_one_less_half_the_chance_of_what_was_seen() -> None:
-    from statsmodels.stats.contingency_tables import mcnemar
-
-    for higher, lower in ((0, 1), (4, 0), (9, 2), (3, 12), (6, 5), (18, 1)):
-        exact = mcnemar([[5, higher], [lower, 5]], exact=True).pvalue
-        seen = math.comb(higher + lower, lower) / 2 ** (higher + lower)
-        assert mcnemar_mid_p(higher, lower) == pytest.approx(exact - seen, abs=1e-12)
-    assert mcnemar_mid_p(3, 3) == 1.0
 
 
 @pytest.mark.parametrize(

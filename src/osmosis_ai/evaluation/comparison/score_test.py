@@ -1,24 +1,14 @@
-"""What to say of a mean difference when few rows differ and Student's t can not be relied on.
+"""The score test of a mean difference between two ends, for runs in which few rows differ.
 
-Two methods that assume little, each an inversion of its own test, so that a p-value below the level and
-an interval that leaves out zero are the same thing:
-
-- *Sign flips*: were the rows' differences symmetric about the mean, their signs could be flipped at will.
-  The differences that this test does not reject are bounded by means of subsets of the rows (Hartigan),
-  so one pass over the subsets gives p-value, interval and one-sided bounds.
-- *The score test* on a scale with two ends: for each difference that could be true, the likeliest
-  distribution on the differences seen, and the two ends that were not, gives the error. It knows that
-  a row may yet differ by the whole scale, which subsets of what was seen do not. One binary attempt a row
-  makes it Tango's interval, and no row that differs Wilson's bound of zero.
+For each mean difference, the likeliest distribution on the differences seen and the two ends gives the standard
+error. So the interval allows for rows that may yet differ by the whole range. With one binary attempt a row it is
+Tango's interval; if no row differs it is Wilson's bound of zero. The interval inverts the test, so the p-value and
+the interval always agree.
 
 Sources:
-    Phipson and Smyth 2010, "Permutation P-values Should Never Be Zero" (the +1).
-    Hartigan 1969, "Using Subsample Values as Typical Values" (means of subsets bound the interval).
     Tango 1998, "Equivalence Test and Confidence Interval for the Difference in Proportions for the
         Paired-Sample Design"; Owen 2001, "Empirical Likelihood", sections 2.4 and 3.1 (its likeliest
         distribution, for more than three values).
-    Fagerland, Lydersen and Laake 2013, "The McNemar Test for Binary Matched-Pairs Data: Mid-p and
-        Asymptotic Are Better than Exact Conditional".
 """
 
 from __future__ import annotations
@@ -29,11 +19,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.statistics import Floats
-
-MOST_ENUMERATED = 16
-DRAWS = 10_000
-
-_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,96 +62,6 @@ class Inversion:
         return Inversion(
             self.low * width, self.high * width, self.at_least * width, self.at_most * width, self.p
         )
-
-
-def sign_flips(by_row: Floats, *, confidence: float, seed: int) -> Inversion:
-    """Invert the sign-flip test of a mean difference.
-
-    Flipping the subset S of rows leaves a sum as large as the one seen just where the mean of S is not
-    above the difference tested. Of N subsets without the empty one, which is no flip, the p-value of "not
-    above ``x``" is thus ``(1 + those with a mean up to x) / (N + 1)``, and its inversion their
-    ``floor(level * (N + 1))``-th smallest mean. With up to :data:`MOST_ENUMERATED` rows that differ all of
-    their subsets are taken; else :data:`DRAWS` at random.
-
-    Args:
-        by_row: the difference of each row, sorted, so that what is drawn does not depend on their order.
-        confidence: of the interval, and of each one-sided bound.
-        seed: of the draws.
-    """
-    import numpy as np
-
-    means = _subset_means(by_row, seed)
-    means[np.abs(means) < _ROUNDING * float(np.abs(by_row).max(initial=0.0))] = 0.0
-    outcomes = means.size + 1
-    tail = (1 - confidence) / 2
-    ranks = [math.floor(level * outcomes + _ROUNDING) for level in (tail, 1 - confidence)]
-    places = sorted({place for rank in ranks if rank for place in (rank - 1, means.size - rank)})
-    ordered = np.partition(means, places) if places else means
-
-    def lower(rank: int) -> float:
-        return float(ordered[rank - 1]) if rank else -math.inf
-
-    def upper(rank: int) -> float:
-        return float(ordered[means.size - rank]) if rank else math.inf
-
-    fewer = min(int((means <= 0).sum()), int((means >= 0).sum()))
-    return Inversion(
-        lower(ranks[0]),
-        upper(ranks[0]),
-        lower(ranks[1]),
-        upper(ranks[1]),
-        min(1.0, 2 * (1 + fewer) / outcomes),
-    )
-
-
-def _subset_means(by_row: Floats, seed: int) -> Floats:
-    """Return the means of all subsets of the rows but the empty one, or of some at random.
-
-    Of many rows of which few differ, all subsets of those are taken, each with the rows that do not differ
-    a number of times at random: what they say of a difference of zero is exact then, too.
-    """
-    import numpy as np
-
-    if by_row.size <= MOST_ENUMERATED:
-        sums, sizes = _all_subsets(by_row)
-        every: Floats = sums[1:] / sizes[1:]
-        return every
-    draw = np.random.default_rng(seed)
-    differing = by_row[by_row != 0]
-    if differing.size <= MOST_ENUMERATED:
-        sums, sizes = (np.tile(part, max(DRAWS // part.size, 1))[1:] for part in _all_subsets(differing))
-    else:
-        chosen = draw.integers(0, 2, (DRAWS, differing.size), dtype=np.int8).astype(np.float64)
-        sums, sizes = chosen @ differing, chosen.sum(axis=1)
-    alike = draw.binomial(by_row.size - differing.size, 0.5, sums.size)
-    some: Floats = sums / np.maximum(sizes + alike, 1)
-    return some
-
-
-def _all_subsets(by_row: Floats) -> tuple[Floats, Floats]:
-    """Return (sum, size) of every subset; the empty one comes first."""
-    import numpy as np
-
-    sums, sizes = np.zeros(1), np.zeros(1)
-    for difference in by_row:
-        sums = np.concatenate((sums, sums + difference))
-        sizes = np.concatenate((sizes, sizes + 1))
-    return sums, sizes
-
-
-def mcnemar_mid_p(higher: int, lower: int) -> float:
-    """Return McNemar's exact mid-p-value, two-sided, of ``higher`` rows for B and ``lower`` rows for A.
-
-    Twice the chance of as few as the fewer in ``higher + lower`` fair coins, that very count taken half.
-    """
-    from scipy.special import bdtr
-
-    rows, fewer = higher + lower, min(higher, lower)
-    if higher == lower:
-        return 1.0
-    as_few: float = float(bdtr(fewer, rows, 0.5))
-    exactly = math.comb(rows, fewer) / 2**rows
-    return 2.0 * as_few - float(exactly)
 
 
 def score_interval(by_row: Floats, *, confidence: float) -> Inversion:

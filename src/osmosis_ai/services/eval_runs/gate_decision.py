@@ -275,7 +275,8 @@ class _Gate:
 
         run, asked = self._run, self._asked
         sampled = rule.metric in _OF_SAMPLES or (rule.kind == "pass^K" and run.source == "local")
-        sampled = sampled or (rule.metric == "reward" and asked.reward_range is not None)
+        if rule.metric == "reward" and asked.reward_range is not None:
+            sampled = sampled or self._samples().summary is None
         if not sampled and asked.confidence == CONFIDENCE:
             evidence = run.evidence(rule)
         elif self._samples().summary is not None:

@@ -51,6 +51,7 @@ _TOLD = (
     "model_latency_ms",
     "boundary",
     "category",
+    "finish_reasons",
 )
 _TOLD_IN_WORDS = ("error", "input", "output", "notes", "parts")
 """What a platform tells of a sample, by the names of ``TerminalRecord``, that its list of samples may not have."""

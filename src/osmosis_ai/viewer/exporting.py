@@ -54,6 +54,8 @@ def _csv(found: Iterator[ItemPage[SampleEntry]]) -> Iterator[bytes]:
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, dict):
+        return json.dumps(value)
     return _FORMULA.sub("'", visible(value)) if isinstance(value, str) else value
 
 

@@ -162,9 +162,15 @@ def test_an_attempt_counts_once_for_each_way_its_replies_ended(maze: Maze) -> No
     }
     shown = maze.osmosis("eval", "show", "fern", "--finish", "refusal", "--json").json["data"]["samples"]
     assert [each["finish_reasons"] for each in shown] == [several[0, 0]]
+    call = {"prompt_tokens": 9, "extra": {"finish_reason": "length"}}
+    said = {"steps": [{"source": "agent", "message": "half an", "metrics": call}]}
+    directory = maze.workspace.evals_dir / "fern"
+    (directory / "trajectories").mkdir()
+    (directory / "trajectories" / "row_0_run_0.json").write_text(json.dumps(said))
     report = maze.workspace.root / "page.html"
     assert maze.osmosis("view", "fern", "--report", str(report)).status == 0
     assert "Truncated (token limit)" in report.read_text() and "1 of 2 attempts" in report.read_text()
+    assert report.read_text().count(" · truncated</span>") == 1
 
 
 def test_a_run_without_finish_reasons_says_that_they_are_unknown(maze: Maze) -> None:

@@ -54,8 +54,7 @@ def _csv(found: Iterator[ItemPage[SampleEntry]]) -> Iterator[bytes]:
 
 
 def _cell(value: Any) -> Any:
-    if isinstance(value, dict):
-        return json.dumps(value)
+    value = json.dumps(value) if isinstance(value, dict) else value
     return _FORMULA.sub("'", visible(value)) if isinstance(value, str) else value
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, time
-from typing import Any, TypeVar, get_args
+from typing import TypeVar, get_args
 from urllib.parse import parse_qs, urlencode
 
 from osmosis_ai.driving.classify import Boundary
@@ -169,8 +169,7 @@ def words_of_run_query(query: RunQuery) -> dict[str, str]:
 
 def words_of_sample_query(query: SampleQuery) -> dict[str, str]:
     """Return the words that :func:`sample_query` reads as ``query``."""
-    found: dict[str, Any] = {"outcome": query.outcome, "category": query.category, "boundary": query.boundary}
-    found |= {"row": query.row, "finish": query.finish}
+    found = {name: getattr(query, name) for name in ("outcome", "category", "boundary", "row", "finish")}
     for field, name, scale in _RANGES:
         low, high = getattr(query, field)
         found[f"min_{name}"] = None if low is None else f"{low / scale:.15g}"

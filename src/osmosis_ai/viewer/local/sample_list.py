@@ -172,8 +172,7 @@ class SampleList:
 
     def _values(self, query: SampleQuery) -> dict[str, Any]:
         values: dict[str, Any] = {"n": self.index.n, "threshold": self.index.threshold}
-        values |= {"category": query.category, "boundary": query.boundary}
-        values["finish"] = f'%"{query.finish}":%'
+        values |= {"category": query.category, "boundary": query.boundary, "finish": f'%"{query.finish}":%'}
         values["row"] = min(query.row or 0, self.index.rows)  # SQLite takes no number of any size
         for name, (low, high) in _ranges(query).items():
             values |= {f"{name}_low": low, f"{name}_high": high}
@@ -184,8 +183,8 @@ class SampleList:
         known = dict(zip(COLUMNS, line, strict=False))
         row, attempt = divmod(known.pop("item"), self.index.n)
         del known["offset"]
-        reward, finish = known["reward"], known.pop("finish_reasons")
-        known["finish_reasons"] = orjson.loads(finish) if finish else None
+        known["finish_reasons"] = orjson.loads(known["finish_reasons"] or "null")
+        reward = known["reward"]
         passed = None if reward is None else reward >= self.index.threshold
         return SampleEntry(row=row, attempt=attempt, passed=passed, flaky=line[-1] == 1, **known)
 

@@ -65,10 +65,10 @@ bench: $(VENV)/.dev
 # Hours on two cores. Its parts can be run one by one.
 nightly: nightly-tests nightly-series test-pythons
 
-nightly-tests: $(VENV)/.dev
+nightly-tests: $(VENV)/.nightly
 	NIGHTLY=1 $(BIN)/python -m pytest $(PYTEST_ARGS) -m "nightly or hypothesis"
 
-nightly-series: $(VENV)/.dev
+nightly-series: $(VENV)/.nightly
 	$(BIN)/python scripts/nightly_platform.py
 	$(BIN)/python scripts/nightly_training.py
 	$(BIN)/python scripts/kill_series.py
@@ -97,6 +97,10 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 
 $(VENV)/.browser: pyproject.toml $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet -e '.[browser]'
+	@touch $@
+
+$(VENV)/.nightly: pyproject.toml $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet -e '.[browser,ray]' -c $(TORCH_CONSTRAINT)
 	@touch $@
 
 # First and by itself: asked for by another package, torch comes as a build with gigabytes of CUDA.

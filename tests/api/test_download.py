@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -332,17 +333,18 @@ def test_a_killed_download_leaves_no_half_file_and_goes_on(
         handler.end_headers()
         handler.wfile.write(LARGE[:2_000_000])
         half.set()
-        release.wait(30)
+        release.wait(300)
         handler.hang_up()
 
     store.answers = [hold]
     target = tmp_path / "x"
     child = subprocess.Popen([sys.executable, "-c", _CHILD, store.signed("large"), str(target)])
     try:
-        assert half.wait(30)
+        assert half.wait(300)
         partial = tmp_path / "x.partial"
         while not partial.exists() or partial.stat().st_size < 1_000_000:
             assert child.poll() is None
+            time.sleep(0.01)
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()

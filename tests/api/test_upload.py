@@ -363,14 +363,14 @@ def test_a_killed_upload_goes_on_where_it_was(
 
     def hold(handler: Any) -> None:
         arrived.set()
-        release.wait(30)
+        release.wait(300)
         handler.hang_up()
 
     store.answers = [None, hold]
     arguments = [str(source), json.dumps(_parts(store).to_wire()), str(tmp_path / "state")]
     child = subprocess.Popen([sys.executable, "-c", _CHILD, *arguments])
     try:
-        assert arrived.wait(30)
+        assert arrived.wait(300)
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()

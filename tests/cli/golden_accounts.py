@@ -1,4 +1,4 @@
-"""Logging in and out, first steps, this installation, workspaces, and what the `.env` may do."""
+"""Cases of login, quickstart, upgrade, workspaces and the `.env` file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LD_PRELOAD=/canary.so
 
 
 class Terminal(io.StringIO):
-    """Standard input with a person at it."""
+    """Standard input that is a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -47,8 +47,8 @@ by_device = together(
 )
 
 
-def somebody_answers(*typed: str) -> Callable[[Maze], Any]:
-    """Let a person be there who types these lines."""
+def user_types(*typed: str) -> Callable[[Maze], Any]:
+    """Answer the prompts with these lines."""
 
     def prepare(maze: Maze) -> None:
         answers = iter(typed)
@@ -67,7 +67,7 @@ def env_allowed(maze: Maze) -> None:
 
 
 def up_to_date(maze: Maze) -> None:
-    """Let this installation be one of a wheel beside which there is nothing newer."""
+    """Pretend that the package was installed from the newest wheel."""
     from osmosis_ai.installation import InstallationSource
     from osmosis_ai.services.upgrade import UpgradeReport
 
@@ -80,12 +80,13 @@ def up_to_date(maze: Maze) -> None:
 CASES = (
     Case(f"login --token {NEW_TOKEN}", revoked),
     Case("logout --yes", revoked),
-    Case("auth login --force --no-browser", together(by_device, somebody_answers())),
+    Case("auth login --force --no-browser", together(by_device, user_types()), screen="rich"),
     Case("auth logout --all --yes", revoked),
     Case(
         "quickstart",
         together(
             login_saved,
+            MEMBERSHIPS,
             answers("get", "/workspaces", {"workspaces": [LAB]}),
             answers(
                 "get",
@@ -93,14 +94,15 @@ CASES = (
                 {"repo": {"connected": True, "full_name": "fern/maze"}, "billing_ready": True},
             ),
             answers("post", "/quickstart", {}),
-            somebody_answers("Evaluate an agent", "multiply numbers"),
+            user_types("Evaluate an agent", "multiply numbers"),
         ),
+        screen="rich",
     ),
     Case("upgrade", up_to_date),
     Case(
         "workspace switch fern-lab",
         together(MEMBERSHIPS, answers("get", "/workspaces", {"workspaces": [LAB]})),
     ),
-    Case("env allow", file(".env", ENV)),
+    Case("env allow", file(".env", ENV), screen="rich"),
     Case("env revoke", env_allowed),
 )

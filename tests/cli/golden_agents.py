@@ -1,13 +1,12 @@
-"""Agents and judges on this machine: a model that is a stand-in, rows that are always the same."""
+"""Cases of agents and judges that run on this machine, with a fake model and fixed rows."""
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from tests.cli.golden_cases import Case, file, together, without
+from tests.cli.golden_cases import Case, file, together
 from tests.cli.maze import Maze
 from tests.datasets.builders import jsonl
 from tests.evaluation.rollouts import write_rollout
@@ -64,7 +63,7 @@ RECORDS = jsonl(
 
 
 def loop(maze: Maze) -> None:
-    """Let an agent loop, its rows and its model be there."""
+    """Write an agent loop and its rows, and start a fake model."""
     usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
     model = maze.stack.enter_context(serving(StandInModel(lambda _: Reply(content="ok", usage=usage))))
     maze.patch.setenv("OPENAI_BASE_URL", model.base_url)
@@ -74,24 +73,22 @@ def loop(maze: Maze) -> None:
     together(file("golden_loop.py", AGENT), file("rows.jsonl", ROWS))(maze)
 
 
-def judged(maze: Maze) -> None:
-    """Let records, their rubric and its judge be there."""
+def rubric_and_judge(maze: Maze) -> None:
+    """Write records and a rubric, and start a fake judge."""
     judge = maze.stack.enter_context(running_judge())
     maze.patch.setenv("OPENAI_BASE_URL", judge.base_url)
     maze.patch.setenv("OPENAI_API_KEY", "sk-golden-canary")
-    together(file("rubric_configs.yaml", RUBRICS), file("records.jsonl", RECORDS), without("results.json"))(
-        maze
-    )
+    together(file("rubric_configs.yaml", RUBRICS), file("records.jsonl", RECORDS))(maze)
 
 
-def asked_to_end_at_once(maze: Maze) -> None:
+def server_stops_at_once(maze: Maze) -> None:
     maze.patch.setattr(
         "osmosis_ai.rollout.loop.server.serve.AgentServer.run", lambda server, say: server.listener.close()
     )
 
 
-def looked_at_and_left(maze: Maze) -> None:
-    """Let a viewer be asked to end as soon as it has said where it is, on a machine that knows no names below localhost."""
+def viewer_stops_at_once(maze: Maze) -> None:
+    """Stop the viewer once it has printed its URL, on a machine that does not resolve names below localhost."""
     maze.patch.setattr("osmosis_ai.viewer.serving.server.name_leads_here", lambda name: False)
     maze.patch.setattr(
         "osmosis_ai.viewer.serving.server.RunningViewer.run", lambda viewer: viewer.listener.close()
@@ -100,19 +97,19 @@ def looked_at_and_left(maze: Maze) -> None:
     maze.patch.delenv("SSH_TTY", raising=False)
 
 
-def checked(maze: Maze) -> None:
+def eval_config(maze: Maze) -> None:
     together(file("configs/eval/multiply.toml", MINIMAL_EVAL), file("data/multiply.jsonl", ROWS))(maze)
 
 
-def evaluated(maze: Maze) -> None:
-    """Let an evaluation of two rows be over as soon as it has begun."""
+def finished_evaluation(maze: Maze) -> None:
+    """Replace the evaluation by its recorded result: two rows, two attempts each."""
     from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
     from osmosis_ai.evaluation.metrics import MetricsAccumulator
     from osmosis_ai.evaluation.summary import RunSummary
     from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun
     from tests.evaluation.recorded_runs import record
 
-    checked(maze)
+    eval_config(maze)
     write_rollout(maze.workspace.rollouts_dir / "multiply")
     maze.patch.setenv("OPENAI_API_KEY", "sk-golden-canary")
     directory = maze.workspace.evals_dir / "calm-fern-1"
@@ -150,8 +147,8 @@ def evaluated(maze: Maze) -> None:
     maze.patch.setattr("osmosis_ai.services.eval_runs.run.run_eval", run_eval)
 
 
-def shown(maze: Maze) -> None:
-    """Let the demo's evaluation be over as soon as it has begun."""
+def finished_demo(maze: Maze) -> None:
+    """Replace the demo's evaluation by its recorded result."""
     from osmosis_ai.evaluation.conversation import SpokenTurn
     from osmosis_ai.services import demo
     from osmosis_ai.services.demo import DemoOutcome, Scratch
@@ -178,13 +175,12 @@ def shown(maze: Maze) -> None:
         )
         return DemoOutcome(scratch, evaluation)
 
-    shutil.rmtree(maze.scratch, ignore_errors=True)
     maze.patch.setattr(demo, "run_demo", run)
     maze.patch.setattr("osmosis_ai.cli.demo._program", lambda: "osmosis")
 
 
-def sized(maze: Maze) -> None:
-    """Let a model's sizes be known without laying it out, which takes torch."""
+def known_model_shape(maze: Maze) -> None:
+    """Give the size of the model, so that it need not be laid out with torch."""
     from osmosis_ai.training.runs.memory_estimate import ModelShape
 
     shape = ModelShape(
@@ -207,21 +203,26 @@ def sized(maze: Maze) -> None:
 
 CASES = (
     Case("validate -m golden_loop:agent_loop", loop),
-    Case("test -m golden_loop:agent_loop -d rows.jsonl --model openai/gpt-5-mini", loop),
+    Case("test -m golden_loop:agent_loop -d rows.jsonl --model openai/gpt-5-mini", loop, screen="rich"),
     Case(
         "eval -m golden_loop:agent_loop -d rows.jsonl --eval-fn golden_loop:exact --model openai/gpt-5-mini --name echo-1",
         loop,
     ),
     Case(
         "serve -m golden_loop:agent_loop --local --host 127.0.0.1 --port 0",
-        together(loop, asked_to_end_at_once),
+        together(loop, server_stops_at_once),
     ),
-    Case("eval run configs/eval/multiply.toml --yes", evaluated),
-    Case("view --no-open", looked_at_and_left),
-    Case("eval rubric -d records.jsonl -r clarity -o results.json", judged),
-    Case("eval-rubric --rubric clarity --data records.jsonl -o results.json", judged),
-    Case("preview --path rubric_configs.yaml", judged),
-    Case("check --no-import", checked),
-    Case("demo --keep-dir ../scratch", shown),
-    Case("train estimate configs/training/multiply.toml --gpu H100", sized, needs="torch"),
+    Case("eval run configs/eval/multiply.toml --yes", finished_evaluation, screen="rich"),
+    Case("view --no-open", viewer_stops_at_once),
+    Case("eval rubric -d records.jsonl -r clarity -o results.json", rubric_and_judge, screen="rich"),
+    Case("eval-rubric --rubric clarity --data records.jsonl -o results.json", rubric_and_judge),
+    Case("preview --path rubric_configs.yaml", rubric_and_judge),
+    Case("check --no-import", eval_config),
+    Case("demo --keep-dir ../scratch", finished_demo, screen="rich"),
+    Case(
+        "train estimate configs/training/multiply.toml --gpu H100",
+        known_model_shape,
+        needs="torch",
+        screen="rich",
+    ),
 )

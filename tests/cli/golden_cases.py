@@ -1,4 +1,4 @@
-"""One command line for each command of the tree, and what the platform answers to it, written by hand."""
+"""Cases of `dataset`, `eval`, `train`, `model`, `rollout`, `benchmark`, `secret` and others: command lines and the platform's replies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.manifest import Manifest
@@ -130,14 +130,18 @@ required = []
 
 
 class Case(NamedTuple):
-    """A command line; ``prepare`` writes down what the platform answers, and what is on this machine.
+    """A command line whose JSON document is tested.
 
-    It is left out where the package that it ``needs`` is not installed.
+    Attributes:
+        prepare: sets the platform's replies and writes the files that the command reads.
+        needs: package without which the case cannot run.
+        screen: mode of the golden screen, if the case has one.
     """
 
     line: str
     prepare: Callable[[Maze], Any] = lambda _: None
     needs: str = ""
+    screen: Literal["rich", "plain"] | None = None
 
 
 def answers(method: str, path: str, body: Mapping[str, Any]) -> Callable[[Maze], Any]:
@@ -160,23 +164,12 @@ def file(name: str, content: str) -> Callable[[Maze], Any]:
     return lambda maze: (maze.workspace.root / name).write_text(content)
 
 
-def without(*names: str) -> Callable[[Maze], Any]:
-    """Take away what a command has written in the mode before."""
-
-    def prepare(maze: Maze) -> None:
-        for path in (maze.workspace.root / name for name in names):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-
-    return prepare
-
-
 def local_run(maze: Maze) -> None:
-    if not (maze.workspace.evals_dir / "good").exists():
-        write_run(maze.workspace.evals_dir / "good", passing(10, 4, 36))
+    write_run(maze.workspace.evals_dir / "good", passing(10, 4, 36))
 
 
 def run_and_baseline(maze: Maze) -> None:
-    """Two runs of the same 40 rows, which are too near to each other to be told apart."""
+    """Write two runs of the same 40 rows without a significant difference."""
     rows = [
         {**row, "difficulty": "easy" if place % 2 else "hard"} for place, row in enumerate(prompt_rows(40))
     ]
@@ -184,42 +177,40 @@ def run_and_baseline(maze: Maze) -> None:
     (maze.workspace.data_dir / "walks.jsonl").write_text(data)
     described = {"sha256": hashlib.sha256(data.encode()).hexdigest(), "selected_source_rows": "0-39"}
     for seed, (name, passes) in enumerate({"base": 90, "near": 86}.items()):
-        if not (maze.workspace.evals_dir / name).exists():
-            write_journalled_run(
-                maze.workspace.evals_dir / name,
-                passing(40, 4, passes),
-                digests=[hashlib.md5(str(row).encode()).hexdigest() for row in range(40)],
-                inputs={"dataset": described, "seed": seed},
-                provenance={"dataset_name": "walks"},
-            )
+        write_journalled_run(
+            maze.workspace.evals_dir / name,
+            passing(40, 4, passes),
+            digests=[hashlib.md5(str(row).encode()).hexdigest() for row in range(40)],
+            inputs={"dataset": described, "seed": seed},
+            provenance={"dataset_name": "walks"},
+        )
 
 
 def _planned(maze: Maze) -> None:
     (maze.workspace.root / "configs/eval/maze.toml").write_text(PLANNED_CONFIG)
     rollout = maze.workspace.root / "rollouts/maze"
-    rollout.mkdir(exist_ok=True)
+    rollout.mkdir()
     (rollout / "main.py").write_text("")
     (rollout / "pyproject.toml").write_text('[project]\nname = "maze"\nversion = "0"\n')
     (maze.workspace.root / "data/walks.jsonl").write_text(jsonl(prompt_rows(50)))
 
 
-def shaky_run(maze: Maze) -> None:
-    """A run of 12 rows, some of which pass now and then, with its numbers."""
+def flaky_run(maze: Maze) -> None:
+    """Write a run of 12 rows, 6 of them flaky, with its metrics."""
     directory = maze.workspace.evals_dir / "shaky"
-    if not directory.exists():
-        outcomes = [[1.0] * 4, [0.0] * 4] * 3 + [
-            [1.0, 1.0, 0.0, 1.0],
-            [0.0, 1.0, 0.0, "provider"],
-            [0.0, 0.0, 1.0, 0.0],
-        ] * 2
-        write_run(directory, outcomes)
-        manifest = directory / "manifest.json"
-        replace(Manifest.load(manifest), created_at="2026-10-02T07:00:00.000Z").write(manifest)
-        RunDirectory(directory).write_metrics({}, read_local_results(directory).metrics)
+    outcomes = [[1.0] * 4, [0.0] * 4] * 3 + [
+        [1.0, 1.0, 0.0, 1.0],
+        [0.0, 1.0, 0.0, "provider"],
+        [0.0, 0.0, 1.0, 0.0],
+    ] * 2
+    write_run(directory, outcomes)
+    manifest = directory / "manifest.json"
+    replace(Manifest.load(manifest), created_at="2026-10-02T07:00:00.000Z").write(manifest)
+    RunDirectory(directory).write_metrics({}, read_local_results(directory).metrics)
 
 
 def logged_run(maze: Maze) -> None:
-    shaky_run(maze)
+    flaky_run(maze)
     lines = (
         '2026-10-02T07:00:00.000Z INFO [run] session begins {"work":8}',
         '2026-10-02T07:00:01.500Z WARNING [server] it was late {"by_s":2.5}',
@@ -228,22 +219,17 @@ def logged_run(maze: Maze) -> None:
 
 
 def compared_runs(maze: Maze) -> None:
-    """Leave a baseline and a candidate that is better on 12 rows."""
+    """Write a baseline and a candidate that is better on 12 rows."""
     for name, counts in (("fern", [0, 1, 1, 2] * 3), ("moss", [1, 2, 1, 2] * 3)):
         rewards = [[1.0] * count + [0.0] * (2 - count) for count in counts]
-        if not (maze.workspace.evals_dir / name).exists():
-            write_journalled_run(
-                maze.workspace.evals_dir / name, rewards, inputs={"model_path": f"fern/{name}"}
-            )
+        write_journalled_run(maze.workspace.evals_dir / name, rewards, inputs={"model_path": f"fern/{name}"})
 
 
-def spoken_run(maze: Maze) -> None:
-    """Leave two runs of two rows, one of which has a conversation in each."""
+def runs_with_conversations(maze: Maze) -> None:
+    """Write two runs of two rows, each with one conversation."""
     call = {"tool_call_id": "c1", "function_name": "multiply", "arguments": {"a": 2, "b": 3}}
     for name, answer in (("quartz", "5"), ("slate", "6")):
         directory = maze.workspace.evals_dir / name
-        if directory.exists():
-            continue
         rewards = [[float(answer == "6")], [None]]
         write_journalled_run(directory, rewards, digests=["a" * 32, "b" * 32])
         steps = [
@@ -263,15 +249,14 @@ def spoken_run(maze: Maze) -> None:
 
 
 def validated_run(maze: Maze) -> None:
-    """Leave a training directory with the samples of a validation."""
+    """Write a training directory with the samples of a validation."""
     from tests.cli.test_train_show import validated_here
 
-    if not (maze.workspace.root / "trained").exists():
-        validated_here(maze)
+    validated_here(maze)
 
 
 def _offering(path: str, body: Mapping[str, Any]) -> Callable[[Maze], Any]:
-    """Answer as a platform of ours, which deletes."""
+    """Reply as a self-hosted platform, which can delete."""
     return lambda maze: maze.get(path).respond(
         json=dict(body), headers={"X-Osmosis-Capabilities": "deletion"}
     )
@@ -291,20 +276,16 @@ MEMBERSHIPS = together(
     answers("get", "/workspaces", {"workspaces": [{"id": "ws_1", "name": "fern-lab"}]}),
 )
 
-MULTIPLY = [
-    *(f"configs/{kind}/multiply.toml" for kind in ("eval", "training")),
-    *(f"data/{name}.jsonl" for name in ("multiply", "multiply_train")),
-]
-
 CASES: tuple[Case, ...] = (
-    Case("dataset validate sums.jsonl", file("sums.jsonl", jsonl(prompt_rows(20)))),
+    Case("dataset validate sums.jsonl", file("sums.jsonl", jsonl(prompt_rows(20))), screen="rich"),
     Case(
         "dataset import qa.jsonl --map prompt=question,ground_truth=answer --overwrite",
         file("qa.jsonl", QUESTIONS),
+        screen="rich",
     ),
-    Case("dataset list", page("/datasets", "datasets", DATASET, {"id": "ds_1"})),
+    Case("dataset list", page("/datasets", "datasets", DATASET, {"id": "ds_1"}), screen="plain"),
     Case("dataset info maze-walks", answers("get", "/datasets/maze-walks", DATASET)),
-    Case("dataset preview maze-walks", answers("get", "/datasets/maze-walks", DATASET)),
+    Case("dataset preview maze-walks", answers("get", "/datasets/maze-walks", DATASET), screen="plain"),
     Case(
         "dataset delete maze-walks --yes",
         together(_offering("/datasets/maze-walks", DATASET), answers("delete", "/datasets/ds_31", {})),
@@ -313,9 +294,10 @@ CASES: tuple[Case, ...] = (
     Case(
         "eval list",
         together(
-            shaky_run,
+            flaky_run,
             page("/eval-runs", "eval_runs", {**eval_replies.ROW, **ENDED}, eval_replies.MINIMAL),
         ),
+        screen="rich",
     ),
     Case(
         "eval info amber-otter-42",
@@ -324,22 +306,25 @@ CASES: tuple[Case, ...] = (
             answers("get", "/eval-runs/er_8/metrics", {**eval_replies.METRICS, "status": "finished"}),
             answers("get", "/eval-runs/er_8/samples/manifest", {"files": [], "totals": {}}),
         ),
+        screen="rich",
     ),
-    Case("eval info shaky", shaky_run),
-    Case("eval compare fern moss --rows 2 --report compared.html --force", compared_runs),
-    Case("eval show quartz --side-by-side slate --limit 1", spoken_run),
+    Case("eval info shaky", flaky_run, screen="rich"),
+    Case("eval compare fern moss --rows 2 --report compared.html --force", compared_runs, screen="rich"),
+    Case("eval show quartz --side-by-side slate --limit 1", runs_with_conversations, screen="rich"),
     Case("eval gate good --min pass_rate=0.6", local_run),
     Case(
         "eval gate near --against base --margin pass_rate=0.03 --min reward=0.4 --slice difficulty",
         run_and_baseline,
+        screen="rich",
     ),
     Case(
         "eval plan configs/eval/maze.toml --pilot good --detect 0.05 --max-cost 5",
         together(local_run, _planned),
+        screen="rich",
     ),
     Case("eval watch good", local_run),
-    Case("eval watch shaky", shaky_run),
-    Case("eval logs amber-otter-42", answers("get", "/eval-runs/amber-otter-42/logs", LOG)),
+    Case("eval watch shaky", flaky_run),
+    Case("eval logs amber-otter-42", answers("get", "/eval-runs/amber-otter-42/logs", LOG), screen="rich"),
     Case("eval logs shaky --level warning", logged_run),
     Case("eval stop amber-otter-42 --yes", answers("post", "/eval-runs/amber-otter-42/stop", {"id": "er_8"})),
     Case(
@@ -358,6 +343,7 @@ CASES: tuple[Case, ...] = (
             answers("get", f"/training-runs/{TRAINING_ID}/metrics", train_replies.METRICS),
             _checkpoints,
         ),
+        screen="rich",
     ),
     Case("train show trained/walks --limit 2", validated_run),
     Case("train logs copper-finch", answers("get", "/training-runs/copper-finch/logs", LOG)),
@@ -387,7 +373,7 @@ CASES: tuple[Case, ...] = (
             ),
         ),
     ),
-    Case("model info maze-lora", answers("get", "/models/maze-lora", MODEL)),
+    Case("model info maze-lora", answers("get", "/models/maze-lora", MODEL), screen="rich"),
     Case(
         "model deploy maze-lora",
         answers("post", "/models/maze-lora/deploy", {"id": "lo_1", "status": "active"}),
@@ -396,10 +382,7 @@ CASES: tuple[Case, ...] = (
         "model undeploy maze-lora --yes",
         answers("post", "/models/maze-lora/undeploy", {"id": "lo_1", "status": "inactive"}),
     ),
-    Case(
-        "rollout init walker",
-        without("rollouts/walker", "configs/eval/walker.toml", "configs/training/walker.toml"),
-    ),
+    Case("rollout init walker", screen="rich"),
     Case("rollout list", page("/rollouts", "rollouts", ROLLOUT)),
     Case("rollout server list", page("/rollout-servers", "rollout_servers", SERVER)),
     Case(
@@ -408,8 +391,8 @@ CASES: tuple[Case, ...] = (
     ),
     Case("rollout server probe calculator", answers("post", "/rollout-servers/calculator/probe", HEALTHY)),
     Case("rollout server remove calculator --yes", answers("delete", "/rollout-servers/calculator", {})),
-    Case("template list"),
-    Case("template apply multiply", without("rollouts/multiply", *MULTIPLY)),
+    Case("template list", screen="rich"),
+    Case("template apply multiply", lambda maze: shutil.rmtree(maze.workspace.rollouts_dir / "multiply")),
     Case(
         "benchmark list",
         page("/benchmarks", "benchmarks", benchmark_replies.LISTED, benchmark_replies.MINIMAL),
@@ -424,21 +407,20 @@ CASES: tuple[Case, ...] = (
             ),
             page("/benchmark-runs", "benchmark_runs", BENCHMARK_RUN),
         ),
+        screen="rich",
     ),
     Case("benchmark runs list", page("/benchmark-runs", "benchmark_runs", BENCHMARK_RUN)),
-    Case("benchmark runs info amber-otter-42", _benchmark_run),
+    Case("benchmark runs info amber-otter-42", _benchmark_run, screen="plain"),
     Case("benchmark runs logs amber-otter-42", answers("get", "/benchmark-runs/amber-otter-42/logs", LOG)),
     Case(
         "benchmark runs stop amber-otter-42 --yes",
         together(_benchmark_run, answers("post", "/benchmark-runs/br_8/stop", {})),
     ),
-    Case("doctor --fix", together(MEMBERSHIPS, without("AGENTS.md", "CLAUDE.md", "configs/AGENTS.md"))),
+    Case("doctor --fix", MEMBERSHIPS, screen="rich"),
     Case("env status"),
     Case("whoami", MEMBERSHIPS),
     Case("auth whoami", MEMBERSHIPS),
-    Case(
-        "workspace list", answers("get", "/workspaces", {"workspaces": [{"id": "ws_1", "name": "fern-lab"}]})
-    ),
+    Case("workspace list", MEMBERSHIPS),
     Case("workspace current", answers("get", "/verify", VERIFIED)),
     Case("secret list", page("/environment-secrets", "environment_secrets", SECRET)),
     Case(
@@ -449,6 +431,7 @@ CASES: tuple[Case, ...] = (
                 json={"handouts": [HANDOUT], "total_count": 2, "has_more": True, "next_offset": 1}
             ),
         ),
+        screen="rich",
     ),
     Case("secret set API_KEY --env GOLDEN_KEY", answers("post", "/environment-secrets", SECRET)),
     Case(

@@ -1,8 +1,7 @@
-"""`osmosis platform …`: a platform of this machine whose people, tokens and repositories are always the same."""
+"""Cases of `osmosis platform`: a self-hosted platform with fixed users, tokens and repositories."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -10,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from osmosis_ai.platform.accounts import bootstrap
 from osmosis_ai.platform.clock import SystemClock
@@ -42,10 +41,9 @@ PROCESS = PlatformProcess(
 
 
 def here(maze: Maze) -> None:
-    """Let a platform be in this machine's home, the same for every command, with a clock that stands."""
+    """Write the platform's files and stop its clock."""
     hash_passwords_quickly(maze.patch)
     maze.patch.setattr(SystemClock, "now", lambda _: NOW)
-    shutil.rmtree(maze.scratch, ignore_errors=True)
     for path, content in _home().items():
         (maze.scratch / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         (maze.scratch / path).write_bytes(content)
@@ -54,17 +52,17 @@ def here(maze: Maze) -> None:
 
 @cache
 def _home() -> dict[Path, bytes]:
-    """The files of a platform with two people, two workspaces, a token and a repository."""
+    """Return the files of a platform with two users, two workspaces, a token and a repository."""
     with TemporaryDirectory() as directory:
         home = Path(directory) / "platform"
         put_migrated_database(home)
         services = build_services(PlatformConfig(home=home))
-        _people(services)
+        _add_accounts(services)
         services.db.dispose()
         return {path.relative_to(directory): path.read_bytes() for path in home.rglob("*") if path.is_file()}
 
 
-def _people(services: PlatformServices) -> None:
+def _add_accounts(services: PlatformServices) -> None:
     bootstrap(services.db, services.clock)
     accounts, workspaces = services.accounts, services.workspaces
     mara = accounts.create_user("mara@fern.example", name="Mara")
@@ -84,7 +82,7 @@ def _people(services: PlatformServices) -> None:
 
 
 def runs(maze: Maze) -> None:
-    """Let the platform of this machine be one that runs."""
+    """Pretend that the platform is running."""
     maze.patch.setattr("osmosis_ai.platform.process_state.running_platform", lambda home: PROCESS)
     maze.patch.setattr("osmosis_ai.platform.process_state.stop_platform", lambda home, timeout_s: PROCESS)
     maze.router.get("https://osmosis.fern.example/health").respond(json={})
@@ -93,7 +91,7 @@ def runs(maze: Maze) -> None:
 
 
 def starts(maze: Maze) -> None:
-    """Let a platform start here for the first time, and be asked to end at once."""
+    """Start the platform for the first time and stop it at once."""
 
     @contextmanager
     def run_platform(config: PlatformConfig) -> Iterator[Any]:
@@ -103,8 +101,8 @@ def starts(maze: Maze) -> None:
     maze.patch.setattr("osmosis_ai.platform.server.run_platform", run_platform)
 
 
-def works(maze: Maze) -> None:
-    """Let a worker be asked to end when it has worked on a run."""
+def worker_finishes_run(maze: Maze) -> None:
+    """Stop the worker after one run."""
     from osmosis_ai.platform.runs.work.host_terms import HostTerms
     from osmosis_ai.platform.runs.work.worked_runs import WorkedRun
 
@@ -120,7 +118,7 @@ def works(maze: Maze) -> None:
     maze.patch.setattr("osmosis_ai.platform.runs.work.hosting.host_runs", host_runs)
 
 
-def no_home(maze: Maze) -> None:
+def new_home(maze: Maze) -> None:
     maze.patch.setenv("OSMOSIS_HOME", str(maze.scratch / "another"))
 
 
@@ -131,37 +129,36 @@ def backed_up(maze: Maze) -> None:
     create_backup(from_environment(), maze.scratch / "kept.tar", overwrite=True)
 
 
-def empty_elsewhere(maze: Maze) -> None:
-    """Let the place of the move be empty, and the rows of the platform hold nothing of chance."""
-    for path in maze.workspace.root.glob("moved.db*"):
-        path.unlink()
+def fixed_digests(maze: Maze) -> None:
+    """Give the moved tables fixed digests."""
     rows = {table.name: TableDigest(number, f"{number:064x}") for number, table in enumerate(MOVED)}
     maze.patch.setattr(DatabaseMove, "copy", lambda *_: None)
     maze.patch.setattr(DatabaseMove, "depart", lambda _: rows)
 
 
-def at(command: str, *more: Callable[[Maze], Any]) -> Case:
-    return Case(f"platform {command}", together(here, *more))
+def at(command: str, *more: Callable[[Maze], Any], screen: Literal["rich", "plain"] | None = None) -> Case:
+    return Case(f"platform {command}", together(here, *more), screen=screen)
 
 
 CASES = (
-    at("start --port 8733", starts),
-    at("status", runs),
+    at("start --port 8733", starts, screen="rich"),
+    at("status", runs, screen="rich"),
     at("stop", runs),
     at("backup kept.tar --force"),
-    at("restore ../scratch/kept.tar", backed_up, no_home),
-    at("move --database sqlite:///moved.db", empty_elsewhere),
+    at("restore ../scratch/kept.tar", backed_up, new_home),
+    at("move --database sqlite:///moved.db", fixed_digests),
     at(f"connect {AGENTS} --identity fern/agents --workspace fern --branch main --no-check"),
     at("disconnect fern/agents --yes"),
     at("repository list"),
     at("member add fern tom@fern.example --role admin"),
     at("member remove fern mara@fern.example --yes"),
     at("secret-key rotate"),
-    at("token create --user mara@fern.example --name ci"),
+    at("token create --user mara@fern.example --name ci", screen="plain"),
     at("token list"),
     at(f"token revoke {TOKEN_ID} --yes"),
     at(
-        "worker --url https://osmosis.fern.example --pool gpu --token-file ../scratch/gpu.token --once", works
+        "worker --url https://osmosis.fern.example --pool gpu --token-file ../scratch/gpu.token --once",
+        worker_finishes_run,
     ),
     at("worker-token create --pool gpu --name attic"),
     at("worker-token create --pool gpu --workspace fern --output gpu-worker.token --force"),

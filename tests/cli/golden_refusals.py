@@ -1,4 +1,4 @@
-"""One command line of each group that is refused: the sentence, what mends it, the exit code, the error's document."""
+"""Cases of command lines that fail: message, hint, exit code and error document."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 from tests.cli.golden_accounts import login_saved
 from tests.cli.golden_agents import loop
-from tests.cli.golden_cases import Case, file, together
+from tests.cli.golden_cases import Case, answers, file, together
 from tests.cli.golden_platform import at
 from tests.cli.maze import Maze
+from tests.logins import VERIFIED
 
 
 def missing(path: str) -> Callable[[Maze], Any]:
@@ -17,11 +18,15 @@ def missing(path: str) -> Callable[[Maze], Any]:
 
 
 CASES = (
-    Case("dataset validate broken.jsonl", file("broken.jsonl", '{"user_prompt": "one"}\n{"user_prompt": \n')),
-    Case("dataset info nosuch", missing("/datasets/nosuch")),
+    Case(
+        "dataset validate broken.jsonl",
+        file("broken.jsonl", '{"user_prompt": "one"}\n{"user_prompt": \n'),
+        screen="rich",
+    ),
+    Case("dataset info nosuch", missing("/datasets/nosuch"), screen="rich"),
     Case("eval info nosuch", missing("/eval-runs/nosuch")),
     Case("eval submit configs/eval/nosuch.toml"),
-    Case("eval stop amber", missing("/eval-runs/amber")),
+    Case("eval stop amber", missing("/eval-runs/amber"), screen="rich"),
     Case("eval rubric -d nosuch.jsonl -r clarity"),
     Case("train info nosuch", missing("/training-runs/nosuch")),
     Case("train lst"),
@@ -34,6 +39,7 @@ CASES = (
     Case(
         "check configs/eval/broken.toml --no-import",
         file("configs/eval/broken.toml", "[experiment]\nmodel_pat = 1\n"),
+        screen="rich",
     ),
     Case("validate -m golden_loop:nosuch", loop),
     Case("serve -m golden_loop:nosuch --local", loop),
@@ -48,17 +54,24 @@ CASES = (
             lambda maze: maze.get("/verify").respond(401, json={"error": "no", "code": "TOKEN_INVALID"}),
         ),
     ),
-    Case("workspace switch nosuch", lambda maze: maze.get("/workspaces").respond(json={"workspaces": []})),
+    Case(
+        "workspace switch nosuch",
+        together(answers("get", "/verify", VERIFIED), answers("get", "/workspaces", {"workspaces": []})),
+    ),
     Case("secret set nosuch --env GOLDEN_NOWHERE"),
     Case("upgrade now"),
     Case("quickstart"),
     Case("logout", login_saved),
-    Case("demo --tran"),
+    Case("demo --tran", screen="rich"),
     Case("preview --path nosuch.yaml"),
     Case("eval-rubric --rubric clarity --data nosuch.jsonl"),
     Case("doctor nosuch"),
-    Case("whoami", lambda maze: maze.get("/verify").respond(502, text="<html>Bad Gateway</html>")),
+    Case(
+        "whoami",
+        lambda maze: maze.get("/verify").respond(502, text="<html>Bad Gateway</html>"),
+        screen="rich",
+    ),
     at("user remove nosuch@fern.example --yes"),
     at("restore nosuch.tar"),
-    Case("evl list"),
+    Case("evl list", screen="rich"),
 )

@@ -1,9 +1,8 @@
-"""Submits, uploads and downloads: a platform and a store that answer what is written here."""
+"""Cases of submits, uploads and downloads, with a fake platform and a fake object store."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -48,12 +47,13 @@ DEV_SERVER = {
     "status": "running",
     "expires_at": "2026-10-03T07:00:00Z",
 }
+DATASET = {"id": "ds_31", "file_name": "maze-walks", "status": "uploaded"}
 EVAL_FILES = {"metrics.json": b'{"summary": {}}\n'}
 BENCHMARK_FILES = {"summary.csv": b"agent,pass_at_1\n"}
 
 
 class Store:
-    """A store of the platform's: it gives what it has and takes what it is sent."""
+    """An object store that serves these files and accepts uploads."""
 
     def __init__(self, maze: Maze, files: Mapping[str, bytes]) -> None:
         for path, content in files.items():
@@ -65,13 +65,13 @@ class Store:
 
 
 def committed(maze: Maze) -> None:
-    """Let everything be committed and pushed, so that runs can be of it."""
+    """Commit everything and pretend that it is pushed."""
     maze.patch.setattr("osmosis_ai.services.runs.pinned_commit._ask_github", lambda identity, sha: "present")
     commit(maze)
 
 
 def submittable(kind: str, config: str, text: str) -> Callable[[Maze], Any]:
-    """Let a config be there whose code imports, on a platform that has all it names."""
+    """Write a config that passes every check before its submission."""
 
     def prepare(maze: Maze) -> None:
         from osmosis_ai.services.rollouts.preflight import ImportOutcome
@@ -84,15 +84,13 @@ def submittable(kind: str, config: str, text: str) -> Callable[[Maze], Any]:
         # As the hosted service, which cannot be asked beforehand.
         maze.post(f"/{kind}/check").respond(404, html="<h1>404</h1>")
         maze.post(f"/{kind}").respond(json=SUBMITTED)
-        answers(
-            "get", "/datasets/maze-walks", {"id": "ds_31", "file_name": "maze-walks", "status": "uploaded"}
-        )(maze)
+        maze.get("/datasets/maze-walks").respond(json=DATASET)
 
     return prepare
 
 
 def downloadable(run: str, files: Mapping[str, bytes]) -> Callable[[Maze], Any]:
-    """Let the store have the files of a run."""
+    """Serve the files of a run."""
 
     def prepare(maze: Maze) -> None:
         store = Store(maze, files)
@@ -110,7 +108,7 @@ def downloadable(run: str, files: Mapping[str, bytes]) -> Callable[[Maze], Any]:
     return prepare
 
 
-def dataset_here_and_there(maze: Maze) -> None:
+def local_and_remote_dataset(maze: Maze) -> None:
     content = jsonl(prompt_rows(20))
     file("sums.jsonl", content)(maze)
     store = Store(maze, {"sums.jsonl": content.encode()})
@@ -128,12 +126,11 @@ def dataset_here_and_there(maze: Maze) -> None:
 def uploadable(maze: Maze) -> None:
     maze.patch.setattr("osmosis_ai.services.eval_runs.upload.PARALLEL", 1)
     directory = maze.workspace.evals_dir / "maze-20261102"
-    shutil.rmtree(directory, ignore_errors=True)
     LocalRun().write(directory.parent)
     Importer(maze, Store(maze, {}), directory)  # type: ignore[arg-type]
 
 
-def develops(maze: Maze) -> None:
+def dev_server_starts(maze: Maze) -> None:
     committed(maze)
     maze.patch.chdir(maze.workspace.rollouts_dir / "multiply")
     answers("get", "/verify", VERIFIED)(maze)
@@ -141,7 +138,6 @@ def develops(maze: Maze) -> None:
 
 
 def adapter(maze: Maze) -> None:
-    shutil.rmtree(maze.workspace.root / ".osmosis" / "models", ignore_errors=True)
     offer_adapter(maze)
 
 
@@ -156,6 +152,7 @@ def logs(maze: Maze) -> None:
 def resubmittable(kind: str, detail: Mapping[str, Any]) -> Callable[[Maze], Any]:
     def prepare(maze: Maze) -> None:
         maze.get(f"/{kind}/amber").respond(json=dict(detail))
+        maze.get("/datasets/maze-walks").respond(json=DATASET)
         secrets = [{"id": "s", "name": "SEARCH_KEY", "scope": "workspace"}]
         maze.get("/environment-secrets").respond(json={"environment_secrets": secrets})
         maze.post(f"/{kind}/check").respond(json=VERDICT)
@@ -164,12 +161,12 @@ def resubmittable(kind: str, detail: Mapping[str, Any]) -> Callable[[Maze], Any]
     return prepare
 
 
-def trained(maze: Maze) -> None:
-    """Let a training run end while it is watched."""
+def training_that_ends(maze: Maze) -> None:
+    """End the training run at the second poll."""
     run = f"/training-runs/{TRAINING_ID}"
-    under_way = {**train_replies.DETAIL, "training_run": {**train_replies.OWN, "name": "copper-finch"}}
-    maze.get("/training-runs/copper-finch").side_effect = replies(under_way, TRAINING_RUN)
-    maze.get(run).side_effect = replies(under_way, TRAINING_RUN)
+    running = {**train_replies.DETAIL, "training_run": {**train_replies.OWN, "name": "copper-finch"}}
+    maze.get("/training-runs/copper-finch").side_effect = replies(running, TRAINING_RUN)
+    maze.get(run).side_effect = replies(running, TRAINING_RUN)
     maze.get(f"{run}/metrics").respond(json=train_replies.METRICS)
     maze.get(f"{run}/checkpoints").respond(json=train_replies.CHECKPOINTS)
 
@@ -182,11 +179,12 @@ _TRAINING_AGAIN = {
 _STEP = {"id": "tr_8", "name": "copper-finch", "status": "pending", "step": 40}
 
 CASES = (
-    Case("dataset upload sums.jsonl --yes", dataset_here_and_there),
-    Case("dataset download sums --output downloaded.jsonl --overwrite", dataset_here_and_there),
+    Case("dataset upload sums.jsonl --yes", local_and_remote_dataset),
+    Case("dataset download sums --output downloaded.jsonl --overwrite", local_and_remote_dataset),
     Case(
         "eval submit configs/eval/maze.toml --yes",
         submittable("eval-runs", "configs/eval/maze.toml", EVAL_CONFIG),
+        screen="rich",
     ),
     Case("eval resubmit amber --yes", resubmittable("eval-runs", RESUBMITTED)),
     Case(
@@ -198,6 +196,7 @@ CASES = (
             answers("post", "/eval-runs/er_8/retry/check", CHECK),
             answers("post", "/eval-runs/er_8/retry", SUBMITTED),
         ),
+        screen="rich",
     ),
     Case(
         "eval download amber --overwrite",
@@ -213,13 +212,13 @@ CASES = (
     ),
     Case("train resubmit amber --yes", resubmittable("training-runs", _TRAINING_AGAIN)),
     Case("train resume copper-finch", answers("post", "/training-runs/copper-finch/resume", _STEP)),
-    Case("train watch copper-finch", trained),
-    Case("train compare old new", offer_both),
+    Case("train watch copper-finch", training_that_ends, screen="rich"),
+    Case("train compare old new", offer_both, screen="rich"),
     Case("model download maze-lora", adapter),
     Case(
         "benchmark submit configs/benchmark/toy.toml --yes",
         together(
-            lambda maze: (maze.workspace.root / "configs/benchmark").mkdir(exist_ok=True),
+            lambda maze: (maze.workspace.root / "configs/benchmark").mkdir(),
             file("configs/benchmark/toy.toml", BENCHMARK),
             lambda maze: store_secrets(
                 maze, *((name, "workspace") for name in ("OPENAI_API_KEY", "FERN_KEY", "GRADER_KEY"))
@@ -235,7 +234,7 @@ CASES = (
             downloadable("benchmark-runs/br_8/outputs", BENCHMARK_FILES),
         ),
     ),
-    Case("dev server up", develops),
+    Case("dev server up", dev_server_starts),
     Case(
         "dev server down ds_1",
         answers("delete", "/dev-rollout-server/ds_1", {"id": "ds_1", "status": "stopped"}),

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,33 @@ from osmosis_ai.services import demo as service
 from osmosis_ai.services.demo import DemoOutcome, Scratch
 from osmosis_ai.services.demo.outcome import DemoEvaluation, DemoSample
 from tests.cli.conftest import Cli
+from tests.e2e.turnstile import Turnstile
+
+# The demo, whose attempts wait for the turnstile on a port.
+DEMO_WITH_WAITS = """
+import sys
+
+root, port, *words = sys.argv[1:]
+sys.path.insert(0, root)
+from osmosis_ai.cli.main import main
+from osmosis_ai.services.demo import scratch
+from tests.e2e.gate import commit
+from tests.e2e.turnstile import add_waits
+
+copy = scratch.copy_sample_workspace
+
+
+def copy_with_waits(workspace):
+    copy(workspace)
+    add_waits(workspace, int(port))
+    commit(workspace, {})
+
+
+scratch.copy_sample_workspace = copy_with_waits
+sys.argv = ["osmosis", *words]
+sys.exit(main())
+"""
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -136,9 +163,25 @@ def test_a_kept_platform_is_told_how_to_be_reached_and_stopped(
     assert not (tmp_path / "never").exists()
 
 
-def start_demo(directory: Path, *options: str) -> subprocess.Popen[str]:
+@pytest.fixture
+def turnstile() -> Iterator[Turnstile]:
+    turnstile = Turnstile()
+    yield turnstile
+    turnstile.close()
+
+
+def hold_what_is_ended(turnstile: Turnstile, options: tuple[str, ...], directory: Path) -> None:
+    """Keep the run that a test ends from finishing before: the training run if the demo has one, else the evaluation."""
+    if "--train" in options:
+        turnstile.may_pass = lambda: not any(directory.glob("*/data/runs/*/training"))
+    else:
+        turnstile.hold()
+
+
+def start_demo(turnstile: Turnstile, *options: str, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "osmosis_ai", "demo", "--plain", "--keep-dir", str(directory), *options],
+        [sys.executable, "-c", DEMO_WITH_WAITS, str(ROOT), str(turnstile.port), "demo", *options],
+        env={**os.environ, **env},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -160,9 +203,10 @@ def start_demo(directory: Path, *options: str) -> subprocess.Popen[str]:
     ],
 )
 def test_a_demo_that_is_ended_leaves_no_process_behind(
-    tmp_path: Path, options: tuple[str, ...], under_way: str, how: signal.Signals
+    tmp_path: Path, turnstile: Turnstile, options: tuple[str, ...], under_way: str, how: signal.Signals
 ) -> None:
-    demo = start_demo(tmp_path / "d", *options)
+    hold_what_is_ended(turnstile, options, tmp_path)
+    demo = start_demo(turnstile, "--plain", "--keep-dir", str(tmp_path / "d"), *options)
     assert demo.stderr is not None
     for line in demo.stderr:
         if line.startswith(under_way):
@@ -189,16 +233,10 @@ def test_a_demo_that_is_ended_leaves_no_process_behind(
     ],
 )
 def test_a_demo_that_is_terminated_in_json_has_told_how_far_it_was_and_leaves_nothing(
-    tmp_path: Path, options: tuple[str, ...], under_way: str
+    tmp_path: Path, turnstile: Turnstile, options: tuple[str, ...], under_way: str
 ) -> None:
-    demo = subprocess.Popen(
-        [sys.executable, "-m", "osmosis_ai", "demo", "--json", *options],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    hold_what_is_ended(turnstile, options, tmp_path)
+    demo = start_demo(turnstile, "--json", *options, TMPDIR=str(tmp_path))
     assert demo.stderr is not None
     told = []
     for line in demo.stderr:

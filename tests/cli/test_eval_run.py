@@ -73,7 +73,7 @@ class World:
 
     async def osmosis(self, *arguments: str, prepare: Callable[[], None] | None = None) -> Outcome:
         process = await self.start(*arguments, prepare=prepare)
-        out, err = await asyncio.wait_for(process.communicate(), 100)
+        out, err = await asyncio.wait_for(process.communicate(), 300)
         assert process.returncode is not None
         return Outcome(process.returncode, out.decode(), err.decode())
 
@@ -87,7 +87,7 @@ class World:
             while not events.exists() or events.read_bytes().count(b"\n") < count:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
-        await asyncio.wait_for(look(), 60)
+        await asyncio.wait_for(look(), 300)
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ async def test_ctrl_c_once_stops_gracefully_and_the_same_command_finishes_the_ru
     found = await _first_run(world)
     await world.wait_for_records(found, 5)
     process.send_signal(signal.SIGINT)
-    out, err = await asyncio.wait_for(process.communicate(), 60)
+    out, err = await asyncio.wait_for(process.communicate(), 300)
     stopped = Outcome(process.returncode or 0, out.decode(), err.decode())
     assert stopped.status == 1, stopped.err
     assert json.loads(stopped.out)["status"] == "partial"
@@ -251,7 +251,7 @@ async def test_ctrl_c_twice_quits_at_once(world: World) -> None:
     assert process.stderr is not None
     said = ""
     while "running 3 rollouts" not in said:
-        said += (await asyncio.wait_for(process.stderr.readline(), 60)).decode()
+        said += (await asyncio.wait_for(process.stderr.readline(), 300)).decode()
     interrupt_twice(process.pid)
     said += (await asyncio.wait_for(process.communicate(), 300))[1].decode()
     assert process.returncode == 1
@@ -285,7 +285,7 @@ async def test_a_run_can_be_watched_from_another_terminal(world: World) -> None:
     watch = await world.start("watch", "seen", "--json")
     await asyncio.sleep(0)
     hold.set()
-    out, err = await asyncio.wait_for(watch.communicate(), 60)
+    out, err = await asyncio.wait_for(watch.communicate(), 300)
     assert (await run).status == 0
     assert watch.returncode == 0, err.decode()
     seen = json.loads(out)
@@ -307,7 +307,7 @@ async def _first_run(world: World) -> str:
             await asyncio.sleep(0.02)
         return found[0].parent.name
 
-    return await asyncio.wait_for(look(), 60)
+    return await asyncio.wait_for(look(), 300)
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,8 @@ def test_a_script_that_deploys_or_takes_back_is_asked_nothing(maze: Maze, verb: 
         json={"id": "lo_1", "model_name": "maze-lora", "status": status}
     )
     agreed = ["--yes"] if verb == "undeploy" else []
-    assert maze.osmosis("model", verb, "maze-lora", *agreed).status == 0
+    shown = maze.osmosis("model", verb, "maze-lora", *agreed)
+    assert (shown.status, "osmosis model info maze-lora" in shown.out) == (0, verb == "deploy")
     done = maze.osmosis("model", verb, "maze-lora", "--json").json
     assert (done["operation"], done["status"]) == (f"model.{verb}", "success")
     assert done["message"] == f"LoRA model {verb}ed: maze-lora"

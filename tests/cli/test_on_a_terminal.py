@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import json
 import os
@@ -15,10 +16,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.rubric.judge_server import running_judge
+from tests.rubric.judge_server import candidate_of, running_judge
+from tests.standin_model import Reply
 
 pytestmark = pytest.mark.e2e
 
@@ -50,22 +53,23 @@ class Terminal:
         os.write(self._descriptor, text.encode())
 
     def wait_for(self, expected: str, *, typing: bytes = b"") -> None:
-        """Read until ``expected`` shows; ``typing`` is typed again until it does.
+        """Read until ``expected`` shows; ``typing`` is typed once the program takes single keys.
 
         What is typed before the program switches the terminal to single keys is thrown away by design.
         """
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while expected not in self.shown:
             assert time.monotonic() < deadline, f"never saw {expected!r} in {self.shown!r}"
             if typing and self._takes_single_keys():
                 os.write(self._descriptor, typing)
-            ready, _, _ = select.select([self._descriptor], [], [], 0.5)
+                typing = b""
+            ready, _, _ = select.select([self._descriptor], [], [], 0.05 if typing else 0.5)
             if ready:
                 self.shown += self._decoder.decode(os.read(self._descriptor, 4096))
 
     def end(self) -> int:
         """Return the program's exit status."""
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=300)
 
 
 @contextmanager
@@ -117,9 +121,20 @@ def test_progress_is_a_bar_with_warnings_above_and_the_result_below() -> None:
 
 def test_a_judging_session_shows_its_rate_and_failures_at_eighty_columns(tmp_path: Path) -> None:
     records = tmp_path / "data.jsonl"
-    texts = ["fine [slow 1]", "[status 400]", "[garbage]"]
+    texts = ["fine", "[status 400]", "[garbage]"]
     records.write_text("".join(json.dumps({"solution_str": text}) + "\n" for text in texts))
+    loops: list[asyncio.AbstractEventLoop] = []
+    others_shown = asyncio.Event()
     with running_judge() as judge:
+        answer = judge.respond
+
+        def respond(body: dict[str, Any]) -> Reply:
+            loops.append(asyncio.get_running_loop())
+            reply = answer(body)
+            reply.wait_for = others_shown if candidate_of(body) == "fine" else None
+            return reply
+
+        judge.respond = respond
         arguments = [
             "--rubric",
             "Be good and clear.",
@@ -131,6 +146,7 @@ def test_a_judging_session_shows_its_rate_and_failures_at_eighty_columns(tmp_pat
         places = ["--data", str(records), "--output", str(tmp_path / "out.json")]
         with terminal("eval", "rubric", *places, *arguments) as screen:
             screen.wait_for("1 unscored · 1 failed")
+            loops[0].call_soon_threadsafe(others_shown.set)
             screen.wait_for("--resume")
             assert screen.end() == 1
     shown = [line for line in re.split(r"[\r\n]+", screen.shown) if "1 unscored · 1 failed" in line]

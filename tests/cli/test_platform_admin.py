@@ -137,6 +137,19 @@ def test_workspaces_and_members(cli: Cli, running: PlatformServices) -> None:
     assert cli("platform", "member", "add", "fern", "tom@fern.example", "--role", "king").status == 2
 
 
+def test_each_operation_prints_the_next_step(cli: Cli, running: PlatformServices) -> None:
+    url = "https://git.fern.example/agents.git"
+    added = cli("platform", "user", "add", "mara@fern.example").out
+    assert "Added mara@fern.example. Password: " in added and "http://127.0.0.1:8733/device" in added
+    disabled = cli("platform", "user", "disable", "mara@fern.example", "--yes").out
+    assert "osmosis platform user enable mara@fern.example" in disabled
+    workspace = cli("platform", "workspace", "add", "moss", "--owner", "admin@localhost").out
+    assert "osmosis platform connect URL --workspace moss" in workspace
+    assert cli("platform", "connect", url, "--workspace", "moss", "--no-check").status == 0
+    assert f"osmosis platform connect {url}" in cli("platform", "disconnect", url, "--yes").out
+    assert "Backups made before this" in cli("platform", "secret-key", "rotate").out
+
+
 def test_what_is_missing_is_named_with_what_to_do(cli: Cli) -> None:
     done = cli("platform", "token", "create")
     assert done.status == 1

@@ -108,9 +108,13 @@ def test_what_is_restored_is_what_was_backed_up(
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     assert not list(home.glob(".backup-*"))
 
+    again = cli("platform", "backup", str(file), "--force")
+    assert f"osmosis platform restore {file}" in again.out
+
     monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path / "restored"))
     done = cli("platform", "restore", str(file))
     assert done.status == 0, done.err
+    assert "osmosis platform start" in done.out
     restored = tmp_path / "restored"
     assert files_of(restored) == files_of(home)
     assert stat.S_IMODE(restored.stat().st_mode) == 0o700
@@ -141,33 +145,60 @@ def test_a_rubric_result_is_backed_up_with_its_document(
     assert json.loads(again.read(again.get(workspace.id, "answers").row)) == a_result()
 
 
-def test_a_backup_of_a_busy_platform_is_of_one_moment(platform: PlatformServices, tmp_path: Path) -> None:
-    """Datasets come and go and are replaced all the while; whatever the copy knows, it has."""
+def test_a_backup_of_a_busy_platform_is_of_one_moment(
+    platform: PlatformServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Datasets come and go and are replaced all the while; whatever the copy knows, it has.
+
+    They rest for the last copy of the database that a backup tries: a busy machine could disturb each one.
+    """
     workspace = platform.workspaces.all()[0].id
     ended = threading.Event()
     failures: list[Exception] = []
+    working, changes = threading.Event(), [threading.Lock() for _ in range(3)]
+    copy, copies = backup.copy_database, 0
+
+    def copy_at_rest_at_last(source: PlatformConfig, target: Path) -> None:
+        nonlocal copies
+        copies += 1
+        if copies == backup._MORE_MOMENTS + 1:
+            working.clear()
+            for change in changes:
+                with change:
+                    pass  # no change is in progress any more
+        copy(source, target)
 
     def work(number: int) -> None:
         try:
             while not ended.is_set():
-                former = store(platform, workspace, f"rows-{number}", os.urandom(64))
-                with platform.db.transaction() as session:
-                    session.query(DbDataset).filter_by(name=f"rows-{number}").delete()
-                platform.blobs.delete(former)
+                working.wait()
+                with changes[number]:
+                    if working.is_set():
+                        replace_dataset(f"rows-{number}")
         except Exception as error:
             failures.append(error)
 
+    def replace_dataset(name: str) -> None:
+        former = store(platform, workspace, name, os.urandom(64))
+        with platform.db.transaction() as session:
+            session.query(DbDataset).filter_by(name=name).delete()
+        platform.blobs.delete(former)
+
+    monkeypatch.setattr(backup, "copy_database", copy_at_rest_at_last)
     workers = [threading.Thread(target=work, args=(number,)) for number in range(3)]
     for worker in workers:
         worker.start()
     try:
         for attempt in range(8):
+            working.set()
+            copies = 0
             report = create_backup(platform.config, tmp_path / f"{attempt}.tar")
             assert report.missing_blobs == 0
             restored = PlatformConfig(home=tmp_path / f"restored-{attempt}")
             assert restore_backup(restored, report.path).missing_blobs == 0
     finally:
         ended.set()
+        working.set()
         for worker in workers:
             worker.join()
     assert failures == []

@@ -48,7 +48,7 @@ class Started:
         self.resource: dict[str, Any] = self.ready.get("resource", {})
 
     def end(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=300)
         return self.process.returncode, out, err
 
 
@@ -80,7 +80,7 @@ def test_a_platform_says_once_that_it_is_ready_and_stops_when_told(
     assert platform.resource["login"] == {"token_store": "file"}
     token = CredentialStore().load(url)
     assert token is not None
-    who = httpx.get(f"{url}/api/cli/verify", headers={"Authorization": f"Bearer {token.token}"})
+    who = httpx.get(f"{url}/api/cli/verify", headers={"Authorization": f"Bearer {token.token}"}, timeout=300)
     assert who.json()["user"]["email"] == "admin@localhost"
 
     status = cli("platform", "status", "--json")
@@ -153,11 +153,13 @@ def test_a_start_that_is_ended_before_there_is_an_administrator_ends_properly_an
     cli: Cli, starting: Any, tmp_path: Path, number: signal.Signals
 ) -> None:
     home, tries = tmp_path / "platform", tmp_path / "bwrap"
-    tries.write_text("#!/bin/sh\nexec sleep 30\n")  # the trial of a sandbox that takes its time
+    # The self-test of the sandbox lasts until the FIFO is opened for writing.
+    os.mkfifo(fifo := tmp_path / "fifo")
+    tries.write_text(f"#!/bin/sh\nexec cat {fifo}\n")
     tries.chmod(0o755)
     slow = (
         "import sys; from pathlib import Path; from osmosis_ai.sandbox import self_test; from osmosis_ai.cli.main import main;"
-        "self_test.find_bwrap = lambda: Path(sys.argv[1]); sys.exit(main(['platform', 'start', '--port', '0', '--plain']))"
+        "self_test.TIMEOUT_S = 600; self_test.find_bwrap = lambda: Path(sys.argv[1]); sys.exit(main(['platform', 'start', '--port', '0', '--plain']))"
     )
     ended = subprocess.Popen(
         [sys.executable, "-c", slow, str(tries)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -167,9 +169,10 @@ def test_a_start_that_is_ended_before_there_is_an_administrator_ends_properly_an
             time.sleep(0.01)
         assert json.loads(cli("platform", "status", "--json").out)["data"]["pid"] == ended.pid
         ended.send_signal(number)
-        status = ended.wait(20)
+        status = ended.wait(300)
     finally:
         ended.kill()
+        os.close(os.open(fifo, os.O_RDWR))
     said = ended.stderr.read() if ended.stderr is not None else ""
     assert (status, said.splitlines()[-1:]) == (
         0,
@@ -190,7 +193,7 @@ def test_a_start_that_is_ended_while_it_loads_ends_properly_and_leaves_nothing(
         "import sys, time; from pathlib import Path; from osmosis_ai.cli.main import main\n"
         "class Slow:\n"
         "    def find_spec(self, name, *rest):\n"
-        "        if name == 'osmosis_ai.platform.server': Path(sys.argv[1]).touch(); time.sleep(30)\n"
+        "        if name == 'osmosis_ai.platform.server': Path(sys.argv[1]).touch(); time.sleep(600)\n"
         "sys.meta_path.insert(0, Slow()); sys.exit(main(['platform', 'start', '--port', '0', '--plain']))"
     )
     ended = subprocess.Popen(
@@ -200,7 +203,7 @@ def test_a_start_that_is_ended_while_it_loads_ends_properly_and_leaves_nothing(
         while not loading.exists() and ended.poll() is None:
             time.sleep(0.01)
         ended.send_signal(number)
-        _, said = ended.communicate(timeout=20)
+        _, said = ended.communicate(timeout=300)
     finally:
         ended.kill()
     assert (ended.returncode, said.splitlines()) == (
@@ -222,7 +225,7 @@ def test_people_read_how_to_go_on(tmp_path: Path) -> None:
     assert process.stdout is not None
     line = process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0
     url = line.removeprefix("The platform is ready at ").strip()
     assert url.startswith("http://127.0.0.1:") and out == ""
@@ -252,7 +255,7 @@ def test_nothing_runs_where_nothing_was_started(cli: Cli, tmp_path: Path) -> Non
 def test_a_log_of_objects_has_nothing_else_in_it_and_no_password(starting: Any) -> None:
     platform = starting("--log-format", "json")
     password = platform.resource["first_login"]["password"]
-    reply = httpx.get(f"{platform.resource['url']}/nothing-here")
+    reply = httpx.get(f"{platform.resource['url']}/nothing-here", timeout=300)
     platform.process.send_signal(signal.SIGTERM)
     code, _, err = platform.end()
     lines = [json.loads(line) for line in err.splitlines()]

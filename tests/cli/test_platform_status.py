@@ -26,6 +26,7 @@ from osmosis_ai.platform.ray_cluster import RayCluster
 from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.server import run_platform
 from tests.cli.conftest import Cli
+from tests.e2e.platform_process import PATIENT_WORKER
 from tests.platform.runs.desk.desk_workers import offer
 
 NOW = datetime(2031, 5, 4, 12, 0, tzinfo=timezone.utc)
@@ -170,7 +171,7 @@ def test_a_worker_that_has_ended_is_listed_no_more(
         words += ["--token-file", str(token)]
         ends = ["--idle-exit", "2s"] if how == "idle exit" else []
         with subprocess.Popen(
-            [sys.executable, "-m", "osmosis_ai", *words, *ends],
+            [sys.executable, "-c", PATIENT_WORKER, *words, *ends],
             env={**os.environ, "OSMOSIS_HOME": str(tmp_path / "machine")},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -181,7 +182,7 @@ def test_a_worker_that_has_ended_is_listed_no_more(
             if how == "SIGTERM":
                 assert listed() == (["gpu"], True)
                 worker.send_signal(signal.SIGTERM)
-            assert worker.wait(30) == 0
+            assert worker.wait(300) == 0
         assert listed() == ([], False)
         # Started again, it is there at once.
         link = HttpLink(platform.config.base_url, token.read_text().strip())
@@ -214,7 +215,7 @@ def test_a_platform_of_a_release_that_notes_more_of_itself_is_shown_and_stopped(
         assert (data["version"], data["ray"]["address"]) == ("99.0.0", address)
         done = cli("platform", "stop")
         assert done.status == 0, done.err
-        assert newer.wait(10) == -signal.SIGTERM
+        assert newer.wait(300) == -signal.SIGTERM
 
 
 def told(cli: Cli, monkeypatch: pytest.MonkeyPatch, cluster: RayCluster) -> str:

@@ -352,10 +352,10 @@ def test_an_invalid_platform_is_refused(cli: Cli) -> None:
 def test_ctrl_c_at_the_very_end_leaves_at_once_with_the_status_of_the_command() -> None:
     # A thread that is still at work keeps the interpreter from ending.
     program = """
-import signal, sys, threading, time
+import signal, sys, threading
 from osmosis_ai.cli.main import main
 signal.signal(signal.SIGINT, signal.default_int_handler)
-threading.Thread(target=time.sleep, args=(60,)).start()
+threading.Thread(target=threading.Event().wait).start()
 sys.argv = ["osmosis", "--version"]
 status = main()
 print("over", flush=True)
@@ -368,5 +368,8 @@ sys.exit(status)
     assert process.stdout.readline().startswith("osmosis-ai ")
     assert process.stdout.readline() == "over\n"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    try:
+        _, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()
     assert (process.returncode, errors) == (0, "")

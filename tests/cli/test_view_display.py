@@ -37,6 +37,7 @@ def test_without_a_display_no_browser_is_opened_and_the_address_is_printed(
     result = cli("view")
     assert (result.status, opened) == (0, [])
     assert ADDRESS.search(result.out) and IS_SHOWN not in result.err and "ssh" not in result.err
+    assert "Ctrl-C" in result.err
 
 
 def test_with_a_display_the_page_that_leads_to_the_address_is_opened(

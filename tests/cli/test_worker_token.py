@@ -55,6 +55,7 @@ def test_a_worker_token_is_written_for_its_owner_alone_and_never_shown(
     made = cli("platform", "worker-token", "create", "--pool", "gpu", "-w", home.name, "--output", str(file))
     plain = file.read_text().strip()
     assert made.status == 0 and plain not in made.out + made.err and str(file) in made.out
+    assert f"--pool gpu --token-file {file.name}" in made.out
     assert file.stat().st_mode & 0o777 == 0o600
     assert running.worker_access.authorize_claim(plain, offer()).workspaces == {home.id}
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".gpu")] == []

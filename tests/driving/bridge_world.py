@@ -68,7 +68,7 @@ class BridgeWorld:
             return [line for line in (await response.text()).splitlines() if line]
 
     async def cut_off(self, body: Any = HELLO, *, first_bytes: bool = False) -> None:
-        """Send a request, wait until the model has it (or the first bytes are back), and hang up."""
+        """Send a request, hang up when the model has it or the first bytes are back, and wait until that is noticed."""
         self.model.arrived.clear()
         reader, writer = await asyncio.open_connection("127.0.0.1", int(self.url.rpartition(":")[2]))
         data = json.dumps(body).encode()
@@ -81,7 +81,8 @@ class BridgeWorld:
         if first_bytes:
             await reader.readuntil(b"data:")
         writer.transport.abort()
-        await settle()
+        while self.bridge.usage("r1").cut_off_since is None:  # noqa: ASYNC110 - the bridge counts, it does not signal
+            await asyncio.sleep(0)
 
 
 async def settle() -> None:

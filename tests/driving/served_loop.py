@@ -1,7 +1,7 @@
 """An agent served over the agent-loop line, written from the wire alone: in this process, or as one to kill.
 
 What it does is in the last message of a rollout, see :meth:`ServedLoop._work`. As a process it prints its port:
-``python -m tests.driving.served_loop KEY [PORT]``.
+``python -m tests.driving.served_loop KEY PORT WORKS_ON``, where ``WORKS_ON`` may be empty.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ class ServedLoop:
         replies: what was answered to each request of its own, as (status, JSON).
         before_init: may answer an init in place of the agent.
         health: may answer a health check in its place.
+        works_on: number of rollouts that it works on; the later ones hang. None is all.
     """
 
-    def __init__(self, key: str = "K-server") -> None:
+    def __init__(self, key: str = "K-server", *, works_on: int | None = None) -> None:
         self.key = key
+        self.works_on = works_on
         self.inits: list[dict[str, Any]] = []
         self.headers: list[str] = []
         self.replies: list[tuple[int, Any]] = []
@@ -134,7 +136,8 @@ class ServedLoop:
         rollout_id = body["rollout_id"]
         if rollout_id not in self._tasks:
             self.inits.append(body)
-            self._tasks[rollout_id] = task = asyncio.create_task(self._work(body))
+            hangs = self.works_on is not None and len(self.inits) > self.works_on
+            self._tasks[rollout_id] = task = asyncio.create_task(self._work(body, hangs=hangs))
             task.add_done_callback(lambda _: self._done(rollout_id))
         await self.accept.wait()
         return web.json_response({"rollout_id": rollout_id, "tools": [TOOL]}, status=202)
@@ -142,9 +145,9 @@ class ServedLoop:
     def _done(self, rollout_id: str) -> None:
         self._completed += self._tasks.pop(rollout_id, None) is not None
 
-    async def _work(self, body: dict[str, Any]) -> None:
+    async def _work(self, body: dict[str, Any], *, hangs: bool) -> None:
         said = body["messages"][-1]["content"]
-        if said == "hang":
+        if hangs or said == "hang":
             await asyncio.Event().wait()
         if said == "error":
             await self.complete(body, status="ERROR", finish_reason="error", error_message="the tool broke")
@@ -189,11 +192,15 @@ async def served(loop: ServedLoop) -> AsyncIterator[int]:
 
 
 class LoopProcess:
-    """The agent as a process of its own, from when it listens."""
+    """The agent as a process of its own, from when it listens.
 
-    def __init__(self, key: str, port: int = 0) -> None:
+    Args:
+        works_on: number of rollouts that it works on; the others hang until it is killed. By default all.
+    """
+
+    def __init__(self, key: str, port: int = 0, *, works_on: int | None = None) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.driving.served_loop", key, str(port)],
+            [sys.executable, "-m", "tests.driving.served_loop", key, str(port), str(works_on or "")],
             cwd=Path(__file__).parents[2],
             stdout=subprocess.PIPE,
         )
@@ -214,8 +221,8 @@ class LoopProcess:
             self._process.stdout.close()
 
 
-async def main(key: str, port: int) -> None:
-    runner = web.AppRunner(ServedLoop(key).app(), access_log=None)
+async def main(key: str, port: int, works_on: int | None) -> None:
+    runner = web.AppRunner(ServedLoop(key, works_on=works_on).app(), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
     print(runner.addresses[0][1], flush=True)
@@ -223,4 +230,4 @@ async def main(key: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if sys.argv[3] else None))

@@ -63,7 +63,7 @@ class World:
     commits: list[TerminalCallbackResult] = field(default_factory=list)
 
     async def run(
-        self, said: str, *, rollout_id: str = "", agent_timeout_sec: float = 30.0
+        self, said: str, *, rollout_id: str = "", agent_timeout_sec: float = 600.0
     ) -> RolloutOutcome:
         return await self.driver.run(
             RolloutRunRequest(
@@ -71,7 +71,7 @@ class World:
                 label="ok",
                 rollout_id=rollout_id or f"rollout-{said}",
                 agent_timeout_sec=agent_timeout_sec,
-                grader_timeout_sec=30.0,
+                grader_timeout_sec=600.0,
             )
         )
 
@@ -103,7 +103,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             chat_completions_url_for=listener.chat_completions_url,
             chat_api_key="K2",
             controller_api_key="K1",
-            callback_timeout_sec=60.0,
+            callback_timeout_sec=600.0,
         )
         yield World(server, driver, commits)
         await driver.aclose()

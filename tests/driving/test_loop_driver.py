@@ -292,9 +292,8 @@ async def test_an_agent_that_is_back_with_another_key_is_found_by_it() -> None:
 @pytest.mark.e2e
 async def test_a_hundred_rollouts_survive_the_agent_that_is_killed_over_them() -> None:
     rows = [f"row {number}" for number in range(100)]
-    with LoopProcess(KEY) as agent:
-        async with driving(agent.port) as world:
-            world.model.latency_s = 0.05
+    with LoopProcess(KEY, works_on=20) as agent:
+        async with driving(agent.port, return_limit_s=600.0) as world:
             made = asyncio.create_task(world.make(*rows))
             await recorded(world, 20)
             agent.kill()
@@ -304,9 +303,8 @@ async def test_a_hundred_rollouts_survive_the_agent_that_is_killed_over_them() -
     assert {result.reward for result in results} == {1.0}
     assert world.results.losses and len(world.results.losses) < 100
     # And killed for good: the run ends, says why, and keeps what was finished.
-    with LoopProcess(KEY) as agent:
+    with LoopProcess(KEY, works_on=20) as agent:
         async with driving(agent.port, return_limit_s=0.3) as world:
-            world.model.latency_s = 0.05
             made = asyncio.create_task(world.make(*rows))
             await recorded(world, 20)
             agent.kill()

@@ -28,7 +28,14 @@ from osmosis_ai.driving.server_process import (
     health_timeout,
 )
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.supervision import ServiceDiedError, ServiceError, open_server_session, server_url
+from osmosis_ai.supervision import (
+    ServiceDiedError,
+    ServiceError,
+    open_server_session,
+    server_url,
+    service,
+)
+from tests.loop_clock import advance_loop_clock
 from tests.processes import alive, gone
 
 pytestmark = pytest.mark.integration
@@ -181,11 +188,19 @@ async def test_secrets_are_blotted_out_of_the_quoted_log(make_spec: MakeSpec) ->
     assert "key [REDACTED] refused" in caught.value.message
 
 
-async def test_a_server_that_never_becomes_healthy_is_ended(make_spec: MakeSpec) -> None:
-    # Long enough for it to have answered on a busy machine.
-    server = RolloutServer(make_spec(plain_server(status=503)), health_timeout_s=4.0)
-    with pytest.raises(ServiceError, match=r"not ready after 4 s .*status 503") as caught:
-        await server.start()
+async def test_a_server_that_never_becomes_healthy_is_ended(
+    make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its socket, on which nobody answers, is asked for longer than the port.
+    monkeypatch.setattr(service, "PROBE_TIMEOUT_S", 1200.0)
+    server = RolloutServer(make_spec(plain_server(status=503)), health_timeout_s=600.0)
+    starting = asyncio.create_task(server.start())
+    while server._seen != "status 503":
+        assert not starting.done()
+        await asyncio.sleep(0.01)
+    advance_loop_clock(600.0)
+    with pytest.raises(ServiceError, match=r"not ready after 600 s .*status 503") as caught:
+        await starting
     assert caught.value.is_infrastructure
     with pytest.raises(RuntimeError):
         _ = server.pid

@@ -55,6 +55,7 @@ def run(self, arguments, **options):
 
 Git.run = run
 mirror.MirrorStore(Path(root)).sync(Source(url))
+threading.Event().wait()  # until the other thread has seen that Git has written
 """
 
 

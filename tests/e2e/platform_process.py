@@ -18,6 +18,16 @@ from tests.warm_osmosis import process_of, warm_osmosis
 
 PROGRAM = [sys.executable, "-m", "osmosis_ai"]
 WORKER, ROLLOUT_SERVER = "osmosis_ai.platform.runs.work.worker", "main.py"
+# A worker's last requests are answered however busy the machine is.
+PATIENT_WORKER = """
+import sys
+
+from osmosis_ai.cli.main import main
+from osmosis_ai.platform.runs.work import http_link, worker_host
+
+worker_host.LAST_WORD_S = http_link._SHORTEST_SILENCE_S = 300.0
+sys.exit(main())
+"""
 
 
 class Process(NamedTuple):

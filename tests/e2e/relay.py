@@ -42,10 +42,15 @@ class Relay:
         self.was_cut.clear()
         self._refuses_then, self._marker = refuses, marker
 
-    def heal(self, *, forgets: bool) -> None:
-        """Let everything through again; with ``forgets``, connections that were there are gone."""
+    def heal(self, *, forgets: bool, cut_next: tuple[bytes, bool] | None = None) -> None:
+        """Let everything through again; with ``forgets``, connections that were there are gone.
+
+        With ``cut_next``, a marker and whether to refuse, :meth:`cut_at` applies before anything is let through.
+        """
         if forgets:
             self._drop()
+        if cut_next is not None:
+            self.cut_at(cut_next[0], refuses=cut_next[1])
         self._refuses = False
         self._whole.set()
 

@@ -7,22 +7,19 @@ whole, with the workspace's path written as ``WS`` and the run's directory as ``
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 import socket
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.agent_workspace import CONFIG, KEY, Outcome, World
-from tests.e2e.platform_process import ROLLOUT_SERVER, child_of
 from tests.full_disk import NO_CACHED_CODE, limit_files
 from tests.standin_model import Reply, StandInModel, error_reply
-from tests.warm_osmosis import process_of
+from tests.warm_osmosis import interrupt_twice
 
 pytestmark = pytest.mark.e2e
 
@@ -468,16 +465,9 @@ async def test_ctrl_c_twice_quits_at_once_and_loses_nothing(world: World) -> Non
     world.model.respond = lambda _: Reply(wait_for=hold if world.model.calls > 1 else None)
     process = await world.start("eval", "run", CONFIG, "--yes", "--plain", "--name", "kept")
     await read_until(process, "running 2 rollouts")
-    # A server that is stopped does not end when it is asked to: so the run is waited for when Ctrl-C comes again.
-    server = child_of(process_of(process.pid), ROLLOUT_SERVER)
-    assert server is not None
-    os.kill(server, signal.SIGSTOP)
-    process.send_signal(signal.SIGINT)
-    await read_until(process, "press Ctrl-C again")
-    process.send_signal(signal.SIGINT)
+    interrupt_twice(process.pid)
     outcome = await world.end_of(process)
-    with suppress(ProcessLookupError):
-        os.kill(server, signal.SIGCONT)
+    assert "press Ctrl-C again" in outcome.err
     assert (outcome.status, outcome.out) == (1, "")
     assert outcome.error == "Error: Interrupted. Re-run the same command to resume the pending work items.\n"
     world.assert_nothing_half_written()

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.agent_loops.classic_project import Project, project_with
 from tests.e2e.kill_plan import seed_of_kills
-from tests.standin_model import StandInModel
+from tests.standin_model import Reply, StandInModel
 
 pytestmark = pytest.mark.e2e
 
@@ -71,19 +71,28 @@ async def killed_at(process: asyncio.subprocess.Process, project: Project, recor
 
 async def survive(tmp_path: Path, *, rows: int, n: int, kills: int) -> None:
     draw = random.Random(seed_of_kills())
-    moments = sorted(draw.randrange(0, rows * n - 10) for _ in range(kills))
-    async with StandInModel(latency_s=MODEL_LATENCY_S, record=False) as model:
+    # At the moment of a kill, the results of 16 further attempts may be on their way.
+    moments = sorted(draw.randrange(0, rows * n - 20) for _ in range(kills))
+    last, over = rows * n, asyncio.Event()
+
+    def respond(_: dict[str, Any]) -> Reply:
+        """Let no attempt get further once the kill is due."""
+        return Reply(wait_for=over if len(committed(project, "stormy")) >= last else None)
+
+    async with StandInModel(respond, latency_s=MODEL_LATENCY_S, record=False) as model:
         project = project_with(tmp_path, model)
         project.rows(*({"user_prompt": ORDERS[row % len(ORDERS)], "bonus": row} for row in range(rows)))
         await finished(await start(project, "calm", n))
 
         before: list[bytes] = []
         for moment in moments:
-            hit = await killed_at(await start(project, "stormy", n), project, max(moment, len(before)))
+            last = max(moment, len(before))
+            hit = await killed_at(await start(project, "stormy", n), project, last)
             now = committed(project, "stormy")
             print(f"killed at {len(now)} of {rows * n} results")
             assert hit and now[: len(before)] == before, "a committed result was changed or lost"
             before = now
+        over.set()
         await finished(await start(project, "stormy", n))
 
     lines = committed(project, "stormy")

@@ -28,7 +28,7 @@ def osmosis(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
 
 

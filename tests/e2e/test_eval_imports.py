@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.platform_checkout import World, connected_world
+from tests.e2e.platform_checkout import World
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with connected_world(tmp_path_factory.mktemp("imports")) as world:
-        yield world
 
 
 def test_a_run_is_uploaded_as_it_ends_and_is_the_same_run_on_the_platform(world: World) -> None:

@@ -147,7 +147,6 @@ async def test_a_slow_provider_in_a_panel_does_not_hold_up_another(
 ) -> None:
     monkeypatch.setenv("HOSTED_VLLM_API_BASE", world.judge.base_url)
     world.records(40, "answer {}")
-    process = await world.start("--model", "hosted_vllm/judge-b", "--concurrency", "4")
     held = asyncio.Event()
     answer = world.judge.respond
 
@@ -158,6 +157,7 @@ async def test_a_slow_provider_in_a_panel_does_not_hold_up_another(
         return reply
 
     world.judge.respond = respond
+    process = await world.start("--model", "hosted_vllm/judge-b", "--concurrency", "4")
     await world.wait_for_calls(40)
     held.set()
     outcome = await finish(process)
@@ -166,10 +166,14 @@ async def test_a_slow_provider_in_a_panel_does_not_hold_up_another(
 
 async def test_ctrl_c_keeps_what_was_scored_and_says_how_to_go_on(world: World) -> None:
     world.records(400)
+    # The session cannot come to its end before Ctrl-C.
+    over = asyncio.Event()
+    world.hold(lambda: None if over.is_set() or world.judge.calls <= 60 else over)
     process = await world.start("--json", "--concurrency", "10")
     await world.wait_for_calls(30)
     process.send_signal(signal.SIGINT)
     outcome = await finish(process)
+    over.set()
     assert outcome.status == 1
     result = json.loads(outcome.out)
     counts = result["resource"]["counts"]
@@ -186,8 +190,8 @@ async def test_ctrl_c_keeps_what_was_scored_and_says_how_to_go_on(world: World) 
 
 
 async def test_a_second_ctrl_c_quits_at_once(world: World) -> None:
-    world.judge.latency_s = 0.0
-    world.records(50, "[slow 30] {}")
+    world.records(50)
+    world.hold(asyncio.Event)
     process = await world.start()
     await asyncio.wait_for(world.judge.arrived.wait(), 300)
     interrupt_twice(process.pid)
@@ -250,9 +254,12 @@ async def test_two_processes_do_not_write_the_same_result(world: World) -> None:
 
 async def test_no_key_is_seen_in_the_process_list_or_on_the_disk(world: World) -> None:
     world.records(60, "[echo key] {}")
+    over = asyncio.Event()
+    world.hold(lambda: None if world.judge.calls <= 10 else over)
     process = await world.start("--concurrency", "2", "--report", "report.html")
     await world.wait_for_calls(1)
     assert KEY.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    over.set()
     outcome = await finish(process)
     assert KEY not in outcome.out + outcome.err
     files = [path for path in world.root.rglob("*") if path.is_file()]

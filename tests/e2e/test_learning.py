@@ -13,7 +13,8 @@ is let through for that; the last tests leave the comparison on.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from osmosis_ai.training.learner.learner import Learner
 from osmosis_ai.training.learner.step_metrics import StepMetrics
 from osmosis_ai.training.objective.batches import MicroBatch, TrainingRow, collate
 from osmosis_ai.training.objective.sequences import TokenSequence
+from osmosis_ai.training.runs.hooks import SamplingProgress, TrainingHooks
 from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, StepRecord, read_history, series
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import Trainer
@@ -160,8 +162,37 @@ def rollout_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+class SamplesAhead(TrainingHooks):
+    """Has each step learn only once a rollout of the next step is finished, which the policy before it sampled."""
+
+    def __init__(self) -> None:
+        self._sampled = {step: threading.Event() for step in range(1, STEPS + 1)}
+
+    def progress(self, progress: SamplingProgress) -> None:
+        if progress.kind == "training":
+            self._sampled[progress.step].set()
+
+    def make_learner(self, *arguments: Any) -> Learner:
+        learner = Learner(*arguments)
+        learn = learner.step
+
+        def step(*arguments: Any, **options: Any) -> StepMetrics:
+            following = self._sampled.get(learner.updates + 2)
+            assert following is None or following.wait(300)
+            return learn(*arguments, **options)
+
+        learner.step = step  # type: ignore[method-assign]
+        return learner
+
+
 def trainer(
-    run_dir: Path, rollout_dir: Path, learner: type[Learner], *, held_out: int = HELD_OUT_ROWS, **changes: Any
+    run_dir: Path,
+    rollout_dir: Path,
+    learner: Callable[..., Learner],
+    *,
+    held_out: int = HELD_OUT_ROWS,
+    hooks: TrainingHooks | None = None,
+    **changes: Any,
 ) -> Trainer:
     spec = TrainingSpec(
         settings=TrainingSettings(**{**SETTINGS, **changes}),
@@ -173,7 +204,7 @@ def trainer(
         device="cpu",
     )
     return Trainer(
-        spec, run_dir, make_learner=lambda spec: learner(spec.model_path, spec.settings, spec.device)
+        spec, run_dir, hooks, make_learner=lambda spec: learner(spec.model_path, spec.settings, spec.device)
     )
 
 
@@ -198,7 +229,10 @@ async def test_sampling_ahead_of_the_learner_learns_as_well_and_says_how_old_its
     tmp_path, rollout_dir
 ):
     """Measured with the seeds 0 and 1: 0.58 and 0.50."""
-    summary = await trainer(tmp_path / "run", rollout_dir, Learner, max_staleness=1).run()
+    ahead = SamplesAhead()
+    summary = await trainer(
+        tmp_path / "run", rollout_dir, ahead.make_learner, hooks=ahead, max_staleness=1
+    ).run()
     assert gain(summary.records) >= MARGIN
     assert [age for _, age in series(summary.records, "rollout/staleness_max")] == [0] + [1] * (STEPS - 1)
     # A machine that samples slowly ends a batch after the learner has published: those tokens are of this version.

@@ -8,7 +8,7 @@ import re
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from tests.e2e.gate import Gate
 from tests.e2e.platform_process import Kill, Platform, Run
 from tests.e2e.test_demo_platform import numbers, samples
 from tests.e2e.test_platform_kill import published
+from tests.e2e.turnstile import held
 from tests.platform.postgres_server import PostgresCluster
 from tests.platform.s3_server import CREDENTIALS, OTHER_STORE, S3Server
 from tests.warm_osmosis import warm_osmosis
@@ -89,9 +90,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     root = tmp_path_factory.mktemp("outages")
     scratch = prepare_scratch(root / "demo")
     sample = (scratch.workspace / "configs/eval/multiply.toml").read_text()
-    sample = re.sub(r"(?m)^n = \d+", f"n = {ATTEMPTS}", sample.replace("limit = 100", f"limit = {ROWS}"))
     # Few at once, so that it comes to ten results before it waits.
-    (scratch.workspace / CONFIG).write_text(re.sub(r"(?m)^batch_size = \d+", "batch_size = 8", sample))
+    for key, value in held(ATTEMPTS).items():
+        sample = re.sub(rf"(?m)^{key} = \d+", f"{key} = {value}", sample)
+    (scratch.workspace / CONFIG).write_text(sample.replace("limit = 100", f"limit = {ROWS}"))
     gate = Gate(scratch)
     scratch.push()
     with ExitStack() as stack:
@@ -212,12 +214,14 @@ def test_a_database_without_a_connection_left_is_said_and_used_again(world: Worl
     import psycopg
 
     run = world.under_way()
-    with ExitStack() as held:
-        with suppress(psycopg.OperationalError):
+    with ExitStack() as connections:
+
+        def connect_until_refused() -> None:
             while True:
-                held.enter_context(psycopg.connect(world.postgres.url))
+                connections.enter_context(psycopg.connect(world.postgres.url))
+
         with pytest.raises(psycopg.OperationalError, match="too many clients"):
-            psycopg.connect(world.postgres.url)
+            connect_until_refused()
         world.gate.open()
         answers = [world.get("/health") for _ in range(20)]
         # What the platform has open it may go on using.

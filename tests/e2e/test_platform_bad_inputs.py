@@ -1,7 +1,7 @@
 """What bad input gets on a platform: one clear sentence and the right exit status, through real processes.
 
-One platform runs for the whole module; every command is a process of its own, in a checkout whose origin is a
-path on this machine while the platform calls the repository ``fern/agents``.
+Every command is a process of its own, in a checkout whose origin is a path on this machine while the platform calls
+the repository ``fern/agents``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.tables import DbDataset
 from osmosis_ai.services.demo import prepare_scratch
-from tests.e2e.platform_checkout import Outcome, World, connected_world, run, running, said
+from tests.e2e.platform_checkout import Outcome, World, run, running, said
 from tests.e2e.platform_process import PROGRAM
 from tests.full_disk import NO_CACHED_CODE, limit_files
 
@@ -38,13 +38,6 @@ pytestmark = pytest.mark.e2e
 CONFIG = "configs/eval/multiply.toml"
 CANARY = "sk-canary-4711"
 ROWS = '{"user_prompt": "a", "ground_truth": "1"}\n' * 4
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with connected_world(tmp_path_factory.mktemp("bad")) as world:
-        assert world.osmosis("dataset", "upload", "data/multiply.jsonl", "--wait", "--yes").status == 0
-        yield world
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +103,7 @@ def test_a_repository_that_does_not_clone_is_told_in_gits_words(world: World, tm
 
 
 def test_nobody_is_told_to_log_in(world: World, tmp_path: Path) -> None:
-    outcome = world.json("eval", "list", OSMOSIS_CONFIG_DIR=str(tmp_path))
+    outcome = world.json("eval", "info", "platform:any", OSMOSIS_CONFIG_DIR=str(tmp_path))
     assert outcome.error["code"] == "AUTH_REQUIRED"
     assert "osmosis auth login" in said(outcome) and world.url in said(outcome)
 

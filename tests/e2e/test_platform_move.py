@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 from pathlib import Path
@@ -18,7 +17,7 @@ from osmosis_ai.services.demo import prepare_scratch
 from tests.e2e.platform_checkout import Outcome, run, running
 from tests.platform.databases import postgres_database
 from tests.platform.s3_server import CREDENTIALS, new_bucket
-from tests.warm_osmosis import process_of, warm_osmosis
+from tests.warm_osmosis import warm_python
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 EVAL, TRAIN = "configs/eval/few.toml", "configs/training/few.toml"
@@ -43,6 +42,21 @@ checkpoint_save_freq = 1
 max_steps = 2
 [secrets]
 required = ["MOVED_KEY"]
+"""
+# Is killed once some of the tables are copied.
+KILLED = """
+import os, signal, sys
+from osmosis_ai.cli.main import main
+from osmosis_ai.platform.moving.database_move import DatabaseMove
+
+copy, left = DatabaseMove._copy_table, list(range(5))
+
+def copy_some(*arguments):
+    left.pop() if left else os.kill(os.getpid(), signal.SIGKILL)
+    copy(*arguments)
+
+DatabaseMove._copy_table = copy_some
+sys.exit(main(sys.argv[1:]))
 """
 
 
@@ -77,15 +91,8 @@ def test_a_platform_moves_to_a_server_and_a_bucket_trains_there_and_moves_back(t
         there = {"OSMOSIS_DATABASE_URL": url, "OSMOSIS_BLOBS_URL": bucket}
         env = {**env, **CREDENTIALS}
         moving = ["platform", "move", "--database", url, "--blobs", bucket]
-        with subprocess.Popen(
-            [*warm_osmosis(), "--plain", *moving],
-            cwd=scratch.workspace,
-            env=env,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        ) as killed:
-            assert killed.stderr is not None and b"Moving" in killed.stderr.readline()
-            os.kill(process_of(killed.pid), signal.SIGKILL)
+        killed = subprocess.run([warm_python(), "-c", KILLED, *moving], cwd=scratch.workspace, env=env)
+        assert killed.returncode == -signal.SIGKILL
         moved = osmosis(*moving).resource
         assert moved["files"]["count"] > 0 and {"runs", "samples"} <= {
             table["name"] for table in moved["database"]["tables"] if table["rows"]

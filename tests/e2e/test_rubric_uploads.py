@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from contextlib import closing
 from html import unescape
 
 import httpx
 import pytest
 
-from tests.e2e.platform_checkout import World, connected_world
+from tests.e2e.platform_checkout import World
 from tests.rubric.judge_server import running_judge
 
 pytestmark = pytest.mark.e2e
 
 KEY = "sk-canary-77c1f0a4d2"
-
-
-@pytest.fixture
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with connected_world(tmp_path_factory.mktemp("judged")) as world:
-        yield world
 
 
 def judge(world: World, seed: int) -> None:

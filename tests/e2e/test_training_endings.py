@@ -12,6 +12,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.workspace.git import run_git
 from tests.e2e.platform_checkout import run, running
 from tests.e2e.platform_process import WORKER, processes
+from tests.e2e.turnstile import Turnstile
 from tests.warm_osmosis import process_of
 
 pytestmark = [
@@ -136,12 +138,15 @@ def allow_no_more_memory_than(pid: int, spare: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
 
 
-def make_trouble(runs: Runs) -> None:
-    """Trouble each run behind a step of its own."""
+def make_trouble(runs: Runs, turnstile: Turnstile) -> None:
+    """Trouble each run behind a step of its own, while no run gets an attempt for its next step."""
     troubles: dict[str, tuple[int, Callable[[], None]]] = {
         "disk": (2, lambda: allow_no_file_above(runs.worker("disk"), 6 * MB)),
         "memory": (0, lambda: allow_no_more_memory_than(runs.worker("memory"), 100 * MB)),
     }
+
+    def none_is_due() -> bool:
+        return all(runs.steps_done(which) < step for which, (step, _) in list(troubles.items()))
 
     def all_are_made() -> bool:
         for which, (step, trouble) in list(troubles.items()):
@@ -150,6 +155,7 @@ def make_trouble(runs: Runs) -> None:
                 del troubles[which]
         return not troubles
 
+    turnstile.may_pass = none_is_due
     wait_until(all_are_made, pause_s=0.02)
 
 
@@ -176,14 +182,16 @@ def prepare(scratch: Scratch) -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     scratch = prepare_scratch(tmp_path_factory.mktemp("endings") / "demo")
+    turnstile = Turnstile(scratch.workspace)
+    turnstile.hold()
     prepare(scratch)
-    with running(scratch, trains=True, OSMOSIS_EXECUTOR_SLOTS=str(len(CONFIGS))) as env:
+    with closing(turnstile), running(scratch, trains=True, OSMOSIS_EXECUTOR_SLOTS=str(len(CONFIGS))) as env:
         found = Runs(scratch, env)
         found.command("platform", "connect", str(scratch.origin))
         found.command("dataset", "upload", "data/few.jsonl", "--wait", "--yes")
         for which in CONFIGS:
             found.submit(which)
-        make_trouble(found)
+        make_trouble(found, turnstile)
         yield found
 
 

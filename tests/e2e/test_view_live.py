@@ -27,6 +27,7 @@ def test_samples_are_on_the_page_when_they_are_told_and_a_viewer_that_ends_waits
 ) -> None:
     place = copy_sample_workspace(tmp_path / "workspace").root
     environment = {**os.environ, "OSMOSIS_CACHE_DIR": str(tmp_path / "cache")}
+    journal = place / ".osmosis/evals/watched/events.jsonl"
     turnstile = Turnstile(place)
     turnstile.hold()
 
@@ -49,7 +50,7 @@ def test_samples_are_on_the_page_when_they_are_told_and_a_viewer_that_ends_waits
                 trust_env=False, timeout=300, base_url=address.partition("/open")[0]
             ) as browser:
                 browser.get(address)
-                told = _watched(browser, viewer, run, turnstile)
+                told = _watched(browser, viewer, run, turnstile, journal)
             assert told, "no sample was told of before the run ended"
             status = viewer.wait(300)
         finally:
@@ -60,14 +61,19 @@ def test_samples_are_on_the_page_when_they_are_told_and_a_viewer_that_ends_waits
 
 
 def _watched(
-    browser: httpx.Client, viewer: subprocess.Popen[str], run: subprocess.Popen[str], turnstile: Turnstile
+    browser: httpx.Client,
+    viewer: subprocess.Popen[str],
+    run: subprocess.Popen[str],
+    turnstile: Turnstile,
+    journal: Path,
 ) -> list[list[int]]:
     """Watch a run until samples are told of and seen, end the viewer, and read the stream to its end."""
     while browser.get("/evals/watched/changes").status_code == 404:
         assert run.poll() is None
     told: list[list[int]] = []
     with browser.stream("GET", "/evals/watched/changes", headers={"Accept": "text/event-stream"}) as stream:
-        turnstile.open()  # nothing of the run was there before somebody watched
+        # The run begins once somebody watches, and waits in its middle until that is over.
+        turnstile.hold_after(1, lambda: journal.read_bytes().count(b"\n") if journal.exists() else 0)
         # A reply that is cut off raises here: the server ends its streams, and does not drop them.
         for event in EventSource(stream).iter_sse():
             changes = json.loads(event.data)

@@ -9,8 +9,10 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,11 +22,20 @@ from osmosis_ai.cli.application import NARRATE_ENV
 from osmosis_ai.services.demo import Scratch, prepare_scratch
 from tests.e2e.gate import Gate
 from tests.e2e.kill_plan import seed_of_kills
-from tests.e2e.platform_process import ROLLOUT_SERVER, WORKER, Kill, Platform, Run, child_of
+from tests.e2e.platform_process import (
+    PATIENT_WORKER,
+    ROLLOUT_SERVER,
+    WORKER,
+    Kill,
+    Platform,
+    Run,
+    child_of,
+)
 from tests.e2e.relay import Relay
 from tests.e2e.test_demo_platform import numbers, samples
 from tests.e2e.test_platform_kill import published
-from tests.warm_osmosis import process_of, warm_osmosis
+from tests.e2e.turnstile import Turnstile, held
+from tests.warm_osmosis import process_of, warm_osmosis, warm_python
 
 pytestmark = pytest.mark.e2e
 
@@ -37,7 +48,7 @@ ASKS = 40
 """So often has a model been asked when a run waits in its middle: over ten attempts are through by then."""
 CUTS = 10
 """Of either length, in a series of them."""
-LONG_CONFIG, LONG_ROWS = "configs/eval/long.toml", 200
+LONG_CONFIG, LONG_ROWS, LONG_ATTEMPTS = "configs/eval/long.toml", 200, 4
 RECORDS_PER_CUT = 10
 AWAY = "the platform was away for"
 
@@ -49,17 +60,20 @@ class Machine:
         platform: whose runs.
         name: what its home is called.
         options: further words of the command.
+        program: what runs the command.
         settings: further variables of its environment.
     """
 
     running: ClassVar[list[Machine]] = []
     """Those whose end nobody has seen."""
 
-    def __init__(self, platform: Platform, name: str, *options: str, **settings: str) -> None:
+    def __init__(
+        self, platform: Platform, name: str, *options: str, program: Sequence[str] = (), **settings: str
+    ) -> None:
         self.home = platform.home.parent / name
         self.process = subprocess.Popen(
             [
-                *warm_osmosis(),
+                *(program or warm_osmosis()),
                 "platform",
                 "worker",
                 "--json",
@@ -95,18 +109,27 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Scratch:
 
 
 @pytest.fixture(scope="module")
-def gate(scratch: Scratch) -> Gate:
+def turnstile(scratch: Scratch) -> Iterator[Turnstile]:
+    """Lets all pass unless a test says otherwise; :class:`Gate` commits it."""
+    turnstile = Turnstile(scratch.workspace)
+    yield turnstile
+    turnstile.close()
+
+
+@pytest.fixture(scope="module")
+def gate(scratch: Scratch, turnstile: Turnstile) -> Gate:
     return Gate(scratch)
 
 
 @pytest.fixture(scope="module")
 def platform(scratch: Scratch, gate: Gate) -> Iterator[Platform]:
     sample = (scratch.workspace / "configs/eval/multiply.toml").read_text()
-    sample = re.sub(r"(?m)^n = \d+", f"n = {ATTEMPTS}", sample)
-    sample = re.sub(r"(?m)^batch_size = \d+", "batch_size = 8", sample)  # so that a kill falls in mid-run
     sample = f'{sample}\n[advanced.execution]\npool = "gpu"\n'
-    for name, rows in ((CONFIG, ROWS), (LONG_CONFIG, LONG_ROWS)):
-        (scratch.workspace / name).write_text(sample.replace("limit = 100", f"limit = {rows}"))
+    for name, rows, attempts in ((CONFIG, ROWS, ATTEMPTS), (LONG_CONFIG, LONG_ROWS, LONG_ATTEMPTS)):
+        text = sample.replace("limit = 100", f"limit = {rows}")
+        for key, value in held(attempts).items():
+            text = re.sub(rf"(?m)^{key} = \d+", f"{key} = {value}", text)
+        (scratch.workspace / name).write_text(text)
     scratch.push()
     platform = Platform(scratch, settings={"OSMOSIS_LEASE_SECONDS": f"{LEASE_S:.0f}"})
     try:
@@ -141,10 +164,11 @@ def require_same_results(one: Run, other: Run) -> None:
 
 
 @pytest.fixture(autouse=True)
-def end_of_machines(gate: Gate) -> Iterator[None]:
+def end_of_machines(gate: Gate, turnstile: Turnstile) -> Iterator[None]:
     """Let no machine of a test that failed take the runs of the next one."""
     yield
     gate.open()
+    turnstile.open()
     while Machine.running:
         machine = Machine.running.pop()
         if machine.process.poll() is None:
@@ -205,15 +229,33 @@ def test_sigterm_puts_a_run_aside_with_all_it_has_and_another_machine_goes_on(
     assert samples(run.results) == samples(calm.results)
 
 
+def await_pending(process: int, number: signal.Signals) -> None:
+    """Wait until a stopped process has been sent a signal."""
+    deadline = time.monotonic() + 300
+    while True:
+        status = Path(f"/proc/{process}/status").read_text()
+        pending = re.search(r"(?m)^ShdPnd:\s*(\w+)", status)
+        assert pending is not None, status
+        if int(pending[1], 16) & 1 << (number - 1):
+            return
+        assert time.monotonic() < deadline, "the signal was not passed on"
+        time.sleep(0.01)
+
+
 def test_a_second_sigterm_ends_a_worker_at_once_and_names_the_run_that_it_leaves(
     platform: Platform, calm: Run, gate: Gate
 ) -> None:
     run = platform.submit(CONFIG)
     gate.close(after=ASKS)
-    first = Machine(platform, "twice", **SEES_GATE, **{NARRATE_ENV: "1"})
+    patient = [warm_python(), "-c", PATIENT_WORKER]
+    first = Machine(platform, "twice", program=patient, **SEES_GATE, **{NARRATE_ENV: "1"})
     under_way(platform, first, run, 10)
+    worker = child_of(process_of(first.process.pid), WORKER)
+    assert worker is not None
+    # The worker cannot put its run aside before the second signal, and shows when the first one was handled.
+    os.kill(worker, signal.SIGSTOP)
     os.kill(process_of(first.process.pid), signal.SIGTERM)
-    time.sleep(0.05)  # two of one kind may come as one
+    await_pending(worker, signal.SIGTERM)
     os.kill(process_of(first.process.pid), signal.SIGTERM)
     status, told, err = first.end()
     assert (status, told) == (130, None), err
@@ -272,11 +314,15 @@ def cut_for_two_leases(relay: Relay, machine: Machine, there: Run, gate: Gate, *
     relay.heal(forgets=forgets)
 
 
-def cut_for_half_a_lease(relay: Relay, there: Run, gate: Gate, *, forgets: bool) -> None:
+def cut_for_half_a_lease(
+    relay: Relay, there: Run, gate: Gate, turnstile: Turnstile, *, forgets: bool
+) -> None:
     """Cut a machine off while it goes on for a few results."""
     relay.cut()
     began = time.monotonic()
-    assert there.await_moment(Kill(len(there.journal()) + 3, "nobody", 0.0))
+    few = len(there.journal()) + 3
+    turnstile.may_pass = lambda: len(there.journal()) < few
+    assert there.await_moment(Kill(few, "nobody", 0.0))
     gate.close()
     wait_since(began, LEASE_S / 2)
     relay.heal(forgets=forgets)
@@ -310,13 +356,17 @@ def test_a_machine_that_is_cut_off_for_two_leases_rests_and_then_goes_on(
     assert (times_away(run), times_away(calm)) == (1, 0)
 
 
-def cut_at_each_of(relay: Relay, moments: list[bytes], refusals: list[bool]) -> None:
-    """Cut the way for half a lease when each of these requests, one after another, is about to pass."""
-    for moment, refuses in zip(moments, refusals, strict=True):
-        relay.cut_at(moment, refuses=refuses)
+def await_cuts(relay: Relay, cuts: list[tuple[bytes, bool]], gate: Gate) -> None:
+    """Have the way cut for half a lease when each of these requests, one after another, is about to pass.
+
+    The first one is awaited already. The run waits at the gate until the last one is awaited.
+    """
+    for (moment, refuses), cut_next in zip_longest(cuts, cuts[1:]):
         assert relay.was_cut.wait(300), f"nobody asked for {moment!r}"
         wait_since(time.monotonic(), LEASE_S / 2)
-        relay.heal(forgets=refuses)
+        relay.heal(forgets=refuses, cut_next=cut_next)
+        if cut_next is cuts[-1]:
+            gate.open()
 
 
 @pytest.mark.parametrize(
@@ -329,13 +379,21 @@ def cut_at_each_of(relay: Relay, moments: list[bytes], refusals: list[bool]) -> 
     ],
 )
 def test_a_cut_of_half_a_lease_is_harmless_whatever_is_being_said(
-    platform: Platform, calm: Run, relay: Relay, refusals: list[bool], request: pytest.FixtureRequest
+    platform: Platform,
+    calm: Run,
+    relay: Relay,
+    gate: Gate,
+    refusals: list[bool],
+    request: pytest.FixtureRequest,
 ) -> None:
     run = platform.submit(CONFIG)
-    machine = beyond(relay, platform, f"half-{request.node.callspec.id}")
+    gate.close(after=ASKS)
     # The machine claims, its worker claims the same, and fetches what it needs; it keeps files, reports, and ends.
     moments = [b"/claim ", b"/claim ", b"GET /blobs/", b"PUT /blobs/", b"/sync ", b"/end "]
-    cut_at_each_of(relay, moments, refusals * 3)
+    cuts = list(zip(moments, refusals * 3, strict=True))
+    relay.cut_at(cuts[0][0], refuses=cuts[0][1])
+    machine = beyond(relay, platform, f"half-{request.node.callspec.id}")
+    await_cuts(relay, cuts, gate)
     status, told, err = machine.end()
     assert status == 0, err
     assert told["resource"]["runs"] == [{"id": run.id, "name": run.name, "attempt": 1, "ending": "ended"}]
@@ -389,30 +447,40 @@ def test_a_machine_that_was_cut_off_leaves_a_run_that_another_one_took(
     require_same_results(run, calm)
 
 
+def is_before(journal: Callable[[], list[bytes]], records: int) -> bool:
+    return len(journal()) < records
+
+
 @pytest.mark.nightly
 def test_cuts_in_a_series_lose_nothing_and_repeat_nothing(
-    platform: Platform, relay: Relay, gate: Gate
+    platform: Platform, relay: Relay, gate: Gate, turnstile: Turnstile
 ) -> None:
     draw = random.Random(seed_of_kills())
     calm = platform.submit(LONG_CONFIG)
     assert Machine(platform, "long", "--once").end()[0] == 0
     assert calm.finish()["status"] == "finished"
+    turnstile.hold()
     run = platform.submit(LONG_CONFIG)
     machine = beyond(relay, platform, "stormy")
+    journal = Run(platform, run.id, run.name, machine.home).journal
     leases = [0.5] * CUTS + [2.0] * CUTS
     draw.shuffle(leases)
     before: list[bytes] = []
     for length in leases:
-        there = under_way(platform, machine, run, len(before) + 1 + draw.randrange(RECORDS_PER_CUT))
+        moment = len(before) + 1 + draw.randrange(RECORDS_PER_CUT)
+        # It comes 16 results further at most, and so never to its end.
+        turnstile.may_pass = partial(is_before, journal, moment)
+        there = under_way(platform, machine, run, moment)
         forgets = draw.random() < 0.5
         if length > 1:
             cut_for_two_leases(relay, machine, there, gate, forgets=forgets)
         else:
-            cut_for_half_a_lease(relay, there, gate, forgets=forgets)
+            cut_for_half_a_lease(relay, there, gate, turnstile, forgets=forgets)
         assert there.journal()[: len(before)] == before, "a committed result was changed or lost"
         before = there.journal()
         print(f"cut off for {length} leases at {len(before)} results")
-    assert len(before) < LONG_ROWS * ATTEMPTS, "all of them fell in mid-run"
+    assert len(before) < LONG_ROWS * LONG_ATTEMPTS, "all of them fell in mid-run"
+    turnstile.open()
     status, told, err = machine.end()
     assert (status, told["resource"]["runs"][0]["attempt"]) == (0, 1), err
     assert run.finish()["status"] == "finished"

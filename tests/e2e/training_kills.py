@@ -23,8 +23,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, read_history
+from osmosis_ai.workspace.samples import copy_sample_workspace
 from tests.e2e.test_kill_and_resume import rollout_server_of
 from tests.e2e.training_sessions import STEPS
+from tests.e2e.turnstile import Turnstile
 from tests.warm_osmosis import warm_python
 
 VALIDATED = [0, 5, STEPS]
@@ -48,11 +50,15 @@ def moments(seed: int, kills: int) -> list[Moment]:
 
 
 class Sessions:
-    """Starts sessions of training runs."""
+    """Starts sessions of training runs.
 
-    def __init__(self) -> None:
+    Args:
+        workspace: whose rollout and rows they train with.
+    """
+
+    def __init__(self, workspace: Path) -> None:
         self._process = subprocess.Popen(
-            [warm_python(torch=True), "-m", "tests.e2e.training_sessions"],
+            [warm_python(torch=True), "-m", "tests.e2e.training_sessions", str(workspace)],
             cwd=Path(__file__).parents[2],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
@@ -87,11 +93,13 @@ class Bench:
 
     Attributes:
         sessions: of runs.
+        turnstile: where the attempts of all runs wait.
         undisturbed: the directory of a run that nobody killed.
         step_s: how long its steps took, the median.
     """
 
     sessions: Sessions
+    turnstile: Turnstile
     undisturbed: Path
     step_s: float
 
@@ -120,8 +128,12 @@ class Bench:
         return f"killed after {moment.records} of {STEPS + 1} records"
 
     def _while_killed(self, run_dir: Path, moment: Moment, victim: Callable[[], int | None]) -> int:
-        """Wait for a session that is under way, of which ``victim`` is killed; return its exit status."""
+        """Wait for a session that is under way, of which ``victim`` is killed; return its exit status.
+
+        Until then the run waits once it is one step beyond the moment.
+        """
         ended, killed = threading.Event(), threading.Event()
+        self.turnstile.may_pass = lambda: killed.is_set() or steps_recorded(run_dir) <= moment.records
 
         def kill() -> None:
             deadline = time.monotonic() + _PATIENCE_S
@@ -149,7 +161,8 @@ class Bench:
 @contextlib.contextmanager
 def training_bench(directory: Path) -> Iterator[Bench]:
     """Make a bench with its undisturbed run in ``directory``."""
-    sessions = Sessions()
+    workspace = copy_sample_workspace(directory / "workspace").root
+    turnstile, sessions = Turnstile(workspace), Sessions(workspace)
     try:
         undisturbed = directory / "undisturbed"
         sessions.start(undisturbed)
@@ -159,9 +172,10 @@ def training_bench(directory: Path) -> Iterator[Bench]:
             for record in read_history(undisturbed / "metrics.jsonl")
             if record.step
         ]
-        yield Bench(sessions, undisturbed, median(steps))
+        yield Bench(sessions, turnstile, undisturbed, median(steps))
     finally:
         sessions.close()
+        turnstile.close()
 
 
 def steps_recorded(run_dir: Path) -> int:

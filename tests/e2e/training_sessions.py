@@ -1,7 +1,7 @@
 """Sessions of one training run, each a process of its own, started within milliseconds.
 
 Importing torch takes seconds, so one process imports it and forks a session for each line it reads;
-it says the session's pid, and its exit status when it has ended.
+it says the session's pid, and its exit status when it has ended. Its argument is a workspace directory.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.training.runs.validation import ValidationPlan
 
-WORKSPACE = Path(__file__).parents[2]
-DATASET = WORKSPACE / "data" / "multiply_train.jsonl"
 STEPS = 10
 
 
-def train(run_dir: Path) -> None:
+def train(workspace: Path, run_dir: Path) -> None:
     """Train, or go on training, in ``run_dir``."""
+    dataset = workspace / "data" / "multiply_train.jsonl"
     spec = TrainingSpec(
         settings=TrainingSettings(
             lr=2e-3,
@@ -43,15 +42,15 @@ def train(run_dir: Path) -> None:
             max_steps=STEPS,
         ),
         model_path="osmosis/tiny",
-        dataset=DatasetInput(DATASET, "multiply_train", file_digest(DATASET), "workspace"),
-        rollout_dir=WORKSPACE / "rollouts" / "multiply",
+        dataset=DatasetInput(dataset, "multiply_train", file_digest(dataset), "workspace"),
+        rollout_dir=workspace / "rollouts" / "multiply",
         validation=ValidationPlan(max_rows=8),
         device="cpu",
     )
     asyncio.run(Trainer(spec, run_dir).run())
 
 
-def main() -> None:
+def main(workspace: str) -> None:
     """Fork a session for every line of stdin, which names its run directory."""
     torch.set_num_threads(1)
     print("ready", flush=True)
@@ -60,7 +59,7 @@ def main() -> None:
         if pid == 0:
             status = 1
             try:
-                train(Path(line.strip()))
+                train(Path(workspace), Path(line.strip()))
                 status = 0
             except BaseException:
                 traceback.print_exc()
@@ -71,4 +70,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

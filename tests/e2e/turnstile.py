@@ -25,22 +25,32 @@ def held(attempts: int) -> dict[str, int]:
     return {"n": attempts, "batch_size": _AT_ONCE, "agent_workflow_timeout_s": 3600}
 
 
+def add_waits(workspace: Path, port: int) -> None:
+    """Change the sample rollout of a workspace directory, so that each attempt waits for the turnstile on ``port``."""
+    program = workspace / "rollouts/multiply/main.py"
+    text = program.read_text()
+    assert text.count(_BEGINS) == 1
+    program.write_text(text.replace(_BEGINS, _WAITS.format(port=port) + _BEGINS))
+
+
 class Turnstile:
     """Changes the sample rollout of a workspace directory, so that each attempt waits for its turn.
 
+    Args:
+        workspace: None if the workspace directory does not exist yet. Call :func:`add_waits` once it does.
+
     Attributes:
+        port: where attempts ask for their turn.
         may_pass: asked by many threads, again and again for an attempt that waits; all may pass at first.
     """
 
-    def __init__(self, workspace: Path) -> None:
+    def __init__(self, workspace: Path | None = None) -> None:
         self.may_pass: Callable[[], bool] = lambda: True
         self._is_closed = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-        program = workspace / "rollouts/multiply/main.py"
-        text = program.read_text()
-        assert text.count(_BEGINS) == 1
-        waits = _WAITS.format(port=self._listener.getsockname()[1])
-        program.write_text(text.replace(_BEGINS, waits + _BEGINS))
+        self.port: int = self._listener.getsockname()[1]
+        if workspace is not None:
+            add_waits(workspace, self.port)
         threading.Thread(target=self._accept, daemon=True).start()
 
     def hold(self) -> None:

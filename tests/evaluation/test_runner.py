@@ -53,7 +53,7 @@ class World:
 
         return EvalRunner(
             spec=spec(
-                **{"rollout": "test", "agent_workflow_timeout_s": 20.0, "grader_timeout_s": 5.0, **changed}
+                **{"rollout": "test", "agent_workflow_timeout_s": 600.0, "grader_timeout_s": 600.0, **changed}
             ),
             options=EvalRunOptions(**{"name": "run", **(options or {})}),
             dataset=DatasetInput(self.rows, "rows", file_digest(self.rows), "explicit"),
@@ -66,7 +66,7 @@ class World:
         )
 
     async def run(self, **changed: Any) -> RunSummary:
-        summary = await asyncio.wait_for(self.runner(**changed).run(), 100)
+        summary = await asyncio.wait_for(self.runner(**changed).run(), 600)
         assert summary is not None
         return summary
 
@@ -161,7 +161,7 @@ async def test_every_model_call_carries_its_seed_and_the_agents_words(world: Wor
 async def test_what_goes_wrong_in_one_row_is_told_apart_and_stops_nothing(world: World) -> None:
     said = ["raise", "number", "no reward", "nan", "remove", "right"]
     write_rows(world.rows, said)
-    summary = await world.run(grader_timeout_s=20.0)
+    summary = await world.run()
 
     by_prompt = {said[record["row_index"]]: record for record in world.records()}
     found = {
@@ -211,11 +211,12 @@ async def test_a_row_that_failed_on_its_model_is_the_providers_failure(world: Wo
 
 
 def say_when_asked(body: Mapping[str, Any]) -> Reply:
-    """Leave the file that a prompt of the late agent names."""
+    """Leave the file that a prompt of the late agent names, and do not answer the call that is cut off then."""
     _, _, path = body["messages"][-1]["content"].partition(": ")
-    if path:
-        Path(path).touch()
-    return Reply(latency_s=0.0 if body["messages"][-1]["content"].startswith("never") else 1.0)
+    if not path or Path(path).exists():
+        return Reply()
+    Path(path).touch()
+    return Reply(wait_for=asyncio.Event())
 
 
 async def test_what_a_late_machine_lost_is_made_again_and_counted_apart(world: World, tmp_path: Path) -> None:
@@ -420,11 +421,13 @@ async def test_a_rollout_that_cannot_be_imported_fails_with_its_own_words(world:
 
 async def test_an_interruption_leaves_the_rest_pending_and_the_same_command_goes_on(world: World) -> None:
     write_rows(world.rows, [f"row {row}" for row in range(30)])
-    world.model.respond = lambda body: (
-        Reply(latency_s=0.0 if int(body["messages"][0]["content"][4:] or 0) < 10 else 60.0)
-        if body["messages"][0]["content"].startswith("row")
-        else Reply()
-    )
+    never = asyncio.Event()
+
+    def answer_ten_rows(body: Mapping[str, Any]) -> Reply:
+        kind, _, number = body["messages"][0]["content"].partition(" ")
+        return Reply(wait_for=never if kind == "row" and int(number) >= 10 else None)
+
+    world.model.respond = answer_ten_rows
     world.hooks.on_progress = lambda snapshot: world.hooks.interrupt() if snapshot.completed >= 10 else None
     summary = await world.run(options={"max_in_flight": 5})
     assert summary.stop is not None

@@ -77,7 +77,7 @@ def test_a_trajectory_is_copied_when_the_server_gets_round_to_writing_it(world: 
     projector.start()
     projector.submit(0, 1, "r1", expects_trajectory=True)
     source = world.write_trajectory("r1")
-    projector.stop(patience_s=20)
+    projector.stop(patience_s=300)
 
     assert projector.has_trajectory(0, 1)
     assert world.trajectory(1).read_bytes() == source.read_bytes()
@@ -129,7 +129,7 @@ def test_a_conversation_that_a_killed_server_never_named_is_copied_while_the_run
     projector = world.projector()
     projector.start()
     projector.submit(0, 0, "r0", expects_trajectory=True)
-    projector.stop(patience_s=60)
+    projector.stop(patience_s=300)
     assert projector.has_trajectory(0, 0)
     assert world.trajectory(0).read_bytes() == content
 
@@ -146,7 +146,7 @@ def test_a_server_that_was_only_slow_names_its_conversation_itself(
     projector = world.projector()
     projector.start()
     projector.submit(0, 0, "r0", expects_trajectory=True)
-    projector.stop(patience_s=60)
+    projector.stop(patience_s=300)
     assert projector.has_trajectory(0, 0)
     archive.publish(result, TrajectoryReport(model_name="policy"), None)
     named = world.directory.trial("r0") / "trajectory.json"
@@ -166,7 +166,7 @@ def test_what_takes_the_place_of_a_conversation_and_is_none_costs_no_copy(
     projector = world.projector()
     projector.start()
     projector.submit(0, 0, "r0", expects_trajectory=True)
-    projector.stop(patience_s=60)
+    projector.stop(patience_s=300)
     before = world.trajectory(0).read_bytes()
     named = world.directory.trial("r0") / "trajectory.json"
     named.unlink()

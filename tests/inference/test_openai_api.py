@@ -266,8 +266,12 @@ async def test_cancelling_a_request_stops_the_generation(
 ) -> None:
     with InferenceEngine(tireless_model, max_batch=8) as engine:
         api = ChatCompletions(engine, tokenizer, template, ["osmosis/tiny"], HERMES)
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(api.create(body(n=16, max_tokens=1900)), 0.05)
+        request = asyncio.ensure_future(api.create(body(n=16, max_tokens=1900)))
+        while not engine.stats().running:  # noqa: ASYNC110 - another thread's work
+            await asyncio.sleep(0)
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
         await complete(api, max_tokens=1)
         assert engine.stats().finished == 1
 

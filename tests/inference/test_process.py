@@ -114,7 +114,7 @@ def test_the_server_dies_with_a_parent_that_is_killed() -> None:
         pytest.skip("needs pidfd_open to wait for a process that is not a child")
     import select
 
-    assert select.select([watch], [], [], 20)[0], "the server outlived its parent"
+    assert select.select([watch], [], [], 300)[0], "the server outlived its parent"
     os.close(watch)
 
 
@@ -170,7 +170,7 @@ def test_the_announcement_is_one_line_of_json() -> None:
         announcement = json.loads(process.stdout.readline())
     finally:
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=30)
+        rest, _ = process.communicate(timeout=300)
     assert announcement["base_url"].endswith("/v1") and announcement["model"] == "osmosis/tiny"
     assert (rest, process.returncode) == ("", 0)
 

@@ -216,7 +216,14 @@ async def test_everyone_waits_when_one_is_told_how_long(model: StandInModel) -> 
 
 
 async def test_no_more_calls_reach_the_provider_than_the_user_allows(model: StandInModel) -> None:
-    model.latency_s = 0.001
+    all_three = asyncio.Event()
+
+    def wait_for_three(_: dict[str, Any]) -> Reply:
+        if model.in_flight == 2:  # This one is the third.
+            all_three.set()
+        return Reply(wait_for=all_three)
+
+    model.respond = wait_for_three
     async with client(model, max_connections=3) as calling:
         await asyncio.gather(*(calling.complete(HELLO) for _ in range(30)))
     assert model.most_in_flight == 3

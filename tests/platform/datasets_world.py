@@ -77,7 +77,7 @@ class Uploads:
         return self.get(dataset["id"])
 
     def settle(self) -> None:
-        assert self.services.datasets.ingest.wait_idle(60)
+        assert self.services.datasets.ingest.wait_idle(300)
 
     def get(self, name_or_id: str) -> dict[str, Any]:
         reply = self.request("GET", f"/{name_or_id}")

@@ -181,11 +181,13 @@ class _SlowMirrors(MirrorStore):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.asked = 0
+        self.was_asked = threading.Event()
         self.answer = threading.Event()
 
     def sync(self, repository: Any, *, max_age_s: float = 0.0) -> MirrorHead:
         self.asked += 1
-        assert self.answer.wait(30)
+        self.was_asked.set()
+        assert self.answer.wait(300)
         return super().sync(repository, max_age_s=max_age_s)
 
 
@@ -201,11 +203,12 @@ def test_a_slow_sync_is_shared_and_does_not_hold_up_the_list_for_ever(
         listed = api.get(PATH).json()
         assert [row["name"] for row in listed["rollouts"]] == ["add", "multiply"]
         assert "still being fetched" in listed["sync_error"]
+    assert mirrors.was_asked.wait(300)
     assert mirrors.asked == 1
 
     running = services.rollouts.start_sync(member.repository.id)
     mirrors.answer.set()
-    assert running.result(timeout=30).sync_error is None
+    assert running.result(timeout=300).sync_error is None
 
 
 def _row(services: PlatformServices) -> RepositoryRow:

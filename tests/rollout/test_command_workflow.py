@@ -24,12 +24,17 @@ from osmosis_ai.rollout import (
 )
 from osmosis_ai.rollout.model_client import close_shared_connections
 from tests.driving.bridge_world import TOKEN, BridgeWorld, bridge_world
+from tests.loop_clock import advance_loop_clock
 from tests.standin_model import Reply, StandInModel, error_reply
 
 from .command_agents import AGENT
 from .local_rollouts import execute, grader, request
 
 pytestmark = pytest.mark.e2e
+
+
+# Of this process alone: the tests of another checkout may run next to these.
+SLEEPS = [str(10**9 + 10 * os.getpid() + number) for number in range(4, 7)]
 
 
 def running(*seconds: str) -> list[str]:
@@ -163,24 +168,27 @@ async def test_a_machine_that_starts_no_more_processes_is_told_of(
 
 
 async def test_what_forks_and_leaves_ends_with_its_program(world: World) -> None:
-    _, graded = await world.run("leaves 98760123")
+    _, graded = await world.run(f"leaves {SLEEPS[0]}")
     assert graded.status is RolloutStatus.SUCCESS
-    assert running("98760123") == []
+    assert running(SLEEPS[0]) == []
 
 
 async def test_a_program_that_hangs_is_ended_at_the_deadline_with_all_its_children(world: World) -> None:
-    completion, _ = await world.run("hangs 98760124", agent_timeout_sec=1.0)
+    hanging = asyncio.create_task(world.run(f"hangs {SLEEPS[1]}", agent_timeout_sec=3600.0))
+    await until(lambda: len(running(SLEEPS[1])) == 2)
+    advance_loop_clock(3600.0)
+    completion, _ = await hanging
     assert completion.err_category is RolloutErrorCategory.TIMEOUT
-    assert running("98760124") == []
+    assert running(SLEEPS[1]) == []
 
 
 async def test_a_rollout_that_is_cancelled_takes_the_programs_children_with_it(world: World) -> None:
-    task = asyncio.create_task(world.run("hangs 98760125"))
-    await until(lambda: len(running("98760125")) == 2)
+    task = asyncio.create_task(world.run(f"hangs {SLEEPS[2]}"))
+    await until(lambda: len(running(SLEEPS[2])) == 2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert running("98760125") == []
+    assert running(SLEEPS[2]) == []
 
 
 async def test_it_has_what_programs_need_the_bridges_key_and_no_other(

@@ -117,15 +117,22 @@ class TestShutdown:
         assert opened[0].closed
 
     async def test_rollouts_in_flight_finish_before_the_callers_lifespan_ends(
-        self, controller: Controller
+        self, controller: Controller, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         order: list[str] = []
-        started = asyncio.Event()
+        started, closing = asyncio.Event(), asyncio.Event()
+        close = host.RolloutHost.close
+
+        async def close_noticed(this: host.RolloutHost) -> None:
+            closing.set()
+            await close(this)
+
+        monkeypatch.setattr(host.RolloutHost, "close", close_noticed)
 
         class Slow(AgentWorkflow):
             async def run(self, ctx: AgentWorkflowContext) -> Any:
                 started.set()
-                await asyncio.sleep(0.05)
+                await closing.wait()
                 order.append("workflow")
                 return ctx.prompt
 

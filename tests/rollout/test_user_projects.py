@@ -112,7 +112,7 @@ async def test_a_project_written_for_the_hosted_sdk_runs_unchanged(
     )
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
-            health = await asyncio.wait_for(until_healthy(session), 30)
+            health = await asyncio.wait_for(until_healthy(session), 300)
             for name in ("r1", "r2", "r3"):
                 async with session.post("/rollout", json=controller.init_body(name)) as reply:
                     assert reply.status == 202

@@ -62,8 +62,8 @@ class Controller:
             "llm_api_key": "K2",
             "completion_callback_url": f"{url}/completion",
             "grader_callback_url": f"{url}/grader",
-            "agent_timeout_sec": 20.0,
-            "grader_timeout_sec": 20.0,
+            "agent_timeout_sec": 600.0,
+            "grader_timeout_sec": 600.0,
             "extra_fields": {"row_index": 0, "run_index": 0},
         }
         return {**body, **changes}

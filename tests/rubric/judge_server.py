@@ -164,12 +164,12 @@ def running_judge(**settings: Any) -> Iterator[JudgeServer]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     judge = JudgeServer(**settings)
-    asyncio.run_coroutine_threadsafe(judge.__aenter__(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(judge.__aenter__(), loop).result(300)
     try:
         yield judge
     finally:
-        asyncio.run_coroutine_threadsafe(judge.__aexit__(), loop).result(10)
-        asyncio.run_coroutine_threadsafe(end_other_tasks(), loop).result(60)
+        asyncio.run_coroutine_threadsafe(judge.__aexit__(), loop).result(300)
+        asyncio.run_coroutine_threadsafe(end_other_tasks(), loop).result(300)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(60)
         loop.close()

@@ -205,9 +205,13 @@ def test_importing_the_package_and_its_names_loads_no_judge() -> None:
 @pytest.mark.integration
 async def test_a_thousand_tasks_share_one_limiter_under_429s_and_all_are_scored(model: StandInModel) -> None:
     model.latency_s = 0.01
+    is_full = asyncio.Event()
 
     def respond(_: Any) -> Reply:
-        return GOOD if model.in_flight < 24 else error_reply(429, "too many at once", retry_after="0")
+        if model.in_flight < 16:
+            return Reply(GOOD.content, wait_for=is_full)
+        is_full.set()
+        return error_reply(429, "too many at once", retry_after="0")
 
     model.respond = respond
     with counting_judge_calls() as asked:

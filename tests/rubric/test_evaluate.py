@@ -168,7 +168,14 @@ async def test_the_async_twin_leaves_the_event_loop_free(model: StandInModel, in
 def test_threads_share_one_loop_its_connections_and_its_limits(
     model: StandInModel, info: dict[str, Any]
 ) -> None:
-    model.latency_s = 0.05
+    several = asyncio.Event()
+
+    def wait_for_another(_: dict[str, Any]) -> Reply:
+        if model.in_flight:
+            several.set()
+        return Reply(GOOD.content, wait_for=several)
+
+    model.respond = wait_for_another
     with ThreadPoolExecutor(16) as pool:
         scores = list(pool.map(lambda n: evaluate_rubric("Be kind.", f"hello {n}", info), range(32)))
     assert scores == [0.5] * 32
@@ -247,7 +254,7 @@ def test_importing_the_names_loads_no_client() -> None:
 
 def _until(condition: Any) -> None:
     waiting = threading.Event()
-    for _ in range(2_000):
+    for _ in range(60_000):
         if condition():
             return
         waiting.wait(0.005)

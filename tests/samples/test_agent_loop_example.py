@@ -188,18 +188,18 @@ async def test_python_m_server_serves_the_agent_and_uvicorn_does(words: str) -> 
     )
     try:
         assert process.stderr is not None
-        while b"running on" not in (line := await asyncio.wait_for(process.stderr.readline(), 60)):
+        while b"running on" not in (line := await asyncio.wait_for(process.stderr.readline(), 300)):
             assert line, "it ended at once"
         async with (
             served(create_mock_trainer_app(tracker)) as trainer,
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=300) as client,
         ):
             body = request(server_url=trainer, messages=[{"role": "user", "content": "add 5 and 3"}])
             refused = await client.post("/v1/rollout/init", json=body.model_dump())
             accepted = await client.post("/v1/rollout/init", json=body.model_dump(), headers=key)
             assert (refused.status_code, accepted.status_code) == (401, 202)
             assert accepted.json()["tools"][0]["function"]["name"] == "add"
-            assert await asyncio.to_thread(tracker.wait, 60)
+            assert await asyncio.to_thread(tracker.wait, 300)
     finally:
         process.terminate()
         await process.communicate()

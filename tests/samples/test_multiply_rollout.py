@@ -132,7 +132,7 @@ async def test_how_many_run_at_once_is_left_to_the_controller(rollout: ServedRol
         ]
         while model.in_flight < count:
             model.arrived.clear()
-            await asyncio.wait_for(model.arrived.wait(), 30)
+            await asyncio.wait_for(model.arrived.wait(), 300)
             await asyncio.sleep(0)
         release.set()
         reports = await asyncio.gather(*attempts)

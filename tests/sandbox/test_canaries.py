@@ -309,7 +309,7 @@ def test_one_that_outlives_its_server_in_a_session_of_its_own_ends_with_the_sand
 
 
 def test_forking_without_end_meets_the_runs_own_limit(nobodys_machine: Machine) -> None:
-    ended = nobodys_machine.run("i=0; while [ $i -lt 200 ]; do sleep 30 & i=$((i+1)); done; echo forked")
+    ended = nobodys_machine.run("i=0; while [ $i -lt 200 ]; do sleep 600 & i=$((i+1)); done; echo forked")
     assert "fork" in ended.stdout, ended.stdout
     assert "forked" not in ended.stdout
 
@@ -327,7 +327,7 @@ def test_forking_as_root_meets_no_limit_which_is_why_a_platform_has_a_user_of_it
     if os.geteuid() != 0:
         pytest.skip("only root is not counted")
     machine = make_machine(tmp_path, capability, processes=8)
-    ended = machine.run("i=0; while [ $i -lt 32 ]; do sleep 30 & i=$((i+1)); done; echo forked")
+    ended = machine.run("i=0; while [ $i -lt 32 ]; do sleep 600 & i=$((i+1)); done; echo forked")
     assert "forked" in ended.stdout
 
 

@@ -413,7 +413,7 @@ def test_forking_without_end_meets_the_limit_of_the_group(machine: Machine, dele
     group = RunGroup.make(delegated, "forks", RunLimits(processes=32))
     machine.sandbox = replace(machine.sandbox, control=group)
     try:
-        ended = machine.run("i=0; while [ $i -lt 200 ]; do sleep 30 & i=$((i+1)); done; echo forked")
+        ended = machine.run("i=0; while [ $i -lt 200 ]; do sleep 600 & i=$((i+1)); done; echo forked")
         said, refused = group.end_of("program"), group.refused
     finally:
         group.close()

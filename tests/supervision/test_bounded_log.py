@@ -16,7 +16,7 @@ from tests.supervision.test_service import announcing
 WRITER = """
 import itertools, sys, time
 for number in itertools.count():
-    print(f"line {number:06}", flush=True)
+    print(f"line {number:012}", flush=True)
     time.sleep(0.0001)
 """
 

@@ -59,7 +59,7 @@ async def test_a_child_gets_exactly_the_environment_and_directory_it_is_given(tm
 async def test_stopping_asks_first(tmp_path: Path) -> None:
     child = start(POLITE, tmp_path)
     assert first_line(child) == "ready"
-    assert await child.stop() == -signal.SIGTERM
+    assert await child.stop(grace_s=600) == -signal.SIGTERM
 
 
 async def test_a_child_that_does_not_listen_is_ended_by_force(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ print(json.dumps([CANARY in began_with, first, second, sorted(name for name in o
 async def test_what_a_child_alone_is_told_nobody_takes_out_of_its_descriptors(tmp_path: Path) -> None:
     # It has not kept to itself yet, and waits until we have looked.
     child = ChildProcess(
-        [sys.executable, "-c", "import sys; print('begun', flush=True); import time; time.sleep(60)"],
+        [sys.executable, "-c", "import threading; print('begun', flush=True); threading.Event().wait()"],
         env=dict(os.environ),
         cwd=tmp_path,
         stdout=subprocess.PIPE,

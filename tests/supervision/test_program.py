@@ -16,6 +16,9 @@ from osmosis_ai.supervision.program import KEPT_BYTES, FinishedProgram, run_prog
 
 pytestmark = pytest.mark.e2e
 
+# Of this process alone: the tests of another checkout may run next to these.
+SLEEPS = [f"sleep {10**9 + 10 * os.getpid() + number}" for number in range(4)]
+
 
 def alive(words: str) -> bool:
     for process in Path("/proc").iterdir():
@@ -59,19 +62,20 @@ async def test_its_status_and_the_end_of_what_it_wrote_are_told(tmp_path: Path) 
 
 
 async def test_who_floods_is_ended(tmp_path: Path) -> None:
-    ended = await run(tmp_path, "sh", "-c", "yes 98760135", max_output_bytes=100_000)
+    flood = f"yes {os.getpid()}"
+    ended = await run(tmp_path, "sh", "-c", flood, max_output_bytes=100_000)
     assert ended.flooded and len(ended.stdout) == KEPT_BYTES
-    assert not alive("yes 98760135")
+    assert not alive(flood)
 
 
 async def test_who_does_not_want_to_end_is_made_to(tmp_path: Path) -> None:
-    stubborn = "trap '' TERM; (setsid sleep 98760136 &); while :; do sleep 98760137; done"
+    stubborn = f"trap '' TERM; (setsid {SLEEPS[0]} &); while :; do {SLEEPS[1]}; done"
     task = asyncio.create_task(run(tmp_path, "sh", "-c", stubborn, grace_s=0.05))
-    await until(lambda: alive("sleep 98760136") and alive("sleep 98760137"))
+    await until(lambda: alive(SLEEPS[0]) and alive(SLEEPS[1]))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not alive("sleep 98760136") and not alive("sleep 98760137")
+    assert not alive(SLEEPS[0]) and not alive(SLEEPS[1])
 
 
 async def test_nothing_is_left_when_its_starter_is_killed(tmp_path: Path) -> None:
@@ -81,12 +85,12 @@ async def test_nothing_is_left_when_its_starter_is_killed(tmp_path: Path) -> Non
 import asyncio
 from pathlib import Path
 from tests.supervision.test_program import run
-asyncio.run(run(Path({str(place)!r}), "sh", "-c", "(setsid sleep 98760138 &) ; sleep 98760139", grace_s=0.05))
+asyncio.run(run(Path({str(place)!r}), "sh", "-c", "(setsid {SLEEPS[2]} &) ; {SLEEPS[3]}", grace_s=0.05))
 """
     process = subprocess.Popen([sys.executable, "-c", starter], cwd=Path(__file__).parents[2])  # noqa: ASYNC220
     try:
-        await until(lambda: alive("sleep 98760138") and alive("sleep 98760139"))
+        await until(lambda: alive(SLEEPS[2]) and alive(SLEEPS[3]))
     finally:
         process.kill()
         process.wait()
-    await until(lambda: not alive("sleep 98760138") and not alive("sleep 98760139") and not place.exists())
+    await until(lambda: not alive(SLEEPS[2]) and not alive(SLEEPS[3]) and not place.exists())

@@ -55,7 +55,7 @@ class NumberLearner:
     def step(self, sequences: Any, advantages: Any, *, policy_version: int | None = None) -> StepMetrics:
         self.calls += 1
         self.learning.set()
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(300)
         if self.calls in self._refuse:
             raise StepRefusedError("the step was refused: its loss is not a finite number.")
         if not sequences:

@@ -43,7 +43,7 @@ def git(root: Path, *arguments: str) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         check=True,
     )
     return done.stdout.strip()

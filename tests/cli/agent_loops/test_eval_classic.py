@@ -116,6 +116,10 @@ async def test_the_documented_file_and_our_numbers_of_runs_that_go_well_and_wron
     assert any("FAILED" in line and "[bold]no[/bold] answer" in line for line in lines)
     assert "this module prints" not in outcome.out
     assert "9 of 18 runs succeeded" in outcome.out and "9 of 18 runs scored" in outcome.out
+    shown = outcome.out.splitlines()
+    assert "Eval Function\t\tValue\t95 % interval\tStd. error\tOver" in shown
+    assert {"Rows\t6", "Runs per row\t3", "Runs\t18", "failed\t9"} <= {line.strip() for line in shown}
+    assert any("the same command with --retry-failed --name" in line for line in shown)
 
     # The endpoint got the name that it knows, a key of no meaning, and what the agent passed on.
     asked = [request for request in model.requests if "seed" in request.body]
@@ -220,6 +224,7 @@ async def test_weakness_8_a_failed_run_passes_no_threshold_and_a_run_of_failures
     assert json.loads((project.root / "out.json").read_text())["summary"]["succeeded_runs"] == 2
     assert len(project.journal()) == 4
 
+    model.latency_s = 0.05  # so that more than `--max-time` has passed in this session
     budget = await project.eval("--name", "b", "--max-total-tokens", "1", "--plain")
     assert budget.status == 1
     assert "tokens used of `--max-total-tokens 1`" in budget.out

@@ -9,6 +9,8 @@ import select
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,7 @@ class Agent(RolloutAgentLoop):
             await asyncio.Event().wait()
         if what == "block":
             print("blocking", flush=True)
+            open("blocking", "w").close()
             while True:
                 time.sleep(0.01)
         reply = await ctx.chat(messages, **ctx.request.completion_params)
@@ -161,9 +164,25 @@ def test_rows_go_on_beside_each_other_and_are_told_in_order(loop: Loop) -> None:
     assert told == [f"[{number + 1}/6] Row {number}" for number in range(6)]
 
 
-def test_an_agent_that_blocks_the_event_loop_fails_its_row_alone(loop: Loop) -> None:
+def test_an_agent_that_blocks_the_event_loop_fails_its_row_alone(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop.rows("block", "fine")
-    outcome = loop.test("--timeout", "0.5s", "--no-probe", "--json", "--limit", "1")
+    alarms: list[float] = []
+
+    def ring_when_it_blocks() -> None:
+        while not Path("blocking").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    with monkeypatch.context() as patch:
+        # On a busy machine the alarm could ring before the agent blocks.
+        patch.setattr(signal, "setitimer", lambda _which, seconds: alarms.append(seconds))
+        ringing = threading.Thread(target=ring_when_it_blocks)
+        ringing.start()
+        outcome = loop.test("--timeout", "0.5s", "--no-probe", "--json", "--limit", "1")
+        ringing.join()
+    assert alarms[0] == 0.5 and alarms[-1] == 0
     assert outcome.status == 1
     rows = json.loads(outcome.out)["resource"]["results"]  # what the agent printed is not in it
     assert "blocked the event loop for 0.5 s" in rows[0]["error"]

@@ -71,7 +71,7 @@ class Shop:
         """Let the background do what there is to do."""
         self.datasets.ingest.start()
         self.datasets.ingest.recover()
-        assert self.datasets.ingest.wait_idle(60)
+        assert self.datasets.ingest.wait_idle(300)
         self.datasets.ingest.close()
 
     def get(self, name_or_id: str) -> DbDataset:
@@ -192,17 +192,17 @@ def test_a_check_that_a_newer_upload_overtakes_changes_nothing(
 
     def slow(path: Path, *, stopping: threading.Event) -> Check:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(300)
         return check_in_process(path)
 
     monkeypatch.setattr("osmosis_ai.platform.datasets.ingest.check_dataset", slow)
     before = shop.received("multiply", rows(10))
     shop.datasets.ingest.start()
     shop.datasets.ingest.recover()
-    assert begun.wait(30)
+    assert begun.wait(300)
     newer = shop.received("multiply", rows(20), before.id)
     go_on.set()
-    assert shop.datasets.ingest.wait_idle(30)
+    assert shop.datasets.ingest.wait_idle(300)
 
     after = shop.get("multiply")
     assert (after.status, after.row_count) == ("uploaded", 20)
@@ -214,17 +214,17 @@ def test_an_abort_during_the_check_wins(shop: Shop, monkeypatch: pytest.MonkeyPa
 
     def slow(path: Path, *, stopping: threading.Event) -> Check:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(300)
         return check_in_process(path)
 
     monkeypatch.setattr("osmosis_ai.platform.datasets.ingest.check_dataset", slow)
     row = shop.received("multiply", rows())
     shop.datasets.ingest.start()
     shop.datasets.ingest.recover()
-    assert begun.wait(30)
+    assert begun.wait(300)
     shop.datasets.abort(shop.workspace, row.id)
     go_on.set()
-    assert shop.datasets.ingest.wait_idle(30)
+    assert shop.datasets.ingest.wait_idle(300)
     assert shop.get(row.id).status == "cancelled"
     assert shop.blob_keys() == set()
 
@@ -295,7 +295,7 @@ def test_many_completes_at_once_check_the_file_once(shop: Shop) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert shop.datasets.ingest.wait_idle(30)
+    assert shop.datasets.ingest.wait_idle(300)
 
     assert set(statuses) <= {"processing", "uploaded"} and len(statuses) == 6
     assert shop.messages(row).count("the dataset is ready: 10 rows") == 1
@@ -312,7 +312,7 @@ def test_a_complete_that_is_overtaken_by_the_check_itself_is_a_repeated_one(
     def overtaken(pending: PendingUpload, *arguments: Any) -> list[str]:
         monkeypatch.setattr(PendingUpload, "match", match)
         shop.datasets.complete(shop.workspace, row.id, "jsonl", parts)
-        assert shop.datasets.ingest.wait_idle(30)
+        assert shop.datasets.ingest.wait_idle(300)
         return match(pending, *arguments)
 
     monkeypatch.setattr(PendingUpload, "match", overtaken)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ import pytest
 from osmosis_ai.api.transfer import download, upload_file
 from osmosis_ai.api.wire.datasets import Dataset
 from osmosis_ai.datasets import file_digest
+from tests.platform.evaluations import wait_until
 
 pytestmark = [
     pytest.mark.e2e,
@@ -33,14 +34,23 @@ SIZE = 200 * MIB
 MOST_GROWTH = 48 * MIB
 
 _SERVER = """
-import json, socket, sys
+import json, os, signal, socket, sys
 from pathlib import Path
 import uvicorn
 from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets import DatasetLimits
 from osmosis_ai.platform.services import build_services
+from osmosis_ai.supervision import ChildProcess
 from tests.platform.conftest import World
+
+if "stop checks" in sys.argv:
+    finish = ChildProcess.finish
+    def stopped(check, *limits):
+        os.kill(check.pid, signal.SIGSTOP)
+        print(check.pid, flush=True)
+        return finish(check, *limits)
+    ChildProcess.finish = stopped
 
 listening = socket.create_server(("127.0.0.1", 0))
 home = Path(sys.argv[1])
@@ -55,17 +65,21 @@ uvicorn.Server(uvicorn.Config(create_app(services), log_level="warning")).run(so
 
 
 class Served:
-    """A platform in a process of its own."""
+    """A platform in a process of its own.
 
-    def __init__(self, home: Path, multipart_from_bytes: int) -> None:
+    Args:
+        options: ``stop checks`` suspends the process of each check when it has started.
+    """
+
+    def __init__(self, home: Path, multipart_from_bytes: int, *options: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _SERVER, str(home), str(multipart_from_bytes)],
+            [sys.executable, "-c", _SERVER, str(home), str(multipart_from_bytes), *options],
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[3],
         )
         assert self.process.stdout is not None
         told = json.loads(self.process.stdout.readline())
-        self.client = httpx.Client(base_url=told["url"], headers=told["headers"], timeout=60)
+        self.client = httpx.Client(base_url=told["url"], headers=told["headers"], timeout=300)
 
     def __enter__(self) -> Served:
         return self
@@ -76,7 +90,7 @@ class Served:
     def end(self, how: signal.Signals) -> None:
         self.client.close()
         self.process.send_signal(how)
-        self.process.wait(30)
+        self.process.wait(300)
         assert self.process.stdout is not None
         self.process.stdout.close()
 
@@ -99,15 +113,20 @@ class Served:
             body["parts"] = [part.to_wire() for part in parts]
         assert self.client.post(f"/api/cli/datasets/{dataset.id}/complete", json=body).status_code == 200
 
+    def stopped_check(self) -> int:
+        """Wait until a check is suspended, and return its process."""
+        assert self.process.stdout is not None
+        return int(self.process.stdout.readline())
+
     def checked(self, name: str) -> dict[str, Any]:
         """Return a dataset when it has been checked."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
+
+        def look() -> dict[str, Any] | None:
             found: dict[str, Any] = self.client.get(f"/api/cli/datasets/{name}").json()
-            if found["status"] != "processing":
-                return found
-            time.sleep(0.05)
-        raise AssertionError(f"{name} is still being checked")
+            return found if found["status"] != "processing" else None
+
+        found: dict[str, Any] = wait_until(look)
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -151,10 +170,12 @@ def test_200_mib_go_up_and_come_back_in_flat_memory(
 def test_a_platform_killed_while_it_checks_goes_on_after_its_restart(tmp_path: Path, source: Path) -> None:
     home = tmp_path / "platform"
     with_parts = 64 * MIB
-    first = Served(home, with_parts)
+    first = Served(home, with_parts, "stop checks")
     first.upload("large", source)
+    check = first.stopped_check()
     assert first.client.get("/api/cli/datasets/large").json()["status"] == "processing"
     first.end(signal.SIGKILL)
+    os.kill(check, signal.SIGCONT)  # It ends by itself: its platform is gone.
     with Served(home, with_parts) as second:
         assert second.checked("large")["status"] == "uploaded"
 

@@ -156,7 +156,7 @@ def test_several_processes_migrate_an_empty_database_at_once(any_url: str) -> No
     started = [
         subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) for _ in range(3)
     ]
-    outcomes = [(process.communicate(timeout=60)[1], process.returncode) for process in started]
+    outcomes = [(process.communicate(timeout=300)[1], process.returncode) for process in started]
     assert [status for _, status in outcomes] == [0, 0, 0], outcomes
     db = Database(any_url)
     with db.transaction() as session:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import http.server
 import os
+import select
 import stat
 import subprocess
 import threading
@@ -451,10 +452,19 @@ def test_a_host_that_stays_silent_is_given_up_with_all_its_processes(
     lifeline = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(lifeline, True)
     monkeypatch.setenv("PATH", f"{ssh.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr("osmosis_ai.platform.gitsync.remote.QUERY_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("osmosis_ai.platform.gitsync.remote.QUERY_TIMEOUT_S", 0.1)
+    communicate = subprocess.Popen.communicate
+
+    def communicate_with_ssh(process: subprocess.Popen[bytes], *arguments: Any, **options: Any) -> Any:
+        """Let the time for an answer begin when the host is being asked."""
+        if "ls-remote" in process.args:  # type: ignore[operator]
+            assert select.select([lifeline], [], [], 300)[0]
+        return communicate(process, *arguments, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate_with_ssh)
     mirrors = MirrorStore(tmp_path / "git")
 
-    with pytest.raises(SyncError, match="`git ls-remote` did not finish within 1 s"):
+    with pytest.raises(SyncError, match=r"`git ls-remote` did not finish within 0\.1 s"):
         mirrors.sync(Source("git@silent.example:a.git"))
     with os.fdopen(lifeline, "rb") as output:
         assert int(output.read()) > 0  # returns only once nobody holds the other end
@@ -496,8 +506,8 @@ def test_a_git_that_outlives_its_platform_keeps_others_from_fetching(
     repository.commit("a")
     mirrors.sync(repository.source)
     path = mirrors.root / f"{repository.source.id}.lock"
-    with exclusive_fetch(path, timeout_s=5) as lock:
-        orphan = subprocess.Popen(["sleep", "60"], pass_fds=[lock])
+    with exclusive_fetch(path, timeout_s=300) as lock:
+        orphan = subprocess.Popen(["sleep", "600"], pass_fds=[lock])
     try:
         with pytest.raises(TimeoutError), exclusive_fetch(path, timeout_s=0):
             pass

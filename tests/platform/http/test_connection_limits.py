@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,8 +20,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 from osmosis_ai.platform import server
 from osmosis_ai.platform.config import PlatformConfig, from_environment
-from osmosis_ai.platform.http import body_limits
+from osmosis_ai.platform.http import body_limits, connection_limits
 from osmosis_ai.platform.server import RunningPlatform, run_platform
+from tests.platform.evaluations import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -38,6 +42,81 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlatformConfig:
     """A platform that cuts off nobody for being as slow as a busy machine makes him, unless a test says so."""
     allow(PATIENCE_S, monkeypatch)
     return PlatformConfig(home=tmp_path / "platform", port=0, executor_slots=0)
+
+
+@dataclass(eq=False)
+class Timer:
+    """A call that is due at a time of the test's clock."""
+
+    due: float
+    call: Callable[[], object]
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@dataclass
+class Connections:
+    """The platform's side of connections: their timers run by a clock that the test advances."""
+
+    protocols: list[Any] = field(default_factory=list)
+    timers: list[Timer] = field(default_factory=list)
+    now: float = 0.0
+
+    def call_later(self, delay: float, call: Callable[..., object], *arguments: object) -> Timer:
+        self.timers.append(Timer(self.now + delay, lambda: call(*arguments)))
+        return self.timers[-1]
+
+    def received(self, connection: socket.socket, size: int) -> None:
+        """Wait until the platform has so many bytes of an unfinished request head."""
+        name = connection.getsockname()
+        [protocol] = wait_until(
+            lambda: [each for each in self.protocols if each.transport.get_extra_info("peername") == name]
+        )
+        wait_until(lambda: protocol._waiting_bytes == size)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and wait until everything that was due is done."""
+        passed = threading.Event()
+
+        def step() -> None:
+            self.now += seconds
+            due = [timer for timer in self.timers if timer.due <= self.now]
+            self.timers = [timer for timer in self.timers if timer not in due]
+            for timer in due:
+                if not timer.cancelled:
+                    timer.call()
+            passed.set()
+
+        self.protocols[0].loop.call_soon_threadsafe(step)
+        assert passed.wait(PATIENCE_S)
+
+
+class LoopWithTimers:
+    """An event loop, except for its timers."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, call_later: Callable[..., Timer]) -> None:
+        self._loop = loop
+        self.call_later = call_later
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> Connections:
+    """The connections of platforms that the test starts."""
+    made = Connections()
+    accept = connection_limits._LimitedHttp.connection_made
+
+    def connection_made(protocol: Any, transport: Any) -> None:
+        protocol.loop = LoopWithTimers(protocol.loop, made.call_later)
+        accept(protocol, transport)
+        made.protocols.append(protocol)
+
+    monkeypatch.setattr(connection_limits._LimitedHttp, "connection_made", connection_made)
+    return made
 
 
 @contextmanager
@@ -96,34 +175,34 @@ def stuck_replies() -> Iterator[queue.SimpleQueue[None]]:
 
 
 def test_a_request_that_trickles_in_is_ended_and_one_that_is_whole_is_not(
-    config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
+    config: PlatformConfig, connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allow(WITHIN_S, monkeypatch)
+    # The one body that is waited for never comes, so its time can be short.
+    monkeypatch.setattr(body_limits, "BODY_WITHIN_S", WITHIN_S)
     with run_platform(config) as platform:
         with connected(platform) as silent:
+            wait_until(lambda: connections.protocols)
+            connections.advance(PATIENCE_S)
             assert rest(silent) == b""
         with connected(platform) as trickling:
-            stopped = threading.Event()
-            trickling.sendall(b"GET /health HTTP/1.1\r\n")
-
-            def trickle() -> None:
-                while not stopped.wait(WITHIN_S / 10):
-                    try:
-                        trickling.sendall(b"X-More: 1\r\n")
-                    except OSError:
-                        return
-
-            sender = threading.Thread(target=trickle)
-            sender.start()
+            sent = b"GET /health HTTP/1.1\r\n"
+            trickling.sendall(sent)
+            connections.received(trickling, len(sent))
+            for _ in range(9):
+                connections.advance(PATIENCE_S / 10)
+                trickling.sendall(b"X-More: 1\r\n")
+                sent += b"X-More: 1\r\n"
+                connections.received(trickling, len(sent))
+            connections.advance(PATIENCE_S / 10)
             reply = rest(trickling)
-            stopped.set()
-            sender.join()
             assert reply.startswith(b"HTTP/1.1 408") and b"HEADERS_TOO_SLOW" in reply
         # The second request of a connection has the same deadline as the first.
         with connected(platform) as again:
             again.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
             assert again.recv(65536).startswith(b"HTTP/1.1 200")
             again.sendall(b"GET /hea")
+            connections.received(again, len(b"GET /hea"))
+            connections.advance(PATIENCE_S)
             assert b" 408 " in rest(again)
         with connected(platform) as half:
             half.sendall(POST + b"Content-Length: 20\r\n\r\n{")
@@ -137,28 +216,34 @@ def test_a_request_that_trickles_in_is_ended_and_one_that_is_whole_is_not(
 
 
 def test_a_reply_may_take_longer_than_any_deadline_of_requests(
-    config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
+    config: PlatformConfig, connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from osmosis_ai.platform.db.engine import Database
 
-    read = Database.read
+    read, is_reading, go_on = Database.read, threading.Event(), threading.Event()
 
     async def slowly(self: Database, query: object) -> object:
-        import asyncio
-
-        await asyncio.sleep(3 * WITHIN_S)
+        is_reading.set()
+        await asyncio.to_thread(go_on.wait, PATIENCE_S)
         return await read(self, query)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Database, "read", slowly)
-    allow(WITHIN_S, monkeypatch)
-    with run_platform(config) as platform:
-        began = time.monotonic()
-        reply = httpx.get(
+    # Nothing that is timed as a body would be in time.
+    monkeypatch.setattr(body_limits, "BODY_WITHIN_S", 0.0)
+    with run_platform(config) as platform, ThreadPoolExecutor(1) as other:
+        asked = other.submit(
+            httpx.get,
             f"{platform.config.base_url}/api/cli/verify",
             headers={"Authorization": "Bearer x"},
             timeout=PATIENCE_S,
         )
-        assert reply.status_code == 401 and time.monotonic() - began > 2 * WITHIN_S
+        try:
+            assert is_reading.wait(PATIENCE_S)
+            connections.advance(10 * PATIENCE_S)
+            assert not asked.done()
+        finally:
+            go_on.set()
+        assert asked.result(PATIENCE_S).status_code == 401
 
 
 def test_too_many_connections_push_out_those_that_only_wait(config: PlatformConfig) -> None:
@@ -171,13 +256,12 @@ def test_too_many_connections_push_out_those_that_only_wait(config: PlatformConf
 def test_connections_that_are_served_are_never_pushed_out(
     config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import asyncio
-
     from osmosis_ai.platform.db.engine import Database
 
-    read, go_on = Database.read, threading.Event()
+    read, reading, go_on = Database.read, threading.Semaphore(0), threading.Event()
 
     async def held_up(self: Database, query: object) -> object:
+        reading.release()
         await asyncio.to_thread(go_on.wait, PATIENCE_S)
         return await read(self, query)  # type: ignore[arg-type]
 
@@ -189,6 +273,8 @@ def test_connections_that_are_served_are_never_pushed_out(
                 b"GET /api/cli/verify HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer x\r\nConnection: close\r\n\r\n"
             )
         try:
+            for _ in served:
+                assert reading.acquire(timeout=PATIENCE_S)
             with connected(platform) as late:
                 reply = rest(late)
             assert reply.startswith(b"HTTP/1.1 503") and b"Retry-After: 5" in reply

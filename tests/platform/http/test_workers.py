@@ -174,6 +174,16 @@ def later() -> Any:
         yield threads.submit
 
 
+@pytest.fixture
+def patient(services: PlatformServices, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims and exchanges wait until something happens, not until their time is up."""
+    wait = WorkerWaits.for_run
+    monkeypatch.setattr(
+        WorkerWaits, "for_run", lambda waits, idler, _, token: wait(waits, idler, 600.0, token)
+    )
+    services.desk.leases.term = timedelta(hours=1)  # An exchange waits for a third of it.
+
+
 Later = Callable[..., "Future[httpx.Response]"]
 
 
@@ -187,6 +197,7 @@ def held(machine: Spoken, services: PlatformServices, count: int = 1) -> None:
     raise AssertionError("nobody waits")
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_stop_is_told_at_once_to_a_worker_that_waits(
     machine: Spoken, services: PlatformServices, later: Later
 ) -> None:
@@ -197,6 +208,7 @@ def test_a_stop_is_told_at_once_to_a_worker_that_waits(
     assert answer.result(300).json()["stop"] is True
 
 
+@pytest.mark.usefixtures("patient")
 def test_the_next_exchange_about_a_run_ends_the_wait_of_the_one_before(
     machine: Spoken, services: PlatformServices, later: Later
 ) -> None:
@@ -214,6 +226,7 @@ def test_the_next_exchange_about_a_run_ends_the_wait_of_the_one_before(
     assert len(heard) == 1, "the lease is kept once for both"
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_worker_that_waits_learns_that_its_run_is_another_ones(
     machine: Spoken, services: PlatformServices, later: Later
 ) -> None:
@@ -224,6 +237,7 @@ def test_a_worker_that_waits_learns_that_its_run_is_another_ones(
     assert_flat_error(answer.result(300), 409, LEASE_LOST)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_claim_waits_for_a_run(machine: Spoken, services: PlatformServices, later: Later) -> None:
     machine.claimed()
     answers = [later(machine.claim, wait_s=25) for _ in range(2)]
@@ -234,6 +248,7 @@ def test_a_claim_waits_for_a_run(machine: Spoken, services: PlatformServices, la
     assert len(runs) == 2
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_run_is_not_given_to_a_worker_that_left_while_it_waited(
     machine: Spoken, services: PlatformServices, portal: BlockingPortal
 ) -> None:
@@ -372,14 +387,10 @@ def test_a_run_whose_worker_s_token_was_revoked_says_that_nobody_may_take_it(
     assert "silent_since" not in detail, "that it is silent is not what is told"
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_claim_that_waits_hears_that_its_token_was_revoked(
-    machine: Spoken, services: PlatformServices, later: Later, monkeypatch: pytest.MonkeyPatch
+    machine: Spoken, services: PlatformServices, later: Later
 ) -> None:
-    wait = WorkerWaits.for_run
-    # Longer than anybody has patience here, if nobody looks.
-    monkeypatch.setattr(
-        WorkerWaits, "for_run", lambda waits, idler, _, token: wait(waits, idler, 600.0, token)
-    )
     machine.claimed()
     answer = later(machine.claim, wait_s=25)
     held(machine, services)
@@ -388,10 +399,10 @@ def test_a_claim_that_waits_hears_that_its_token_was_revoked(
     assert_flat_error(answer.result(300), 401, "TOKEN_REVOKED")
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_worker_with_nothing_new_hears_that_its_token_was_revoked(
     machine: Spoken, services: PlatformServices, later: Later
 ) -> None:
-    services.desk.leases.term = timedelta(hours=1)  # of which a third is waited, if nobody looks
     given = machine.claimed()
     answer = later(machine.sync, given, may_wait=True)
     held(machine, services)
@@ -400,10 +411,10 @@ def test_a_worker_with_nothing_new_hears_that_its_token_was_revoked(
     assert_flat_error(answer.result(300), 401, "TOKEN_REVOKED")
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_worker_with_nothing_new_hears_that_its_ticket_was_withdrawn(
     api: TestClient, services: PlatformServices, later: Later
 ) -> None:
-    services.desk.leases.term = timedelta(hours=1)
     SUBMITS.taken(api)
     [run] = api.get("/api/cli/eval-runs").json()["eval_runs"]
     worker = Spoken(api, services.worker_access.issue_ticket(run["id"]))
@@ -414,6 +425,7 @@ def test_a_worker_with_nothing_new_hears_that_its_ticket_was_withdrawn(
     assert_flat_error(answer.result(300), 401, "TICKET_VOID")
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_server_that_stops_lets_nobody_wait(
     machine: Spoken, services: PlatformServices, later: Later, portal: BlockingPortal
 ) -> None:

@@ -60,6 +60,7 @@ def back(services: PlatformServices, cli: Cli, tmp_path: Path, monkeypatch: pyte
     there = f"sqlite:///{tmp_path / 'other.db'}"
     moved = cli("platform", "move", "--database", there)
     assert moved.status == 0, moved.err
+    assert f"export OSMOSIS_DATABASE_URL='{there}'" in moved.out
     monkeypatch.setenv("OSMOSIS_DATABASE_URL", there)
     return ["platform", "move", "--database", "sqlite", "--replace"]
 

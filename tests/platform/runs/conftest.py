@@ -12,6 +12,7 @@ import pytest
 from osmosis_ai.platform.local_execution import open_local_executor
 from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
 from osmosis_ai.platform.services import PlatformServices
+from tests.e2e.turnstile import Turnstile
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.evaluations import Code, add_dataset, put_mirror, read_commits_once
 from tests.platform.runs.played_hosts import Play, player
@@ -22,6 +23,15 @@ from tests.platform.runs.pretended_workers import Bench
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Code:
     read_commits_once(monkeypatch)
     return Code(tmp_path / "code")
+
+
+@pytest.fixture
+def turnstile(code: Code) -> Iterator[Turnstile]:
+    """Where the attempts of all runs wait before they begin; all may pass at first."""
+    made = Turnstile(code.path)
+    code.commit("wait at a turnstile")
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -281,7 +281,7 @@ def test_a_submit_does_not_wait_for_a_host_that_does_not_answer(
 ) -> None:
     silence = threading.Event()
     monkeypatch.setattr(submit_module, "SYNC_WAIT_S", 0.05)
-    monkeypatch.setattr(services.rollouts, "sync", lambda _id: silence.wait(20))
+    monkeypatch.setattr(services.rollouts, "sync", lambda _id: silence.wait(300))
     try:
         body = refused(api, 502, "REPOSITORY_NOT_FETCHED")
         assert "takes longer than" in body["error"]

@@ -32,6 +32,7 @@ from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
 from osmosis_ai.platform.runs.read.merging import measure_accepted
 from osmosis_ai.platform.runs.stored_journal import stored_records
 from osmosis_ai.platform.services import PlatformServices
+from tests.e2e.turnstile import Turnstile
 from tests.evaluation.builders import spec
 from tests.platform.conftest import Member
 from tests.platform.evaluations import (
@@ -78,6 +79,12 @@ def provider() -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_port}/v1"
     server.shutdown()
     thread.join()
+
+
+def hold_at(turnstile: Turnstile, services: PlatformServices, run: dict[str, Any], count: int) -> None:
+    """Hold a run once its worker has recorded ``count`` attempts; the few in flight may still be added."""
+    turnstile.may_pass = lambda: recorded(services, run["id"]) < count
+    wait_until(lambda: recorded(services, run["id"]) >= count)
 
 
 def submit(api: TestClient, **changes: Any) -> dict[str, Any]:
@@ -212,27 +219,29 @@ def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
 
 
 def test_a_run_whose_worker_is_killed_again_and_again_comes_to_the_same_result(
-    api: TestClient, services: PlatformServices, executor: ExecutorLoop, code: Code
+    api: TestClient, services: PlatformServices, executor: ExecutorLoop, code: Code, turnstile: Turnstile
 ) -> None:
     # The agent also leaves a file in its own directory, which must not keep anybody from going on.
-    source = (ROLLOUT / "main.py").read_text()
+    source = (code.path / "rollouts/multiply/main.py").read_text()
     leaving = source.replace("import re\n", "import re\nopen('left-behind.txt', 'w').close()\n", 1)
     code.write("rollouts/multiply/main.py", leaving)
     code.commit("leave something behind")
     undisturbed = submit(api, evaluation_config={"limit": 8, "n": 3, "batch_size": 2})
     assert ended(api, undisturbed["name"])["eval_run"]["status"] == "finished"
 
+    turnstile.hold()
     disturbed = submit(api, evaluation_config={"limit": 8, "n": 3, "batch_size": 2})
     for wanted in (1, 7, 13):
-        wait_until(lambda: recorded(services, disturbed["id"]) >= wanted)  # noqa: B023
+        hold_at(turnstile, services, disturbed, wanted)
         worker = worker_of(executor, disturbed["id"])
-        if worker is not None:
-            os.killpg(worker.pid, signal.SIGKILL)
+        assert worker is not None
+        os.killpg(worker.pid, signal.SIGKILL)
+    turnstile.open()
     detail = ended(api, disturbed["name"])
     assert detail["eval_run"]["status"] == "finished", log_of(services, disturbed["id"])
     assert samples_of(services, disturbed["id"]) == samples_of(services, undisturbed["id"])
     with services.db.session() as session:
-        assert session.get_one(DbRun, disturbed["id"]).attempt > 1
+        assert session.get_one(DbRun, disturbed["id"]).attempt > 3
     calm, stormy = (api.get(f"{RUNS}/{run['name']}/metrics").json() for run in (undisturbed, disturbed))
     for numbers in (calm, stormy):
         numbers["overview"].pop("duration_ms")
@@ -242,9 +251,11 @@ def test_a_run_whose_worker_is_killed_again_and_again_comes_to_the_same_result(
 
 
 def test_a_stopped_run_keeps_what_was_finished(
-    api: TestClient, services: PlatformServices, executor: ExecutorLoop
+    api: TestClient, services: PlatformServices, executor: ExecutorLoop, turnstile: Turnstile
 ) -> None:
+    turnstile.hold()
     run = submit(api, evaluation_config={"limit": 100, "n": 20, "batch_size": 1})
+    hold_at(turnstile, services, run, 3)
     wait_until(lambda: samples_of(services, run["id"]))
     assert api.post(f"{RUNS}/{run['name']}/stop", json={}).json() == {"id": run["id"], "status": "stopping"}
     detail = ended(api, run["name"])
@@ -263,19 +274,21 @@ def test_a_stopped_run_keeps_what_was_finished(
 
 
 def test_a_worker_that_does_not_stop_is_ended_by_force_and_its_samples_are_kept(
-    api: TestClient, services: PlatformServices
+    api: TestClient, services: PlatformServices, turnstile: Turnstile
 ) -> None:
     executor = open_local_executor(services, stop_grace_s=0.0)
     executor.start()
+    turnstile.hold()
     try:
         run = submit(api, evaluation_config={"limit": 100, "n": 20, "batch_size": 1})
+        hold_at(turnstile, services, run, 3)
         wait_until(lambda: samples_of(services, run["id"]))
         worker = worker_of(executor, run["id"])
         assert worker is not None
         os.kill(process_of(worker.pid), signal.SIGSTOP)
         api.post(f"{RUNS}/{run['name']}/stop", json={})
         wait_until(lambda: worker.poll() is not None)
-        executor._stop_grace_s = 30.0
+        executor._stop_grace_s = 600.0
         assert ended(api, run["name"])["eval_run"]["status"] == "stopped"
     finally:
         executor.close()
@@ -284,11 +297,13 @@ def test_a_worker_that_does_not_stop_is_ended_by_force_and_its_samples_are_kept(
 
 
 def test_runs_go_on_after_the_platform_was_closed(
-    api: TestClient, services: PlatformServices, executor: ExecutorLoop
+    api: TestClient, services: PlatformServices, executor: ExecutorLoop, turnstile: Turnstile
 ) -> None:
+    turnstile.hold()
     run = submit(api, evaluation_config={"limit": 20, "n": 4, "batch_size": 2})
-    wait_until(lambda: recorded(services, run["id"]))
+    hold_at(turnstile, services, run, 1)
     executor.close()
+    turnstile.open()
     before = samples_of(services, run["id"])
     assert api.get(f"{RUNS}/{run['name']}").json()["eval_run"]["status"] == "running"
     assert 0 < len(before) < 80
@@ -305,14 +320,21 @@ def test_runs_go_on_after_the_platform_was_closed(
 
 
 def test_another_machine_goes_on_with_the_run_of_a_killed_worker(
-    api: TestClient, services: PlatformServices, executor: ExecutorLoop, tmp_path: Path
+    api: TestClient,
+    services: PlatformServices,
+    executor: ExecutorLoop,
+    turnstile: Turnstile,
+    tmp_path: Path,
 ) -> None:
+    turnstile.hold()
     run = submit(api, evaluation_config={"limit": 40, "n": 4, "batch_size": 2})
+    hold_at(turnstile, services, run, 6)
     wait_until(lambda: len(samples_of(services, run["id"])) > 5)
     worker = worker_of(executor, run["id"])
     assert worker is not None
     os.killpg(worker.pid, signal.SIGKILL)
     executor.close()
+    turnstile.open()
     before = samples_of(services, run["id"])
     with services.db.transaction() as session:
         row = session.get_one(DbRun, run["id"])
@@ -335,11 +357,13 @@ def test_another_machine_goes_on_with_the_run_of_a_killed_worker(
 
 
 def test_a_run_whose_journal_was_damaged_here_goes_on_from_what_the_platform_has_of_it(
-    api: TestClient, services: PlatformServices, executor: ExecutorLoop
+    api: TestClient, services: PlatformServices, executor: ExecutorLoop, turnstile: Turnstile
 ) -> None:
+    turnstile.hold()
     run = submit(api, evaluation_config={"limit": 20, "n": 4, "batch_size": 2})
-    wait_until(lambda: recorded(services, run["id"]) > 2)
+    hold_at(turnstile, services, run, 3)
     executor.close()
+    turnstile.open()
     (journal,) = (services.config.runs_dir / run["id"]).glob("evaluation/*/events.jsonl")
     first, second, *rest = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(first + second.replace(b":", b"!", 1) + b"".join(rest))

@@ -26,7 +26,7 @@ def test_a_served_agent_is_evaluated_and_killed_over_a_hundred_rollouts(
     api: TestClient, services: PlatformServices, executor: ExecutorLoop
 ) -> None:
     served = {"rollout": "no-such-directory", "entrypoint": "server://calculater"}
-    with LoopProcess(KEY) as agent:
+    with LoopProcess(KEY, works_on=20) as agent:
         registration = {
             "host": "127.0.0.1",
             "port": agent.port,

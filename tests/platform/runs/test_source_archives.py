@@ -163,11 +163,25 @@ def test_an_archive_that_can_not_be_read_just_now_stays_doubted(
     assert DeskWorker.claims(services).assignment.source is not None and exports.count == 2
 
 
-def test_submits_at_once_pack_their_commit_once(api: TestClient, exports: Exports, code: Code) -> None:
+def test_submits_at_once_pack_their_commit_once(
+    api: TestClient, services: PlatformServices, exports: Exports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, prepared = services.sources.prepare, threading.Semaphore(0)
+
+    def counted(*arguments: Any) -> Any:
+        packing = prepare(*arguments)
+        prepared.release()
+        return packing
+
+    monkeypatch.setattr(services.sources, "prepare", counted)
     exports.go_on.clear()
     with ThreadPoolExecutor(6) as threads:
         replies = [threads.submit(api.post, SUBMITS.route, json=submit_body()) for _ in range(6)]
-        threading.Timer(0.2, exports.go_on.set).start()
+        try:
+            for _ in replies:
+                assert prepared.acquire(timeout=120)
+        finally:
+            exports.go_on.set()
         assert [reply.result(timeout=120).status_code for reply in replies] == [200] * 6
     assert exports.count == 1
     SUBMITS.taken(api)
@@ -217,6 +231,7 @@ def test_a_claim_waits_little_for_a_commit_that_takes_long_and_other_runs_go_fir
     try:
         assert services.desk.claim(offer(), ANY) is None
         assert services.desk.claim(offer(), ANY) is None, "nor is it the first one again at once"
+        wait_until(lambda: exports.count)
         assert exports.count == 1
     finally:
         exports.go_on.set()

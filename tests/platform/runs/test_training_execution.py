@@ -18,7 +18,9 @@ from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.local_execution import open_local_executor
 from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD
+from tests.e2e.turnstile import Turnstile
 from tests.platform.conftest import Member
 from tests.platform.evaluations import (
     ROOT,
@@ -102,42 +104,6 @@ def checkpoints(api: TestClient, name: str) -> list[dict[str, Any]]:
     return listed
 
 
-def test_a_run_trains_and_leaves_a_curve_a_log_and_checkpoints(
-    api: TestClient, services: PlatformServices, executor: ExecutorLoop, code: Code
-) -> None:
-    run = submit(api)
-    found = ended(api, run["name"])
-    assert found["status"] == "finished", (found, messages(api, run["name"]))
-    told = api.get(f"{RUNS}/{run['name']}").json()["environment"]
-    assert told.startswith("the running Python")
-    assert (found["current_step"], found["total_steps"]) == (STEPS, STEPS)
-    assert found["examples_processed_count"] == STEPS * 16
-
-    curve = curves(api, run["name"])
-    assert [step for step, _ in curve[TRAINING_REWARD]] == [1, 2, 3, 4]
-    assert [step for step, _ in curve[VALIDATION_REWARD]] == [0, 2, 4]
-    assert set(curve) <= set(TITLES)
-    for key in ("train/grad_norm", "train/clip_fraction", "train/entropy_loss", "rollout/truncated_ratio"):
-        assert len(curve[key]) == STEPS, key
-
-    saved = checkpoints(api, run["name"])
-    assert [one["checkpoint_step"] for one in saved] == [3, STEPS]
-    model = api.get(f"/api/cli/models/{saved[-1]['checkpoint_name']}").json()
-    assert (model["base_model"], model["reward"]) == ("osmosis/tiny", curve[VALIDATION_REWARD][-1][1])
-    download = api.get(f"/api/cli/models/{saved[-1]['checkpoint_name']}/download").json()
-    files = {file["path"]: api.get(file["url"]).content for file in download["files"]}
-    assert set(files) == {"adapter_config.json", "adapter_model.safetensors", "provenance.json"}
-    made_by = json.loads(files["provenance.json"])
-    assert (made_by["run"], made_by["git_head"], made_by["step"]) == (run["name"], code.head, STEPS)
-    assert made_by["dataset"]["name"] == "multiply"
-    assert made_by["settings"]["lr"] == 2e-3
-
-    said = messages(api, run["name"])
-    assert any(line.startswith(f"{STEPS} steps of 16 rollouts on ") for line in said)
-    assert sum(line.startswith("step ") for line in said) == STEPS + 1
-    wait_until(lambda: not (services.config.runs_dir / run["id"]).exists())
-
-
 def test_a_deployed_checkpoint_answers_is_evaluated_and_is_trained_on(
     api: TestClient, services: PlatformServices, executor: ExecutorLoop, member: Member
 ) -> None:
@@ -209,26 +175,71 @@ def test_a_model_of_ones_own_is_trained_deployed_and_evaluated(
     assert measured["status"] == "finished", measured
 
 
-def test_a_run_that_is_killed_then_stopped_and_resumed_elsewhere_comes_to_the_same_curve(
-    api: TestClient, services: PlatformServices, executor: ExecutorLoop, tmp_path: Path
+def check_finished_run(api: TestClient, services: PlatformServices, code: Code, run: dict[str, Any]) -> None:
+    """Check that a finished run of ``STEPS`` steps has left a curve, a log and checkpoints."""
+    found = api.get(f"{RUNS}/{run['name']}").json()["training_run"]
+    told = api.get(f"{RUNS}/{run['name']}").json()["environment"]
+    assert told.startswith("the running Python")
+    assert (found["current_step"], found["total_steps"]) == (STEPS, STEPS)
+    assert found["examples_processed_count"] == STEPS * 16
+
+    curve = curves(api, run["name"])
+    assert [step for step, _ in curve[TRAINING_REWARD]] == [1, 2, 3, 4]
+    assert [step for step, _ in curve[VALIDATION_REWARD]] == [0, 2, 4]
+    assert set(curve) <= set(TITLES)
+    for key in ("train/grad_norm", "train/clip_fraction", "train/entropy_loss", "rollout/truncated_ratio"):
+        assert len(curve[key]) == STEPS, key
+
+    saved = checkpoints(api, run["name"])
+    assert [one["checkpoint_step"] for one in saved] == [3, STEPS]
+    model = api.get(f"/api/cli/models/{saved[-1]['checkpoint_name']}").json()
+    assert (model["base_model"], model["reward"]) == ("osmosis/tiny", curve[VALIDATION_REWARD][-1][1])
+    download = api.get(f"/api/cli/models/{saved[-1]['checkpoint_name']}/download").json()
+    files = {file["path"]: api.get(file["url"]).content for file in download["files"]}
+    assert set(files) == {"adapter_config.json", "adapter_model.safetensors", "provenance.json"}
+    made_by = json.loads(files["provenance.json"])
+    assert (made_by["run"], made_by["git_head"], made_by["step"]) == (run["name"], code.head, STEPS)
+    assert made_by["dataset"]["name"] == "multiply"
+    assert made_by["settings"]["lr"] == 2e-3
+
+    said = messages(api, run["name"])
+    assert any(line.startswith(f"{STEPS} steps of 16 rollouts on ") for line in said)
+    assert sum(line.startswith("step ") for line in said) == STEPS + 1
+    wait_until(lambda: not (services.config.runs_dir / run["id"]).exists())
+
+
+def test_a_run_leaves_a_curve_and_one_that_is_killed_stopped_and_resumed_elsewhere_comes_to_the_same(
+    api: TestClient,
+    services: PlatformServices,
+    executor: ExecutorLoop,
+    code: Code,
+    turnstile: Turnstile,
+    tmp_path: Path,
 ) -> None:
     undisturbed = submit(api)
-    assert ended(api, undisturbed["name"])["status"] == "finished"
+    found = ended(api, undisturbed["name"])
+    assert found["status"] == "finished", (found, messages(api, undisturbed["name"]))
+    check_finished_run(api, services, code, undisturbed)
+    turnstile.hold()
     disturbed = submit(api)
+    saved = services.config.runs_dir / disturbed["id"] / "training" / "checkpoints"
 
-    def until_step(wanted: int) -> None:
+    def hold_at_step(wanted: int) -> None:
+        """Hold the run after a step, or after the next one: its rollouts may be sampled ahead."""
+        turnstile.may_pass = lambda: max((one.step for one in checkpoints_in(saved)), default=0) < wanted
         wait_until(lambda: any(step >= wanted for step, _ in _steps(api, disturbed["name"])))
 
-    until_step(1)
+    hold_at_step(1)
     worker = worker_of(executor, disturbed["id"])
     assert worker is not None
     os.kill(process_of(worker.pid), signal.SIGKILL)
-    until_step(2)
+    hold_at_step(2)
     assert api.post(f"{RUNS}/{disturbed['name']}/stop", json={}).status_code == 200
     stopped = ended(api, disturbed["name"])
     assert (stopped["status"], stopped["resumable"]) == ("stopped", True)
     assert stopped["current_step"] < STEPS, "there is something left to do"
     executor.close()
+    turnstile.open()
     shutil.rmtree(services.config.runs_dir)
     elsewhere = replace(services.config, home=tmp_path / "elsewhere")
     elsewhere.prepare_home()

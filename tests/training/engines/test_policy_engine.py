@@ -46,7 +46,7 @@ async def sample(engine: InProcessPolicyEngine, count: int = 4) -> list[TokenSeq
         recording = Recording(f"rollout-{number}", chat, frozenset({END}))
         prompt = recording.prompt(question(11 + number, 34), [MULTIPLY])
         feed = TokenFeed(engine, [Generation(prompt.ids, 40, number, frozenset({END}))], every_token=False)
-        emissions = await asyncio.wait_for(feed.read(), 30)
+        emissions = await asyncio.wait_for(feed.read(), 300)
         tokens = [emission.token for _, emission in emissions]
         recording.add(prompt, tokens, {"role": "assistant", "content": "?"})
         sequences += recording.recorded().sequences

@@ -50,7 +50,7 @@ async def generated(engine: VllmEngine, *generations: Generation) -> list[list[S
     tokens: list[list[SampledToken]] = [[] for _ in generations]
     unfinished = len(generations)
     while unfinished:
-        for index, emission in await asyncio.wait_for(feed.read(), 30):
+        for index, emission in await asyncio.wait_for(feed.read(), 300):
             tokens[index].append(emission.token)
             unfinished -= emission.finish_reason is not None
     return tokens
@@ -93,7 +93,7 @@ async def test_a_call_under_way_keeps_its_version_until_it_ends(tmp_path: Path) 
         server.arrived.clear()
         server.hold = asyncio.Event()
         slow = asyncio.create_task(generated(engine, wanted()))
-        await asyncio.wait_for(server.arrived.wait(), 30)
+        await asyncio.wait_for(server.arrived.wait(), 300)
         await engine.publish(PublishablePolicy(), 2)
         assert server.unloaded == []
         server.hold.set()
@@ -173,7 +173,7 @@ async def test_what_is_cancelled_is_asked_for_no_more(tmp_path: Path) -> None:
         server.hold = asyncio.Event()
         server.arrived.clear()
         feed = TokenFeed(engine, [wanted()], every_token=False)
-        await asyncio.wait_for(server.arrived.wait(), 30)
+        await asyncio.wait_for(server.arrived.wait(), 300)
         feed.close()
         await asyncio.gather(*engine._tasks, return_exceptions=True)
         server.hold.set()

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.e2e
 
 @asynccontextmanager
 async def sampling(
-    tmp_path: Path, *, source: str = AGENT, agent_timeout_s: float = 60.0, grader_timeout_s: float = 60.0
+    tmp_path: Path, *, source: str = AGENT, agent_timeout_s: float = 600.0, grader_timeout_s: float = 600.0
 ) -> AsyncIterator[tuple[RolloutSampler, list[str]]]:
     """A sampler on the test agent, or another; and what it notes."""
     notes: list[str] = []
@@ -83,19 +83,17 @@ def sampled(sample: Sample) -> list[list[int]]:
 
 
 async def test_every_attempt_becomes_a_sample_whatever_happened_to_it(tmp_path):
-    prompts = rows("What is 2 * 3?", "raise", "hang", "slow grader", "remove", "no reward", "nan", "number")
+    prompts = rows("What is 2 * 3?", "raise", "remove", "no reward", "nan", "number")
     told: list[Sample] = []
-    async with sampling(tmp_path, agent_timeout_s=6.0, grader_timeout_s=6.0) as (sampler, _):
+    async with sampling(tmp_path) as (sampler, _):
         samples = await sampler.sample(attempts_of_step(1, prompts, 2, seed=0), finished=told.append)
-    assert [sample.attempt.row.source_row_index for sample in samples] == [i for i in range(8) for _ in "12"]
+    assert [sample.attempt.row.source_row_index for sample in samples] == [i for i in range(6) for _ in "12"]
     assert sorted(map(id, told)) == sorted(map(id, samples))
     first_of_row = samples[::2]
     assert first_of_row[0].reward == 0.0
-    assert [sample.reward for sample in first_of_row[1:]] == [None] * 7
+    assert [sample.reward for sample in first_of_row[1:]] == [None] * 5
     assert [sample.unscored_because for sample in first_of_row[1:]] == [
         "agent_error",
-        "timeout",
-        "timeout",
         "removed",
         "validation_error",
         "validation_error",
@@ -103,6 +101,16 @@ async def test_every_attempt_becomes_a_sample_whatever_happened_to_it(tmp_path):
     ]
     assert first_of_row[1].verdict.boundary == "agent"
     assert "the agent broke" in str(first_of_row[1].verdict.error)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "limit"), [("hang", "agent_timeout_s"), ("slow grader", "grader_timeout_s")]
+)
+async def test_an_attempt_that_takes_too_long_becomes_a_sample_without_a_reward(tmp_path, prompt, limit):
+    # Only what never ends has a limit.
+    async with sampling(tmp_path, **{limit: 0.5}) as (sampler, _):
+        samples = await sampler.sample(attempts_of_step(1, rows(prompt), 2, seed=0))
+    assert [(sample.reward, sample.unscored_because) for sample in samples] == [(None, "timeout")] * 2
 
 
 async def test_samples_hold_the_very_tokens_and_two_attempts_on_a_row_differ(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -25,6 +24,7 @@ from osmosis_ai.platform.runs.lifecycle import LeaseLostError
 from osmosis_ai.platform.runs.stored_journal import stored_records
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock
+from tests.platform.evaluations import wait_until
 from tests.platform.runs.desk.desk_workers import ANY, DeskWorker, offer, records
 from tests.platform.runs.desk.submits import HOUR, has_expired, submitted
 
@@ -212,12 +212,9 @@ def test_a_run_of_a_pool_that_nobody_works_on_ends_soon_after_it_was_asked_to(
     services.eval_runs.stop(worker.run.workspace_id, worker.run_id, by="mara")
     services.frequent_maintenance.start()
     try:
-        deadline = time.monotonic() + 60
-        while worker.run.status != "stopped" and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: worker.run.status == "stopped")
     finally:
         services.frequent_maintenance.close()
-    assert worker.run.status == "stopped"
 
 
 def test_workers_that_were_too_slow_for_their_lease_fail_no_run_and_those_that_are_gone_do(

@@ -169,7 +169,7 @@ def test_a_sample_is_counted_with_its_conversation_or_not_yet_and_the_log_says_w
             working.now += 0.5
             return bool(lines())
 
-        wait_until(has_said_why, within_s=60.0)
+        wait_until(has_said_why)
         assert working.api.get(f"{RUNS}/{working.run['id']}/samples").json()["samples"] == []
     working.now += 1.0
     working.publisher.finish()

@@ -16,11 +16,18 @@ from osmosis_ai.rollout.loop.settings import RolloutClientSettings, RolloutServe
 from .agents import Calculator, Held
 from .trainer import Trainer, served
 
-HURRIED = RolloutSettings(
-    client=RolloutClientSettings(
-        timeout_seconds=1, max_retries=0, complete_rollout_retries=0, retry_base_delay=0.1, retry_max_delay=1
+
+def hurried(*, timeout_s: int = 60) -> RolloutSettings:
+    """Return settings of a server that tries once what may be tried again."""
+    return RolloutSettings(
+        client=RolloutClientSettings(
+            timeout_seconds=timeout_s,
+            max_retries=0,
+            complete_rollout_retries=0,
+            retry_base_delay=0.1,
+            retry_max_delay=1,
+        )
     )
-)
 
 
 def room_for(waiting: int) -> RolloutSettings:
@@ -74,7 +81,7 @@ async def test_a_controller_that_is_away_for_a_while_is_offered_the_same_complet
 ) -> None:
     monkeypatch.setattr(completion, "_FIRST_PAUSE_S", 0.0)
     trainer.refusals = [503, 429, 500]
-    async with served(Calculator(), settings=HURRIED) as server:
+    async with served(Calculator(), settings=hurried()) as server:
         await start(server, trainer)
         await trainer.completed()
     first, *others = trainer.offers
@@ -87,7 +94,7 @@ async def test_a_controller_that_never_takes_it_is_given_up(
 ) -> None:
     monkeypatch.setattr("osmosis_ai.rollout.loop.server.execution.COMPLETION_WINDOW_S", 0.0)
     trainer.refusals = [503] * 9
-    async with served(Calculator(), settings=HURRIED) as server:
+    async with served(Calculator(), settings=hurried()) as server:
         await start(server, trainer)
         await trainer.offered()
     assert "is lost: the controller did not take it" in caplog.text
@@ -171,7 +178,7 @@ async def test_a_controller_that_answers_something_else_fails_the_rollout_in_one
     trainer: Trainer, answer: Any
 ) -> None:
     trainer.on_chat = answer
-    async with served(Calculator(), settings=HURRIED) as server:
+    async with served(Calculator(), settings=hurried()) as server:
         await start(server, trainer)
         (told,) = await trainer.completed()
     assert told["status"] == "ERROR"
@@ -184,7 +191,7 @@ async def test_a_controller_that_redirects_does_not_lead_the_key_to_another_host
             status=307, headers={"Location": f"{other.url}/v1/chat/completions"}
         )
         trainer.refusals, trainer.elsewhere = [307], other.url
-        async with served(Calculator(), settings=HURRIED) as server:
+        async with served(Calculator(), settings=hurried()) as server:
             await start(server, trainer)
             (told,) = await trainer.offered()
     assert told["status"] == "ERROR"
@@ -201,7 +208,7 @@ async def test_a_controller_that_never_answers_is_not_waited_for_without_end(
     monkeypatch.setattr("osmosis_ai.rollout.loop.server.execution.COMPLETION_WINDOW_S", 0.1)
     silence = await asyncio.start_server(silent, "127.0.0.1", 0)
     host, port = silence.sockets[0].getsockname()
-    async with silence, served(Calculator(), settings=HURRIED) as server:
+    async with silence, served(Calculator(), settings=hurried(timeout_s=1)) as server:
         await start(server, trainer, server_url=f"http://{host}:{port}")
         (rollout,) = server_state(server).rollout_tasks.values()
         await rollout

@@ -24,7 +24,7 @@ from .trainer import served
 
 SOON = RolloutSettings(
     server=RolloutServerSettings(
-        registration_readiness_timeout_seconds=1, registration_readiness_poll_interval_seconds=0.05
+        registration_readiness_timeout_seconds=60, registration_readiness_poll_interval_seconds=0.05
     )
 )
 ELSEWHERE = Registration(

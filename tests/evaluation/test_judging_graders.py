@@ -49,6 +49,17 @@ if __name__ == "__main__":
 """
 
 
+async def test_a_score_outside_the_scale_is_kept_next_to_the_clamped_one(tmp_path: Path) -> None:
+    async with StandInModel(lambda _: Reply('{"score": 4, "explanation": "Great."}')) as model:
+        world = World(tmp_path, model)
+        write_rollout(world.rollout_dir, JUDGED.format(base_url=model.base_url))
+        write_rows(world.rows, ["one"])
+        await world.run()
+        (scored,) = world.records()
+        (judgement,) = scored["judgements"]
+        assert (scored["reward"], judgement["score"], judgement["stated_score"]) == (1.0, 1.0, 4.0)
+
+
 async def test_its_explanation_is_with_the_sample_and_its_cost_is_in_the_run(tmp_path: Path) -> None:
     usage = {"prompt_tokens": 90, "completion_tokens": 10, "cost": 0.25}
     good = Reply('{"score": 0.5, "explanation": "Polite."}', usage=usage)

@@ -342,8 +342,8 @@ def test_reasons_without_number_share_one_line() -> None:
     assert sum(unscored.values()) == 3000
 
 
-def test_a_sample_takes_64_bytes() -> None:
-    assert MetricsAccumulator(1000, 8).memory_bytes == 64 * 8000
+def test_an_attempt_takes_72_bytes() -> None:
+    assert MetricsAccumulator(1000, 8).memory_bytes == 72 * 8000
 
 
 def test_huge_numbers_can_be_written_as_json() -> None:

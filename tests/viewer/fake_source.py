@@ -210,6 +210,7 @@ def _is_wanted(sample: SampleEntry, query: SampleQuery) -> bool:
         and query.row in (None, sample.row)
         and query.category in (None, sample.category)
         and query.boundary in (None, sample.boundary)
+        and (query.finish is None or query.finish in (sample.finish_reasons or ()))
         and query.text.lower() in texts.lower()
     )
 

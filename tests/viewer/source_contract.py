@@ -105,6 +105,11 @@ def mixed_records() -> list[TerminalRecord]:
             known: dict[str, Any] = {"tokens": 100 + row % 3, "cost_usd": 0.25 if row % 2 else None}
             if row == 5:
                 known |= {"error": "ValueError: 50 % of_it", "tokens": None}
+            if row in (4, 7):
+                known["finish_reasons"] = {
+                    "stop": 1,
+                    ("length" if row == 4 else "content_filter"): attempt + 1,
+                }
             reward = None if row == 6 else [0.0, 0.5, 1.0][(row * attempt) % 3]
             text = {"input": f"what is row {row}?", "output": f"answer {attempt}"}
             records.append(sample_record(row, attempt, reward, **known, **text))
@@ -263,6 +268,10 @@ class SourceContract:
         assert found(category="exception") == found(boundary="agent") == {5}
         assert found(category="exception", outcome="passed") == set()
         assert found(tokens=(102, None)) == {2}
+        assert (found(finish="length"), found(finish="content_filter")) == ({4}, {7})
+        assert found(finish="refusal") == found(finish="length", row=7) == set()
+        (entry, *_) = listed(place.source, run, SampleQuery(finish="length"))
+        assert (entry.finish_reasons, entry.flagged_finishes) == ({"stop": 1, "length": 1}, ["truncated"])
         assert found(duration_ms=(None, 12)) == {0, 1}
         assert found(cost_usd=(0.25, 0.25)) == {1, 3, 7} | ({5} if found(row=5, cost_usd=(0, 1)) else set())
         assert found(reward=(1.0, None)) == {

@@ -226,6 +226,7 @@ def test_text_is_found_in_conversations_though_it_is_escaped_there(pages: TestCl
         "sort=reward&sort=row",
         "row=1&row=2",
         "category=zz",
+        "finish=stop",
         "row=-1",
         "row=1e3",
         "min_reward=nan",
@@ -240,6 +241,22 @@ def test_filters_that_make_no_sense_are_refused(pages: TestClient, words: str) -
     page_text(pages.get(f"/evals/calm-fern-1/samples?{words}"), status=400)
     if words != "cursor=x":
         page_text(pages.get(f"/evals/calm-fern-1/samples.csv?{words}"), status=400)
+
+
+def test_samples_are_listed_by_how_their_replies_ended() -> None:
+    samples = [
+        a_sample(0),
+        a_sample(1, finish_reasons={"length": 1}),
+        a_sample(2, finish_reasons={"refusal": 2}),
+    ]
+    pages = visitor(FakeSource([a_run("fern")], listed={"fern": samples}))
+    text = page_text(pages.get("/evals/fern/samples"))
+    assert (text.count(">truncated</span>"), text.count(">refused</span>")) == (1, 1)
+    found = page_text(pages.get("/evals/fern/samples?finish=length"))
+    assert ">1.0</a>" in found and ">2.0</a>" not in found
+    assert '<option value="length" selected>truncated</option>' in found
+    lines = pages.get("/evals/fern/samples.csv?finish=refusal").text.splitlines()
+    assert len(lines) == 2 and '"{""refusal"": 2}"' in lines[1]
 
 
 def test_a_filter_with_two_values_and_an_unknown_category_are_told_for_what_they_are(

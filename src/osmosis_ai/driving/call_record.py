@@ -22,6 +22,7 @@ from typing import Any
 from osmosis_ai.driving.conversation import MOST_KEPT_BYTES, LastCall
 from osmosis_ai.llm.completion import TokenUsage
 from osmosis_ai.llm.errors import ModelCallError
+from osmosis_ai.llm.finish_reasons import FinishReason
 
 KEPT_ANSWER_BYTES = 256 * 1024
 
@@ -41,6 +42,7 @@ class RolloutUsage:
         cut_off_since: when the first call began whose client went away before it had its answer, in
             seconds of the monotonic clock; None when no client did.
         last_error: the failure of the latest call, None when it was answered.
+        finish_reasons: how many answered calls ended with each finish reason.
         report: the trajectory report for the acknowledgement of a callback; None without calls.
     """
 
@@ -53,6 +55,7 @@ class RolloutUsage:
     requests: int = 0
     cut_off_since: float | None = None
     last_error: ModelCallError | None = None
+    finish_reasons: dict[str, int] = field(default_factory=dict)
     report: dict[str, Any] | None = None
 
 
@@ -187,9 +190,11 @@ class CallMetrics:
     completion_token_ids: list[int] | None = None
     logprobs: list[float] | None = None
     ended_at: datetime | None = None
+    finish: FinishReason = field(default_factory=FinishReason)
 
     def read(self, response: Mapping[str, Any]) -> None:
         """Take the tokens a completion or a chunk of one names; chunks add up."""
+        self.finish.read(response)
         ids = response.get("prompt_token_ids")
         for choice in response.get("choices") or ():
             # The conversation goes on with the first choice; of the others only the tokens count.
@@ -227,7 +232,9 @@ class CallMetrics:
         return {name: value for name, value in entry.items() if value is not None}
 
     def _course(self) -> dict[str, Any]:
-        took = {"latency_ms": round(self.latency_s * 1000, 3), "attempts": self.attempts}
+        took: dict[str, Any] = {"latency_ms": round(self.latency_s * 1000, 3), "attempts": self.attempts}
+        if self.finish.value is not None:
+            took["finish_reason"] = self.finish.value
         if self.ended_at is None:
             return took
         began = self.ended_at - timedelta(seconds=self.latency_s)
@@ -342,6 +349,8 @@ class RolloutCalls:
         total.cost_usd = math.fsum(known) if len(known) == len(costs) else None
         for metrics in ordered:
             total.model_latency_s.append(metrics.latency_s)
+            if (finish := metrics.finish.value) is not None:
+                total.finish_reasons[finish] = total.finish_reasons.get(finish, 0) + 1
             if metrics.usage is not None:
                 total.prompt_tokens += metrics.usage.prompt_tokens
                 total.completion_tokens += metrics.usage.completion_tokens

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from typing import Any, Literal
 
 from osmosis_ai.evaluation.lenient_json import MOST_ITEMS, read_object
+from osmosis_ai.llm.finish_reasons import FLAGGED_NAMES, canonical
 
 LARGEST_CONVERSATION_BYTES = 32 << 20
 """Of a larger file no step is read: nobody reads them, and a page would take seconds."""
@@ -59,6 +60,7 @@ class ConversationStep:
         reasoning: what the model thought before it spoke.
         prompt_tokens, completion_tokens, cost_usd: of the model call behind it.
         started_at, duration_ms: when that call began, and how long it took.
+        finish_reason: why the model stopped.
     """
 
     number: int
@@ -72,6 +74,12 @@ class ConversationStep:
     cost_usd: float | None = None
     started_at: datetime | None = None
     duration_ms: float | None = None
+    finish_reason: str | None = None
+
+    @property
+    def flagged_finish(self) -> str | None:
+        """Whether the message was truncated, filtered or refused, in a word."""
+        return FLAGGED_NAMES.get(self.finish_reason or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +262,8 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
 
 def _step(number: int, step: Mapping[str, Any]) -> ConversationStep:
     metrics, extra = _object(step.get("metrics")), _object(step.get("extra"))
-    started_at, duration_ms = _timing(_object(metrics.get("extra")))
+    call = _object(metrics.get("extra"))
+    started_at, duration_ms = _timing(call)
     return ConversationStep(
         number=number,
         role=_role(step, extra),
@@ -267,6 +276,7 @@ def _step(number: int, step: Mapping[str, Any]) -> ConversationStep:
         cost_usd=_number(metrics.get("cost_usd")),
         started_at=_moment(step.get("timestamp")) or started_at,
         duration_ms=duration_ms if (stated := _duration(extra.get("duration_ms"))) is None else stated,
+        finish_reason=canonical(call.get("finish_reason")),
     )
 
 

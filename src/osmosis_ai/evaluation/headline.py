@@ -15,11 +15,13 @@ from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.ui.numbers import percent, percent_range
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.metrics_models import Counts, Estimates, VarianceShares
+    from osmosis_ai.evaluation.metrics_models import Counts, Estimates, FinishTotals, VarianceShares
     from osmosis_ai.evaluation.statistics import Estimate
 
 FEWEST_ROWS = 10
 """Fewer do not tell how rows differ."""
+MOST_AFFECTED = 0.05
+"""With a larger share of replies truncated, filtered or refused, the numbers may not be the model's."""
 LEAST_SCORED = 0.9
 """With a smaller share of finished attempts scored, what is said of the others is a guess."""
 
@@ -221,17 +223,37 @@ def copied_rows(copies: int, rows: int) -> str | None:
     return f"{copies:,} of {rows:,} {found} of another: copies count as one row in every interval"
 
 
-def warnings_of(counts: Counts, rows: int, estimates: Iterable[Estimate | None]) -> list[str]:
+def many_affected(finish: FinishTotals | None) -> str | None:
+    """Return a warning when more than 5% of the attempts have a truncated, filtered or refused reply."""
+    if finish is None or finish.affected <= MOST_AFFECTED * finish.known_samples:
+        return None
+    found = {"truncated": finish.truncated, "filtered": finish.filtered, "refused": finish.refused}
+    share = percent(finish.affected / finish.known_samples)
+    return (
+        f"{finish.affected:,} of {finish.known_samples:,} attempts ({share}) have a model reply that was "
+        + ", ".join(f"{name} ({count:,})" for name, count in found.items() if count)
+    )
+
+
+def warnings_of(
+    counts: Counts, rows: int, estimates: Iterable[Estimate | None], finish: FinishTotals | None = None
+) -> list[str]:
     """Return what should stand beside a run's numbers.
 
     Args:
         counts: its samples.
         rows: how many rows it has.
         estimates: its numbers, which may have warnings of their own.
+        finish: how many attempts have a truncated, filtered or refused reply.
     """
     finished = counts.planned - counts.pending - counts.skipped
     own = [found.warning for found in estimates if found is not None]
-    said = [few_scored(counts.scored, finished), copied_rows(counts.copies, rows), *own]
+    said = [
+        few_scored(counts.scored, finished),
+        many_affected(finish),
+        copied_rows(counts.copies, rows),
+        *own,
+    ]
     return list(dict.fromkeys(filter(None, said)))
 
 

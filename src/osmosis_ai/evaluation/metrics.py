@@ -1,4 +1,4 @@
-"""The numbers of a run, kept up to date in 64 bytes per work item.
+"""The numbers of a run, kept up to date in 72 bytes per attempt.
 
 Every attempt counts in exactly one way, and what could not be scored is never a zero:
 
@@ -31,6 +31,7 @@ from osmosis_ai.evaluation.metrics_models import (
     CostTotal,
     Counts,
     Estimates,
+    FinishTotals,
     FlakyRows,
     JudgeTotals,
     Latency,
@@ -51,6 +52,7 @@ from osmosis_ai.evaluation.sample_columns import (
     PENDING,
     SAMPLE,
     SKIPPED,
+    STATED,
     SUCCESS,
     UNKNOWN,
     Reasons,
@@ -59,6 +61,7 @@ from osmosis_ai.evaluation.sample_columns import (
     sample_of,
 )
 from osmosis_ai.evaluation.statistics import Estimate, describe, estimate_rate, estimate_reward, percentiles
+from osmosis_ai.llm.finish_reasons import FLAGGED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -282,7 +285,7 @@ class MetricsAccumulator:
         several = self.n >= 2
         reward = estimate_reward(rewards, rows, clusters)
         passed = estimate_rate((rewards >= self.pass_threshold).astype(np.float64), rows, clusters)
-        counts = self._counts()
+        counts, finish = self._counts(), self._finish_totals()
         return Estimates(
             pass_threshold=self.pass_threshold,
             reward=reward,
@@ -296,8 +299,9 @@ class MetricsAccumulator:
             tokens=self._token_totals(),
             cost_usd=self._cost_total(),
             latency=self._latency(),
-            warnings=warnings_of(counts, self.rows, (reward, passed)),
+            warnings=warnings_of(counts, self.rows, (reward, passed), finish),
             judges=self._judge_totals(),
+            finish=finish,
         )
 
     def _unscored(self, scored: NDArray[np.bool_]) -> Estimate | None:
@@ -358,6 +362,24 @@ class MetricsAccumulator:
         costs = self._present("cost_usd", recorded)
         return CostTotal(
             total=total_of(costs), known_samples=int(costs.size), recorded_samples=int(recorded.sum())
+        )
+
+    def _finish_totals(self) -> FinishTotals | None:
+        recorded = self._recorded()
+        bits = self._samples["finish"][recorded]
+        known = bits[bits >= STATED]
+        if not known.size:
+            return None
+        truncated, filtered, refused = (
+            int(((known & (1 << place)) > 0).sum()) for place in range(len(FLAGGED))
+        )
+        return FinishTotals(
+            truncated=truncated,
+            filtered=filtered,
+            refused=refused,
+            affected=int((known > STATED).sum()),
+            known_samples=int(known.size),
+            recorded_samples=int(bits.size),
         )
 
     def _judge_totals(self) -> JudgeTotals | None:

@@ -75,6 +75,20 @@ class TokenTotals(_Model):
     known_samples: int
 
 
+class FinishTotals(_Model):
+    """How many attempts had a model call that was truncated, filtered or refused, ``affected`` any of these.
+
+    ``known_samples`` attempts state finish reasons, of ``recorded_samples``.
+    """
+
+    truncated: int
+    filtered: int
+    refused: int
+    affected: int
+    known_samples: int
+    recorded_samples: int
+
+
 class CostTotal(_Model):
     """What the model calls cost, in USD, as far as prices are known; None when no price is."""
 
@@ -142,7 +156,7 @@ class Estimates(_Model):
     pass^k, that all of k attempts pass. ``variance`` is None where the data do not tell. ``unscored`` is the
     share of finished attempts, skipped ones aside, that have no score; None where none finished. Any of them may be absent
     from numbers that an older version wrote. ``warnings`` should stand beside the numbers.
-    ``judges`` is None where no grader asked one.
+    ``judges`` is None where no grader asked one. ``finish`` is None if no attempt states a finish reason.
     """
 
     pass_threshold: float
@@ -160,6 +174,7 @@ class Estimates(_Model):
     warnings: list[str] = []
     limited_by: LimitedBy | None = None
     judges: JudgeTotals | None = None
+    finish: FinishTotals | None = None
 
     @field_validator("limited_by", mode="wrap")
     @classmethod

@@ -37,6 +37,7 @@ class TerminalRecord:
             of a success alone; the first of them where they are more than 64 KiB.
         unscored: why the others of them gave none, without secrets, 2,000 characters at most each; as ``scores``.
         finish_reason: why an agent loop ended, in its own word, without secrets, 200 characters at most.
+        finish_reasons: how many answered model calls ended with each finish reason; absent if none was stated.
         judge_calls: questions that its grader asked of judges through `evaluate_rubric`; absent when there were none.
         judge_tokens: read and produced by them.
         judge_cost_usd: what they cost, as far as prices are known.
@@ -78,6 +79,7 @@ class TerminalRecord:
     output: str | None = None
     notes: str | None = None
     parts: Mapping[str, float] | None = None
+    finish_reasons: Mapping[str, int] | None = None
 
     def to_line(self) -> bytes:
         """Return the record as one canonical JSON line, newline included, nulls left out."""
@@ -125,7 +127,12 @@ _DIGEST = re.compile(r"[0-9a-f]{16,64}")
 LARGEST_COUNT = 2**53 - 1
 """What JSON's readers agree on (RFC 8259, section 6); sums of two fit every store of whole numbers."""
 _SHOWN = 100
-_TABLES: dict[str, tuple[type, ...]] = {"scores": (int, float), "parts": (int, float), "unscored": (str,)}
+_TABLES: dict[str, tuple[type, ...]] = {
+    "scores": (int, float),
+    "parts": (int, float),
+    "unscored": (str,),
+    "finish_reasons": (int,),
+}
 
 
 def check_field(name: str, content: Any) -> None:
@@ -139,7 +146,7 @@ def check_field(name: str, content: Any) -> None:
     elif name in _NUMBERS:
         fits = type(content) in (int, float)
     elif name in _TABLES:
-        fits = isinstance(content, dict) and all(type(value) in _TABLES[name] for value in content.values())
+        fits = fits_table(name, content)
     elif name == "judgements":
         fits = isinstance(content, list) and all(isinstance(judgement, dict) for judgement in content)
     elif name == "status":
@@ -154,6 +161,11 @@ def check_field(name: str, content: Any) -> None:
         fits = isinstance(content, str)
     if not fits:
         raise ValueError(f"`{name}` cannot be {repr(content)[:_SHOWN]}")
+
+
+def fits_table(name: str, content: Any) -> bool:
+    """Return whether ``content`` can be the value of a field that is a table."""
+    return isinstance(content, dict) and all(type(value) in _TABLES[name] for value in content.values())
 
 
 def is_safe_id(value: str) -> bool:

@@ -181,6 +181,7 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
         input=shown.input,
         output=shown.output,
         notes=_notes(_storable(redact.text(graded.notes)) if graded.notes else "", left_out),
+        finish_reasons=usage.finish_reasons or None,
         parts={_storable(redact.text(name)): value for name, value in graded.parts.items()} or None,
     )
 

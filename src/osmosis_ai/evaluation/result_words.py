@@ -138,6 +138,15 @@ def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[tupl
         yield "Skipped by the grader", f"{counts.skipped:,}"
     if counts.lost_attempts:
         yield "Lost and made again", f"{counts.lost_attempts:,}"
+    if (finish := estimates.finish) is not None:
+        found = {
+            "Truncated (token limit)": finish.truncated,
+            "Filtered": finish.filtered,
+            "Refused": finish.refused,
+        }
+        for label, count in found.items():
+            if count:
+                yield label, f"{count:,} of {amount(finish.known_samples, 'attempt')}"
     limited = estimates.limited_by
     if limited is not None:
         yield "Held back by", f"{LIMITS[limited.most]}, {getattr(limited, limited.most):.0%} of the time"

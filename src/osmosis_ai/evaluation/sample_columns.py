@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from osmosis_ai.driving.classify import BOUNDARIES, STATUSES
 from osmosis_ai.evaluation.record import TerminalRecord
+from osmosis_ai.llm.finish_reasons import FLAGGED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +19,7 @@ SAMPLE = [
     ("status", "u1"),
     ("boundary", "u1"),  # position in BOUNDARIES, from 1; 0 is unknown
     ("reason", "u2"),  # position in a list of `Reasons`
+    ("finish", "i8"),  # bits of FLAGGED, in its order, and STATED
     ("model_calls", "i4"),
     ("reward", "f8"),  # NaN: absent, as in all floats here
     ("cost_usd", "f8"),
@@ -34,6 +36,7 @@ RECORD = [
 ]
 _MOST_REASONS_OF_COLUMNS = 1 << 16
 
+STATED = 1 << len(FLAGGED)
 PENDING, SUCCESS, FAILED, SKIPPED, LEFT_OUT = range(5)
 UNKNOWN = "unknown"
 ABSENT = -1
@@ -77,6 +80,7 @@ class SampleNumbers(TypedDict, total=False):
         model_latency_ms: time spent waiting for the model, all calls together.
         model_calls: how many calls that were.
         boundary: of a failure, one of ``BOUNDARIES``.
+        finish_reasons: how many model calls ended with each finish reason; None if none was stated.
     """
 
     tokens: int | None
@@ -87,6 +91,7 @@ class SampleNumbers(TypedDict, total=False):
     model_latency_ms: float | None
     model_calls: int | None
     boundary: str | None
+    finish_reasons: Mapping[str, int] | None
 
 
 def sample_of(record: TerminalRecord, *, reason: int) -> tuple[float, ...]:
@@ -106,6 +111,7 @@ def sample_of(record: TerminalRecord, *, reason: int) -> tuple[float, ...]:
         _STATUS_CODES[record.status],
         _BOUNDARY_CODES[record.boundary],
         reason,
+        _finish_bits(record.finish_reasons),
         _integer(record.model_calls),
         _number(record.reward),
         _number(record.cost_usd),
@@ -115,6 +121,12 @@ def sample_of(record: TerminalRecord, *, reason: int) -> tuple[float, ...]:
         _integer(read),
         _integer(written),
     )
+
+
+def _finish_bits(reasons: Mapping[str, int] | None) -> int:
+    if not reasons:
+        return 0
+    return STATED + sum(1 << place for place, reason in enumerate(FLAGGED) if reason in reasons)
 
 
 def judges_of(record: TerminalRecord) -> tuple[float, ...]:

@@ -30,6 +30,7 @@ class JudgeCalls:
         tokens: read and produced.
         cost_usd: of those whose price is known; None when no price is.
         judgements: of the first of them, who judged (``model``) and either ``score`` and ``explanation``, or ``error``.
+            ``stated_score`` is the judge's own number if it was outside the scale.
     """
 
     calls: int = 0
@@ -93,9 +94,9 @@ def read_judge_calls(extra_fields: Mapping[str, Any]) -> JudgeCalls:
 def _judgement(said: Any) -> dict[str, Any]:
     if not isinstance(said, Mapping):
         return {}
-    score = _number(said.get("score"))
     texts = {name: said[name] for name in _TEXTS if isinstance(said.get(name), str)}
-    return texts if score is None else {**texts, "score": score}
+    scores = {name: _number(said.get(name)) for name in ("score", "stated_score")}
+    return {**texts, **{name: score for name, score in scores.items() if score is not None}}
 
 
 def _count(value: Any) -> int | None:

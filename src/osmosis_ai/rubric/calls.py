@@ -97,6 +97,7 @@ class CallStates:
         self._offsets = array("q", [-1]) * total
         self._states = bytearray([_NO_RESULT]) * total
         self._open = bytearray([1]) * total
+        self._outside_scale = bytearray(total)
         self._reasons: list[str] = []
         self._reason_codes = bytearray(total)
 
@@ -112,6 +113,7 @@ class CallStates:
         """Note the latest result of a call, and where in the journal it is."""
         item = self._item(call.record - 1, call.model, call.run - 1)
         self.scores[item] = call.score if call.score is not None else math.nan
+        self._outside_scale[item] = call.stated_score is not None
         self._offsets[item] = offset
         self._states[item] = STATUSES.index(call.status)
         self._reason_codes[item] = self._code_of(call.reason or call.status)
@@ -142,6 +144,11 @@ class CallStates:
     def count(self, status: CallStatus) -> int:
         """Count the calls that ended that way."""
         return self._states.count(STATUSES.index(status))
+
+    @property
+    def outside_scale(self) -> int:
+        """Scores that the judge gave outside the scale, and that were clamped to it."""
+        return self._outside_scale.count(1)
 
     def reasons(self, status: CallStatus) -> dict[str, int]:
         """Count the calls that ended that way by the reason, the most frequent first."""

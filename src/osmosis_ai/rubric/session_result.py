@@ -149,7 +149,15 @@ def counts(result: SessionResult) -> dict[str, Any]:
         "records_pending": call_states.records_with(None),
         "unscored_by_reason": call_states.reasons("unscored"),
         "failed_by_reason": call_states.reasons("failed"),
+        "outside_scale": call_states.outside_scale,
     }
+
+
+def describe_outside_scale(outside: int, scored: int) -> str:
+    """Return how many scores were clamped; "" if none were."""
+    if not outside:
+        return ""
+    return f"{outside:,} of {scored:,} {'score' if scored == 1 else 'scores'} outside the scale, clamped"
 
 
 def usage(result: SessionResult) -> dict[str, Any]:

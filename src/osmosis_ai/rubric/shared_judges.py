@@ -43,7 +43,10 @@ async def _noted(judge: Judge, task: JudgeTask) -> Judgement:
     except ProviderRequestError as error:
         _note(error, {"model": model, "error": error.detail})
         raise
-    _note(judgement, {"model": model, "score": judgement.score, "explanation": judgement.explanation})
+    noted = {"model": model, "score": judgement.score, "explanation": judgement.explanation}
+    if judgement.stated_score is not None:
+        noted["stated_score"] = judgement.stated_score
+    _note(judgement, noted)
     return judgement
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text, loads
 from osmosis_ai.rubric.report_records import ReportJudgement
+from osmosis_ai.rubric.session_result import describe_outside_scale
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
@@ -79,7 +80,12 @@ class ReadResult:
         if average is None or not scored:
             return f"{many}, none with a score."
         over = many if scored == total else f"the {scored:,} of {many} that have a score"
-        return f"Mean score {numbers.number(average)}{scale}, over {over}."
+        counts = as_table(self.document.get("counts"))
+        outside, scores = (int(as_number(counts.get(name)) or 0) for name in ("outside_scale", "scored"))
+        clamped = describe_outside_scale(outside, scores)
+        return (
+            f"Mean score {numbers.number(average)}{scale}, over {over}{f' ({clamped})' if clamped else ''}."
+        )
 
     def table(self, trust: TrustReport) -> ScoreTable | None:
         """Return the scores that ``trust`` was measured of; None where they are not all there, or not on its scale."""

@@ -43,14 +43,8 @@ _NEEDED = {
 
 
 _TOLD = (
-    "source_row_index",
-    "row_digest",
-    "tokens",
-    "cost_usd",
-    "duration_ms",
-    "model_latency_ms",
-    "boundary",
-    "category",
+    *("source_row_index", "row_digest", "tokens", "cost_usd", "duration_ms", "model_latency_ms"),
+    *("boundary", "category", "finish_reasons"),
 )
 _TOLD_IN_WORDS = ("error", "input", "output", "notes", "parts")
 """What a platform tells of a sample, by the names of ``TerminalRecord``, that its list of samples may not have."""

@@ -54,6 +54,7 @@ def _csv(found: Iterator[ItemPage[SampleEntry]]) -> Iterator[bytes]:
 
 
 def _cell(value: Any) -> Any:
+    value = json.dumps(value) if isinstance(value, dict) else value
     return _FORMULA.sub("'", visible(value)) if isinstance(value, str) else value
 
 

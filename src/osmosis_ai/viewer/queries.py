@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, time
-from typing import Any, TypeVar, get_args
+from typing import TypeVar, get_args
 from urllib.parse import parse_qs, urlencode
 
 from osmosis_ai.driving.classify import Boundary
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.run_places import RunKind
+from osmosis_ai.llm.finish_reasons import FLAGGED
 from osmosis_ai.ui.numbers import parse_date
 from osmosis_ai.viewer.source import Outcome, RunQuery, RunSort, SampleQuery, SampleSort
 
@@ -38,7 +39,7 @@ _RANGES = (
 RUN_WORDS = (*_RUN_TEXTS, "since", "until", "q", "archived", "sort", "dir")
 """What :func:`run_query` reads."""
 SAMPLE_WORDS = (
-    *("outcome", "row", "category", "boundary", "q", "sort", "dir"),
+    *("outcome", "row", "category", "boundary", "finish", "q", "sort", "dir"),
     *(f"{end}_{name}" for _, name, _ in _RANGES for end in ("min", "max")),
 )
 """What :func:`sample_query` reads."""
@@ -144,6 +145,7 @@ def sample_query(words: Words) -> SampleQuery:
         row=_row(words),
         category=word(words, "category"),
         boundary=choice_of(words, "boundary", get_args(Boundary)),
+        finish=choice_of(words, "finish", FLAGGED),
         **{field: _range(words, name, scale) for field, name, scale in _RANGES},
         text=word(words, "q") or "",
         sort=choice_of(words, "sort", get_args(SampleSort)) or "row",
@@ -167,8 +169,7 @@ def words_of_run_query(query: RunQuery) -> dict[str, str]:
 
 def words_of_sample_query(query: SampleQuery) -> dict[str, str]:
     """Return the words that :func:`sample_query` reads as ``query``."""
-    found: dict[str, Any] = {"outcome": query.outcome, "category": query.category, "boundary": query.boundary}
-    found["row"] = query.row
+    found = {name: getattr(query, name) for name in ("outcome", "category", "boundary", "row", "finish")}
     for field, name, scale in _RANGES:
         low, high = getattr(query, field)
         found[f"min_{name}"] = None if low is None else f"{low / scale:.15g}"

@@ -92,10 +92,11 @@ def conversation_in(stored: StoredConversation) -> Conversation:
 
 
 def _judgement(said: Mapping[str, Any]) -> tuple[str, str]:
-    model, score = said.get("model"), said.get("score")
+    model, score, stated = (said.get(name) for name in ("model", "score", "stated_score"))
     title = f"Judgement of {model}" if isinstance(model, str) else "Judgement"
     if _is_number(score):
-        title += f": {numbers.number(float(score or 0))}"
+        clamped = f" (outside the scale: {numbers.number(float(stated or 0))})" if _is_number(stated) else ""
+        title += f": {numbers.number(float(score or 0))}{clamped}"
     words = said.get("explanation") or said.get("error")
     return title, words if isinstance(words, str) else ""
 

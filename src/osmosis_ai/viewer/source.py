@@ -18,6 +18,7 @@ from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.log_pages import LogDirection
 from osmosis_ai.evaluation.metrics_models import Estimates
 from osmosis_ai.evaluation.run_places import RunKind
+from osmosis_ai.llm.finish_reasons import FLAGGED_NAMES, FlaggedFinish
 
 if TYPE_CHECKING:
     from osmosis_ai.config.decisions import Decisions
@@ -239,6 +240,7 @@ class SampleQuery:
     row: int | None = None
     category: str | None = None
     boundary: str | None = None
+    finish: FlaggedFinish | None = None
     reward: tuple[float | None, float | None] = (None, None)
     tokens: tuple[float | None, float | None] = (None, None)
     duration_ms: tuple[float | None, float | None] = (None, None)
@@ -268,7 +270,13 @@ class SampleEntry:
     error: str | None = None
     input: str | None = None
     output: str | None = None
+    finish_reasons: Mapping[str, int] | None = None
     flaky: bool = False
+
+    @property
+    def flagged_finishes(self) -> Sequence[str]:
+        """Which of truncated, filtered and refused its model replies were."""
+        return [name for reason, name in FLAGGED_NAMES.items() if reason in (self.finish_reasons or ())]
 
     @property
     def outcome(self) -> str:

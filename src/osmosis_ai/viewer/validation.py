@@ -12,7 +12,7 @@ from osmosis_ai.viewer.source import SampleDetail, SampleEntry
 
 _SAME = (
     *("status", "row_digest", "tokens", "duration_ms", "model_latency_ms", "cost_usd"),
-    *("boundary", "category", "error", "input", "output"),
+    *("boundary", "category", "error", "input", "output", "finish_reasons"),
 )
 
 

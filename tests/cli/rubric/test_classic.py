@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli
-from tests.cli.rubric_judging import configure, result_of, score, texts, write
+from tests.cli.rubric_judging import GOOD, configure, result_of, score, texts, write
 from tests.rubric.judge_server import JudgeServer
 
 # -- the documented output -----------------------------------------------------------------
@@ -110,6 +110,44 @@ def test_without_a_place_results_go_to_the_cache_under_the_rubric(cli: Cli, judg
     written = Path(path["resource"]["output_path"])
     assert written.parent == Path("cache/eval_result/my_rubric").absolute()
     assert written.name.startswith("rubric_eval_result_") and result_of(str(written))["rubric"] == "Be kind."
+
+
+# -- scores outside the scale ---------------------------------------------------------------
+
+
+def test_scores_outside_the_scale_are_clamped_and_counted_next_to_the_mean(
+    cli: Cli, judge: JudgeServer
+) -> None:
+    texts("[score 4]", "[score -2]", "[score 1]", "[once status 400] [score 9]")
+    assert score(cli, "-o", "out.json").status == 1
+    outcome = score(cli, "-o", "out.json", "--resume", "--report", "report.html")
+    assert outcome.status == 0
+    assert "0.7500 (3 of 4 scores outside the scale, clamped)" in outcome.out
+    document = result_of()
+    assert (document["overall_statistics"]["average"], document["counts"]["outside_scale"]) == (0.75, 3)
+    stated = [record["judgements"][0].get("stated_score") for record in document["records"]]
+    assert stated == [4.0, -2.0, None, 9.0]
+    assert cli("view", "out.json", "--report", "page.html").status == 0
+    for page in ("report.html", "page.html"):
+        assert "3 of 4 scores outside the scale, clamped" in Path(page).read_text()
+
+
+def test_every_output_format_counts_scores_outside_the_scale(cli: Cli, judge: JudgeServer) -> None:
+    texts("[score 4]")
+    resource = json.loads(score(cli, "--json").out)["resource"]
+    assert (resource["statistics"]["average"], resource["counts"]["outside_scale"]) == (1.0, 1)
+    assert "average\t1.0000 (1 of 1 score outside the scale, clamped)" in score(cli, "--plain").out
+    configure()
+    write({"rubric_id": "clarity", "solution_str": "[score 11]"}, {"rubric_id": "clarity", **GOOD})
+    classic = cli("eval-rubric", "-r", "clarity", "-d", "data.jsonl", "-o", "out.json", "--plain")
+    assert "(1 of 2 scores outside the scale, clamped)" in classic.out
+    assert result_of()["counts"]["outside_scale"] == 1
+
+
+def test_a_session_with_every_score_on_the_scale_says_nothing_of_it(cli: Cli, judge: JudgeServer) -> None:
+    texts("[score 1]", "[score 0]")
+    outcome = score(cli, "-o", "out.json")
+    assert "outside the scale" not in outcome.out and result_of()["counts"]["outside_scale"] == 0
 
 
 # -- what has no score ---------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ def write_journalled_run(
     provenance: dict[str, Any] | None = None,
     grader_digest: str | None = None,
     name: str | None = None,
+    finish_reasons: Mapping[tuple[int, int], Mapping[str, int]] | None = None,
 ) -> Path:
     """Write a run directory whose journal has ``rewards[row][attempt]`` and a digest for each row.
 
@@ -92,7 +93,11 @@ def write_journalled_run(
     last, lines = b"", []
     for row, attempts in enumerate(rewards):
         for attempt, reward in enumerate(attempts):
-            line, last = sealed(_record(row, attempt, reward, digests).to_line(), last)
+            record = replace(
+                _record(row, attempt, reward, digests),
+                finish_reasons=(finish_reasons or {}).get((row, attempt)),
+            )
+            line, last = sealed(record.to_line(), last)
             lines.append(line)
     (directory / "events.jsonl").write_bytes(b"".join(lines))
     return directory

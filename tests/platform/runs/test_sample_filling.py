@@ -21,7 +21,12 @@ from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.viewer.source import SampleQuery
 from tests.platform.conftest import ManualClock, Member
 
-CALL = {"prompt_tokens": 10, "completion_tokens": 2, "cost_usd": 0.25, "extra": {"latency_ms": 5.5}}
+CALL = {
+    "prompt_tokens": 10,
+    "completion_tokens": 2,
+    "cost_usd": 0.25,
+    "extra": {"latency_ms": 5.5, "finish_reason": "length"},
+}
 STEPS = [
     {"step_id": 1, "source": "user", "message": "two\n\0times two?"},
     {"step_id": 2, "source": "agent", "message": "four", "metrics": CALL},
@@ -90,6 +95,7 @@ def test_what_a_conversation_says_is_filled_and_what_was_known_stays(
     whole, loose = samples(services, run)
     assert (whole.tokens, whole.prompt_tokens, whole.completion_tokens, whole.model_calls) == (99, 20, 4, 2)
     assert (whole.cost_usd, whole.model_latency_ms) == (0.5, 11.0)
+    assert whole.finish_reasons == loose.finish_reasons == {"length": 2}
     assert (whole.input, whole.output) == ("two \N{REPLACEMENT CHARACTER}times two?", "four")
     assert (whole.notes, whole.parts) == ("right", {"all": 1.0})
     assert (loose.model_calls, loose.cost_usd, loose.model_latency_ms, loose.output) == (2, None, 11.0, None)

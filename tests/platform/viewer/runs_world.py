@@ -92,6 +92,7 @@ def sample_row(run_id: str, row: int, attempt: int, **known: Any) -> dict[str, A
         "cost_usd": None,
         "boundary": None,
         "category": None,
+        "finish_reasons": None,
         "error": None,
         "input": f"What is {row} times {attempt}?",
         "output": None,

@@ -44,6 +44,7 @@ _FILTERS: dict[str, dict[str, Any]] = {
     "unscored": {"outcome": "unscored"},
     "flaky": {"outcome": "flaky"},
     "of a category": {"category": "timeout"},
+    "of a finish reason": {"finish": "length"},
     "in ranges": {"reward": (0.5, None), "tokens": (None, 2.0), "duration_ms": (1.0, None)},
     "with a text": {"text": "times"},
 }
@@ -80,7 +81,14 @@ def _crowded(config: PlatformConfig, clock: ManualClock) -> Iterator[PlatformSou
         runs.append(run_row(services, member, f"run-{number}", kind=kind, **numbers))
     of_run = runs[-1]["id"]
     samples = [
-        sample_row(of_run, row, attempt, reward=_reward(row, attempt), tokens=row % 3)
+        sample_row(
+            of_run,
+            row,
+            attempt,
+            reward=_reward(row, attempt),
+            tokens=row % 3,
+            finish_reasons={"length" if attempt else "stop": 1},
+        )
         for row, attempt in product(range(2_000), range(2))
     ]
     for part in range(2):

@@ -197,6 +197,7 @@ class EvalSample(WireModel):
     output: str | None = None
     notes: str | None = None
     parts: dict[str, float] | None = None
+    finish_reasons: dict[str, int] | None = None
     run_id: str | None = None
 
 

@@ -11,6 +11,7 @@ from osmosis_ai.cli.output.results import DetailResult
 from osmosis_ai.cli.runs.showing import (
     AttemptOption,
     FailedOption,
+    FinishOption,
     PassedOption,
     RowOption,
     SearchOption,
@@ -36,6 +37,7 @@ def show(
     passed: PassedOption = False,
     flaky: Annotated[bool, typer.Option("--flaky", help="Of rows that pass now and then.")] = False,
     unscored: UnscoredOption = False,
+    finish: FinishOption = None,
     search: SearchOption = "",
     limit: ShownOption = 5,
     side_by_side: Annotated[
@@ -58,7 +60,15 @@ def show(
     from osmosis_ai.services.eval_runs.show import show as show_named
 
     wanted = wanted_samples(
-        row, attempt, search, limit, failed=failed, passed=passed, flaky=flaky, unscored=unscored
+        row,
+        attempt,
+        search,
+        limit,
+        failed=failed,
+        passed=passed,
+        flaky=flaky,
+        unscored=unscored,
+        finish=finish,
     )
     with reading_conversations() as client:
         return shown_run(show_named(run, wanted, client=client, beside=side_by_side), wanted)

@@ -103,6 +103,7 @@ def _closing(shown: ShownConversation) -> Styled:
     if truth is not None:
         words += f", the right answer being {_text(truth)}"
     known = [
+        *sample.flagged_finishes,
         f"{formats.count(sample.tokens)} tokens" if sample.tokens is not None else "",
         formats.money(sample.cost_usd) if sample.cost_usd else "",
         formats.duration(sample.duration_ms / 1000) if sample.duration_ms is not None else "",

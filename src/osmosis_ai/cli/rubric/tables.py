@@ -10,6 +10,7 @@ from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import Block, Row, Styled, Table, Text, Tone
 from osmosis_ai.cli.rubric.trust_tables import trust_blocks
+from osmosis_ai.rubric.session_result import describe_outside_scale
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.baseline_comparison import SessionComparison
@@ -219,7 +220,9 @@ def _overall(outcome: RubricOutcome) -> Iterator[Row]:
     result, numbers = outcome.result, outcome.statistics
     call_states = result.call_states
     scored = call_states.count("scored")
-    yield "average", Styled(f"{numbers['average']:.4f}" if scored else formats.MISSING, "strong")
+    average = f"{numbers['average']:.4f}" if scored else formats.MISSING
+    clamped = describe_outside_scale(call_states.outside_scale, scored)
+    yield "average", Styled(f"{average} ({clamped})" if clamped else average, "strong")
     yield "stdev", f"{numbers['stdev']:.4f}" if scored else None
     yield "min / max", f"{numbers['min']:.4f} / {numbers['max']:.4f}" if scored else None
     yield "scored", _scored(outcome)

@@ -10,6 +10,7 @@ import typer
 
 from osmosis_ai.cli.connection import platform_when_needed
 from osmosis_ai.cli.output.context import current
+from osmosis_ai.llm.finish_reasons import FlaggedFinish
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
@@ -27,6 +28,14 @@ AttemptOption = Annotated[
 FailedOption = Annotated[bool, typer.Option("--failed", help="Scored below the threshold.")]
 PassedOption = Annotated[bool, typer.Option("--passed", help="Scored at the threshold or above.")]
 UnscoredOption = Annotated[bool, typer.Option("--unscored", help="Without a score: an error, say.")]
+FinishOption = Annotated[
+    FlaggedFinish | None,
+    typer.Option(
+        "--finish",
+        help="Attempts with a truncated (length), filtered (content_filter) or refused (refusal) model reply.",
+        show_default=False,
+    ),
+]
 SearchOption = Annotated[
     str,
     typer.Option(
@@ -39,7 +48,13 @@ ShownOption = Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="How
 
 
 def wanted_samples(
-    row: int | None, attempt: int | None, search: str, limit: int, **asked: bool
+    row: int | None,
+    attempt: int | None,
+    search: str,
+    limit: int,
+    *,
+    finish: FlaggedFinish | None = None,
+    **asked: bool,
 ) -> WantedSamples:
     """Return which samples were asked for: ``asked`` has each outcome's option.
 
@@ -48,7 +63,7 @@ def wanted_samples(
     """
     from osmosis_ai.services.eval_runs.show import WantedSamples
 
-    return WantedSamples(row, attempt, _outcome_of(**asked), search.strip(), limit)
+    return WantedSamples(row, attempt, _outcome_of(**asked), finish, search.strip(), limit)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from osmosis_ai.cli.output.results import DetailResult
 from osmosis_ai.cli.runs.showing import (
     AttemptOption,
     FailedOption,
+    FinishOption,
     PassedOption,
     RowOption,
     SearchOption,
@@ -32,6 +33,7 @@ def show(
     failed: FailedOption = False,
     passed: PassedOption = False,
     unscored: UnscoredOption = False,
+    finish: FinishOption = None,
     search: SearchOption = "",
     limit: ShownOption = 5,
 ) -> DetailResult:
@@ -46,6 +48,8 @@ def show(
     from osmosis_ai.cli.output.conversations import shown_validation
     from osmosis_ai.services.training_runs.show import show_validation
 
-    wanted = wanted_samples(row, attempt, search, limit, failed=failed, passed=passed, unscored=unscored)
+    wanted = wanted_samples(
+        row, attempt, search, limit, failed=failed, passed=passed, unscored=unscored, finish=finish
+    )
     with reading_conversations() as client:
         return shown_validation(show_validation(run, wanted, step=step, client=client), wanted)

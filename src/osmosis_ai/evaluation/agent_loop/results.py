@@ -187,6 +187,7 @@ def run_json(record: TerminalRecord) -> dict[str, Any]:
     ours = {
         "unscored": dict(record.unscored or {}),
         "finish_reason": record.finish_reason,
+        "finish_reasons": record.finish_reasons,
         "error_type": record.error_type,
         "boundary": record.boundary,
         "cost_usd": record.cost_usd,

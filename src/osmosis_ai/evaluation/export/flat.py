@@ -52,7 +52,7 @@ _COLUMNS = {
     "from_model_calls": "bool",
 }
 # What may differ in shape from sample to sample: objects in JSON Lines, JSON text in Parquet.
-_NESTED = ("scores", "unscored", "parts", "judgements", "metadata", "messages")
+_NESTED = ("scores", "unscored", "parts", "judgements", "finish_reasons", "metadata", "messages")
 
 
 def write_jsonl(run: ExportedRun, target: IO[bytes]) -> int:
@@ -110,7 +110,10 @@ def _record(run: ExportedRun, sample: ExportedSample, threshold: float) -> dict[
         "label": sample.label,
         "answer": sample.answer,
         "from_model_calls": sample.from_model_calls or None,
-        **{name: sample.result.get(name) for name in ("scores", "unscored", "parts", "judgements")},
+        **{
+            name: sample.result.get(name)
+            for name in ("scores", "unscored", "parts", "judgements", "finish_reasons")
+        },
         "metadata": sample.metadata,
         "messages": sample.messages,
     }

@@ -18,6 +18,7 @@ from osmosis_ai.evaluation.export.samples import ExportedRun, ExportedSample
 from osmosis_ai.installation import DISTRIBUTION
 
 LOG_VERSION = 2
+_STOP_REASONS = {"length": "max_tokens", "content_filter": "content_filter", "refusal": "content_filter"}
 _STATUSES = {"finished": "success", "running": "started", "incomplete": "cancelled"}
 
 
@@ -202,13 +203,19 @@ def _scores(run: ExportedRun, sample: ExportedSample) -> dict[str, Any]:
 def _output(model: str, sample: ExportedSample, usage: Mapping[str, Any] | None) -> dict[str, Any]:
     said = () if sample.from_model_calls else sample.messages
     spoken = [message for message in said if message["role"] == "assistant"]
-    choices = [{"message": _message(spoken[-1]), "stop_reason": "stop"}] if spoken else []
+    choices = [{"message": _message(spoken[-1]), "stop_reason": _stop_reason(sample)}] if spoken else []
     return {
         "model": model,
         "choices": choices,
         "completion": sample.answer or "",
         "usage": usage,
     }
+
+
+def _stop_reason(sample: ExportedSample) -> str:
+    reasons = sample.result.get("finish_reasons") or {}
+    found = (word for reason, word in _STOP_REASONS.items() if reason in reasons)
+    return next(found, "stop")
 
 
 def _usage(sample: ExportedSample) -> dict[str, Any] | None:

@@ -358,6 +358,7 @@ class DbSample(Base):
     output: Mapped[str | None] = mapped_column(Text)
     notes: Mapped[str | None] = mapped_column(Text)
     parts: Mapped[dict[str, Any] | None]
+    finish_reasons: Mapped[dict[str, Any] | None]
     position: Mapped[int | None] = mapped_column(BigInteger)
 
 

@@ -54,6 +54,7 @@ def sample_row(run_id: str, record: TerminalRecord) -> dict[str, Any]:
         "model_latency_ms": record.model_latency_ms,
         "lost_attempts": record.lost_attempts,
         "row_digest": record.row_digest,
+        "finish_reasons": record.finish_reasons,
         "parts": {storable(name): number for name, number in record.parts.items()} if record.parts else None,
     }
 

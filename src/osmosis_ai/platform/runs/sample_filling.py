@@ -11,6 +11,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from osmosis_ai.evaluation.conversation import (
 from osmosis_ai.evaluation.previews import previews_of
 from osmosis_ai.evaluation.spec import keeps_previews
 from osmosis_ai.evaluation.trajectory_export import item_name
+from osmosis_ai.llm.finish_reasons import canonical
 from osmosis_ai.platform.blobs.store import BlobError, BlobStore, BlobStoreError, BlobStoreSilent
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
@@ -47,7 +49,7 @@ _WAITING = and_(DbRun.kind == "eval", DbRun.samples_filled_at.is_(None), DbRun.s
 _NOTHING_TO_BLANK = Redactor()
 _FILLED = (
     *("tokens", "prompt_tokens", "completion_tokens", "model_calls", "model_latency_ms", "cost_usd"),
-    *("input", "output", "notes", "parts"),
+    *("input", "output", "notes", "parts", "finish_reasons"),
 )
 
 
@@ -57,6 +59,7 @@ class _ModelCall:
     completion_tokens: int | None
     cost_usd: float | None
     duration_ms: float | None
+    finish_reason: str | None
 
 
 class SampleFilling:
@@ -224,6 +227,8 @@ def _told(conversation: Conversation, *, previews: bool) -> dict[str, Any]:
         if prompt + completion <= _MOST_TOKENS:
             told = {"prompt_tokens": prompt, "completion_tokens": completion, "tokens": prompt + completion}
         told["model_calls"] = len(calls)
+        if finishes := Counter(call.finish_reason for call in calls if call.finish_reason is not None):
+            told["finish_reasons"] = dict(finishes)
         told |= _total("cost_usd", [call.cost_usd for call in calls])
         told |= _total("model_latency_ms", [call.duration_ms for call in calls])
     extra = conversation.told.get("sample_extra_fields")
@@ -250,13 +255,20 @@ def _model_calls(conversation: Conversation) -> Iterator[_ModelCall]:
         for call in unmatched:
             if isinstance(call, Mapping):
                 extra = call.get("extra")
-                took = extra.get("latency_ms") if isinstance(extra, Mapping) else None
+                known = extra if isinstance(extra, Mapping) else {}
+                took, finish = known.get("latency_ms"), canonical(known.get("finish_reason"))
                 tokens = (_count(call.get("prompt_tokens")), _count(call.get("completion_tokens")))
-                yield _ModelCall(*tokens, _number(call.get("cost_usd")), _number(took))
+                yield _ModelCall(*tokens, _number(call.get("cost_usd")), _number(took), finish)
         return
     for step in conversation.steps:
         if step.prompt_tokens is not None or step.completion_tokens is not None:
-            yield _ModelCall(step.prompt_tokens, step.completion_tokens, step.cost_usd, step.duration_ms)
+            yield _ModelCall(
+                step.prompt_tokens,
+                step.completion_tokens,
+                step.cost_usd,
+                step.duration_ms,
+                step.finish_reason,
+            )
 
 
 def _count(value: object) -> int | None:

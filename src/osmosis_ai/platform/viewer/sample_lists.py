@@ -61,6 +61,7 @@ _FIELDS = (
     "cost_usd",
     "boundary",
     "error",
+    "finish_reasons",
 )
 _SHOWN = (
     *_PLACE,
@@ -237,6 +238,8 @@ class FamilySamples:
         found = [self._in_flaky_rows()] if query.outcome == "flaky" else by_outcome[query.outcome]
         if query.row is not None:
             found.append(DbSample.row_index == literal(query.row, BigInteger()))
+        if query.finish is not None:
+            found.append(cast(DbSample.finish_reasons, String).contains(f'"{query.finish}"', autoescape=True))
         if query.category is not None:
             found += [DbSample.status == "failed", _category == query.category]
         if query.boundary is not None:

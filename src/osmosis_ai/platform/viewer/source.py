@@ -86,7 +86,7 @@ _RECORDED = (
         "error_type",
         "resumed",
     ),
-    *("notes", "parts"),
+    *("notes", "parts", "finish_reasons"),
 )
 
 

@@ -24,6 +24,7 @@ from osmosis_ai.viewer.read_sample import ReadSample, conversation_in
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.evaluation.attempt_files import StoredConversation
+    from osmosis_ai.llm.finish_reasons import FlaggedFinish
     from osmosis_ai.viewer.source import Outcome, SampleEntry
 
 MOST_SEARCHED = 2_000
@@ -36,6 +37,7 @@ class WantedSamples:
     """Which samples are asked for.
 
     Attributes:
+        finish: that some model call of theirs ended with.
         text: what the conversation, its previews or its error hold, without regard to case.
         limit: how many at most.
     """
@@ -43,6 +45,7 @@ class WantedSamples:
     row: int | None = None
     attempt: int | None = None
     outcome: Outcome | None = None
+    finish: FlaggedFinish | None = None
     text: str = ""
     limit: int = 5
 
@@ -71,6 +74,7 @@ class ShownConversation(ReadSample):
             "boundary": sample.boundary,
             "category": sample.category,
             "error": sample.error,
+            "finish_reasons": sample.finish_reasons,
             "from_model_calls": self.conversation.from_model_calls or None,
             "ground_truth": self.ground_truth,
             **{name: self.graded(name) for name in ("notes", "parts", "judgements")},
@@ -170,10 +174,13 @@ def shown_samples(
     """
     scan = _Scan(run, wanted)
     found = scan.read()
-    if not found and wanted.row is not None and wanted.outcome is None and not wanted.text:
+    if not found and wanted.row is not None and not (wanted.outcome or wanted.finish or wanted.text):
         missing = run.no_sample(wanted.row, wanted.attempt)
         raise _with_nearest(missing, [*filter(None, [run.extent]), *run.problems()])
     shown = [_shown(run, sample, stored, other) for sample, stored in found]
+    problems = list(run.problems())
+    if not found and wanted.finish and all(each.finish_reasons is None for each in run.samples(None, None)):
+        problems.append("No attempt of this run has a recorded finish reason.")
     return ShownRun(
         name=run.name,
         place=run.place,
@@ -184,7 +191,7 @@ def shown_samples(
         without=scan.without,
         too_large=scan.too_large,
         unsearched=scan.gave_up,
-        problems=run.problems(),
+        problems=problems,
         extent=run.extent,
     )
 
@@ -227,8 +234,14 @@ class _Scan:
 
     def read(self) -> list[tuple[SampleEntry, StoredConversation]]:
         """Return those that are shown."""
-        samples = self._run.samples(self._wanted.row, self._wanted.outcome)
-        rest = (each for each in samples if self._wanted.attempt in (None, each.attempt))
+        wanted = self._wanted
+        samples = self._run.samples(wanted.row, wanted.outcome)
+        rest = (
+            each
+            for each in samples
+            if wanted.attempt in (None, each.attempt)
+            and (wanted.finish is None or wanted.finish in (each.finish_reasons or ()))
+        )
         limit = self._wanted.limit
         if self._wanted.text:
             found = list(islice(self._search(rest), limit + 1))

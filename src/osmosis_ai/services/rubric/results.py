@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.rubric.documents import classic_record, judged_record, write_document
-from osmosis_ai.rubric.session_result import SessionResult, counts, usage
+from osmosis_ai.rubric.session_result import SessionResult, counts, describe_outside_scale, usage
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.baseline_comparison import SessionComparison
@@ -107,6 +107,8 @@ def _facts(prepared: PreparedRubric, result: SessionResult, results: Path) -> di
         "Cost": _dollars(result.cost_usd),
         "Seed": str(result.spec.seed),
     }
+    if clamped := describe_outside_scale(counted["outside_scale"], counted["scored"]):
+        facts["Outside the scale"] = clamped
     if result.stop is not None:
         facts["Stopped"] = result.stop.reason
     return facts

@@ -162,9 +162,11 @@ class PolicyBridge(RolloutBridge[_Session]):
             self._raise(error)
         call.answer.append(dumps(response))
         # The learner has the tokens; the rollout's trajectory does without, and tells when the policy was called.
-        return CallMetrics(
+        metrics = CallMetrics(
             read_usage(response["usage"]), cost_usd=0.0, latency_s=time.perf_counter() - started
         )
+        metrics.finish.read(response)
+        return metrics
 
     async def _stream(
         self, calls: _Session, call: Call, body: dict[str, Any], optional: tuple[str, ...]
@@ -175,6 +177,7 @@ class PolicyBridge(RolloutBridge[_Session]):
             chunks: ChatStream = completion.stream()
             async with aclosing(chunks):
                 async for chunk in chunks:
+                    metrics.finish.read(chunk)
                     call.answer.append(stream_event(chunk))
         except OpenAIError as error:
             self._raise(error)

@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import orjson
+
 from osmosis_ai.errors import OsmosisError, reason_of
 from osmosis_ai.evaluation.journal import JournalCorruptionError, JournalReader, parsed_lines
 from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, Chain
@@ -35,13 +37,13 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "offset", "item", "status", "source_row", "row_digest", "reward", "tokens", "duration_ms", "model_latency_ms",
-    "cost_usd", "boundary", "category", "error", "input", "output",
+    "cost_usd", "finish_reasons", "boundary", "category", "error", "input", "output",
 )  # fmt: skip
 SCHEMA = """
 CREATE TABLE state (key TEXT PRIMARY KEY, value);
 CREATE TABLE samples (
     item INTEGER PRIMARY KEY, offset INTEGER, status TEXT, source_row INTEGER, row_digest TEXT, reward REAL,
-    tokens INTEGER, duration_ms REAL, model_latency_ms REAL, cost_usd REAL, boundary TEXT, category TEXT, error TEXT,
+    tokens INTEGER, duration_ms REAL, model_latency_ms REAL, cost_usd REAL, finish_reasons TEXT, boundary TEXT, category TEXT, error TEXT,
     input TEXT, output TEXT
 );
 CREATE TABLE selected_rows (
@@ -254,7 +256,7 @@ class RunIndex:
         """
         (
             row, run, duration, status, _, source_row, tokens, read, written, reward, latency, cost, category,
-            error_type, error, asked, answered, digest, boundary,
+            error_type, error, asked, answered, digest, boundary, finish,
         ) = values_of(line)  # fmt: skip
         if row >= self.rows or run >= self.n:
             raise not_part_of_run(row, run, self.directory.events)
@@ -273,6 +275,7 @@ class RunIndex:
             # SQLite's whole numbers are smaller than JSON's.
             latency and float(latency),
             cost and float(cost),
+            orjson.dumps(finish).decode() if finish else None,
             # Anybody may have written it: what a line of a table shows is short.
             (boundary or "")[:_WORD],
             (category or error_type or "")[:_WORD],

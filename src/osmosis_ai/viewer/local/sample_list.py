@@ -10,6 +10,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+import orjson
+
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.attempt_files import no_sample
 from osmosis_ai.sqlite_text import ESCAPE, HOLDS, bindable, like_pattern
@@ -170,7 +172,7 @@ class SampleList:
 
     def _values(self, query: SampleQuery) -> dict[str, Any]:
         values: dict[str, Any] = {"n": self.index.n, "threshold": self.index.threshold}
-        values |= {"category": query.category, "boundary": query.boundary}
+        values |= {"category": query.category, "boundary": query.boundary, "finish": f'%"{query.finish}":%'}
         values["row"] = min(query.row or 0, self.index.rows)  # SQLite takes no number of any size
         for name, (low, high) in _ranges(query).items():
             values |= {f"{name}_low": low, f"{name}_high": high}
@@ -181,6 +183,7 @@ class SampleList:
         known = dict(zip(COLUMNS, line, strict=False))
         row, attempt = divmod(known.pop("item"), self.index.n)
         del known["offset"]
+        known["finish_reasons"] = orjson.loads(known["finish_reasons"] or "null")
         reward = known["reward"]
         passed = None if reward is None else reward >= self.index.threshold
         return SampleEntry(row=row, attempt=attempt, passed=passed, flaky=line[-1] == 1, **known)
@@ -227,6 +230,8 @@ def _conditions(query: SampleQuery) -> list[str]:
         conditions.append(_CONDITIONS[query.outcome].replace("reward", reward, 1))
     if query.row is not None:
         conditions.append("item >= :row * :n AND item < (:row + 1) * :n")
+    if query.finish is not None:
+        conditions.append("finish_reasons LIKE :finish")
     if query.category is not None:
         conditions.append("status = 'failed' AND category = :category")
     if query.boundary is not None:

@@ -30,8 +30,26 @@ RUNS = "/api/cli/eval-runs"
 POOL = ClaimScope(pool="gpu")
 ROWS, N = 5, 3
 RECORDS = [
-    record(0, 0, reward=0.5, cost_usd=0.25, prompt_tokens=5, completion_tokens=2, model_calls=2),
-    record(0, 1, reward=1.0, judge_calls=2, judge_tokens=30, judge_cost_usd=0.5, duration_ms=1500),
+    record(
+        0,
+        0,
+        reward=0.5,
+        cost_usd=0.25,
+        prompt_tokens=5,
+        completion_tokens=2,
+        model_calls=2,
+        finish_reasons={"stop": 2},
+    ),
+    record(
+        0,
+        1,
+        reward=1.0,
+        judge_calls=2,
+        judge_tokens=30,
+        judge_cost_usd=0.5,
+        duration_ms=1500,
+        finish_reasons={"length": 1},
+    ),
     record(1, 0, status="failed", reward=None, error_type="AgentError", boundary="agent", lost_attempts=2),
     record(1, 1, status="skipped", reward=None),
     record(2, 0, reward=None),

@@ -39,6 +39,7 @@ _MEASURED = (
     "boundary",
     "error_type",
     "lost_attempts",
+    "finish_reasons",
     "source_row_index",
 )
 _COLUMNS = tuple(

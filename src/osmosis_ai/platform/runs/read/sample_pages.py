@@ -23,7 +23,7 @@ from osmosis_ai.training.runs.validation_samples import ValidationSamples
 
 _CURSOR = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
 _MEASURED = ("reward", "tokens", "cost_usd", "duration_ms", "model_latency_ms")
-_DETAILS = ("boundary", "category", "error", "input", "output", "notes", "parts")
+_DETAILS = ("boundary", "category", "error", "input", "output", "notes", "parts", "finish_reasons")
 _DETAILED = tuple(getattr(DbSample, name) for name in _DETAILS)
 _COLUMNS = tuple(
     getattr(DbSample, name)

@@ -1,0 +1,51 @@
+"""Why a model stopped: the finish reason of a reply, in OpenAI's words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+FlaggedFinish = Literal["length", "content_filter", "refusal"]
+FLAGGED: tuple[FlaggedFinish, ...] = get_args(FlaggedFinish)
+"""Finish reasons of replies that are not what the model would have answered: truncated, filtered, refused."""
+
+FLAGGED_NAMES: dict[str, str] = {"length": "truncated", "content_filter": "filtered", "refusal": "refused"}
+"""What output calls a reply with each of these finish reasons."""
+
+_WORD = re.compile(r"[a-z][a-z_]{0,39}")
+_SAME = {"max_tokens": "length", "max_output_tokens": "length", "safety": "content_filter"}
+
+
+def canonical(stated: object) -> str | None:
+    """Return a provider's finish reason in OpenAI's words; None if it states none."""
+    if not isinstance(stated, str) or not stated:
+        return None
+    word = stated.lower()
+    return _SAME.get(word, word) if _WORD.fullmatch(word) else "other"
+
+
+class FinishReason:
+    """The finish reason of one reply, read from a completion or from its chunks.
+
+    A reply whose message has a ``refusal`` and neither text nor tool calls has the finish reason ``refusal``.
+    """
+
+    def __init__(self) -> None:
+        self._stated: str | None = None
+        self._refused = self._answered = False
+
+    def read(self, response: Mapping[str, Any]) -> None:
+        """Read a completion, or the next chunk of one."""
+        for choice in response.get("choices") or ():
+            if isinstance(choice, dict) and not choice.get("index"):
+                self._stated = canonical(choice.get("finish_reason")) or self._stated
+                message = choice.get("message") or choice.get("delta")
+                if isinstance(message, dict):
+                    self._refused |= bool(message.get("refusal"))
+                    self._answered |= bool(message.get("content") or message.get("tool_calls"))
+
+    @property
+    def value(self) -> str | None:
+        """The finish reason; None if the provider stated none."""
+        return "refusal" if self._refused and not self._answered else self._stated

@@ -136,6 +136,7 @@ class Call:
     Attributes:
         request: the request's bytes, as long as the conversation may be asked for.
         recorded: its agent asked for that.
+        draft: the chunks of a stream that is not complete yet.
     """
 
     def __init__(self, index: int, digest: bytes) -> None:
@@ -145,6 +146,7 @@ class Call:
         self.recorded = False
         self.began = time.monotonic()
         self.answer = Answer()
+        self.draft: list[bytes] = []
         self.task: asyncio.Task[None] | None = None
         self._deliveries: list[Delivery] = []
 
@@ -313,7 +315,7 @@ class RolloutCalls:
         last = self._last_begun
         if last is None or last.request is None:
             return None
-        return LastCall(last.request, tuple(last.answer.pieces))
+        return LastCall(last.request, (*last.answer.pieces, *last.draft))
 
     def failed(self, call: Call, error: Exception) -> None:
         """Record a call that failed for good."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_eval_run import Outcome, World
+from tests.cli.test_eval_run import CONFIG, Outcome, World
 from tests.standin_model import Reply, StandInModel
 
 pytestmark = pytest.mark.e2e
@@ -204,3 +204,66 @@ async def test_tool_calls_without_arguments_or_id_reach_the_agent_complete(world
     found = records(outcome)
     assert {name: found[name].get("error") for name in TOOL_CALLS} == dict.fromkeys(TOOL_CALLS)
     assert outcome.resource["metrics"]["reward_stats"]["mean"] == 1.0
+
+
+async def test_tokens_that_were_not_reported_are_unknown_and_averages_leave_them_out(world: World) -> None:
+    usage = {"prompt_tokens": 90, "completion_tokens": 10, "total_tokens": 100}
+    answer(
+        world,
+        {
+            "reported": Reply("kept", usage=usage),
+            "missing": Reply("kept", usage=False),
+            "zeros": Reply("kept", usage=dict.fromkeys(usage, 0)),
+            "half": Reply("kept", usage={"completion_tokens": 10}),
+            "stream missing": Reply("kept", usage=False),
+            "stream reported": Reply("kept", usage={**usage, "total_tokens": 300, "prompt_tokens": 290}),
+        },
+    )
+    outcome = await world.run()
+    tokens = outcome.resource["metrics"]["estimates"]["tokens"]
+    assert tokens == {
+        "prompt": 380,
+        "completion": 20,
+        "total": 400,
+        "per_sample": 200.0,
+        "known_samples": 2,
+        "unreported_samples": 4,
+    }
+    assert {name: record.get("tokens") for name, record in records(outcome).items()} == {
+        "reported": 100,
+        "missing": None,
+        "zeros": None,
+        "half": None,
+        "stream missing": None,
+        "stream reported": 300,
+    }
+    name = outcome.resource["run_name"]
+    shown = await world.osmosis("run", CONFIG, "--yes", "--plain", "--name", name)
+    (line,) = [line for line in shown.out.splitlines() if line.startswith("Tokens")]
+    assert line.split("\t") == [
+        *("Tokens", "400", ""),
+        "380 prompt, 20 completion, 200 a sample, reported for 2 of 6 attempts",
+    ]
+    await world.run("--name", "other")
+    compared = await world.osmosis("compare", name, "other", "--allow-same", "--json")
+    assert compared.status == 0, compared.err
+    totals = json.loads(compared.out)["resource"]["baseline"]
+    assert (totals["tokens"], totals["tokens_reported"]) == (400, 2)
+
+
+async def test_tokens_that_nobody_reported_are_not_shown_as_zero(world: World) -> None:
+    answer(world, {"one": Reply("kept", usage=False)})
+    outcome = await world.osmosis("run", CONFIG, "--yes", "--plain")
+    (line,) = [line for line in outcome.out.splitlines() if line.startswith("Tokens")]
+    assert "unknown" in line and "reported for 0 of 1 attempt" in line
+
+
+async def test_the_path_goes_before_the_query_of_a_base_url(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"{world.model.base_url}?api-version=1"
+    monkeypatch.setattr(StandInModel, "base_url", address)
+    answer(world, {"one": Reply("kept"), "stream two": Reply("kept")})
+    outcome = await world.run()
+    assert outcome.resource["metrics"]["reward_stats"]["mean"] == 1.0
+    assert {request.path for request in world.model.requests} == {"/v1/chat/completions?api-version=1"}

@@ -9,7 +9,7 @@ import stamina
 
 from osmosis_ai.llm import direct
 from osmosis_ai.llm.client import ModelCallError, ModelClient
-from osmosis_ai.llm.providers import ModelEndpoint
+from osmosis_ai.llm.providers import ModelEndpoint, resolve_model
 from tests.standin_model import Reply, StandInModel, error_reply
 
 SECRET = "sk-very-secret-0123456789"
@@ -175,6 +175,23 @@ async def test_trouble_that_stays_is_told_after_all_tries(model: StandInModel) -
     async with client(model, max_attempts=3) as calling:
         error = await failure(calling)
     assert (error.category, error.status, len(model.requests)) == ("server", 500, 3)
+
+
+@pytest.mark.parametrize("end", ["?api-version=1", "/?api-version=1", "/chat/completions?api-version=1#part"])
+async def test_the_path_goes_before_the_query_of_an_address(model: StandInModel, end: str) -> None:
+    env = {"OPENAI_BASE_URL": model.base_url + end, "OPENAI_API_KEY": SECRET}
+    async with ModelClient(resolve_model("openai/m", env)) as calling:
+        await calling.complete(HELLO)
+        await chunks_of(calling)
+    assert [request.path for request in model.requests] == ["/v1/chat/completions?api-version=1"] * 2
+
+
+async def test_a_query_is_in_no_error() -> None:
+    env = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1?key=abc", "OPENAI_API_KEY": SECRET}
+    async with ModelClient(resolve_model("openai/m", env), max_attempts=1) as calling:
+        error = await failure(calling)
+    assert error.hint is not None and "127.0.0.1:9/v1`" in error.hint
+    assert "abc" not in f"{error} {error.hint} {error.details}"
 
 
 async def test_a_server_that_is_not_there_is_a_connection_error_with_its_address() -> None:

@@ -65,6 +65,12 @@ async def test_a_score_comes_with_its_explanation_tokens_and_cost(model: StandIn
     assert "seed" not in request.body
 
 
+async def test_the_path_goes_before_the_query_of_an_address(model: StandInModel) -> None:
+    async with judge_of(model, api_base=f"{model.base_url}/?api-version=1") as judge:
+        await judge.score(TASK)
+    assert model.requests[0].path == "/v1/chat/completions?api-version=1"
+
+
 @pytest.mark.parametrize(("stated", "kept"), [(7, 1.0), (-0.5, 0.0)])
 async def test_a_score_out_of_bounds_is_clamped_and_the_judges_own_number_kept(
     model: StandInModel, stated: float, kept: float

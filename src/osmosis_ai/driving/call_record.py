@@ -35,6 +35,7 @@ class RolloutUsage:
         prompt_tokens: tokens read, over all calls.
         completion_tokens: tokens produced.
         total_tokens: the provider's totals.
+        uncounted: answered calls whose tokens the provider did not report.
         cost_usd: the cost of all calls; None as soon as the cost of one is not known.
         model_latency_s: how long each call took at the provider, in seconds.
         requests: calls that arrived here at all, whatever became of them.
@@ -48,6 +49,7 @@ class RolloutUsage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
+    uncounted: int = 0
     cost_usd: float | None = 0.0
     model_latency_s: list[float] = field(default_factory=list)
     requests: int = 0
@@ -344,7 +346,9 @@ class RolloutCalls:
         total.cost_usd = math.fsum(known) if len(known) == len(costs) else None
         for metrics in ordered:
             total.model_latency_s.append(metrics.latency_s)
-            if metrics.usage is not None:
+            if metrics.usage is None:
+                total.uncounted += 1
+            else:
                 total.prompt_tokens += metrics.usage.prompt_tokens
                 total.completion_tokens += metrics.usage.completion_tokens
                 total.total_tokens += metrics.usage.total_tokens

@@ -287,15 +287,14 @@ class ModelClient:
         own_address = known is not None and self.endpoint.base_url != known.base_url
         if error.hint is not None:
             return error
+        address = (self.endpoint.base_url or "").partition("?")[0]  # a query may hold a key
         keys = known.keys if known else LITELLM_KEYS.get(self.endpoint.provider)
         if error.category == "auth" and keys:
             error.hint = f"check the key: export {keys[0]}=..."
         elif error.category in ("not_found", "invalid_reply") and own_address:
-            error.hint = (
-                f"check the model's name, and that `{self.endpoint.base_url}` is right (most end in `/v1`)"
-            )
-        elif error.category == "connection" and self.endpoint.base_url:
-            error.hint = f"check that a server answers at `{self.endpoint.base_url}`"
+            error.hint = f"check the model's name, and that `{address}` is right (most end in `/v1`)"
+        elif error.category == "connection" and address:
+            error.hint = f"check that a server answers at `{address}`"
         return error
 
 

@@ -13,7 +13,7 @@ from osmosis_ai.llm.errors import ModelCallError, error_from_reply, redact
 from osmosis_ai.llm.providers import ModelEndpoint
 from osmosis_ai.llm.replies import Part, check_reply, excerpt, reported_failure
 from osmosis_ai.llm.sse import EventParser
-from osmosis_ai.llm.transport import connection_failure, environment_proxy, open_session
+from osmosis_ai.llm.transport import connection_failure, environment_proxy, join_url, open_session
 from osmosis_ai.llm.wire_json import dumps, loads
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class DirectTransport:
     def __init__(self, endpoint: ModelEndpoint, *, timeout_s: float) -> None:
         self._endpoint = endpoint
         self._timeout_s = timeout_s
-        self._url = f"{endpoint.base_url}/chat/completions"
+        self._url = join_url(endpoint.base_url or "", "/chat/completions")
         self._headers = {"Content-Type": "application/json"}
         if endpoint.api_key:
             self._headers["Authorization"] = f"Bearer {endpoint.api_key}"
@@ -159,7 +159,9 @@ class DirectTransport:
         except asyncio.TimeoutError:
             raise self._error("timeout", f"no answer within {self._timeout_s:g} s") from None
         except (aiohttp.InvalidURL, aiohttp.ClientSSLError) as error:
-            raise self._error("connection", str(error), retryable=False) from None
+            # A query may hold a key.
+            words = str(error).replace(self._url, self._url.partition("?")[0])
+            raise self._error("connection", words, retryable=False) from None
         except (aiohttp.ClientError, OSError) as error:
             raise self._error("connection", connection_failure(error)) from None
 

@@ -346,6 +346,14 @@ async def test_tool_calls_without_arguments_or_id_are_completed(
     assert first == again
 
 
+async def test_paths_go_before_the_query_of_the_controllers_address(waits: list[float]) -> None:
+    controller = Controller()
+    client = OsmosisLLMClient("http://controller/base/?run=1", "r1")
+    client._client = httpx.AsyncClient(transport=httpx.MockTransport(controller))
+    await client.chat_completions([])
+    assert str(controller.requests[0].url) == "http://controller/base/v1/chat/completions?run=1"
+
+
 async def test_nulls_in_a_reply_are_no_trouble(connect: Callable[..., OsmosisLLMClient]) -> None:
     nulls = {
         "choices": [{"message": {"content": None}, "finish_reason": None}],

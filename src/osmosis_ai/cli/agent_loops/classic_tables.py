@@ -9,6 +9,7 @@ from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import Block, Cell, Column, Row, Styled, Table
 from osmosis_ai.evaluation.agent_loop.results import ClassicSettings, run_scores
+from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.agent_loop.score_summary import EvalEvalSummary
@@ -136,7 +137,7 @@ def _runs(result: ClassicEvalResult) -> Iterator[Row]:
     if summary.resumed:
         yield "  of earlier sessions", formats.count(summary.resumed)
     yield "Duration", formats.duration(summary.duration_ms / 1000)
-    yield "Tokens", formats.count(results.tokens)
+    yield "Tokens", numbers.partial_count(results.tokens, results.uncounted, results.runs, "runs")
     if results.cost_usd is not None:
         yield "Cost", formats.money(results.cost_usd)
     yield "Kept in", shown_path(summary.run_dir)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.llm.replies import ToolCalls, is_completion, reported_failure
-from osmosis_ai.llm.transport import connection_failure
+from osmosis_ai.llm.transport import connection_failure, join_url
 from osmosis_ai.llm.wire_json import dumps, loads
 
 from .agent import CompletionsResult
@@ -113,7 +113,7 @@ class BridgeLLMClient:
         headers = {RETRY_HEADER: str(attempt)} if attempt else {}
         if self._rollout.api_key:
             headers["Authorization"] = f"Bearer {self._rollout.api_key}"
-        url = f"{self._rollout.chat_completions_url.rstrip('/')}/chat/completions"
+        url = join_url(self._rollout.chat_completions_url, "/chat/completions")
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=CALL_TIMEOUT_S)
         return await post_shared(url, content, headers, timeout=timeout)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 
 from osmosis_ai.llm.replies import ToolCalls, is_completion, reported_failure
+from osmosis_ai.llm.transport import join_url
 from osmosis_ai.llm.wire_json import dumps, loads
 
 from .agent import CompletionsResult
@@ -238,7 +239,7 @@ class OsmosisLLMClient:
             headers[RETRY_HEADER] = str(attempt)
         post = self._post_shared if self._shares_connections else self._post_alone
         try:
-            reply = await post(f"{self.server_url}{path}", body, headers)
+            reply = await post(join_url(self.server_url, path), body, headers)
         except (httpx.TimeoutException, asyncio.TimeoutError) as error:
             raise OsmosisTimeoutError(
                 f"{self.server_url}{path} did not answer within {self.timeout_seconds:g} s"

@@ -48,7 +48,7 @@ def nightly_sessions(kills_of: Mapping[str, int], seed: int) -> Iterator[str]:
 
 def nightly_platform(kills: int, seed: int) -> Iterator[str]:
     """Kill a platform, its worker and the rollout server during one run; yields what failed."""
-    environment = {**os.environ, "OSMOSIS_KILLS": str(kills), "KILL_SEED": str(seed)}
+    environment = {**os.environ, "NIGHTLY": "1", "OSMOSIS_KILLS": str(kills), "KILL_SEED": str(seed)}
     command = [sys.executable, "-m", "pytest", "-q", "-s", _PLATFORM_TEST]
     if subprocess.run(command, cwd=ROOT, env=environment).returncode:
         yield f"a platform's training run, {kills} kills each: see above"

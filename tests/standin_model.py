@@ -147,7 +147,7 @@ class StandInModel:
         body = json.loads(await request.read())
         self.calls += 1
         if self._record:
-            self.requests.append(RecordedRequest(body, dict(request.headers), request.path))
+            self.requests.append(RecordedRequest(body, dict(request.headers), request.path_qs))
         self.arrived.set()
         if self._api_key and request.headers.get("Authorization") != f"Bearer {self._api_key}":
             refusal = error_reply(401, "Incorrect API key provided.", code="invalid_api_key")

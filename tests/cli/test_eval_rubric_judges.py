@@ -13,7 +13,7 @@ import pytest
 from tests.cli.conftest import Cli
 from tests.cli.rubric_judging import KEY, configure, result_of, score, texts, write
 from tests.rubric.judge_server import JudgeServer
-from tests.standin_model import error_reply
+from tests.standin_model import Reply, error_reply
 
 
 def test_the_id_of_a_rubric_brings_its_judge_and_bounds(cli: Cli, judge: JudgeServer) -> None:
@@ -241,3 +241,17 @@ def test_a_gate_on_scores_is_not_passed_by_calls_without_one(cli: Cli, judge: Ju
     for limit, status in ((zeros["at_least"] + 0.001, 3), (zeros["at_least"] - 0.001, 0)):
         for name in ("gaps.json", "zeros.json"):
             assert cli("eval", "gate", name, "--min", f"score={limit}").status == status
+
+
+def test_tokens_that_a_judge_does_not_report_are_unknown(cli: Cli, judge: JudgeServer) -> None:
+    usages = iter([True, False, False, False])
+    judge.respond = lambda _: Reply('{"score": 0.5, "explanation": "fine"}', usage=next(usages))
+    texts("one", "two")
+    outcome = score(cli, "-o", "out.json", "--plain")
+    (line,) = [line for line in outcome.out.splitlines() if line.startswith("tokens")]
+    assert line.endswith("(1 of 2 calls)")
+    assert result_of()["usage"]["judges"][0]["calls_without_tokens"] == 1
+    again = score(cli, "-o", "again.json", "--plain")
+    assert [line.split("\t")[1] for line in again.out.splitlines() if line.startswith("tokens")] == [
+        "unknown"
+    ]

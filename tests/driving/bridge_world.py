@@ -79,7 +79,7 @@ class BridgeWorld:
         writer.write(head.encode() + data)
         await self.model.arrived.wait()
         if first_bytes:
-            await reader.readuntil(b"data:")
+            await reader.readuntil(b": ping")
         writer.transport.abort()
         while self.bridge.usage("r1").cut_off_since is None:  # noqa: ASYNC110 - the bridge counts, it does not signal
             await asyncio.sleep(0)

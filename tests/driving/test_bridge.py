@@ -218,15 +218,14 @@ async def test_usage_inside_a_chunk_with_choices_is_moved_to_a_chunk_of_its_own(
     assert chunks[1]["usage"] == usage
 
 
-async def test_chunks_arrive_while_the_model_still_writes(world: BridgeWorld) -> None:
-    hold = asyncio.Event()
+async def test_an_agent_sees_nothing_of_a_stream_that_was_repeated(world: BridgeWorld) -> None:
     first = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}
-    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
-    world.model.script(Reply(chunks=[first, hold, last, b"data: [DONE]\n\n"]))
-    async with world.post({**HELLO, "stream": True}) as response:
-        assert b'"content":"a"' in await asyncio.wait_for(response.content.readline(), 60)
-        hold.set()
-        assert b"[DONE]" in await response.content.read()
+    world.model.script(Reply(chunks=[first]), Reply(content="whole"))
+    chunks = data_of(await world.events())
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == "whole"
+    await settle()
+    usage = world.bridge.usage("r1")
+    assert (usage.calls, usage.completion_tokens, world.model.calls) == (1, 1, 2)
 
 
 async def test_a_waiting_stream_sends_heartbeats(world: BridgeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,13 +281,22 @@ async def test_openai_s_client_does_not_repeat_what_was_retried_here_already(
     assert world.model.calls == (3 if status in (429, 500) else 1)
 
 
-async def test_a_failure_in_the_middle_of_a_stream_is_an_event(world: BridgeWorld) -> None:
+async def test_a_failure_after_a_heartbeat_is_an_event(
+    world: BridgeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridge_module, "PING_INTERVAL_S", 0.01)
+    hold = asyncio.Event()
     first = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}
-    world.model.script(Reply(chunks=[first, {"error": {"message": "own words", "code": 500}}]))
-    events = await world.events()
-    assert events[-3] == "event: error"
-    assert "own words" in json.loads(events[-2].removeprefix("data: "))["error"]["message"]
-    assert events[-1] == "data: [DONE]"
+    failure = {"error": {"message": "own words", "code": 500}}
+    world.model.respond = lambda _: Reply(chunks=[first, hold, failure])
+    async with world.post({**HELLO, "stream": True}) as response:
+        assert await asyncio.wait_for(response.content.readline(), 60) == b": ping\n"
+        hold.set()
+        events = [line for line in (await response.text()).splitlines() if line and line != ": ping"]
+    assert events[0] == "event: error"
+    assert "own words" in json.loads(events[1].removeprefix("data: "))["error"]["message"]
+    assert events[2] == "data: [DONE]"
+    assert world.model.calls == 3
 
 
 async def test_the_provider_s_key_is_in_no_answer_and_no_log(

@@ -94,8 +94,8 @@ async def test_the_last_call_of_any_agent_is_known_as_far_as_it_came(world: Brid
 
 async def test_a_stream_that_is_under_way_is_known_so_far(world: BridgeWorld) -> None:
     chunks = [{"choices": [{"index": 0, "delta": {"content": word}}]} for word in ("once ", "upon")]
-    world.model.script(Reply(chunks=[*chunks, ConnectionError()]))
-    await world.events()
+    world.model.respond = lambda _: Reply(chunks=[*chunks, ConnectionError()])
+    await world.ask({**HELLO, "stream": True})
     assert said_last(world) == [*HELLO["messages"], {"role": "assistant", "content": "once upon"}]
 
 

@@ -9,7 +9,7 @@ import stamina
 
 from osmosis_ai.llm import direct
 from osmosis_ai.llm.client import ModelCallError, ModelClient
-from osmosis_ai.llm.providers import ModelEndpoint
+from osmosis_ai.llm.providers import ModelEndpoint, resolve_model
 from tests.standin_model import Reply, StandInModel, error_reply
 
 SECRET = "sk-very-secret-0123456789"
@@ -67,7 +67,7 @@ async def test_a_stream_without_end_is_broken_off(
     model.script(Reply(chunks=[{"choices": [{"delta": {"content": "x" * 1000}}]}] * 20))
     async with client(model) as calling:
         with pytest.raises(ModelCallError, match="larger than 10000 bytes"):
-            async for _ in calling.stream(HELLO):
+            async for _ in calling.stream(HELLO, restarted=list):
                 pass
 
 
@@ -129,8 +129,13 @@ async def test_tools_logprobs_reasoning_and_token_ids_come_back_untouched(model:
         Reply(disconnect=True),
         Reply(body={"id": "x", "choices": []}),
         Reply(body={"error": {"message": "upstream died", "code": 502}}),
+        Reply(body=b"<html>welcome to nginx</html>"),
+        Reply(body=["no", "completion"]),
     ],
-    ids=["429", "500", "503", "408", "409", "lost connection", "no choices", "error in a 200"],
+    ids=[
+        *("429", "500", "503", "408", "409", "lost connection", "no choices", "error in a 200"),
+        *("a page", "a list"),
+    ],
 )
 async def test_passing_trouble_is_tried_again(model: StandInModel, trouble: Reply) -> None:
     model.script(trouble, trouble, Reply(content="at last"))
@@ -150,8 +155,6 @@ async def test_passing_trouble_is_tried_again(model: StandInModel, trouble: Repl
         (error_reply(400, "too long", code="context_length_exceeded"), "context_length"),
         (error_reply(429, "You exceeded your current quota", code="insufficient_quota"), "rate_limit"),
         (error_reply(429, "come back tomorrow", retry_after="86400"), "rate_limit"),
-        (Reply(body=b"<html>welcome to nginx</html>"), "invalid_reply"),
-        (Reply(body=["no", "completion"]), "invalid_reply"),
     ],
 )
 async def test_lasting_trouble_is_told_at_once_in_the_provider_s_words(
@@ -172,6 +175,23 @@ async def test_trouble_that_stays_is_told_after_all_tries(model: StandInModel) -
     async with client(model, max_attempts=3) as calling:
         error = await failure(calling)
     assert (error.category, error.status, len(model.requests)) == ("server", 500, 3)
+
+
+@pytest.mark.parametrize("end", ["?api-version=1", "/?api-version=1", "/chat/completions?api-version=1#part"])
+async def test_the_path_goes_before_the_query_of_an_address(model: StandInModel, end: str) -> None:
+    env = {"OPENAI_BASE_URL": model.base_url + end, "OPENAI_API_KEY": SECRET}
+    async with ModelClient(resolve_model("openai/m", env)) as calling:
+        await calling.complete(HELLO)
+        await chunks_of(calling)
+    assert [request.path for request in model.requests] == ["/v1/chat/completions?api-version=1"] * 2
+
+
+async def test_a_query_is_in_no_error() -> None:
+    env = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1?key=abc", "OPENAI_API_KEY": SECRET}
+    async with ModelClient(resolve_model("openai/m", env), max_attempts=1) as calling:
+        error = await failure(calling)
+    assert error.hint is not None and "127.0.0.1:9/v1`" in error.hint
+    assert "abc" not in f"{error} {error.hint} {error.details}"
 
 
 async def test_a_server_that_is_not_there_is_a_connection_error_with_its_address() -> None:
@@ -289,7 +309,10 @@ async def test_half_a_surrogate_pair_survives_both_ways(model: StandInModel) -> 
 async def chunks_of(
     calling: ModelClient, body: dict[str, Any] = HELLO, **options: Any
 ) -> list[dict[str, Any]]:
-    return [chunk async for chunk in calling.stream(body, **options)]
+    chunks: list[dict[str, Any]] = []
+    async for chunk in calling.stream(body, restarted=chunks.clear, **options):
+        chunks.append(chunk)
+    return chunks
 
 
 async def test_a_stream_yields_the_provider_s_chunks_and_the_usage_last(model: StandInModel) -> None:
@@ -312,7 +335,7 @@ async def test_chunks_come_as_they_are_produced(model: StandInModel) -> None:
     last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
     model.script(Reply(chunks=[first, hold, last, b"data: [DONE]\n\n"]))
     async with client(model) as calling:
-        stream = calling.stream(HELLO)
+        stream = calling.stream(HELLO, restarted=list)
         assert await asyncio.wait_for(anext(stream), 60) == first
         hold.set()
         assert [chunk async for chunk in stream] == [last]
@@ -341,21 +364,17 @@ FIRST = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": No
         ([FIRST, b"data: not json\n\n"], "invalid_reply"),
     ],
 )
-async def test_a_stream_that_breaks_after_its_first_chunk_fails_and_is_not_repeated(
+async def test_a_stream_that_breaks_after_its_first_chunk_starts_again_and_then_fails(
     model: StandInModel, chunks: list[Any], category: str
 ) -> None:
-    model.script(Reply(chunks=chunks))
-    async with client(model) as calling:
-        seen: list[dict[str, Any]] = []
-
-        async def follow() -> None:
-            async for chunk in calling.stream(HELLO):
-                seen.append(chunk)
-
+    model.script(Reply(chunks=chunks), Reply(content="whole"), *[Reply(chunks=chunks)] * 2)
+    async with client(model, max_attempts=2) as calling:
+        said = [chunk["choices"][0]["delta"] for chunk in await chunks_of(calling) if chunk["choices"]]
+        assert "".join(delta.get("content") or "" for delta in said) == "whole"
         with pytest.raises(ModelCallError) as caught:
-            await follow()
+            await chunks_of(calling)
         assert calling.snapshot().in_flight == 0
-    assert (seen, caught.value.category, len(model.requests)) == ([FIRST], category, 1)
+    assert (caught.value.category, len(model.requests)) == (category, 4)
 
 
 async def test_a_stream_that_ends_without_done_is_whole_when_it_said_why_it_stopped(
@@ -382,7 +401,7 @@ async def test_the_wish_for_usage_is_left_out_where_it_is_refused(model: StandIn
 async def test_leaving_a_stream_early_gives_the_turn_back(model: StandInModel) -> None:
     model.script(Reply(content="one two three"))
     async with client(model, max_connections=1) as calling:
-        stream = calling.stream(HELLO)
+        stream = calling.stream(HELLO, restarted=list)
         await anext(stream)
         assert calling.snapshot().in_flight == 1
         await stream.aclose()

@@ -86,7 +86,10 @@ async def test_a_stream_survives_with_tools_logprobs_reasoning_and_usage(model: 
         Reply(content="one two", reasoning="hm", tool_calls=[("multiply", {"a": 6})], logprobs=[-1, -2])
     )
     async with client(model) as calling:
-        chunks = [chunk async for chunk in calling.stream({**HELLO, "tools": [TOOL], "logprobs": True})]
+        chunks = [
+            chunk
+            async for chunk in calling.stream({**HELLO, "tools": [TOOL], "logprobs": True}, restarted=list)
+        ]
         assert calling.snapshot().in_flight == 0
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     assert "".join(choice["delta"].get("content") or "" for choice in choices) == "one two"
@@ -132,8 +135,8 @@ async def test_a_lost_connection_is_tried_again(model: StandInModel) -> None:
 async def test_a_broken_stream_is_an_error_of_ours(model: StandInModel) -> None:
     first = {"id": "x", "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}
     model.script(Reply(chunks=[first, ConnectionResetError()]))
-    async with client(model) as calling:
-        stream = calling.stream(HELLO)
+    async with client(model, max_attempts=1) as calling:
+        stream = calling.stream(HELLO, restarted=list)
         await anext(stream)
         with pytest.raises(ModelCallError):
             await anext(stream)
@@ -195,3 +198,77 @@ def test_it_is_not_imported_before_the_first_call() -> None:
         "assert 'litellm' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+OK = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hi"}}
+SAID = {"index": 0, "delta": {"role": "assistant", "content": "hi"}, "finish_reason": None}
+LAST = {"index": 0, "delta": {}, "finish_reason": "stop"}
+DOWN = {"code": 502, "message": "upstream is down"}
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "category", "words"),
+    [
+        (
+            Reply(body={"choices": [{**OK, "finish_reason": "error", "error": DOWN}]}),
+            "server",
+            "upstream is down",
+        ),
+        (Reply(body={"choices": [{**OK, "finish_reason": "error"}]}), "server", "finish reason 'error'"),
+        (Reply(body={"choices": [OK], "error": DOWN}), "server", "upstream is down"),
+        (Reply(body={"choices": [OK], "error": "down"}), "server", ""),
+        (Reply(body={"error": DOWN}), "server", "upstream is down"),
+        (Reply(body={"choices": [None]}), "invalid_reply", "{'choices': [None]}"),
+        (Reply(body={"choices": [{"message": "hi"}]}), "invalid_reply", "{'choices': [{'message': 'hi'}]}"),
+        (Reply(body={"choices": []}), "invalid_reply", '"choices":[]'),
+        (Reply(body={}), "invalid_reply", "no 'choices'"),
+        (Reply(body=[]), "invalid_reply", "[]"),
+        (Reply(body=b"<html>"), "invalid_reply", ""),
+    ],
+)
+async def test_a_failure_in_a_successful_response_is_tried_again(
+    model: StandInModel, trouble: Reply, category: str, words: str
+) -> None:
+    model.respond = lambda _: trouble
+    async with client(model, max_attempts=2) as calling:
+        with pytest.raises(ModelCallError) as caught:
+            await calling.complete(HELLO)
+    assert (caught.value.category, len(model.requests)) == (category, 2)
+    assert words in caught.value.provider_message
+    assert "Traceback" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [{"choices": [SAID]}, {"choices": [{**LAST, "finish_reason": "error"}]}, DONE],
+        [{"choices": [SAID]}, {"choices": [LAST], "error": DOWN}, DONE],
+        [{"choices": [SAID]}, {"error": DOWN}, DONE],
+        [{"choices": [SAID]}, b'event: error\ndata: {"message": "upstream is down"}\n\n', DONE],
+        [{"choices": [SAID]}],
+        [{"choices": [None]}, DONE],
+        [DONE],
+        [],
+    ],
+)
+async def test_a_stream_that_fails_is_tried_again(model: StandInModel, chunks: list[Any]) -> None:
+    model.respond = lambda _: Reply(chunks=chunks)
+    restarts: list[int] = []
+
+    async def follow() -> None:
+        async for _ in calling.stream(HELLO, restarted=lambda: restarts.append(1)):
+            pass
+
+    async with client(model, max_attempts=2) as calling:
+        with pytest.raises(ModelCallError):
+            await follow()
+    assert (len(model.requests), restarts) == (2, [1])
+
+
+async def test_tokens_that_the_provider_did_not_count_are_unknown(model: StandInModel) -> None:
+    model.respond = lambda _: Reply(usage=False)
+    async with client(model) as calling:
+        assert (await calling.complete(HELLO)).usage is None
+        chunks = [chunk async for chunk in calling.stream(HELLO, restarted=list)]
+    assert not any(chunk.get("usage") for chunk in chunks)

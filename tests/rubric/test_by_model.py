@@ -146,7 +146,7 @@ async def test_a_key_of_two_lines_is_refused_without_showing_it(model: StandInMo
 
 async def test_choices_that_are_no_list_are_no_score(model: StandInModel) -> None:
     model.respond = lambda _: Reply(body={"choices": 5})
-    with pytest.raises(osmosis_ai.ProviderRequestError, match="did not include any content"):
+    with pytest.raises(osmosis_ai.ProviderRequestError, match="not a chat completion"):
         await awaited(**ASKED, model="openai/gpt-5.4", api_key="k")
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import pickle
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -62,6 +63,12 @@ async def test_a_score_comes_with_its_explanation_tokens_and_cost(model: StandIn
         },
     }
     assert "seed" not in request.body
+
+
+async def test_the_path_goes_before_the_query_of_an_address(model: StandInModel) -> None:
+    async with judge_of(model, api_base=f"{model.base_url}/?api-version=1") as judge:
+        await judge.score(TASK)
+    assert model.requests[0].path == "/v1/chat/completions?api-version=1"
 
 
 @pytest.mark.parametrize(("stated", "kept"), [(7, 1.0), (-0.5, 0.0)])
@@ -277,3 +284,38 @@ async def test_the_key_shows_up_nowhere(model: StandInModel, caplog: pytest.LogC
     assert "[REDACTED]" in repr(said[0])
     assert CANARY not in " ".join(f"{one!r} {one}" for one in said)
     assert CANARY not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("body", "category", "words"),
+    [
+        (
+            {
+                "choices": [
+                    {
+                        "index": 0,
+                        "finish_reason": "error",
+                        "message": {"role": "assistant", "content": ""},
+                        "error": {"code": 502, "message": "upstream is down"},
+                    }
+                ]
+            },
+            "server",
+            "upstream is down",
+        ),
+        ({"choices": [None]}, "invalid_reply", '{"choices":[null]}'),
+        ({"choices": [{"index": 0, "message": "hi"}]}, "invalid_reply", '"message":"hi"'),
+    ],
+)
+async def test_a_failure_in_a_successful_response_is_retried_and_is_no_reply_of_the_judge(
+    model: StandInModel, body: Any, category: str, words: str
+) -> None:
+    model.script(Reply(body=body))
+    async with judge_of(model) as judge:
+        assert (await judge.score(TASK)).score == 0.5
+        model.respond = lambda _: Reply(body=body)
+        with pytest.raises(ProviderRequestError, match=re.escape(words)) as caught:
+            await judge.score(TASK)
+    assert caught.value.category == category
+    assert not isinstance(caught.value, UnscoredError)
+    assert len(model.requests) > 3

@@ -286,15 +286,22 @@ class ModelBridge(RolloutBridge[RolloutCalls]):
     async def _stream(
         self, calls: RolloutCalls, call: Call, body: dict[str, Any], optional: tuple[str, ...]
     ) -> CallMetrics:
-        """Pass chunks on as they come; usage goes last, alone, and only to those who asked.
+        """Answer with the chunks of a whole reply; usage goes last, alone, and only to those who asked.
 
+        A stream may break off at any chunk. It is passed on when it is complete, so that it can be repeated.
         Clients overlook usage in a chunk that has choices.
         """
         metrics = CallMetrics()
         started = time.perf_counter()
         usage: object = None
         chunk: dict[str, Any] = {}
-        async with aclosing(self._client.stream(body, optional=optional)) as chunks:
+
+        def restart() -> None:
+            nonlocal metrics, started, usage
+            metrics, started, usage = CallMetrics(attempts=metrics.attempts + 1), time.perf_counter(), None
+            call.draft.clear()
+
+        async with aclosing(self._client.stream(body, restarted=restart, optional=optional)) as chunks:
             async for chunk in chunks:
                 metrics.read(chunk)
                 chunk["model"] = self._shown_model(body)
@@ -302,12 +309,13 @@ class ModelBridge(RolloutBridge[RolloutCalls]):
                 if stated:
                     usage, metrics.usage = stated, read_usage(stated) or metrics.usage
                 if not stated or _says_something(chunk):
-                    call.answer.append(stream_event(chunk))
+                    call.draft.append(stream_event(chunk))
         if usage is not None and (body.get("stream_options") or {}).get("include_usage"):
-            call.answer.append(stream_event({**chunk, "choices": [], "usage": usage}))
-        call.answer.append(DONE)
+            call.draft.append(stream_event({**chunk, "choices": [], "usage": usage}))
         metrics.latency_s = time.perf_counter() - started
         metrics.cost_usd = self._client.cost_of(metrics.usage)
+        call.answer.append(b"".join(call.draft) + DONE)
+        call.draft.clear()
         return metrics
 
 

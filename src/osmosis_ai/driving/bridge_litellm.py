@@ -13,6 +13,7 @@ from osmosis_ai.driving.call_record import RolloutCalls
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.llm.client import ModelClient
 from osmosis_ai.llm.providers import OPENAI_COMPATIBLE, ModelEndpoint, resolve_model
+from osmosis_ai.llm.transport import openai_base_url
 from osmosis_ai.llm.wire_json import loads
 
 
@@ -58,9 +59,9 @@ class LiteLLMBridge(ModelBridge):
         return response
 
     def collect_tokens(self, rollout_id: str) -> int | None:
-        """Return the tokens a rollout used, once; None when it made no call."""
+        """Return the tokens a rollout used, once; None when it made no call, or one of unknown size."""
         usage = self.close(rollout_id)
-        return usage.total_tokens if usage.calls else None
+        return usage.total_tokens if usage.calls and not usage.uncounted else None
 
     def discard(self, rollout_id: str) -> None:
         """Forget a rollout."""
@@ -92,4 +93,5 @@ def _endpoint(model: str, api_key: str | None, api_base: str | None) -> ModelEnd
                 f"Invalid LiteLLM model format: {error.message}", hint=error.hint
             ) from None
         endpoint = resolve_model(model, {**given, str(error.details["missing_variable"]): api_key})
-    return replace(endpoint, api_key=api_key or endpoint.api_key, base_url=api_base or endpoint.base_url)
+    base_url = openai_base_url(api_base) if api_base else endpoint.base_url
+    return replace(endpoint, api_key=api_key or endpoint.api_key, base_url=base_url)

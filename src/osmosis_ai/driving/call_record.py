@@ -36,6 +36,7 @@ class RolloutUsage:
         prompt_tokens: tokens read, over all calls.
         completion_tokens: tokens produced.
         total_tokens: the provider's totals.
+        uncounted: answered calls whose tokens the provider did not report.
         cost_usd: the cost of all calls; None as soon as the cost of one is not known.
         model_latency_s: how long each call took at the provider, in seconds.
         requests: calls that arrived here at all, whatever became of them.
@@ -50,6 +51,7 @@ class RolloutUsage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
+    uncounted: int = 0
     cost_usd: float | None = 0.0
     model_latency_s: list[float] = field(default_factory=list)
     requests: int = 0
@@ -139,6 +141,7 @@ class Call:
     Attributes:
         request: the request's bytes, as long as the conversation may be asked for.
         recorded: its agent asked for that.
+        draft: the chunks of a stream that is not complete yet.
     """
 
     def __init__(self, index: int, digest: bytes) -> None:
@@ -148,6 +151,7 @@ class Call:
         self.recorded = False
         self.began = time.monotonic()
         self.answer = Answer()
+        self.draft: list[bytes] = []
         self.task: asyncio.Task[None] | None = None
         self._deliveries: list[Delivery] = []
 
@@ -320,7 +324,7 @@ class RolloutCalls:
         last = self._last_begun
         if last is None or last.request is None:
             return None
-        return LastCall(last.request, tuple(last.answer.pieces))
+        return LastCall(last.request, (*last.answer.pieces, *last.draft))
 
     def failed(self, call: Call, error: Exception) -> None:
         """Record a call that failed for good."""
@@ -351,7 +355,9 @@ class RolloutCalls:
             total.model_latency_s.append(metrics.latency_s)
             if (finish := metrics.finish.value) is not None:
                 total.finish_reasons[finish] = total.finish_reasons.get(finish, 0) + 1
-            if metrics.usage is not None:
+            if metrics.usage is None:
+                total.uncounted += 1
+            else:
                 total.prompt_tokens += metrics.usage.prompt_tokens
                 total.completion_tokens += metrics.usage.completion_tokens
                 total.total_tokens += metrics.usage.total_tokens

@@ -194,7 +194,10 @@ class Execution:
         if job.options.preflight:
             await client.preflight()
             self._log(
-                "preflight", "the model answers", model_path=endpoint.model_path, base_url=endpoint.base_url
+                "preflight",
+                "the model answers",
+                model_path=endpoint.model_path,
+                base_url=(endpoint.base_url or "").partition("?")[0] or None,
             )
         return client
 

@@ -347,7 +347,9 @@ class MetricsAccumulator:
         )
 
     def _token_totals(self) -> TokenTotals:
-        known = int((self._recorded() & (self._samples["tokens"] != ABSENT)).sum())
+        absent = self._samples["tokens"] == ABSENT
+        known = int((self._recorded() & ~absent).sum())
+        unreported = self._recorded() & absent & (self._samples["model_calls"] > 0)
         total = self._sum("tokens")
         return TokenTotals(
             prompt=self._sum("prompt_tokens"),
@@ -355,6 +357,7 @@ class MetricsAccumulator:
             total=total,
             per_sample=total / known if known else None,
             known_samples=known,
+            unreported_samples=int(unreported.sum()),
         )
 
     def _cost_total(self) -> CostTotal:

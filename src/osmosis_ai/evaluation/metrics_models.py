@@ -66,13 +66,17 @@ class Counts(_Model):
 
 
 class TokenTotals(_Model):
-    """Tokens of all recorded attempts; ``per_sample`` is their mean over the ``known_samples``."""
+    """Tokens of all recorded attempts; ``per_sample`` is their mean over the ``known_samples``.
+
+    ``unreported_samples`` called a model that did not report its tokens; None if that was not recorded.
+    """
 
     prompt: int
     completion: int
     total: int
     per_sample: float | None
     known_samples: int
+    unreported_samples: int | None = None
 
 
 class FinishTotals(_Model):

@@ -24,7 +24,7 @@ class TerminalRecord:
     Attributes:
         source_row_index: the row's offset in the dataset file.
         reward: what the grader gave; absent when there is none.
-        tokens: prompt and completion tokens of all model calls; absent when no call was seen.
+        tokens: prompt and completion tokens of all model calls; absent without calls, or if any call did not report them.
         duration_ms: from dispatch to the terminal callback.
         model_latency_ms: time spent waiting for the model, all calls together.
         error_type: machine-readable reason of a failure.

@@ -102,7 +102,8 @@ class JournalRecorder(AttemptResults):
 
     def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:
         """Count what was spent for nothing."""
-        self._state.spending.add(calls=usage.calls, tokens=usage.total_tokens, cost_usd=usage.cost_usd)
+        tokens = 0 if usage.uncounted else usage.total_tokens
+        self._state.spending.add(calls=usage.calls, tokens=tokens, cost_usd=usage.cost_usd)
 
     def _lost_too_often(self, attempt: Attempt, loss: AttemptLostError) -> LostTooOftenError:
         source_row = attempt.row.source_row_index
@@ -143,6 +144,7 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
     """Return the record of a result, without secrets; ``previews`` adds how input and output begin."""
     attempt, verdict, usage = result.attempt, result.verdict, result.usage
     called = usage.calls > 0
+    counted = called and not usage.uncounted
     loop, judges = loop_outcome(result), judge_calls(result)
     graded = read_grader_notes(_extra_fields(result))
     shown = _previews(result, redact) if previews else Previews()
@@ -159,14 +161,14 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
         duration_ms=round(result.duration_ms),
         source_row_index=attempt.row.source_row_index,
         reward=verdict.reward,
-        tokens=usage.total_tokens if called else None,
+        tokens=usage.total_tokens if counted else None,
         error_type=verdict.error_type,
         boundary=verdict.boundary,
         category=verdict.category,
         error=redact.text(verdict.error)[:_MAX_ERROR_CHARS] if verdict.error else None,
         model_calls=usage.calls,
-        prompt_tokens=usage.prompt_tokens if called else None,
-        completion_tokens=usage.completion_tokens if called else None,
+        prompt_tokens=usage.prompt_tokens if counted else None,
+        completion_tokens=usage.completion_tokens if counted else None,
         cost_usd=usage.cost_usd if called else None,
         model_latency_ms=round(sum(usage.model_latency_s) * 1000, 3) if called else None,
         lost_attempts=(attempt.losses + attempt.overloads) or None,

@@ -84,17 +84,22 @@ def number_lines(estimates: Estimates) -> Iterator[NumberLine]:
 
 def _spent(estimates: Estimates) -> Iterator[NumberLine]:
     tokens, cost, judges = estimates.tokens, estimates.cost_usd, estimates.judges
-    per_sample = f"{tokens.per_sample:,.0f} a sample" if tokens.per_sample is not None else ""
-    split = f"{tokens.prompt:,} prompt, {tokens.completion:,} completion"
-    yield NumberLine("Tokens", f"{tokens.total:,}", "", ", ".join(filter(None, (split, per_sample))))
+    unreported = tokens.unreported_samples or 0
+    is_known = tokens.known_samples > 0 or not unreported
+    said = [f"{tokens.prompt:,} prompt, {tokens.completion:,} completion"] if is_known else []
+    if tokens.per_sample is not None:
+        said.append(f"{tokens.per_sample:,.0f} a sample")
+    if unreported:
+        attempts = amount(tokens.known_samples + unreported, "attempt")
+        said.append(f"reported for {tokens.known_samples:,} of {attempts}")
+    yield NumberLine("Tokens", f"{tokens.total:,}" if is_known else "unknown", "", ", ".join(said))
     if cost.total is not None:
         known = f"{cost.known_samples:,} of {cost.recorded_samples:,} samples"
         yield NumberLine("Cost", numbers.money(cost.total), "", known)
     if judges is not None:
         spent = "price not known" if judges.cost_usd is None else numbers.money(judges.cost_usd)
-        yield NumberLine(
-            "Judges", spent, "", f"{amount(judges.calls, 'call')}, {amount(judges.tokens, 'token')}"
-        )
+        judged = amount(judges.tokens, "token") if judges.tokens else "tokens unknown"
+        yield NumberLine("Judges", spent, "", f"{amount(judges.calls, 'call')}, {judged}")
 
 
 def _latencies(label: str, latency: Percentiles | None, which: str) -> Iterator[NumberLine]:

@@ -15,6 +15,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.llm.client import ModelClient
 from osmosis_ai.llm.errors import ModelCallError
 from osmosis_ai.llm.providers import ModelEndpoint, key_variables, resolve_model, split_model_path
+from osmosis_ai.llm.transport import openai_base_url
 
 NO_KEY = "no-key"
 """What is sent to an address of the user's own where there is no key: clients and proxies want to see one."""
@@ -111,7 +112,7 @@ def _address(text: str) -> str:
             f"`--base-url {_shown(text)}` is not an http(s) address.",
             hint="for instance `--base-url http://localhost:8000/v1`",
         )
-    return text.strip().rstrip("/").removesuffix("/chat/completions").rstrip("/")
+    return openai_base_url(text)
 
 
 def _shown(text: str) -> str:

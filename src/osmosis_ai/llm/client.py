@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +26,7 @@ from osmosis_ai.llm.limiter import Limiter, Slot, shared_limiter
 from osmosis_ai.llm.parameters import FittedRequest, ParameterFit
 from osmosis_ai.llm.prices import Price, price_of
 from osmosis_ai.llm.providers import LITELLM_KEYS, OPENAI_COMPATIBLE, ModelEndpoint
+from osmosis_ai.llm.replies import ToolCalls
 
 __all__ = ["ClientStats", "Completion", "ModelCallError", "ModelClient", "TokenUsage"]
 
@@ -120,13 +121,20 @@ class ModelClient:
         """
         return await self._complete(body, optional, tries=self._max_attempts)
 
-    async def stream(self, body: Mapping[str, Any], *, optional: Collection[str] = ()) -> _Chunks:
+    async def stream(
+        self, body: Mapping[str, Any], *, restarted: Callable[[], object], optional: Collection[str] = ()
+    ) -> _Chunks:
         """Call the model and yield OpenAI chunks as they come, the usage chunk among them.
 
         Close the iterator (``contextlib.aclosing``) when leaving it early: it holds a turn.
 
+        Args:
+            body: as in :meth:`complete`.
+            restarted: called when a try failed and its chunks are void; those of the next try follow.
+            optional: as in :meth:`complete`.
+
         Raises:
-            ModelCallError: as :meth:`complete`; after the first chunk, nothing is tried again.
+            ModelCallError: as :meth:`complete`.
         """
         options = body.get("stream_options")
         droppable = {*optional, "stream_options"} if options is None else optional
@@ -139,21 +147,27 @@ class ModelClient:
             },
             optional=droppable,
         )
-
-        async with AsyncExitStack() as held:
-
-            async def begin() -> tuple[dict[str, Any], _Chunks]:
-                async with AsyncExitStack() as attempt:
-                    slot = await attempt.enter_async_context(self._limiter.slot())
+        async for trial in self._trials(self._max_attempts):
+            with trial:
+                if trial.num > 1:
+                    self._retries += 1
+                    restarted()
+                async with AsyncExitStack() as held:
+                    slot = await held.enter_async_context(self._limiter.slot())
                     first, rest = await self._send(request, slot, self._begin_stream)
-                    await attempt.enter_async_context(aclosing(rest))
-                    held.push_async_exit(attempt.pop_all())
-                    return first, rest
-
-            first, rest = await self._with_retries(begin, tries=self._max_attempts)
-            yield first
-            async for chunk in rest:
-                yield chunk
+                    await held.enter_async_context(aclosing(rest))
+                    calls = ToolCalls(request.body)
+                    for chunk in first:
+                        calls.complete_chunk(chunk)
+                        yield chunk
+                    try:
+                        async for chunk in rest:
+                            calls.complete_chunk(chunk)
+                            yield chunk
+                    except ModelCallError as error:
+                        self._note_refusal(slot, error)
+                        raise self._explained(error) from None
+                return
 
     async def preflight(self) -> None:
         """Make one tiny call, to fail early when no call can succeed.
@@ -212,29 +226,26 @@ class ModelClient:
         whole.pop("stream", None)
         whole.pop("stream_options", None)
         request = self._fit.request(whole, optional=optional)
-        attempts = 0
-
-        async def attempt() -> tuple[dict[str, Any], float]:
-            nonlocal attempts
-            attempts += 1
-            async with self._limiter.slot() as slot:
-                started = time.perf_counter()
-                response = await self._send(request, slot, self._transport.complete)
-                return response, time.perf_counter() - started
-
-        response, latency_s = await self._with_retries(attempt, tries=tries)
+        async for trial in self._trials(tries):
+            with trial:
+                self._retries += trial.num > 1
+                async with self._limiter.slot() as slot:
+                    started = time.perf_counter()
+                    response = await self._send(request, slot, self._transport.complete)
+                    latency_s = time.perf_counter() - started
+        ToolCalls(request.body).complete(response)
         usage = read_usage(response.get("usage"))
-        return Completion(response, usage, self.cost_of(usage), latency_s, attempts)
+        return Completion(response, usage, self.cost_of(usage), latency_s, trial.num)
 
-    async def _begin_stream(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], _Chunks]:
-        """Open a stream and wait for its first chunk."""
+    async def _begin_stream(self, body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], _Chunks]:
+        """Open a stream and wait for its first chunk with a choice."""
         chunks = self._transport.stream(body)
-        try:
-            return await anext(chunks), chunks
-        except StopAsyncIteration:
-            raise ModelCallError(
-                "invalid_reply", "the stream was empty", model_path=self.model_path, retryable=True
-            ) from None
+        first: list[dict[str, Any]] = []
+        async for chunk in chunks:
+            first.append(chunk)
+            if chunk.get("choices"):
+                return first, chunks
+        raise ModelCallError("invalid_reply", "the stream was empty", model_path=self.model_path)
 
     async def _send(
         self, request: FittedRequest, slot: Slot, send: Callable[[Mapping[str, Any]], Awaitable[_T]]
@@ -258,21 +269,17 @@ class ModelClient:
         if error.retryable and error.retry_after_s is not None and error.status in (429, 503):
             self._limiter.pause(min(error.retry_after_s, _LONGEST_WAIT_ASKED_S))
 
-    async def _with_retries(self, attempt: Callable[[], Awaitable[_T]], *, tries: int) -> _T:
-        backoff = _Backoff()
-        async for trial in stamina.retry_context(
-            on=backoff,
-            attempts=tries,
-            timeout=None,
-            wait_initial=_FIRST_WAIT_S,
-            wait_max=_LONGEST_WAIT_S,
-            wait_jitter=_FIRST_WAIT_S,
-        ):
-            with trial:
-                if trial.num > 1:
-                    self._retries += 1
-                return await attempt()
-        raise AssertionError("stamina yields at least one attempt")
+    def _trials(self, tries: int) -> AsyncIterator[stamina.Attempt]:
+        return aiter(
+            stamina.retry_context(
+                on=_Backoff(),
+                attempts=tries,
+                timeout=None,
+                wait_initial=_FIRST_WAIT_S,
+                wait_max=_LONGEST_WAIT_S,
+                wait_jitter=_FIRST_WAIT_S,
+            )
+        )
 
     def _explained(self, error: ModelCallError) -> ModelCallError:
         """Add what the user can do about it."""
@@ -280,15 +287,14 @@ class ModelClient:
         own_address = known is not None and self.endpoint.base_url != known.base_url
         if error.hint is not None:
             return error
+        address = (self.endpoint.base_url or "").partition("?")[0]  # a query may hold a key
         keys = known.keys if known else LITELLM_KEYS.get(self.endpoint.provider)
         if error.category == "auth" and keys:
             error.hint = f"check the key: export {keys[0]}=..."
         elif error.category in ("not_found", "invalid_reply") and own_address:
-            error.hint = (
-                f"check the model's name, and that `{self.endpoint.base_url}` is right (most end in `/v1`)"
-            )
-        elif error.category == "connection" and self.endpoint.base_url:
-            error.hint = f"check that a server answers at `{self.endpoint.base_url}`"
+            error.hint = f"check the model's name, and that `{address}` is right (most end in `/v1`)"
+        elif error.category == "connection" and address:
+            error.hint = f"check that a server answers at `{address}`"
         return error
 
 

@@ -50,14 +50,17 @@ class Completion:
 
 
 def read_usage(usage: object) -> TokenUsage | None:
-    """Read a provider's ``usage`` object; None when it is missing or makes no sense."""
+    """Read a provider's ``usage`` object; None when it does not state both kinds of tokens."""
     if not isinstance(usage, dict):
         return None
     prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
     total = _count(usage.get("total_tokens"))
-    if prompt is None and completion is None:
+    if total is not None:
+        prompt = max(0, total - completion) if prompt is None and completion is not None else prompt
+        completion = max(0, total - prompt) if completion is None and prompt is not None else completion
+    # No prompt is empty: LiteLLM and some servers write zeros when nobody has counted.
+    if prompt is None or completion is None or not (prompt or completion):
         return None
-    prompt, completion = prompt or 0, completion or 0
     prompt_details = _mapping(usage.get("prompt_tokens_details"))
     cached = _count(prompt_details.get("cached_tokens"))
     if cached is None:

@@ -6,13 +6,14 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
 
 from osmosis_ai.llm.errors import ModelCallError, error_from_reply, redact
 from osmosis_ai.llm.providers import ModelEndpoint
+from osmosis_ai.llm.replies import Part, check_reply, excerpt, reported_failure
 from osmosis_ai.llm.sse import EventParser
-from osmosis_ai.llm.transport import connection_failure, environment_proxy, open_session
+from osmosis_ai.llm.transport import connection_failure, environment_proxy, join_url, open_session
 from osmosis_ai.llm.wire_json import dumps, loads
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class DirectTransport:
     def __init__(self, endpoint: ModelEndpoint, *, timeout_s: float) -> None:
         self._endpoint = endpoint
         self._timeout_s = timeout_s
-        self._url = f"{endpoint.base_url}/chat/completions"
+        self._url = join_url(endpoint.base_url or "", "/chat/completions")
         self._headers = {"Content-Type": "application/json"}
         if endpoint.api_key:
             self._headers["Authorization"] = f"Bearer {endpoint.api_key}"
@@ -70,13 +71,8 @@ class DirectTransport:
             payload = _decoded(content)
             if response.status != 200:
                 raise self._refusal(response, payload, content)
-        if not isinstance(payload, dict):
-            raise self._error("invalid_reply", _excerpt(content))
-        if payload.get("choices"):
-            return payload
-        if payload.get("error"):
-            raise self._refusal(response, payload, content)
-        raise self._error("invalid_reply", f"no choices in {_excerpt(content)}", retryable=True)
+        self._check(payload, "message", response, content)
+        return cast("dict[str, Any]", payload)
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Send one streaming request and yield its chunks until the provider is done."""
@@ -86,20 +82,31 @@ class DirectTransport:
                 raise self._refusal(response, _decoded(content), content)
             parser = EventParser()
             finished, size = False, 0
+            unread: bytearray | None = bytearray()  # until the first event
             async for piece in response.content.iter_any():
                 size += len(piece)
                 if size > MAX_REPLY_BYTES:
                     raise self._too_large(response)
-                for _, data in parser.feed(piece):
+                if unread is not None:
+                    unread += piece
+                for event, data in parser.feed(piece):
+                    unread = None
                     if data == _DONE:
                         return
-                    chunk = self._chunk(response, data)
+                    chunk = self._chunk(response, event, data)
                     finished = finished or _is_last(chunk)
                     yield chunk
-            for _, data in parser.end():
+            for event, data in parser.end():
+                unread = None
                 if data == _DONE:
                     return
-                yield self._chunk(response, data)
+                chunk = self._chunk(response, event, data)
+                finished = finished or _is_last(chunk)
+                yield chunk
+            if unread is not None:
+                content = bytes(unread)
+                self._check(_decoded(content), "message", response, content)
+                raise self._error("invalid_reply", f"the reply is not a stream: {excerpt(content)}")
             if not finished:
                 raise self._error("connection", "the stream ended in the middle of the reply")
 
@@ -152,7 +159,9 @@ class DirectTransport:
         except asyncio.TimeoutError:
             raise self._error("timeout", f"no answer within {self._timeout_s:g} s") from None
         except (aiohttp.InvalidURL, aiohttp.ClientSSLError) as error:
-            raise self._error("connection", str(error), retryable=False) from None
+            # A query may hold a key.
+            words = str(error).replace(self._url, self._url.partition("?")[0])
+            raise self._error("connection", words, retryable=False) from None
         except (aiohttp.ClientError, OSError) as error:
             raise self._error("connection", connection_failure(error)) from None
 
@@ -172,22 +181,26 @@ class DirectTransport:
         except (TypeError, ValueError) as error:
             raise self._error("bad_request", f"the request cannot be written as JSON: {error}") from None
 
-    def _chunk(self, response: aiohttp.ClientResponse, data: bytes) -> dict[str, Any]:
+    def _chunk(self, response: aiohttp.ClientResponse, event: str, data: bytes) -> dict[str, Any]:
         payload = _decoded(data)
-        if not isinstance(payload, dict):
-            raise self._error("invalid_reply", _excerpt(data))
-        if payload.get("error") and not payload.get("choices"):
-            raise self._refusal(response, payload, data)
-        return payload
+        if event == "error" and reported_failure(payload) is None:
+            payload = {"error": payload or data.decode("utf-8", "replace")}
+        self._check(payload, "delta", response, data)
+        return cast("dict[str, Any]", payload)
+
+    def _check(self, payload: Any, part: Part, response: aiohttp.ClientResponse, content: bytes) -> None:
+        check_reply(
+            payload,
+            part,
+            model_path=self._endpoint.model_path,
+            secret=self._endpoint.api_key,
+            headers=response.headers,
+            content=content,
+        )
 
     def _refusal(self, response: aiohttp.ClientResponse, payload: Any, content: bytes) -> ModelCallError:
-        status = response.status
-        if status == 200:
-            # Some providers answer 200 and put the error, with its status, in the body.
-            code = payload["error"].get("code") if isinstance(payload.get("error"), dict) else None
-            status = code if isinstance(code, int) and 400 <= code < 600 else 502
         return error_from_reply(
-            status,
+            response.status,
             content if payload is None else payload,
             response.headers,
             model_path=self._endpoint.model_path,
@@ -218,11 +231,6 @@ def _host_of(location: str) -> str:
         return f"{parts.scheme}://{parts.hostname}" if parts.hostname else ""
     except ValueError:
         return ""
-
-
-def _excerpt(content: bytes) -> str:
-    text = " ".join(content[:300].decode("utf-8", "replace").split())
-    return repr(text) if text else "an empty body"
 
 
 def _is_last(chunk: Mapping[str, Any]) -> bool:

@@ -48,7 +48,9 @@ _CODES: dict[Category, ErrorCode] = {
     "server": "NETWORK",
     "invalid_reply": "NETWORK",
 }
-_TRANSIENT: frozenset[Category] = frozenset({"rate_limit", "timeout", "connection", "server"})
+_TRANSIENT: frozenset[Category] = frozenset(
+    {"rate_limit", "timeout", "connection", "server", "invalid_reply"}
+)
 # A 429 or 403 for want of money does not pass by waiting.
 _OUT_OF_CREDIT = re.compile(
     r"insufficient[_ ](quota|credits?|balance|funds)|exceeded your current quota|billing", re.I

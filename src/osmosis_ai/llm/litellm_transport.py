@@ -24,6 +24,7 @@ from osmosis_ai.llm.errors import (
     redact,
 )
 from osmosis_ai.llm.providers import ModelEndpoint
+from osmosis_ai.llm.replies import Part, check_reply
 from osmosis_ai.retry_after import retry_after_s
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,13 @@ _CATEGORIES: dict[str, Category] = {
 }
 # "litellm.NotFoundError: NotFoundError: AnthropicException - " comes before the provider's words.
 _WRAPPING = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception|Timeout): )*(?:\w+(?:Exception|Error) - )?")
+# What LiteLLM raises about a reply with HTTP 200 that it cannot read.
+_NOT_A_COMPLETION = re.compile(
+    r"Invalid response object .*'response_object': (?P<reply>.*?), 'model_response_object'"
+    r"|Empty or invalid response|provider returned (?:a response with no )?'choices'|Expecting value: line"
+    r"|object has no attribute",
+    re.DOTALL,
+)
 _open_transports = 0
 
 
@@ -94,10 +102,9 @@ class LiteLLMTransport:
         """Send one request and return the ``chat.completion`` object."""
         reply = await self._call(body)
         payload: dict[str, Any] = reply.model_dump(mode="json", exclude_none=True)
-        if not payload.get("choices"):
-            raise self._error("invalid_reply", "no choices in the reply", retryable=True)
+        self._check(payload, "message")
         for choice in payload["choices"]:
-            choice.get("message", {}).setdefault("content", None)
+            choice["message"].setdefault("content", None)
         return payload
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
@@ -106,8 +113,12 @@ class LiteLLMTransport:
         try:
             async for chunk in chunks:
                 payload: dict[str, Any] = chunk.model_dump(mode="json", exclude_none=True)
+                self._check(payload, "delta")
                 for choice in payload.get("choices", ()):
-                    choice.setdefault("finish_reason", None)
+                    if choice.setdefault("finish_reason", None) and not _has_finished(chunks):
+                        raise self._error("connection", "the stream ended in the middle of the reply")
+                if payload.get("usage") and not _has_usage(chunks):
+                    del payload["usage"]
                 yield payload
         except ModelCallError:
             raise
@@ -187,10 +198,15 @@ class LiteLLMTransport:
         words = _provider_words(str(getattr(error, "message", None) or error))
         retryable: bool | None = None
         if names[0] == "APIConnectionError" and not _is_network_trouble(error):
-            # LiteLLM wraps errors of its own making, an ImportError say, in a connection error.
-            category, retryable = "invalid_reply", False
+            # LiteLLM wraps its own errors in a connection error: a missing package, or a KeyError in a reply.
+            category, retryable = "invalid_reply", "No module named" not in words
+            words = words.partition("\nTraceback")[0]
         elif category == "bad_request" and is_about_context_length(words):
             category = "context_length"
+        elif (found := _NOT_A_COMPLETION.search(words)) is not None:
+            category, status, words = "invalid_reply", None, (found["reply"] or words)[:300]
+        elif words == "Error in response object":
+            category, status = "server", None
         response = getattr(error, "response", None)
         return ModelCallError(
             category,
@@ -201,8 +217,11 @@ class LiteLLMTransport:
             retry_after_s=retry_after_s(getattr(response, "headers", None) or {}),
         )
 
-    def _error(self, category: Category, words: str, *, retryable: bool) -> ModelCallError:
-        return ModelCallError(category, words, model_path=self._endpoint.model_path, retryable=retryable)
+    def _check(self, payload: Any, part: Part) -> None:
+        check_reply(payload, part, model_path=self._endpoint.model_path, secret=self._endpoint.api_key)
+
+    def _error(self, category: Category, words: str) -> ModelCallError:
+        return ModelCallError(category, words, model_path=self._endpoint.model_path)
 
 
 def import_litellm() -> Any:
@@ -213,6 +232,8 @@ def import_litellm() -> Any:
 
     # A remark of pydantic's about LiteLLM's types, of no use to whoever runs an evaluation.
     warnings.filterwarnings("ignore", message=r"Item '.*' on TypedDict class", category=UserWarning)
+    # Another one, about replies that have not the shape of a completion; they are reported as such.
+    warnings.filterwarnings("ignore", message="Pydantic serializer warnings", category=UserWarning)
     litellm.suppress_debug_info = True
     litellm.telemetry = False
     for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
@@ -227,6 +248,18 @@ def _provider_words(message: str) -> str:
         return provider_words(json.loads(inner))
     except ValueError:
         return inner
+
+
+def _has_finished(chunks: Any) -> bool:
+    """Return whether the provider said why it stopped; LiteLLM ends a broken stream with a "stop" of its own."""
+    names = ("received_finish_reason", "intermittent_finish_reason", "received_any_finish_reason")
+    return any(getattr(chunks, name, True) for name in names)
+
+
+def _has_usage(chunks: Any) -> bool:
+    """Return whether the provider counted the tokens; LiteLLM otherwise estimates them with a tokenizer of its own."""
+    received = getattr(chunks, "chunks", None)
+    return received is None or any(getattr(chunk, "usage", None) for chunk in received)
 
 
 def _is_sampling(litellm: Any, name: str) -> bool:

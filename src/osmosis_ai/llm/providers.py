@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.llm.file_addresses import refuse_redirect
+from osmosis_ai.llm.transport import openai_base_url
 
 Transport = Literal["openai", "litellm"]
 
@@ -185,7 +186,7 @@ class ModelEndpoint:
         provider: the provider's name, as LiteLLM spells it (``osmosis`` for our own).
         model: the name the provider knows.
         transport: ``openai`` for a direct call, ``litellm`` for all others.
-        base_url: the address that ``/chat/completions`` is appended to, when one is known.
+        base_url: the address that ``/chat/completions`` is added to (before its query), when one is known.
         api_key: the secret; never shown.
     """
 
@@ -339,8 +340,7 @@ def _base_url(value: str, provider: Provider) -> str:
             f"`{variable}` holds a user name or password; put the key in `{provider.keys[0]}` instead.",
             hint=f"export {provider.keys[0]}=...",
         )
-    url = value.rstrip("/").removesuffix("/chat/completions").rstrip("/")
-    return url if not provider.path or url.endswith(provider.path) else url + provider.path
+    return openai_base_url(value, provider.path)
 
 
 def _first(env: Mapping[str, str], names: tuple[str, ...]) -> str | None:

@@ -13,7 +13,7 @@ import socket
 import urllib.request
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from osmosis_ai._version import __version__
 
@@ -84,6 +84,19 @@ def environment_proxy(url: str) -> str | None:
     if is_loopback(host) or urllib.request.proxy_bypass(host):
         return None
     return urllib.request.getproxies().get(parts.scheme)
+
+
+def join_url(base: str, path: str) -> str:
+    """Return ``base`` with ``path`` after its own path; the query stays at the end."""
+    parts = urlsplit(base)
+    return urlunsplit(parts._replace(path=parts.path.rstrip("/") + path, fragment=""))
+
+
+def openai_base_url(address: str, path: str = "") -> str:
+    """Return the base URL in an address that may end in ``/chat/completions`` or lack its ``path``; the query is kept."""
+    parts = urlsplit(address.strip())
+    base = parts.path.rstrip("/").removesuffix("/chat/completions").rstrip("/")
+    return urlunsplit(parts._replace(path=base if base.endswith(path) else base + path, fragment=""))
 
 
 def is_loopback(host: str) -> bool:

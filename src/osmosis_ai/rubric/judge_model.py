@@ -25,7 +25,7 @@ from osmosis_ai.llm.providers import (
     key_variables,
     split_model_path,
 )
-from osmosis_ai.llm.transport import ONLY_ADDRESS_ENV
+from osmosis_ai.llm.transport import ONLY_ADDRESS_ENV, openai_base_url
 from osmosis_ai.rubric.errors import (
     JudgeArgumentError,
     JudgeValueError,
@@ -300,7 +300,7 @@ def _checked_address(value: str) -> str:
         raise JudgeArgumentError(
             "`api_base` holds a user name or password; give the key as `api_key_env` instead."
         )
-    return value.rstrip("/").removesuffix("/chat/completions").rstrip("/")
+    return openai_base_url(value)
 
 
 def _with_name(path: str, api_base: str | None) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class JudgeUsage:
 
     Attributes:
         calls: calls that ended, with or without a score.
+        uncounted: scored calls whose tokens the provider did not report.
         cost_usd: of the calls whose price is known; None when none is.
     """
 
@@ -58,10 +59,12 @@ class JudgeUsage:
     output_tokens: int = 0
     cost_usd: float | None = None
     retries: int = 0
+    uncounted: int = 0
 
     def add(self, call: CallRecord) -> None:
         """Count a call."""
         self.calls += 1
+        self.uncounted += call.status == "scored" and not call.input_tokens
         self.input_tokens += call.input_tokens
         self.output_tokens += call.output_tokens
         self.retries += call.retries

@@ -175,6 +175,7 @@ def usage(result: SessionResult) -> dict[str, Any]:
                 "output_tokens": judge.output_tokens,
                 "cost_usd": judge.cost_usd,
                 "retries": judge.retries,
+                **({"calls_without_tokens": judge.uncounted} if judge.uncounted else {}),
             }
             for model, judge in zip(result.spec.judges, result.usage, strict=True)
         ],

@@ -81,6 +81,13 @@ def count(number: int | None) -> str:
     return MISSING if number is None else f"{number:,}"
 
 
+def partial_count(total: int, missing: int, of: int, noun: str) -> str:
+    """Return ``1,234``, ``1,234 (3 of 4 runs)`` if some did not report, or ``unknown`` if none did."""
+    if not missing:
+        return count(total)
+    return f"{count(total)} ({of - missing:,} of {of:,} {noun})" if total else "unknown"
+
+
 def percent(fraction: float | None, *, digits: int = 1) -> str:
     """Return ``41.3 %`` for a fraction of 0.413."""
     return MISSING if fraction is None else f"{fraction * 100:.{digits}f} %"

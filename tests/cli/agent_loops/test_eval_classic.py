@@ -309,3 +309,36 @@ async def test_a_damaged_journal_is_refused_and_salvaged_as_the_hint_says(projec
     assert salvaged.status == 0, salvaged.err
     results = json.loads((project.root / "out.json").read_bytes())["summary"]
     assert (results["total_runs"], results["eval_fns"]["rewards:exact"]["mean"]) == (2, 1.0)
+
+
+async def test_a_failure_in_a_successful_response_and_missing_usage_are_no_zeros(
+    project: Project, model: StandInModel
+) -> None:
+    failure = {
+        "choices": [
+            {
+                "index": 0,
+                "finish_reason": "error",
+                "message": {"role": "assistant", "content": ""},
+                "error": {"code": 502, "message": "upstream is down"},
+            }
+        ]
+    }
+    replies = {
+        "down": Reply(body=failure),
+        "null": Reply(body={"choices": [None]}),
+        "uncounted": Reply(usage=False),
+    }
+    model.respond = lambda body: replies.get(body["messages"][-1]["content"], Reply())
+    project.rows(*orders("one", *replies))
+    outcome = await project.eval("-o", "out.json", "--plain")
+    found = json.loads((project.root / "out.json").read_text())
+    one, down, null, uncounted = (row["runs"][0] for row in found["rows"])
+    assert (one["success"], uncounted["success"]) == (True, True)
+    for failed, words in ((down, "upstream is down"), (null, '{"choices":[null]}')):
+        assert (failed["boundary"], failed["scores"]) == ("provider", {})
+        assert words in failed["error"]
+    assert one["tokens"] > 0 and uncounted["tokens"] is None
+    assert found["summary"]["runs_without_tokens"] == 1
+    (line,) = [line for line in outcome.out.splitlines() if line.startswith("Tokens")]
+    assert line.endswith("(3 of 4 runs)")

@@ -148,6 +148,16 @@ def test_failed_rows_say_why_as_it_is_and_count_their_tokens(loop: Loop) -> None
     assert "the agent did not end within 0.05 s." in hung.err
 
 
+def test_tokens_that_the_model_does_not_report_are_unknown(loop: Loop) -> None:
+    usages = iter([True, True, False, False])  # the first call is the probe
+    loop.model.respond = lambda _: Reply(usage=next(usages) and USAGE)
+    outcome = loop.test("--batch-size", "1", "--plain")
+    assert outcome.status == 0
+    assert ", 7 tokens)" in outcome.err
+    assert outcome.err.count(", unknown tokens)") == 2
+    assert "Total tokens\t7 (1 of 3 rows)" in outcome.out
+
+
 def test_rows_go_on_beside_each_other_and_are_told_in_order(loop: Loop) -> None:
     loop.rows(*(str(number) for number in range(6)))
     last_asked = asyncio.Event()

@@ -135,7 +135,15 @@ async def test_seed_tools_and_all_other_arguments_reach_the_model(
 
 
 @pytest.mark.parametrize(
-    "trouble", [httpx.Response(503), httpx.ReadTimeout(""), httpx.ConnectError("refused")]
+    "trouble",
+    [
+        httpx.Response(503),
+        httpx.ReadTimeout(""),
+        httpx.ConnectError("refused"),
+        httpx.Response(200, json={"choices": [None]}),
+        httpx.Response(200, json={**REPLY, "error": {"code": 502, "message": "upstream is down"}}),
+        httpx.Response(200, json={"choices": [{"message": {"content": ""}, "finish_reason": "error"}]}),
+    ],
 )
 async def test_what_may_pass_is_tried_again_with_waits_that_double_up_to_a_limit(
     trouble: Answer, connect: Callable[..., OsmosisLLMClient], waits: list[float]
@@ -205,9 +213,9 @@ async def test_a_reply_that_cannot_be_read_is_a_server_error_of_one_short_line(
     controller = Controller(httpx.Response(200, text=body))
 
     with pytest.raises(OsmosisServerError, match="what is no completion") as raised:
-        await connect(controller).chat_completions([])
+        await connect(controller, max_retries=1).chat_completions([])
 
-    assert len(controller.requests) == 1 and len(str(raised.value)) < 500
+    assert len(controller.requests) == 2 and len(str(raised.value)) < 500
 
 
 async def test_a_reply_that_cannot_be_decoded_or_is_nested_without_end_is_a_server_error(
@@ -319,6 +327,31 @@ async def test_a_controller_that_keeps_silent_is_given_up_over_shared_connection
         client.share_connections()
         with pytest.raises(OsmosisTimeoutError, match=r"did not answer within 0\.05 s"):
             await client.chat_completions([])
+
+
+async def test_tool_calls_without_arguments_or_id_are_completed(
+    connect: Callable[..., OsmosisLLMClient],
+) -> None:
+    calls = [
+        {"type": "function", "function": {"name": "look", "arguments": ""}},
+        {"function": {"name": "look"}},
+    ]
+    reply = {"choices": [{"message": {"role": "assistant", "content": None, "tool_calls": calls}}]}
+    controller = Controller(httpx.Response(200, json=reply))
+
+    first, again = [(await connect(controller).chat_completions([])).tool_calls for _ in range(2)]
+
+    assert [call["function"]["arguments"] for call in first] == ["{}", "{}"]
+    assert len({call["id"] for call in first}) == 2
+    assert first == again
+
+
+async def test_paths_go_before_the_query_of_the_controllers_address(waits: list[float]) -> None:
+    controller = Controller()
+    client = OsmosisLLMClient("http://controller/base/?run=1", "r1")
+    client._client = httpx.AsyncClient(transport=httpx.MockTransport(controller))
+    await client.chat_completions([])
+    assert str(controller.requests[0].url) == "http://controller/base/v1/chat/completions?run=1"
 
 
 async def test_nulls_in_a_reply_are_no_trouble(connect: Callable[..., OsmosisLLMClient]) -> None:

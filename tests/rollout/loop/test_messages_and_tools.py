@@ -75,6 +75,11 @@ def test_a_call_is_read_whole() -> None:
     assert t.get_tool_call_info({"function": {"name": "add", "arguments": {"a": 1}}})[0] == "unknown"
 
 
+@pytest.mark.parametrize("arguments", ["", " ", None])
+def test_a_call_without_arguments_has_none(arguments: Any) -> None:
+    assert t.get_tool_call_info({"id": "c1", "function": {"name": "add", "arguments": arguments}})[2] == {}
+
+
 async def test_calls_run_side_by_side_and_keep_their_order() -> None:
     second_is_done = asyncio.Event()
 

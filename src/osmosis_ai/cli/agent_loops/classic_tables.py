@@ -9,6 +9,7 @@ from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import Block, Cell, Column, Row, Styled, Table
 from osmosis_ai.evaluation.agent_loop.results import ClassicSettings, run_scores
+from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.agent_loop.score_summary import EvalEvalSummary
@@ -40,7 +41,8 @@ def plan(plan: RunPlan, prepared: PreparedClassicEval) -> Table:
 
 def run_line(record: TerminalRecord, ended: int, total: int, settings: ClassicSettings) -> str:
     """Return a run that has ended, in a line: which, how it went, what it took, its scores or its error."""
-    tokens = formats.count(record.tokens or 0)
+    is_known = record.tokens is not None or not record.model_calls
+    tokens = formats.count(record.tokens or 0) if is_known else "unknown"
     took = f"{formats.duration(record.duration_ms / 1000)}, {tokens} tokens"
     row = record.source_row_index if record.source_row_index is not None else record.row_index
     which = f"row {row}" + (f" run {record.run_index}" if settings.n > 1 else "")
@@ -136,7 +138,7 @@ def _runs(result: ClassicEvalResult) -> Iterator[Row]:
     if summary.resumed:
         yield "  of earlier sessions", formats.count(summary.resumed)
     yield "Duration", formats.duration(summary.duration_ms / 1000)
-    yield "Tokens", formats.count(results.tokens)
+    yield "Tokens", numbers.partial_count(results.tokens, results.uncounted, results.runs, "runs")
     if results.cost_usd is not None:
         yield "Cost", formats.money(results.cost_usd)
     yield "Kept in", shown_path(summary.run_dir)

@@ -70,9 +70,11 @@ class LiveRows(GracefulStop):
         if self._quiet:
             return
         took = formats.duration(result.duration_ms / 1000)
+        is_known = result.total_tokens or not result.token_usage.get("num_llm_calls")
+        tokens = formats.count(result.total_tokens) if is_known else "unknown"
         line = (
             f"[{number}/{total}] Row {result.row_index}: {'OK' if result.success else 'FAILED'} "
-            f"({took}, {formats.count(result.total_tokens)} tokens)"
+            f"({took}, {tokens} tokens)"
         )
         why = "" if result.success else f" - {formats.one_line(result.raised or result.error or '')}"
         self._output.note(line + why)

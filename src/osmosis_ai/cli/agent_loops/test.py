@@ -16,6 +16,7 @@ from osmosis_ai.cli.output.results import Column, OperationResult, OperationStat
 from osmosis_ai.errors import InteractiveRequiredError
 from osmosis_ai.evaluation.agent_loop.runner import DEFAULT_MAX_TURNS, DEFAULT_MODEL
 from osmosis_ai.files import expanded
+from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
     from osmosis_ai.services.agent_loops.test import AgentTestOutcome, AgentTestRequest
@@ -172,7 +173,7 @@ def _result(request: AgentTestRequest, outcome: AgentTestOutcome) -> OperationRe
         ("Passed", outcome.passed),
         ("Failed", len(outcome.failures)),
         ("Duration", formats.duration(outcome.duration_ms / 1000)),
-        ("Total tokens", formats.count(outcome.total_tokens)),
+        ("Total tokens", numbers.partial_count(outcome.total_tokens, outcome.uncounted, total, "rows")),
     )
     blocks = [Table(["", Column("", right=True)], summary, title="Summary", in_plain=True)]
     if outcome.failures:

@@ -102,7 +102,7 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
             yield "Pass Rate", f"{headline.rate_words} ({headline.rule})"
             for warning in headline.warnings:
                 yield "Warning", Styled(warning, "warn")
-        yield "Tokens Used", formats.count(described.summary.get("total_tokens"))
+        yield "Tokens Used", formats.count(described.summary.get("total_tokens") or None)
 
     def settings(self, config: Mapping[str, Any]) -> Iterable[str]:
         from osmosis_ai.config.sections import EvaluationSettings
@@ -236,7 +236,7 @@ def _measured(described: DescribedEvaluation) -> Iterator[Row]:
     for word in ("graded", "passed", "failed", "skipped"):
         if word not in described.summary and (value := getattr(overview, word)) is not None:
             yield word.title(), formats.count(value)
-    if overview.tokens_used is not None:
+    if overview.tokens_used:
         yield "Tokens", formats.count(overview.tokens_used)
     if overview.duration_ms is not None:
         yield "Duration", formats.duration(overview.duration_ms / 1000)

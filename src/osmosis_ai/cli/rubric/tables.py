@@ -217,6 +217,8 @@ def _summary(statistics: Mapping[str, float]) -> str:
 
 
 def _overall(outcome: RubricOutcome) -> Iterator[Row]:
+    from osmosis_ai.services.rubric.results import token_count
+
     result, numbers = outcome.result, outcome.statistics
     call_states = result.call_states
     scored = call_states.count("scored")
@@ -236,8 +238,7 @@ def _overall(outcome: RubricOutcome) -> Iterator[Row]:
         yield "pending", Styled(formats.count(call_states.pending), "pending")
     if result.resumed:
         yield "from earlier sessions", formats.count(result.resumed)
-    tokens = sum(judge.input_tokens + judge.output_tokens for judge in result.usage)
-    yield "tokens", formats.count(tokens)
+    yield "tokens", token_count(result)
     yield "cost", formats.money(result.cost_usd) if result.cost_usd is not None else "unknown"
     yield "duration", formats.duration(result.elapsed_s)
 

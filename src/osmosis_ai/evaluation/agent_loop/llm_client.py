@@ -219,9 +219,7 @@ def _result_of(response: Mapping[str, Any]) -> CompletionsResult:
     from osmosis_ai.rollout.loop.agent import CompletionsResult
 
     choice = response["choices"][0]
-    message = choice.get("message") or {"role": "assistant", "content": ""}
-    if not isinstance(message, dict):
-        raise ProviderError(f"{_UNEXPECTED}: the reply's message is no object, but {type(message).__name__}")
+    message = choice["message"]
     usage = read_usage(response.get("usage"))
     names = ("prompt_tokens", "completion_tokens", "total_tokens")
     counts = {name: getattr(usage, name) if usage is not None else 0 for name in names}

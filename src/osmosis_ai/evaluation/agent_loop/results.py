@@ -55,7 +55,8 @@ class ClassicResults:
         rows: rows with a run that ended.
         runs: runs that ended, and how many of them ``succeeded``; the others failed.
         pending: runs that were not made yet.
-        tokens: of all runs that ended, failed ones included.
+        tokens: of all runs that ended and reported them, failed ones included.
+        uncounted: runs that called a model and did not report its tokens.
         cost_usd: what they cost, as far as prices are known; None where none is.
     """
 
@@ -66,6 +67,7 @@ class ClassicResults:
     pending: int
     tokens: int
     cost_usd: float | None
+    uncounted: int = 0
 
     @property
     def failed(self) -> int:
@@ -84,6 +86,7 @@ class ClassicResults:
             "failed_runs": self.failed,
             "pending_runs": self.pending,
             "cost_usd": self.cost_usd,
+            **({"runs_without_tokens": self.uncounted} if self.uncounted else {}),
         }
 
 
@@ -117,7 +120,7 @@ def summarize_runs(records: Iterable[TerminalRecord], settings: ClassicSettings)
     """Return the numbers of recorded runs, which come by row and run."""
     scores = _Scores(settings.eval_fns)
     copies = RowCopies(settings.rows)
-    runs = succeeded = tokens = 0
+    runs = succeeded = tokens = uncounted = 0
     costs: list[float] = []
     row_indices: list[int] = []
     for row_index, of_row in groupby(records, key=lambda record: record.row_index):
@@ -127,6 +130,7 @@ def summarize_runs(records: Iterable[TerminalRecord], settings: ClassicSettings)
             runs += 1
             succeeded += record.status == "success"
             tokens += record.tokens or 0
+            uncounted += record.tokens is None and bool(record.model_calls)
             if record.cost_usd is not None:
                 costs.append(record.cost_usd)
             if record.row_digest:
@@ -151,6 +155,7 @@ def summarize_runs(records: Iterable[TerminalRecord], settings: ClassicSettings)
         pending=settings.rows * settings.n - runs,
         tokens=tokens,
         cost_usd=sum(costs) if costs else None,
+        uncounted=uncounted,
     )
 
 
@@ -197,7 +202,7 @@ def run_json(record: TerminalRecord) -> dict[str, Any]:
         "success": record.status == "success",
         "scores": dict(run_scores(record)),
         "duration_ms": record.duration_ms,
-        "tokens": record.tokens or 0,
+        "tokens": None if record.tokens is None and record.model_calls else record.tokens or 0,
         **({"error": record.error} if record.error else {}),
         **{name: value for name, value in ours.items() if value},
     }

@@ -22,8 +22,8 @@ class RunTotals:
         rows: distinct rows it has a result of.
         planned, tried, scored: attempts; None where a platform does not tell.
         attempts: on each row, the most that any has.
-        cost_usd, tokens, duration_s: of all attempts that have it recorded, which ``priced`` counts for the cost;
-            None where none has.
+        cost_usd, tokens, duration_s: of all attempts that have it recorded; None if none has.
+        priced, tokens_reported: attempts whose cost and whose tokens are recorded.
     """
 
     name: str
@@ -39,6 +39,7 @@ class RunTotals:
     cost_usd: float | None
     priced: int
     tokens: int | None
+    tokens_reported: int
     duration_s: float | None
     notes: tuple[str, ...]
 
@@ -69,6 +70,7 @@ class RunTotals:
             cost_usd=sums["cost_usd"],
             priced=int(np.isfinite(run.samples["cost_usd"]).sum()),
             tokens=None if tokens is None else round(tokens),
+            tokens_reported=int(np.isfinite(run.samples["tokens"]).sum()),
             duration_s=None if duration_ms is None else duration_ms / 1000,
             notes=run.notes,
         )
@@ -76,7 +78,7 @@ class RunTotals:
     def data(self) -> dict[str, Any]:
         """Return them as scripts see them."""
         names = ("name", "place", "location", "status", "rows", "planned", "tried", "scored", "attempts")
-        costs = ("cost_usd", "priced", "tokens", "duration_s")
+        costs = ("cost_usd", "priced", "tokens", "tokens_reported", "duration_s")
         return {
             **{name: getattr(self, name) for name in (*names, *costs)},
             "inputs": self.inputs.data(),

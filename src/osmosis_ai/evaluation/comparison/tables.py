@@ -124,13 +124,18 @@ def taken(found: RunComparison) -> ComparedTable:
         (
             run.name,
             *map(numbers.count, (run.rows, run.tried, run.scored)),
-            numbers.money(run.cost_usd),
-            numbers.count(run.tokens),
+            _over(numbers.money(run.cost_usd), run.priced, run.tried),
+            _over(numbers.count(run.tokens), run.tokens_reported, run.tried),
             numbers.duration(run.duration_s),
         )
         for run in runs_of(found)
     ]
     return ComparedTable("What the runs took", headings, rows)
+
+
+def _over(total: str, known: int, tried: int | None) -> str:
+    """Return a sum, and over how many attempts it is if some did not report."""
+    return f"{total} ({known:,} of {tried:,})" if tried is not None and 0 < known < tried else total
 
 
 def _against(found: RunComparison, candidate: ComparedCandidate) -> str:

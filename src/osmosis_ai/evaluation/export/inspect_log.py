@@ -100,7 +100,8 @@ def _header(run: ExportedRun, spec: Mapping[str, Any], *, scored: int) -> dict[s
     summary = run.summary
     ended = str(run.facts.get("completed_at") or "")
     tokens = summary.get("tokens_used")
-    usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": tokens if isinstance(tokens, int) else 0}
+    # A sum of zero means that no attempt reported its tokens.
+    usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": tokens} if tokens else None
     results = {
         "total_samples": summary.get("total_samples") or 0,
         "completed_samples": summary.get("completed_samples") or 0,
@@ -112,7 +113,11 @@ def _header(run: ExportedRun, spec: Mapping[str, Any], *, scored: int) -> dict[s
         "eval": spec,
         "plan": _plan(run),
         "results": results,
-        "stats": {"started_at": _created(run), "completed_at": ended, "model_usage": {spec["model"]: usage}},
+        "stats": {
+            "started_at": _created(run),
+            "completed_at": ended,
+            "model_usage": {spec["model"]: usage} if usage else {},
+        },
     }
 
 

@@ -11,7 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.llm.transport import connection_failure
+from osmosis_ai.llm.replies import ToolCalls, is_completion, reported_failure
+from osmosis_ai.llm.transport import connection_failure, join_url
 from osmosis_ai.llm.wire_json import dumps, loads
 
 from .agent import CompletionsResult
@@ -74,7 +75,7 @@ class BridgeLLMClient:
             raise OsmosisValidationError("`stream` is not for `ctx.chat`, which returns whole replies", 400)
         started = time.monotonic()
         try:
-            result = read_completion(await self._post(body))
+            result = read_completion(await self._post(body), body)
         finally:
             self._metrics.llm_latency_ms += (time.monotonic() - started) * 1000
             self._metrics.num_llm_calls += 1
@@ -112,22 +113,24 @@ class BridgeLLMClient:
         headers = {RETRY_HEADER: str(attempt)} if attempt else {}
         if self._rollout.api_key:
             headers["Authorization"] = f"Bearer {self._rollout.api_key}"
-        url = f"{self._rollout.chat_completions_url.rstrip('/')}/chat/completions"
+        url = join_url(self._rollout.chat_completions_url, "/chat/completions")
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=CALL_TIMEOUT_S)
         return await post_shared(url, content, headers, timeout=timeout)
 
 
-def read_completion(body: Any) -> CompletionsResult:
+def read_completion(body: Any, request: Mapping[str, Any]) -> CompletionsResult:
     """Read an answer of ``/chat/completions``; what it does not say of tokens is left empty.
 
     Raises:
-        OsmosisServerError: it is none.
+        OsmosisServerError: it reports a failure, or it is no completion.
     """
-    choices = body.get("choices") if isinstance(body, Mapping) else None
-    choice: Any = choices[0] if isinstance(choices, list) and choices else None
-    message = choice.get("message") if isinstance(choice, Mapping) else None
-    if not isinstance(message, Mapping):
+    if reported_failure(body) is not None:
+        raise OsmosisServerError(f"the model's provider failed: {body!r:.200}", 200)
+    if not is_completion(body, "message"):
         raise OsmosisServerError(f"the model's answer has no message: {body!r:.200}", 200)
+    ToolCalls(request).complete(body)
+    choice = body["choices"][0]
+    message = choice["message"]
     usage = body.get("usage")
     return CompletionsResult(
         message={name: value for name, value in message.items() if value is not None},

@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 
+from osmosis_ai.llm.replies import ToolCalls, is_completion, reported_failure
+from osmosis_ai.llm.transport import join_url
 from osmosis_ai.llm.wire_json import dumps, loads
 
 from .agent import CompletionsResult
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     import ssl
 
 __all__ = ["CompletionsResult", "OsmosisLLMClient"]
+
+_T = TypeVar("_T")
 
 CHAT_COMPLETIONS_PATH = "/v1/chat/completions"
 COMPLETED_PATH = "/v1/rollout/completed"
@@ -123,15 +127,16 @@ class OsmosisLLMClient:
         if body.get("tools"):
             body["tools"] = tool_payloads(body["tools"])
         started = time.monotonic()
-        reply = await self._post(
+        body = {
+            **{key: value for key, value in body.items() if value is not None},
+            "rollout_id": self.rollout_id,
+        }
+        result = await self._post(
             CHAT_COMPLETIONS_PATH,
-            {
-                **{key: value for key, value in body.items() if value is not None},
-                "rollout_id": self.rollout_id,
-            },
+            body,
             retries=self.max_retries,
+            read=lambda reply: _read_completion(reply, body),
         )
-        result = _read_completion(reply)
         self._count(result, (time.monotonic() - started) * 1000.0)
         return result
 
@@ -170,7 +175,7 @@ class OsmosisLLMClient:
             reward=reward,
         )
         body = report.model_dump(mode="json", exclude_none=True)
-        await self._post(COMPLETED_PATH, body, retries=self.complete_rollout_retries)
+        await self._post(COMPLETED_PATH, body, retries=self.complete_rollout_retries, read=lambda _: None)
 
     def get_metrics(self) -> RolloutMetrics:
         """Return what the calls so far have cost."""
@@ -210,12 +215,14 @@ class OsmosisLLMClient:
             )
         return self._client
 
-    async def _post(self, path: str, body: dict[str, Any], *, retries: int) -> _Reply:
-        """Return the first 2xx reply of ``retries + 1`` attempts; raise the last one's error."""
+    async def _post(
+        self, path: str, body: dict[str, Any], *, retries: int, read: Callable[[_Reply], _T]
+    ) -> _T:
+        """Return what ``read`` makes of the first good reply of ``retries + 1`` attempts; raise the last error."""
         attempt = 0
         while True:
             try:
-                return await self._post_once(path, body, attempt)
+                return read(await self._post_once(path, body, attempt))
             except (OsmosisServerError, OsmosisTimeoutError, OsmosisTransportError):
                 if attempt >= retries:
                     raise
@@ -232,7 +239,7 @@ class OsmosisLLMClient:
             headers[RETRY_HEADER] = str(attempt)
         post = self._post_shared if self._shares_connections else self._post_alone
         try:
-            reply = await post(f"{self.server_url}{path}", body, headers)
+            reply = await post(join_url(self.server_url, path), body, headers)
         except (httpx.TimeoutException, asyncio.TimeoutError) as error:
             raise OsmosisTimeoutError(
                 f"{self.server_url}{path} did not answer within {self.timeout_seconds:g} s"
@@ -321,20 +328,24 @@ def _trusted() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def _read_completion(reply: _Reply) -> CompletionsResult:
+def _read_completion(reply: _Reply, request: Mapping[str, Any]) -> CompletionsResult:
     """Read OpenAI's reply.
 
     Raises:
-        OsmosisServerError: when it is something else.
+        OsmosisServerError: when it reports a failure, or is something else.
     """
     try:
         body = loads(reply.content)
+        if reported_failure(body) is not None:
+            raise OsmosisServerError(
+                f"the controller answered {reply.status} with a failure: {_excerpt(reply)}", reply.status
+            )
+        if not is_completion(body, "message"):
+            raise TypeError("no message")
+        ToolCalls(request).complete(body)
         choice = body["choices"][0]
-        message = choice["message"]
-        if not isinstance(message, Mapping):
-            raise TypeError(f"`message` is {type(message).__name__}")
         return CompletionsResult(
-            message=dict(message),
+            message=dict(choice["message"]),
             token_ids=list(body.get("token_ids") or []),
             logprobs=list(body.get("logprobs") or []),
             usage=dict(body.get("usage") or {}),

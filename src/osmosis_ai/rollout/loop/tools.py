@@ -35,13 +35,17 @@ def serialize_tool_result(result: Any) -> str:
 
 
 def parse_tool_arguments(arguments: Any) -> dict[str, Any]:
-    """Return the arguments of a call, which models write as a JSON object in a text.
+    """Return the arguments of a call, which models write as a JSON object in a string.
+
+    An empty string means no arguments.
 
     Raises:
         ToolArgumentError: when they are anything else.
     """
     if isinstance(arguments, dict):
         return arguments
+    if isinstance(arguments, str) and not arguments.strip():
+        return {}
     if not isinstance(arguments, str):
         raise ToolArgumentError(f"Expected str or dict as tool arguments, got {type(arguments).__name__}")
     try:
@@ -63,7 +67,7 @@ def get_tool_call_info(tool_call: dict[str, Any]) -> tuple[str, str, dict[str, A
     function = tool_call.get("function") or {}
     name = function.get("name") or ""
     try:
-        return call_id, name, parse_tool_arguments(function.get("arguments", "{}"))
+        return call_id, name, parse_tool_arguments(function.get("arguments") or "{}")
     except ToolArgumentError as error:
         raise ToolArgumentError(str(error), tool_call_id=call_id, tool_name=name) from error
 

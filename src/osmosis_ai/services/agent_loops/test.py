@@ -140,6 +140,12 @@ class AgentTestOutcome:
         return self.planned - len(self.rows)
 
     @property
+    def uncounted(self) -> int:
+        """Rows that called a model which did not report its tokens."""
+        counts = [row["token_usage"] for row in self.rows]
+        return sum(bool(count.get("num_llm_calls") and not count.get("total_tokens")) for count in counts)
+
+    @property
     def total_tokens(self) -> int:
         """Tokens of all rows, failed ones too."""
         return sum(row["token_usage"].get("total_tokens", 0) for row in self.rows)

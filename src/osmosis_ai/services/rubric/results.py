@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.rubric.documents import classic_record, judged_record, write_document
 from osmosis_ai.rubric.session_result import SessionResult, counts, describe_outside_scale, usage
+from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.baseline_comparison import SessionComparison
@@ -103,7 +104,7 @@ def _facts(prepared: PreparedRubric, result: SessionResult, results: Path) -> di
         ),
         "Without a score": f"{counted['unscored']:,} unscored, {counted['failed']:,} failed, "
         f"{counted['pending']:,} pending",
-        "Tokens": f"{sum(judge.input_tokens + judge.output_tokens for judge in result.usage):,}",
+        "Tokens": token_count(result),
         "Cost": _dollars(result.cost_usd),
         "Seed": str(result.spec.seed),
     }
@@ -112,6 +113,14 @@ def _facts(prepared: PreparedRubric, result: SessionResult, results: Path) -> di
     if result.stop is not None:
         facts["Stopped"] = result.stop.reason
     return facts
+
+
+def token_count(result: SessionResult) -> str:
+    """Return how many tokens the judges used, as far as their providers reported them."""
+    used = result.usage
+    total = sum(judge.input_tokens + judge.output_tokens for judge in used)
+    uncounted = sum(judge.uncounted for judge in used)
+    return numbers.partial_count(total, uncounted, sum(judge.calls for judge in used), "calls")
 
 
 def _dollars(cost_usd: float | None) -> str:

@@ -1,0 +1,183 @@
+"""Checks of what a model provider answered with HTTP 200: a chat completion, a reported failure, or neither.
+
+Tool calls are completed here too: agents parse arguments as JSON and send the id back, so both must be there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from osmosis_ai.llm.errors import ModelCallError, error_from_reply, redact
+from osmosis_ai.llm.wire_json import dumps
+
+Part = Literal["message", "delta"]
+"""The key of the text in a choice: ``message`` in a whole reply, ``delta`` in a chunk of a stream."""
+
+# OpenRouter and Mistral ("error"), vLLM and SGLang ("abort"), Z.ai ("network_error"), DeepSeek (the last).
+_FAILED = frozenset({"error", "abort", "network_error", "insufficient_system_resource"})
+_EXCERPT_BYTES = 300
+
+
+def reported_failure(payload: Any) -> dict[str, Any] | None:
+    """Return the ``{"error": ...}`` that a reply contains, wherever the provider put it; None if there is none."""
+    if not isinstance(payload, dict):
+        return None
+    choices = [choice for choice in _list(payload.get("choices")) if isinstance(choice, dict)]
+    # LiteLLM moves what it does not know of a choice into this field.
+    extra = [choice.get("provider_specific_fields") for choice in choices]
+    sources = [payload, *choices, *(fields for fields in extra if isinstance(fields, dict))]
+    for source in sources:
+        if _is_error(error := source.get("error")):
+            return {"error": error}
+    for source in sources[1:]:
+        for name in ("finish_reason", "native_finish_reason"):
+            reason = source.get(name)
+            if isinstance(reason, str) and reason.lower() in _FAILED:
+                return {"error": {"message": f"the reply ended with finish reason '{reason}'"}}
+    return None
+
+
+def is_completion(payload: Any, part: Part) -> bool:
+    """Return whether a reply has the shape of a chat completion, or of a chunk of one."""
+    if not isinstance(payload, dict):
+        return False
+    choices = payload.get("choices")
+    if part == "delta" and choices is None:
+        return True  # a chunk with the usage alone
+    if not isinstance(choices, list) or (part == "message" and not choices):
+        return False
+    return all(isinstance(choice, dict) and _is_said(choice.get(part), part) for choice in choices)
+
+
+def check_reply(
+    payload: Any,
+    part: Part,
+    *,
+    model_path: str,
+    secret: str | None,
+    headers: Mapping[str, str] | None = None,
+    content: bytes | None = None,
+) -> None:
+    """Raise if a reply with HTTP 200 is a failure or is not a completion.
+
+    Args:
+        payload: the decoded JSON, or None.
+        part: whether it is a whole reply or a chunk.
+        model_path: the model as the user names it.
+        secret: the key that was sent, to keep it out of the message.
+        headers: the reply's headers.
+        content: the reply's bytes, for the message.
+    """
+    if (failure := reported_failure(payload)) is not None:
+        raise error_from_reply(
+            _status(failure["error"]), failure, headers or {}, model_path=model_path, secret=secret
+        )
+    if not is_completion(payload, part):
+        raise ModelCallError(
+            "invalid_reply",
+            redact(excerpt(dumps(payload) if content is None else content), secret),
+            model_path=model_path,
+        )
+
+
+def excerpt(content: bytes) -> str:
+    """Return the beginning of a reply, quoted."""
+    text = " ".join(content[:_EXCERPT_BYTES].decode("utf-8", "replace").split())
+    return repr(text) if text else "an empty body"
+
+
+class ToolCalls:
+    """Completes the tool calls of one reply, whole or streamed: arguments are JSON, ids are present.
+
+    A generated id depends on the request and the position only, so the same call gets the same id again.
+
+    Args:
+        request: the request that the reply answers.
+    """
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self._request = request
+        self._digest: bytes | None = None
+        # (choice, call) -> whether any arguments have arrived.
+        self._streamed: dict[tuple[int, int], bool] = {}
+
+    def complete(self, response: dict[str, Any]) -> None:
+        """Complete the tool calls of a whole reply in place."""
+        for place, choice in enumerate(_list(response.get("choices"))):
+            for position, call in enumerate(_list(choice["message"].get("tool_calls"))):
+                call["id"] = call.get("id") or self._new_id(place, position)
+                function = _function(call)
+                if function is not None and not function["arguments"].strip():
+                    function["arguments"] = "{}"
+
+    def complete_chunk(self, chunk: dict[str, Any]) -> None:
+        """Complete what a chunk holds of tool calls in place."""
+        for choice in _list(chunk.get("choices")):
+            if choice.get("delta") is None:
+                choice["delta"] = {}
+            place = choice.get("index") or 0
+            for call in _list(choice["delta"].get("tool_calls")):
+                self._complete_fragment(place, call)
+            if choice.get("finish_reason"):
+                empty = [
+                    position
+                    for (where, position), said in self._streamed.items()
+                    if where == place and not said
+                ]
+                if empty:
+                    rest = [{"index": position, "function": {"arguments": "{}"}} for position in empty]
+                    choice["delta"]["tool_calls"] = [*_list(choice["delta"].get("tool_calls")), *rest]
+                    self._streamed.update({(place, position): True for position in empty})
+
+    def _complete_fragment(self, place: int, call: dict[str, Any]) -> None:
+        function = _function(call)
+        known = [position for where, position in self._streamed if where == place]
+        position = call.get("index")
+        if not isinstance(position, int):
+            starts = not known or call.get("id") or (function is not None and function.get("name"))
+            position = call["index"] = max(known, default=-1) + 1 if starts else known[-1]
+        if position not in known:
+            call["id"] = call.get("id") or self._new_id(place, position)
+        has_arguments = function is None or bool(function["arguments"].strip())
+        self._streamed[place, position] = self._streamed.get((place, position), False) or has_arguments
+
+    def _new_id(self, place: int, position: int) -> str:
+        if self._digest is None:
+            self._digest = hashlib.sha256(dumps(self._request)).digest()
+        return f"call_{hashlib.sha256(self._digest + f'{place}.{position}'.encode()).hexdigest()[:24]}"
+
+
+def _function(call: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the function of a tool call, its arguments as text; None for other kinds of tools."""
+    function = call.get("function")
+    if not isinstance(function, dict):
+        return None
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        function["arguments"] = "" if arguments is None else dumps(arguments).decode()
+    return function
+
+
+def _is_said(said: Any, part: Part) -> bool:
+    if said is None:
+        return part == "delta"
+    return isinstance(said, dict) and all(isinstance(call, dict) for call in _list(said.get("tool_calls")))
+
+
+def _is_error(error: Any) -> bool:
+    # Some servers send the object with every reply, and leave its fields empty.
+    return any(error.values()) if isinstance(error, dict) else bool(error)
+
+
+def _status(error: Any) -> int:
+    """Return the HTTP status in an error object; 502 if it has none."""
+    code = error.get("code") if isinstance(error, dict) else None
+    if isinstance(code, str) and code.isdecimal():
+        code = int(code)
+    return code if isinstance(code, int) and 400 <= code < 600 else 502
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -240,7 +240,7 @@ def experiment(**changes: Any) -> dict[str, Any]:
     return {**submit_body()["experiment_config"], **changes}
 
 
-def wait_until(condition: Callable[[], Any], *, within_s: float = 300.0) -> Any:
+def wait_until(condition: Callable[[], Any], *, within_s: float = 1200.0) -> Any:
     """Return what ``condition`` gives as soon as that is true; other processes are at work meanwhile.
 
     The limit ends a test that hangs; it is no measure of how fast a machine that does much else has to be.

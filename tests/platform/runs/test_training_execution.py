@@ -79,7 +79,7 @@ def ended(api: TestClient, name: str, runs: str = RUNS) -> dict[str, Any]:
         run: dict[str, Any] = api.get(f"{runs}/{name}").json()[of_kind]
         return run if run["status"] in ("finished", "failed", "stopped") else None
 
-    found: dict[str, Any] = wait_until(look, within_s=600)
+    found: dict[str, Any] = wait_until(look)
     return found
 
 

@@ -269,7 +269,7 @@ def test_a_finished_sample_is_on_the_page_by_itself_and_the_focus_stays(
         put_numbers(site, run.id, row + 1)
         page.get_by_text(f"{row + 1} of 6 planned scored").first.wait_for()
         assert looking.focused() == "Samples"
-    # Live views lag by at most 2 s: a change waits for the next look of the server. The rest is the machine's speed.
+    # Live views lag by at most 2 s. A change waits for the server's next look, and the rest depends on the machine.
     assert READ_EVERY_S < 2
     assert page.evaluate("window.mark")
     assert looking.wrong == []

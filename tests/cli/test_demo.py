@@ -20,7 +20,7 @@ from osmosis_ai.services.demo.outcome import DemoEvaluation, DemoSample
 from tests.cli.conftest import Cli
 from tests.e2e.turnstile import Turnstile
 
-# The demo, whose attempts wait for the turnstile on a port.
+# Runs the demo. Its attempts wait for the turnstile on the given port.
 DEMO_WITH_WAITS = """
 import sys
 
@@ -171,7 +171,7 @@ def turnstile() -> Iterator[Turnstile]:
 
 
 def hold_what_is_ended(turnstile: Turnstile, options: tuple[str, ...], directory: Path) -> None:
-    """Keep the run that a test ends from finishing before: the training run if the demo has one, else the evaluation."""
+    """Keep the training run from finishing if the demo has one, and otherwise the evaluation."""
     if "--train" in options:
         turnstile.may_pass = lambda: not any(directory.glob("*/data/runs/*/training"))
     else:

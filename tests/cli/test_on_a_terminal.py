@@ -53,7 +53,7 @@ class Terminal:
         os.write(self._descriptor, text.encode())
 
     def wait_for(self, expected: str, *, typing: bytes = b"") -> None:
-        """Read until ``expected`` shows; ``typing`` is typed once the program takes single keys.
+        """Read until ``expected`` shows. Type ``typing`` as soon as the program takes single keys.
 
         What is typed before the program switches the terminal to single keys is thrown away by design.
         """

@@ -150,7 +150,7 @@ def test_a_backup_of_a_busy_platform_is_of_one_moment(
 ) -> None:
     """Datasets come and go and are replaced all the while; whatever the copy knows, it has.
 
-    They rest for the last copy of the database that a backup tries: a busy machine could disturb each one.
+    The changes pause for the last copy that a backup tries. On a busy machine they could disturb every copy.
     """
     workspace = platform.workspaces.all()[0].id
     ended = threading.Event()
@@ -158,7 +158,7 @@ def test_a_backup_of_a_busy_platform_is_of_one_moment(
     working, changes = threading.Event(), [threading.Lock() for _ in range(3)]
     copy, copies = backup.copy_database, 0
 
-    def copy_at_rest_at_last(source: PlatformConfig, target: Path) -> None:
+    def copy_without_changes_at_last(source: PlatformConfig, target: Path) -> None:
         nonlocal copies
         copies += 1
         if copies == backup._MORE_MOMENTS + 1:
@@ -184,7 +184,7 @@ def test_a_backup_of_a_busy_platform_is_of_one_moment(
             session.query(DbDataset).filter_by(name=name).delete()
         platform.blobs.delete(former)
 
-    monkeypatch.setattr(backup, "copy_database", copy_at_rest_at_last)
+    monkeypatch.setattr(backup, "copy_database", copy_without_changes_at_last)
     workers = [threading.Thread(target=work, args=(number,)) for number in range(3)]
     for worker in workers:
         worker.start()

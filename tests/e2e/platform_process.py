@@ -18,7 +18,7 @@ from tests.warm_osmosis import process_of, warm_osmosis
 
 PROGRAM = [sys.executable, "-m", "osmosis_ai"]
 WORKER, ROLLOUT_SERVER = "osmosis_ai.platform.runs.work.worker", "main.py"
-# A worker's last requests are answered however busy the machine is.
+# Runs `platform worker`, whose last requests may take as long as a busy machine needs for them.
 PATIENT_WORKER = """
 import sys
 

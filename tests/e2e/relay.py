@@ -45,7 +45,7 @@ class Relay:
     def heal(self, *, forgets: bool, cut_next: tuple[bytes, bool] | None = None) -> None:
         """Let everything through again; with ``forgets``, connections that were there are gone.
 
-        With ``cut_next``, a marker and whether to refuse, :meth:`cut_at` applies before anything is let through.
+        ``cut_next``, a marker and whether to refuse, arms :meth:`cut_at` before anything is let through.
         """
         if forgets:
             self._drop()

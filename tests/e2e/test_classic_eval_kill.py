@@ -71,7 +71,7 @@ async def killed_at(process: asyncio.subprocess.Process, project: Project, recor
 
 async def survive(tmp_path: Path, *, rows: int, n: int, kills: int) -> None:
     draw = random.Random(seed_of_kills())
-    # At the moment of a kill, the results of 16 further attempts may be on their way.
+    # Up to 16 further attempts may have their answer when a kill is due, and the run must not end.
     moments = sorted(draw.randrange(0, rows * n - 20) for _ in range(kills))
     last, over = rows * n, asyncio.Event()
 

@@ -163,7 +163,7 @@ def rollout_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class SamplesAhead(TrainingHooks):
-    """Has each step learn only once a rollout of the next step is finished, which the policy before it sampled."""
+    """Starts each update once a rollout of the next step is finished, so that its tokens are one update old."""
 
     def __init__(self) -> None:
         self._sampled = {step: threading.Event() for step in range(1, STEPS + 1)}

@@ -43,7 +43,7 @@ max_steps = 2
 [secrets]
 required = ["MOVED_KEY"]
 """
-# Is killed once some of the tables are copied.
+# Runs a command that kills itself after it has copied some of the tables.
 KILLED = """
 import os, signal, sys
 from osmosis_ai.cli.main import main

@@ -87,10 +87,10 @@ async def first_line(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 async def until(name: str, url: str, process: subprocess.Popen[str], *, changed: Path | None = None) -> None:
-    """Wait until an agent of this name answers; ``changed`` is the file whose change it waits for."""
+    """Wait until an agent of this name answers; ``changed`` is the file whose change has to be noticed."""
     async with httpx.AsyncClient(trust_env=False) as client:
         for tries in range(6000):
-            # A reloader that reads the times of its files for the first time after a change does not see the change.
+            # The reloader misses a change that comes before it has looked at its files for the first time.
             if changed is not None and tries in (200, 600, 1800):
                 changed.touch()
             if process.poll() is not None:

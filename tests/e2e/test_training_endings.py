@@ -121,7 +121,7 @@ class Runs:
 
 
 def wait_until(condition: Callable[[], bool], *, pause_s: float) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 900
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(pause_s)
@@ -139,7 +139,7 @@ def allow_no_more_memory_than(pid: int, spare: int) -> None:
 
 
 def make_trouble(runs: Runs, turnstile: Turnstile) -> None:
-    """Trouble each run behind a step of its own, while no run gets an attempt for its next step."""
+    """Trouble each run after a step of its own. While a trouble is due, no run starts an attempt."""
     troubles: dict[str, tuple[int, Callable[[], None]]] = {
         "disk": (2, lambda: allow_no_file_above(runs.worker("disk"), 6 * MB)),
         "memory": (0, lambda: allow_no_more_memory_than(runs.worker("memory"), 100 * MB)),

@@ -72,7 +72,7 @@ def _watched(
         assert run.poll() is None
     told: list[list[int]] = []
     with browser.stream("GET", "/evals/watched/changes", headers={"Accept": "text/event-stream"}) as stream:
-        # The run begins once somebody watches, and waits in its middle until that is over.
+        # The run records its first results now, and then waits.
         turnstile.hold_after(1, lambda: journal.read_bytes().count(b"\n") if journal.exists() else 0)
         # A reply that is cut off raises here: the server ends its streams, and does not drop them.
         for event in EventSource(stream).iter_sse():

@@ -130,7 +130,7 @@ class Bench:
     def _while_killed(self, run_dir: Path, moment: Moment, victim: Callable[[], int | None]) -> int:
         """Wait for a session that is under way, of which ``victim`` is killed; return its exit status.
 
-        Until then the run waits once it is one step beyond the moment.
+        Until the kill, the run waits one step after the moment.
         """
         ended, killed = threading.Event(), threading.Event()
         self.turnstile.may_pass = lambda: killed.is_set() or steps_recorded(run_dir) <= moment.records

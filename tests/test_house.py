@@ -1,14 +1,10 @@
-"""The house rules that a program can check: sizes, names and what stands once.
-
-Layers and import circles are import-linter's (pyproject.toml).
-"""
+"""House rules that a program can check. import-linter checks layers and import cycles (pyproject.toml)."""
 
 from __future__ import annotations
 
 import ast
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator
 from functools import cache
 from io import StringIO
 from pathlib import Path
@@ -18,27 +14,6 @@ import pytest
 from tests.package_source import SOURCE, syntax_trees
 
 pytestmark = pytest.mark.imports_much
-
-# Short for a reason: paths that users know, nouns of the wire with a single call or model.
-SHORT = {
-    "_version.py",
-    "api/resources/eval_runs.py",
-    "api/resources/rollouts.py",
-    "api/resources/workspaces.py",
-    "api/wire/rollouts.py",
-    "eval/rubric/engine.py",
-    "eval/rubric/types.py",
-    "rollout/controller/listener.py",
-    "rollout/controller/llm_bridge.py",
-    "rollout/driver.py",
-    "rollout/grader.py",
-    "rollout/http_driver.py",
-    "rollout/server/auth.py",
-    "rubric_eval.py",
-    "sandbox/inner_listener.py",
-    "rubric_types.py",
-    "services/runs/finite.py",
-}
 
 # Paths of 0.2, which users' code imports: each is a module of today's under its name of then. `utils` is 0.3's, too.
 PATHS_OF_0_2 = {
@@ -88,33 +63,6 @@ def modules() -> dict[str, ast.Module]:
     return {path: tree for path, tree in syntax_trees().items() if "versions" not in Path(path).parts}
 
 
-@cache
-def lengths() -> dict[str, int]:
-    """Return path below the package -> lines."""
-    return {path: len((SOURCE / path).read_text("utf-8").splitlines()) for path in modules()}
-
-
-def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for path, tree in modules().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield path, node
-
-
-def is_command(path: str, tree: ast.Module) -> bool:
-    """Tell whether a module of ``cli`` is a command: it has a function of its own name."""
-    stem = Path(path).stem
-    return path.startswith("cli/") and any(
-        isinstance(node, ast.FunctionDef) and node.name.rstrip("_") == stem for node in tree.body
-    )
-
-
-def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return the lines of a function's body, without its docstring."""
-    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
-    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
-
-
 def test_a_public_class_name_stands_once() -> None:
     homes = defaultdict(list)
     for path, tree in modules().items():
@@ -123,30 +71,6 @@ def test_a_public_class_name_stands_once() -> None:
                 homes[node.name].append(path)
     twice = {name for name, where in homes.items() if len(where) > 1}
     assert {name: homes[name] for name in twice - CLASSES_OF_TWO_FRAMEWORKS} == {}
-
-
-def test_no_module_is_longer_than_450_lines() -> None:
-    assert {path: lines for path, lines in lengths().items() if lines > 450} == {}
-
-
-def test_no_function_body_is_longer_than_60_lines() -> None:
-    too_long = [
-        f"{path}:{function.lineno} {function.name}"
-        for path, function in functions()
-        if body_lines(function) > 60
-    ]
-    assert too_long == []
-
-
-def test_a_module_of_under_30_lines_is_a_command_or_an_entry() -> None:
-    short = {
-        path
-        for path, lines in lengths().items()
-        if lines < 30
-        and Path(path).name not in ("__init__.py", "__main__.py", "env.py")
-        and not is_command(path, modules()[path])
-    }
-    assert short - SHORT - PATHS_OF_0_2 == set()
 
 
 def test_no_module_is_named_after_nothing() -> None:

@@ -370,13 +370,14 @@ def await_cuts(relay: Relay, cuts: list[tuple[bytes, bool]], gate: Gate) -> None
             gate.open()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "refusals",
     [
         pytest.param([False, True], id="in-turns"),
-        pytest.param([True, False], id="in-turns-the-other-way", marks=pytest.mark.nightly),
-        pytest.param([False, False], id="silent", marks=pytest.mark.nightly),
-        pytest.param([True, True], id="refused", marks=pytest.mark.nightly),
+        pytest.param([True, False], id="in-turns-the-other-way"),
+        pytest.param([False, False], id="silent"),
+        pytest.param([True, True], id="refused"),
     ],
 )
 def test_a_cut_of_half_a_lease_is_harmless_whatever_is_being_said(

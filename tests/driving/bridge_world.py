@@ -81,8 +81,12 @@ class BridgeWorld:
         if first_bytes:
             await reader.readuntil(b": ping")
         writer.transport.abort()
-        while self.bridge.usage("r1").cut_off_since is None:  # noqa: ASYNC110 - the bridge counts, it does not signal
-            await asyncio.sleep(0)
+
+        async def until_noticed() -> None:
+            while self.bridge.usage("r1").cut_off_since is None:  # noqa: ASYNC110 - the bridge does not signal it
+                await asyncio.sleep(0)
+
+        await asyncio.wait_for(until_noticed(), 60)
 
 
 async def settle() -> None:

@@ -173,7 +173,8 @@ async def test_a_client_that_goes_away_takes_its_generation_with_it(
 
             async with aiohttp.ClientSession() as session:
                 request = asyncio.create_task(ask(session))
-                while not engine.stats().running:  # noqa: ASYNC110 - another thread's work
+                while not engine.stats().running:
+                    assert not request.done()
                     await asyncio.sleep(0)
                 request.cancel()
                 with pytest.raises(asyncio.CancelledError):

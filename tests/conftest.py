@@ -50,6 +50,7 @@ if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 4 * 2**30:
 
 _OWNED = re.compile(r"^_?OSMOSIS_|^XDG_|^GIT_|_API_KEY$|^(NO_COLOR|FORCE_COLOR|PYTHON_KEYRING_BACKEND)$")
 _numbers = itertools.count()
+_PLATFORM = Path(__file__).with_name("platform")
 # Nobody has its key and no test reaches a host that could: reading the real authorities takes longer than most tests.
 _AUTHORITY = Path(__file__).with_name("authority.pem")
 
@@ -68,7 +69,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect nightly tests unless NIGHTLY is set. Tests with heavy imports come first and are not unit tests.
+    """Deselect nightly tests unless NIGHTLY is set. Tests with heavy imports come first and are not unit tests, nor
+    are those of the platform, which has a database.
 
     A worker begins with one stretch of the list, and what it is ahead of is taken from it at the end: so what comes
     first is run by one worker, and the others never import torch.
@@ -76,8 +78,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not NIGHTLY:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("nightly")])
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
-    for item in filter(_imports_much, items):
-        item.add_marker("integration")
+    for item in items:
+        if _imports_much(item) or _PLATFORM in item.path.parents:
+            item.add_marker("integration")
     items.sort(key=lambda item: not _imports_much(item))
 
 

@@ -19,6 +19,8 @@ from tests.cli.conftest import Cli
 from tests.logins import hash_passwords_quickly
 from tests.platform.databases import put_migrated_database
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(autouse=True)
 def platform_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

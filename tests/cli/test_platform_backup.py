@@ -31,6 +31,8 @@ from tests.logins import hash_passwords_quickly
 from tests.platform.databases import put_migrated_database
 from tests.platform.rubric_documents import a_result
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlatformConfig:
@@ -379,7 +381,6 @@ def test_a_database_elsewhere_is_found_and_put_there(platform: PlatformServices,
     assert build_services(target).accounts.users()
 
 
-@pytest.mark.integration
 @pytest.mark.skipif(sys.platform == "darwin", reason="limits the size of files as Linux does")
 def test_a_full_disk_leaves_the_former_backup(platform: PlatformServices, tmp_path: Path) -> None:
     file = tmp_path / "backup.tar"

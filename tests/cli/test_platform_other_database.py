@@ -16,6 +16,8 @@ from osmosis_ai._version import __version__
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
 from tests.cli.conftest import Cli
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(autouse=True)
 def platform_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -70,7 +72,7 @@ def running_on(home: Path, database: str) -> Iterator[None]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Ready) as server, only_platform_of(home) as note:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         at = f"http://127.0.0.1:{server.server_address[1]}"
         note(
             PlatformProcess(

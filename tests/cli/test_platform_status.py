@@ -23,11 +23,14 @@ from osmosis_ai.cli.platform.status import _words
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.process_state import PlatformProcess
 from osmosis_ai.platform.ray_cluster import RayCluster
+from osmosis_ai.platform.runs.execute.ray_jobs import cluster_problem
 from osmosis_ai.platform.runs.work.http_link import HttpLink
 from osmosis_ai.platform.server import run_platform
 from tests.cli.conftest import Cli
 from tests.e2e.platform_process import PATIENT_WORKER
 from tests.platform.runs.desk.desk_workers import offer
+
+pytestmark = pytest.mark.integration
 
 NOW = datetime(2031, 5, 4, 12, 0, tzinfo=timezone.utc)
 
@@ -86,7 +89,7 @@ def dashboard(*, is_open: bool = False) -> Iterator[str]:
     """Serve a dashboard, and yield its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Dashboard)
     server.is_open = is_open  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"
@@ -114,7 +117,6 @@ def token_file(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.integration
 def test_whoever_asks_is_told_of_the_cluster_that_the_platform_was_started_with(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token_file: Path
 ) -> None:
@@ -131,7 +133,6 @@ def test_whoever_asks_is_told_of_the_cluster_that_the_platform_was_started_with(
     assert TOKEN not in lines + json.dumps(data)
 
 
-@pytest.mark.integration
 def test_what_a_start_from_this_shell_would_lack_keeps_nobody_from_the_platform_that_runs(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +154,6 @@ def test_what_a_start_from_this_shell_would_lack_keeps_nobody_from_the_platform_
     assert "OSMOSIS_RAY_ADDRESS must say where" in cli("platform", "start").err
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("how", ["SIGTERM", "idle exit"])
 def test_a_worker_that_has_ended_is_listed_no_more(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -191,7 +191,6 @@ def test_a_worker_that_has_ended_is_listed_no_more(
         assert listed() == (["gpu"], True)
 
 
-@pytest.mark.integration
 def test_a_platform_of_a_release_that_notes_more_of_itself_is_shown_and_stopped(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,11 +255,13 @@ def test_a_cluster_that_refuses_the_token_or_asks_for_none_is_told_with_what_men
 
 
 @pytest.mark.parametrize(
-    ("hears", "said"), [(False, "cannot be reached: "), (True, "has not answered within 3 s")]
+    ("hears", "said"), [(False, "cannot be reached: "), (True, "has not answered within 0.1 s")]
 )
 def test_a_cluster_that_does_not_answer_is_told_within_seconds(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, token_file: Path, hears: bool, said: str
 ) -> None:
+    if hears:
+        monkeypatch.setitem(cluster_problem.__kwdefaults__, "within_s", 0.1)
     with nobody(hears=hears) as address:
         problem = told(cli, monkeypatch, RayCluster(address, token_file))
     assert problem.startswith(f"the Ray cluster at {address} {said}")

@@ -26,6 +26,8 @@ from tests.cli.conftest import Cli
 from tests.platform.runs.granted_processors import servers_of_a_run, with_processors
 from tests.platform.runs.played_hosts import assignment
 
+pytestmark = pytest.mark.integration
+
 URL = "https://osmosis.fern.example"
 TOKEN = "osmw_canary-4711"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from osmosis_ai.sandbox import (
     look_at_control,
     prepare_control,
     run_control,
+    run_group,
 )
 from osmosis_ai.sandbox.control_groups import Delegation
 from osmosis_ai.sandbox.run_control import control_run
@@ -41,6 +43,8 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     found = Delegation(group, ALL)
     monkeypatch.setattr(run_control, "look_at_delegation", lambda: found)
     monkeypatch.setattr(run_control, "arrange", lambda found: found)
+    # A kernel's group is empty once its processes are gone; the files of a directory stay.
+    monkeypatch.setattr(run_group, "end_group", shutil.rmtree)
     return group
 
 

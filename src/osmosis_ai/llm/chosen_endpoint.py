@@ -105,7 +105,7 @@ def _address(text: str) -> str:
     if "@" in text or "?" in text or "#" in text or _KEY_IN_A_PATH.search(parts.path):
         raise OsmosisError(
             "`--base-url` holds more than an address: no user name, password, key, query or fragment may be in it.",
-            hint="give the key by `OPENAI_API_KEY` instead",
+            hint="set the key in `OPENAI_API_KEY`, and an address with a query in `OPENAI_BASE_URL`",
         )
     if not is_address or not text.strip().isprintable() or " " in text.strip():
         raise OsmosisError(

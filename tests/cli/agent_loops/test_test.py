@@ -116,6 +116,7 @@ def test_rows_are_run_and_the_documented_results_written(loop: Loop) -> None:
         "token_usage": {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "num_llm_calls": 1},
         "reward": 0.25,
         "finish_reason": "stop",
+        "finish_reasons": {"stop": 1},
     }
 
 
@@ -156,6 +157,17 @@ def test_tokens_that_the_model_does_not_report_are_unknown(loop: Loop) -> None:
     assert ", 7 tokens)" in outcome.err
     assert outcome.err.count(", unknown tokens)") == 2
     assert "Total tokens\t7 (1 of 3 rows)" in outcome.out
+
+
+def test_rows_with_truncated_and_filtered_replies_are_counted(loop: Loop) -> None:
+    reasons = iter(["length", "content_filter", "length", "stop"])
+    loop.model.respond = lambda _: Reply(finish_reason=next(reasons))
+    outcome = loop.test("--no-probe", "--plain", "-o", "out/results.json")
+    assert outcome.status == 0
+    assert "tokens, truncated)" in outcome.err and "tokens, filtered)" in outcome.err
+    assert "Rows with a filtered reply\t1\nRows with a truncated reply\t2" in outcome.out
+    counted = [row["finish_reasons"] for row in results()["results"]]
+    assert counted == [{"length": 1}, {"content_filter": 1}, {"length": 1}]
 
 
 def test_rows_go_on_beside_each_other_and_are_told_in_order(loop: Loop) -> None:

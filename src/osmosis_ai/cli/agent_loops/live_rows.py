@@ -74,7 +74,7 @@ class LiveRows(GracefulStop):
         tokens = formats.count(result.total_tokens) if is_known else "unknown"
         line = (
             f"[{number}/{total}] Row {result.row_index}: {'OK' if result.success else 'FAILED'} "
-            f"({took}, {tokens} tokens)"
+            f"({', '.join([took, f'{tokens} tokens', *result.flagged_finishes])})"
         )
         why = "" if result.success else f" - {formats.one_line(result.raised or result.error or '')}"
         self._output.note(line + why)

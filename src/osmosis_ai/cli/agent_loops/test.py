@@ -168,12 +168,13 @@ def _result(request: AgentTestRequest, outcome: AgentTestOutcome) -> OperationRe
     total = len(outcome.rows)
     status: OperationStatus = "success" if request.interactive else _status(outcome)
     pending = f", {outcome.pending} not run" if outcome.pending else ""
-    summary = (
+    summary: tuple[tuple[str, int | str], ...] = (
         ("Total", total),
         ("Passed", outcome.passed),
         ("Failed", len(outcome.failures)),
         ("Duration", formats.duration(outcome.duration_ms / 1000)),
         ("Total tokens", numbers.partial_count(outcome.total_tokens, outcome.uncounted, total, "rows")),
+        *((f"Rows with a {word} reply", count) for word, count in sorted(outcome.affected.items())),
     )
     blocks = [Table(["", Column("", right=True)], summary, title="Summary", in_plain=True)]
     if outcome.failures:

@@ -48,6 +48,7 @@ class ExternalLLMClient:
 
     Attributes:
         model: the model's name, with its provider.
+        finish_reasons: how many replies since the last reset ended with each finish reason.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class ExternalLLMClient:
         self._prompt_tokens = 0
         self._completion_tokens = 0
         self._latency_ms = 0.0
+        self.finish_reasons: dict[str, int] = {}
 
     def get_metrics(self) -> RolloutMetrics:
         """Return what the calls since the last reset came to."""
@@ -113,6 +115,7 @@ class ExternalLLMClient:
             ProviderError: the call failed for good; the message begins with what kind of failure it is.
         """
         from osmosis_ai.llm.errors import ModelCallError
+        from osmosis_ai.llm.finish_reasons import FinishReason
 
         body: dict[str, Any] = {"messages": messages}
         if self._tools:
@@ -132,6 +135,10 @@ class ExternalLLMClient:
         if completion.usage is not None:
             self._prompt_tokens += completion.usage.prompt_tokens
             self._completion_tokens += completion.usage.completion_tokens
+        finish = FinishReason()
+        finish.read(completion.response)
+        if finish.value is not None:
+            self.finish_reasons[finish.value] = self.finish_reasons.get(finish.value, 0) + 1
         return _result_of(completion.response)
 
     async def close(self) -> None:

@@ -68,6 +68,7 @@ def row_result_json(result: LocalRunResult) -> dict[str, Any]:
         "token_usage": result.token_usage,
         "reward": _plain_number(reward),
         "finish_reason": None if finish_reason is None else str(finish_reason),
+        **({"finish_reasons": result.finish_reasons} if result.finish_reasons else {}),
     }
 
 

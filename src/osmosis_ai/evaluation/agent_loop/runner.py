@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from osmosis_ai.evaluation.agent_loop.errors import LocalExecutionError, ToolValidationError
+from osmosis_ai.llm.finish_reasons import FLAGGED_NAMES
 
 if TYPE_CHECKING:
     from osmosis_ai.driving.dispatcher import Dispatcher, Stop
@@ -65,6 +66,7 @@ class LocalRunResult:
         duration_ms: how long the agent ran, in milliseconds.
         token_usage: ``prompt_tokens``, ``completion_tokens``, ``total_tokens`` and ``num_llm_calls``.
         raised: the type, text and place in the user's code of what the agent raised.
+        finish_reasons: how many model replies ended with each finish reason, as far as the client counts them.
     """
 
     row_index: int
@@ -74,6 +76,12 @@ class LocalRunResult:
     duration_ms: float = 0.0
     token_usage: dict[str, int] = field(default_factory=dict)
     raised: str | None = None
+    finish_reasons: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def flagged_finishes(self) -> list[str]:
+        """In words, what happened to replies: truncated, filtered or refused."""
+        return [name for reason, name in FLAGGED_NAMES.items() if reason in self.finish_reasons]
 
     @property
     def total_tokens(self) -> int:
@@ -179,6 +187,7 @@ class LocalRolloutRunner:
             duration_ms=(time.perf_counter() - started) * 1000.0,
             token_usage=self._token_usage(result, before),
             raised=failure,
+            finish_reasons=dict(getattr(self.llm_client, "finish_reasons", {})),
         )
 
     async def run_batch(

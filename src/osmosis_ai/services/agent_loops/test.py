@@ -7,6 +7,7 @@ model is asked; what is wrong with the model is found by one probe before the fi
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -122,12 +123,14 @@ class AgentTestOutcome:
         planned: how many were to be run.
         duration_ms: from the first to the last, in milliseconds.
         failures: the rows that failed, and why, with the place in the user's code.
+        affected: how many rows have a reply that was truncated, filtered or refused, by that word.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     planned: int = 0
     duration_ms: float = 0.0
     failures: list[tuple[int, str]] = field(default_factory=list)
+    affected: Counter[str] = field(default_factory=Counter)
 
     @property
     def passed(self) -> int:
@@ -153,6 +156,7 @@ class AgentTestOutcome:
     def add(self, result: LocalRunResult) -> None:
         """Keep what matters of a row's result."""
         self.rows.append(row_result_json(result))
+        self.affected.update(result.flagged_finishes)
         if not result.success:
             self.failures.append((result.row_index, result.raised or result.error or "failed"))
 

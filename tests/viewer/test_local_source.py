@@ -193,6 +193,8 @@ def test_a_line_of_the_list_follows_its_run(local: LocalPlace) -> None:
     assert shown() == [("a", "incomplete", 1)]
     with RunLock(local.evals, "a"):
         assert shown() == [("a", "running", 1)]
+        (running,) = local.source.runs(RunQuery(), limit=9).items
+        assert running.duration_s is not None and running.duration_s > 0
     local.add("a", [sample_record(1, 0, 1.0)])
     assert shown() == [("a", "finished", 2)]
     # Done again in part: numbers are written at the end, and a directory knows of that.

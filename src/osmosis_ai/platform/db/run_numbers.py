@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Float, event
@@ -62,14 +62,15 @@ def numbers_of(
 
 
 def duration_ms(run: Any, now: datetime) -> float | None:
-    """Return how long a run has taken, which means the same while it goes on and when it has ended; None before it begins.
+    """Return how long a run has taken in milliseconds; None before it begins.
 
-    Of an evaluation that is how long the engine has worked: its waiting for a worker is no part of it, as in its
-    ``metrics.json``. Of training, which nobody measures so, it is the time since its start.
+    For an evaluation this is the time its engine has worked, as in its ``metrics.json``. Until that is known, and for
+    training, it is the time since the run's start.
     """
     if run.duration_ms is not None or run.started_at is None:
         return float(run.duration_ms) if run.duration_ms is not None else None
-    return 0.0 if run.kind == "eval" else max(0.0, (now - run.started_at).total_seconds() * 1000)
+    since_start: timedelta = now - run.started_at
+    return max(0.0, since_start.total_seconds() * 1000)
 
 
 def _number(value: Any) -> float | None:

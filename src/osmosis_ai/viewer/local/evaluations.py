@@ -69,8 +69,9 @@ def read_evaluation(
     headline = Headline.of(estimates, RowsDrawn.read(facts.get("rows"))) if estimates is not None else None
     pending = headline is None or headline.pending > 0
     reward = estimates.reward if estimates is not None else None
+    entry = recorded_entry("eval", name, manifest, dataset=as_text(facts.get("dataset_name")))
     entry = replace(
-        recorded_entry("eval", name, manifest, dataset=as_text(facts.get("dataset_name"))),
+        entry,
         status="running" if running else "incomplete" if pending else "finished",
         ended_at=moment(facts.get("completed_at")),
         measures=_measures(manifest, pass_threshold_of(found, written)),

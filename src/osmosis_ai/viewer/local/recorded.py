@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
@@ -55,6 +56,15 @@ def secret_names(manifest: Manifest) -> list[str]:
 def commit_of(entry: RunEntry) -> str | None:
     """Return the commit that a run was made of, and whether there were changes beside it."""
     return entry.commit and f"{entry.commit}{' (dirty)' if entry.dirty else ''}"
+
+
+def with_time_so_far(entry: RunEntry) -> RunEntry:
+    """Return the entry; of a running run that nobody has measured yet, with the time since its start."""
+    if entry.status != "running" or entry.duration_s or entry.started_at is None:
+        return entry
+    return replace(
+        entry, duration_s=max(0.0, (datetime.now(timezone.utc) - entry.started_at).total_seconds())
+    )
 
 
 def moment(written: Any) -> datetime | None:

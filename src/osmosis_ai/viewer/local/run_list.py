@@ -28,6 +28,7 @@ from osmosis_ai.viewer.cursors import Scalar, decode, encode, order_of, refused
 from osmosis_ai.viewer.judging_sessions import read_session
 from osmosis_ai.viewer.local.evaluations import read_evaluation
 from osmosis_ai.viewer.local.kept_lines import KeptLine, KeptLines, Stamp
+from osmosis_ai.viewer.local.recorded import with_time_so_far
 from osmosis_ai.viewer.local.training_runs import read_training
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery, RunSort
 
@@ -214,7 +215,7 @@ def _as_it_stands(place: RunPlace, entry: RunEntry) -> RunEntry:
     else:
         running = is_running(place.path.parent, place.path.name)
     status = "running" if running else "incomplete"
-    return replace(entry, status=status) if status != entry.status else entry
+    return with_time_so_far(replace(entry, status=status) if status != entry.status else entry)
 
 
 def _stamp(path: Path, *, going_on: bool) -> Stamp:

@@ -37,7 +37,7 @@ from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.viewer.cursors import changes_cursor, positions_in
 from osmosis_ai.viewer.judging_sessions import read_session, session_detail
 from osmosis_ai.viewer.local.evaluations import KnownEvaluation, commands_of, facts_of, read_evaluation
-from osmosis_ai.viewer.local.recorded import secret_names
+from osmosis_ai.viewer.local.recorded import secret_names, with_time_so_far
 from osmosis_ai.viewer.local.run_index import RunIndex, file_state
 from osmosis_ai.viewer.local.run_list import RunList
 from osmosis_ai.viewer.local.sample_list import SampleList
@@ -320,7 +320,7 @@ class LocalSource:
         if progress is not None:
             problems.append(_PARTLY_READ.format(share=progress))
         return RunDetail(
-            summary=known.entry,
+            summary=with_time_so_far(known.entry),
             estimates=known.estimates,
             summary_numbers=known.numbers or {},
             config_written=read_config(samples.index.directory),

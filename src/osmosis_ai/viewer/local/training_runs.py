@@ -24,7 +24,13 @@ from osmosis_ai.training.runs.metrics import (
     VALIDATION_REWARD_LOW,
 )
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.viewer.local.recorded import commit_of, recorded_entry, secret_names, shown_facts
+from osmosis_ai.viewer.local.recorded import (
+    commit_of,
+    recorded_entry,
+    secret_names,
+    shown_facts,
+    with_time_so_far,
+)
 from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 
@@ -70,7 +76,7 @@ def training_detail(known: KnownTraining, path: Path) -> RunDetail:
     recorded = known.recorded
     if known.manifest is None or recorded is None:
         return RunDetail(known.entry, facts=[("Directory", str(path))], problems=known.problems)
-    inputs, entry = known.manifest.inputs, known.entry
+    inputs, entry = known.manifest.inputs, with_time_so_far(known.entry)
     written = known.manifest.provenance.get("config")
     last, total = recorded.last_step, recorded.total_steps
     facts = {

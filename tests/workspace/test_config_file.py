@@ -77,6 +77,10 @@ def test_a_missing_file_is_named_and_the_likely_one_suggested(workspace: Workspa
     with pytest.raises(OsmosisError) as caught:
         load_eval_config(Path("configs/eval/nope.toml"), workspace)
     assert caught.value.hint == "configs/eval/ has multiply.toml"
+    write_config(workspace, MINIMAL_EVAL, name="nokey.toml")
+    with pytest.raises(OsmosisError) as caught:
+        load_eval_config(Path("configs/eval/nope.toml"), workspace)
+    assert caught.value.hint == "configs/eval/ has multiply.toml, nokey.toml"
 
 
 def test_a_relative_path_is_of_the_workspace_first_and_of_the_current_directory_then(

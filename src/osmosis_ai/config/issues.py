@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
@@ -167,23 +168,25 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     return next(iter(nearest(word, known, most=1)), None)
 
 
-def nearest(word: str, known: Iterable[str], *, most: int, cutoff: float = 0.6) -> list[str]:
+def nearest(word: str, known: Iterable[str], *, most: int, cutoff: float = 0.7) -> list[str]:
     """Return those of ``known`` that are like ``word``, the likest first, of equally like ones the first.
 
     Args:
         word: what somebody wrote.
         known: what there is.
         most: how many at most.
-        cutoff: how like one has to be: 0.6 is what ``word`` may be a misspelling of, 0 is anything.
+        cutoff: how like one has to be: 0.7 is what ``word`` may be a misspelling of, 0 is anything.
     """
     from difflib import SequenceMatcher
     from heapq import nlargest
     from operator import itemgetter
 
-    matcher = SequenceMatcher(b=_folded(word))
+    # A suffix that all share says nothing: nope.toml is not like nokey.toml.
+    shared = PurePath(word).suffix
+    matcher = SequenceMatcher(b=_folded(word.removesuffix(shared)))
 
     def likeness(name: str) -> float:
-        matcher.set_seq1(_folded(name))
+        matcher.set_seq1(_folded(name.removesuffix(shared)))
         return matcher.ratio()
 
     found = ((likeness(name), name) for name in dict.fromkeys(known))

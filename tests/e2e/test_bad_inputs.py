@@ -392,6 +392,8 @@ async def test_a_dataset_that_is_nowhere_is_told_with_the_names_it_could_have(wo
         "Error: the config names the dataset `nothing`, and there is no `data/nothing.jsonl`, `.csv`, `.json` or "
         "`.parquet` in WS.\nhint: put the file there, or pass `--dataset-file FILE`"
     )
+    world.config(dataset="multipl")
+    assert (await world.run()).err.endswith("hint: did you mean `multiply`?\n")
     world.assert_not_begun()
 
 

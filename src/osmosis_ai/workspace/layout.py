@@ -125,3 +125,12 @@ def find_dataset_file(workspace: WorkspaceDirectory, name: str) -> Path | None:
             f'A dataset is named without its extension: write dataset = "{literal.stem}" for data/{name}.'
         )
     return found[0] if found else None
+
+
+def similar_dataset(workspace: WorkspaceDirectory, name: str) -> str | None:
+    """Return the dataset in `data/` whose name ``name`` is most likely a misspelling of, or None."""
+    from osmosis_ai.config.issues import closest
+
+    files = workspace.data_dir.iterdir() if workspace.data_dir.is_dir() else ()
+    return closest(name, [file.stem for file in files if file.suffix[1:] in DATASET_EXTENSIONS])
+

@@ -299,20 +299,20 @@ def _platform_dataset(
     from osmosis_ai.api.http_errors import PlatformError
     from osmosis_ai.services.context import find_checkout, open_context
     from osmosis_ai.services.datasets.cached import fetch_dataset
+    from osmosis_ai.workspace.layout import similar_dataset
 
     missing = (
         f"the config names the dataset `{name}`, and there is no `data/{name}.jsonl`, `.csv`, `.json` or "
         f"`.parquet` in {workspace.root}"
     )
-    hint = "put the file there, or pass `--dataset-file FILE`"
+    near = similar_dataset(workspace, name)
+    hint = f"did you mean `{near}`?" if near else "put the file there, or pass `--dataset-file FILE`"
     try:
         find_checkout(workspace.root)
         require_credentials()
     except OsmosisError as error:
-        raise NotFoundError(
-            f"{missing}.",
-            hint=f"{hint}; the platform was not asked for a dataset of that name: {error.message}",
-        ) from None
+        unasked = f"{hint}; the platform was not asked for a dataset of that name: {error.message}"
+        raise NotFoundError(f"{missing}.", hint=hint if near else unasked) from None
     with open_context(workspace.root) as context:
         try:
             dataset = fetch_dataset(context.client, name, progress=fetching)
@@ -321,7 +321,7 @@ def _platform_dataset(
                 raise
             raise NotFoundError(
                 f"{missing}, nor a dataset of that name on {context.client.platform_url}.",
-                hint=f"{hint}, or upload it: osmosis dataset upload FILE",
+                hint=hint if near else f"{hint}, or upload it: osmosis dataset upload FILE",
             ) from None
     return dataset.path, dataset.source
 

@@ -323,7 +323,7 @@ class _Check:
             )
 
     def _find_dataset(self, config: Config, shown: str) -> None:
-        from osmosis_ai.workspace.layout import find_dataset_file
+        from osmosis_ai.workspace.layout import find_dataset_file, similar_dataset
 
         name = config.experiment.dataset
         try:
@@ -334,8 +334,7 @@ class _Check:
         if found is not None:
             self.dataset(found)
             return
-        here = {path.stem for path in self._workspace.data_dir.glob("*") if path.is_file()}
-        near = closest(name, here)
+        near = similar_dataset(self._workspace, name)
         meant = f"; did you mean '{near}'?" if near else ""
         self._leave(
             f"{shown}: data/ has no dataset '{name}'; only a platform can tell whether it has one{meant}"

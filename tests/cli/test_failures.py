@@ -109,6 +109,7 @@ def test_an_unknown_option_gets_a_suggestion(cli: Cli) -> None:
 
 def test_a_mistyped_mode_is_not_taken_for_an_option_that_is_further_off(cli: Cli) -> None:
     # `--yes`, which answers questions, is the nearest that the parser itself knows.
+    assert "Did you mean --against?" in cli("eval", "gate", "a", "--baseline", "b").err
     assert cli("eval", "run", "--jsn").err.startswith("Error: No such option: --jsn. Did you mean --json?\n")
     details = json.loads(cli("eval", "run", "--jsn", "--json").err)["error"]["details"]
     assert details == {"suggestions": ["--json", "--yes"]}

@@ -15,6 +15,8 @@ from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.errors import OsmosisError
 
 USAGE_STATUS, INTERRUPTED_STATUS = 2, 130
+_OTHER_OPTIONS = {"--baseline": ("--against",), "--against": ("--baseline",)}
+"""Options that are easily taken for one another: what one command calls the baseline, another does not."""
 _ROOT_OPTIONS = ("--env-file", "--platform", "--version", "-V")
 
 
@@ -84,7 +86,9 @@ def _usage_failure(error: Any) -> Failure:
     message = str(error)
     shown = error.format_message()
     if hasattr(error, "possibilities"):
-        near = _near_options(str(option), error.possibilities or [])
+        known = [name for each in context.command.params for name in each.opts] if context is not None else []
+        near = [each for each in _OTHER_OPTIONS.get(str(option), ()) if each in known]
+        near = near or _near_options(str(option), error.possibilities or [])
         message = shown = f"No such option: {option}" + (f". Did you mean {near[0]}?" if near else "")
         if near:
             details["suggestions"] = near

@@ -27,7 +27,7 @@ from osmosis_ai.config.sections import EvaluationSettings, Experiment, served_ag
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import expanded
-from osmosis_ai.workspace.layout import WorkspaceDirectory
+from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
 from osmosis_ai.workspace.rollout_paths import RolloutPathError, entrypoint_file, rollout_directory
 
 _NAMED = 5
@@ -297,6 +297,19 @@ def _code_issues(experiment: Mapping[str, Any], workspace: WorkspaceDirectory) -
         entrypoint_file(workspace, experiment["rollout"], experiment["entrypoint"])
     except RolloutPathError as error:
         yield Issue(error.key, error.problem, suggestion=error.suggestion)
+
+
+def require_config_file(path: Path, kind: ConfigKind) -> None:
+    """Check that a config is there, before a login is asked for. Outside a workspace directory, check nothing.
+
+    Raises:
+        OsmosisError: there is no such file, or it is in another place than configs of its kind.
+    """
+    try:
+        workspace = find_workspace(None, require_scaffold=False)
+    except OsmosisError:
+        return
+    _locate(path, workspace, kind)
 
 
 def _locate(path: Path, workspace: WorkspaceDirectory, kind: ConfigKind) -> Path:

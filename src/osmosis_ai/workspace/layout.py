@@ -133,4 +133,3 @@ def similar_dataset(workspace: WorkspaceDirectory, name: str) -> str | None:
 
     files = workspace.data_dir.iterdir() if workspace.data_dir.is_dir() else ()
     return closest(name, [file.stem for file in files if file.suffix[1:] in DATASET_EXTENSIONS])
-

@@ -43,10 +43,13 @@ def submit(
     Examples:
         osmosis benchmark submit configs/benchmark/toy.toml
     """
+    from osmosis_ai.config.benchmark import BENCHMARK
     from osmosis_ai.services.benchmarks.submit import PARITY_WARNING, prepare_benchmark, submit_benchmark
+    from osmosis_ai.workspace.config_files import require_config_file
     from osmosis_ai.workspace.secrets_file import read_secrets_file
 
     output = current()
+    require_config_file(config, BENCHMARK)
     with platform_context() as context:
         values = read_secrets_file(secrets_file) if secrets_file else {}
         prepared = prepare_benchmark(context, config, secret_values=values, tell=output.note)

@@ -48,6 +48,8 @@ def upload(
     from osmosis_ai.services.datasets.transfer import follow_check, upload_dataset
 
     output = current()
+    if not file.exists():
+        _check(output, file)  # it says so before a login is asked for
     with platform_context() as context:
         report = _check(output, file)
         _confirm(output, file, report, overwrite=overwrite, yes=yes)

@@ -66,13 +66,16 @@ def submit_run(
     Raises:
         OsmosisError: ``check`` and ``watch`` were both asked for; or as every submit.
     """
+    from osmosis_ai.config.checks import EVAL, TRAINING
     from osmosis_ai.services.runs.submit import prepare_submission
+    from osmosis_ai.workspace.config_files import require_config_file
     from osmosis_ai.workspace.secrets_file import read_secrets_file
 
     kind = view.kind
     if check and watch:
         raise OsmosisError("--check and --watch are mutually exclusive.")
     output = current()
+    require_config_file(config, EVAL if kind == "eval" else TRAINING)
     with platform_context() as context:
         values = read_secrets_file(secrets_file) if secrets_file else {}
         submission = prepare_submission(context, kind, config, secret_values=values, tell=output.note)

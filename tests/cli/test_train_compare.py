@@ -94,9 +94,9 @@ def test_scripts_get_what_differs_and_by_how_much_with_intervals(maze: Maze) -> 
     assert data["verdict"] == {
         "verdict": "better",
         "metric": VALIDATION,
-        "sentence": "new is better than old by 0.200 of the validation reward "
-        "(95 % interval 0.102 to 0.298, at step 2, by the standard errors of both runs). "
-        "One run per setting says nothing about seeds.",
+        "sentence": "new is better than old by 0.200 in the validation reward "
+        "(95 % interval 0.102 to 0.298, at step 2, from the standard errors of both runs). "
+        "One run per setting does not measure seed variance.",
     }
 
 
@@ -121,7 +121,7 @@ def test_where_the_data_allow_no_interval_there_is_none(maze: Maze) -> None:
     assert [metric["reason"] for metric in data["metrics"]] == ["steps of one run are not independent", None]
     assert data["verdict"]["sentence"] == (
         "No verdict: the validation reward of new minus that of old is +0.100 "
-        "(no interval: a run reports no standard error). One run per setting says nothing about seeds."
+        "(no interval: a run reports no standard error). One run per setting does not measure seed variance."
     )
     assert "all settings\tsame\tsame" in maze.osmosis("train", "compare", "old", "new", "--plain").out
 
@@ -133,7 +133,7 @@ def test_a_validation_with_few_scores_is_told_in_the_first_sentence(maze: Maze) 
         offer(maze, name, {}, {key: list(values) for key, values in curves.items()})
     said = "In the validation of new after steps 1, 3, under 90 % of the samples have a score"
     data = maze.osmosis("train", "compare", "old", "new", "--json").json["data"]
-    assert f"says nothing about seeds. {said}:" in data["verdict"]["sentence"]
+    assert f"does not measure seed variance. {said}:" in data["verdict"]["sentence"]
     plain = maze.osmosis("train", "compare", "old", "new", "--plain").out
     assert said in plain and "validation of old" not in plain
 
@@ -146,7 +146,7 @@ def test_the_training_reward_has_a_difference_and_gives_no_verdict(maze: Maze) -
         "verdict": "unclear",
         "metric": REWARD,
         "sentence": "No verdict: the mean training reward of new minus that of old is +0.200 over the last 10 common "
-        "steps. One run per setting says nothing about seeds.",
+        "steps. One run per setting does not measure seed variance.",
     }
     shown = maze.osmosis("train", "compare", "old", "new", "--plain").out
     assert f"{REWARD}\t0.480\t0.680\t0.200\t–" in shown.splitlines()
@@ -179,10 +179,10 @@ def test_validations_of_the_same_rows_are_compared_row_by_row(maze: Maze) -> Non
     assert (found["method"], found["rows"], found["last_step"]) == ("paired-rows", 40, 2)
     assert found["difference"] == pytest.approx(0.3) and found["low"] > 0.1 and found["p"] < 0.01
     assert data["verdict"]["sentence"].endswith(
-        ", 40 rows at step 2). One run per setting says nothing about seeds."
+        ", 40 rows at step 2). One run per setting does not measure seed variance."
     )
     assert (
-        "Validation: the last one of both runs, its reward row by row."
+        "Validation: the last common one; the reward's interval is computed row by row."
         in maze.osmosis("train", "compare", "old", "new", "--plain").out
     )
 
@@ -204,7 +204,7 @@ def test_a_worse_run_and_runs_without_a_common_reward_are_told_so(maze: Maze) ->
     offer(maze, "new", {}, {VALIDATION: (0.5,), STDERR: (0.03,)})
     verdict = maze.osmosis("train", "compare", "old", "new", "--json").json["data"]["verdict"]
     assert verdict["sentence"].startswith(
-        "new is worse than old by 0.200 of the validation reward (95 % interval 0.102"
+        "new is worse than old by 0.200 in the validation reward (95 % interval 0.102"
     )
     offer(maze, "none", {}, {"train/loss": (1.0,)})
     verdict = maze.osmosis("train", "compare", "old", "none", "--json").json["data"]["verdict"]

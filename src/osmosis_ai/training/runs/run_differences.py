@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LAST_STEPS = 10
 """Over how many steps the end of a curve is averaged."""
-_ONE_RUN = "One run per setting says nothing about seeds."
+_ONE_RUN = "One run per setting does not measure seed variance."
 _NOT_INDEPENDENT = "steps of one run are not independent"
 _STDERR_OF = {"eval/validation/reward": "eval/validation/reward_stderr"}
 _VALIDATIONS = "eval/validation/"
@@ -141,10 +141,10 @@ class TrainingDifferences:
         if not steps:
             return None
         by_row = any(metric.method == "paired-rows" for metric in self.metrics)
-        validation = "row by row" if by_row else "by the standard errors of both runs"
+        validation = "row by row" if by_row else "from the standard errors of both runs"
         return (
-            f"B - A at equal steps, up to step {max(steps)}: the mean over the last {LAST_STEPS} steps of both runs, without "
-            f"an interval ({_NOT_INDEPENDENT}). Validation: the last one of both runs, its reward {validation}."
+            f"B - A at equal steps, up to step {max(steps)}: the mean over the last {LAST_STEPS} common steps, without an "
+            f"interval ({_NOT_INDEPENDENT}). Validation: the last common one; the reward's interval is computed {validation}."
         )
 
 
@@ -164,9 +164,7 @@ def summary(runs: Sequence[ComparedTraining], differences: Sequence[TrainingDiff
     hollow = [f"of {run.name} after {after_steps(run.hollow)}" for run in runs if run.hollow]
     if hollow:
         few = f"under {LEAST_WORDS} of the samples have a score"
-        sentences.append(
-            f"In the validation {' and '.join(hollow)}, {few}: those points say nothing of the rest."
-        )
+        sentences.append(f"In the validation {' and '.join(hollow)}, {few}: those values exclude the others.")
     return " ".join(sentences)
 
 
@@ -195,7 +193,7 @@ def _verdict(metrics: Sequence[MetricDifference], a: str, b: str) -> TrainingVer
         why = found.reason or "no interval: a run reports no standard error"
         told = f"No verdict: the validation reward of {b} minus that of {a} is {difference:+.3f} ({why})."
         return TrainingVerdict("unclear", found.key, told)
-    how = f"at step {found.last_step}, by the standard errors of both runs"
+    how = f"at step {found.last_step}, from the standard errors of both runs"
     if found.method == "paired-rows":
         how = f"{found.rows} rows at step {found.last_step}"
     if low <= 0 <= high:
@@ -205,7 +203,7 @@ def _verdict(metrics: Sequence[MetricDifference], a: str, b: str) -> TrainingVer
     direction: Verdict = "better" if difference > 0 else "worse"
     least, most = (low, high) if difference > 0 else (-high, -low)
     doubts = f"95 % interval {least:.3f} to {most:.3f}, {how}"
-    told = f"{b} is {direction} than {a} by {abs(difference):.3f} of the validation reward ({doubts})."
+    told = f"{b} is {direction} than {a} by {abs(difference):.3f} in the validation reward ({doubts})."
     return TrainingVerdict(direction, found.key, told)
 
 

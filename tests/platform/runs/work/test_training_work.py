@@ -183,7 +183,7 @@ def test_a_run_that_may_send_no_more_ends_at_the_checkpoint_that_does_not_go_in(
 
 
 def test_a_policy_that_fell_below_its_start_says_so_where_the_run_is_shown(bench: Bench, ends: Any) -> None:
-    fell = "the validation reward fell below that of the start by 0.29"
+    fell = "the validation reward fell 0.29 below its initial value"
 
     def falls(pretended: PretendedTrainer) -> Ending:
         pretended.take_steps(1, STEPS)
@@ -192,7 +192,7 @@ def test_a_policy_that_fell_below_its_start_says_so_where_the_run_is_shown(bench
     ends(falls)
     assert bench.work() == WorkResult("finished")
     notes = bench.api.get(f"{RUNS}/{bench.name}").json()["training_run"]["notes"]
-    assert "The validation reward fell below that of the start by 0.29" in notes
+    assert "The validation reward fell 0.29 below its initial value" in notes
 
 
 def test_a_failure_keeps_the_last_checkpoint_and_is_passed_on(bench: Bench, ends: Any) -> None:

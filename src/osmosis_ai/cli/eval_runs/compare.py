@@ -85,7 +85,7 @@ def compare(
         int, typer.Option(min=0, help="Of what is drawn at random; the same seed, the same output.")
     ] = 0,
     rows: Annotated[
-        int, typer.Option(min=0, max=_MOST_ROWS, help="Number of rows with the largest change to list.")
+        int, typer.Option(min=0, max=_MOST_ROWS, help="How many of the most changed rows to list.")
     ] = 10,
     markdown: MarkdownOption = None,
     report: ReportOption = None,

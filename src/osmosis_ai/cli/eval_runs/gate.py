@@ -132,16 +132,19 @@ def gate(
     markdown: MarkdownOption = None,
     junit: JunitOption = None,
 ) -> OperationResult:
-    """Check a run against rules: exits with 0 for pass, 1 for fail, 3 for inconclusive.
+    """Check a run against thresholds.
+
+    Exits with 0 for pass, 1 for fail and 3 for inconclusive.
 
     A --min rule passes if the one-sided 95 % lower bound of the metric is at or above X, and fails if the upper bound
-    is below X. A --margin rule passes if the run is less than X worse than the baseline with 95 % confidence, and fails
-    if it is more than X worse. Verdicts on rewards and pass rates must also hold with every attempt without a score at
-    the worst and at the best score. All rules must pass; failing is adjusted for the number of rules.
+    is below X. With 95 % confidence, a --margin rule passes if the run is less than X worse than the baseline, and
+    fails if it is more than X worse. A verdict on rewards or pass rates must also hold with every unscored attempt at
+    the worst score, and with all of them at the best. All rules must pass. Failures are adjusted for the number of
+    rules.
 
-    Metrics: reward, pass_rate, pass@K, pass^K, cost_per_row (USD), tokens and latency (seconds) of an attempt, and the
-    shares of all attempts unscored, failed and infrastructure. A judge's result file has score, alpha and unscored.
-    An unfinished run never passes.
+    Metrics: reward, pass_rate, pass@K, pass^K, cost_per_row (USD), tokens and latency (seconds) per attempt, and the
+    shares of attempts unscored, failed and infrastructure. A judge's result file has score, alpha and unscored. An
+    unfinished run never passes.
 
     Examples:
         osmosis eval gate amber-otter-42 --min pass_rate=0.8 --max unscored=0.05

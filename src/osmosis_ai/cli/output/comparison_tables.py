@@ -88,7 +88,7 @@ def _row_counts(found: RunComparison, candidate: ComparedCandidate) -> Iterator[
 
 def _rows(found: RunComparison, candidate: ComparedCandidate) -> Iterator[Table]:
     names = (found.baseline.name, candidate.name)
-    table = changed_rows(names, candidate.rows, "; --rows N shows N")
+    table = changed_rows(names, candidate.rows, " are not shown (--rows N)")
     if table is not None:
         yield _table(table, of=_of(found, candidate))
 

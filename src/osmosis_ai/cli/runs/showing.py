@@ -32,7 +32,7 @@ FinishOption = Annotated[
     FlaggedFinish | None,
     typer.Option(
         "--finish",
-        help="Attempts with a truncated (length), filtered (content_filter) or refused (refusal) model reply.",
+        help="Attempts with a model reply that was truncated (length), filtered (content_filter) or refused (refusal).",
         show_default=False,
     ),
 ]

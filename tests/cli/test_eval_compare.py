@@ -306,7 +306,7 @@ def test_rows_with_the_largest_change_are_listed_in_every_output(maze: Maze, tmp
         "Row\tDigest\tfern\treed\tChange",
         "10\t000000000000\t4 of 4\t0 of 4\t-100.0 points",
         "0\t000000000000\t0 of 4\t4 of 4\t+100.0 points",
-        "too few attempts for a verdict on a single row",
+        "single rows have too few attempts for a verdict",
     ]
     assert "Rows with the largest change" in (tmp_path / "comment.md").read_text("utf-8")
     rows = resource(maze, "fern", "reed", "--rows", "1")["candidates"][0]["rows"]

@@ -258,7 +258,7 @@ def test_the_scores_of_a_judge_are_gated_and_of_a_panel_the_weakest(maze: Maze, 
     assert gate(maze, one, "--min", "alpha=1.1").status == 1
     two = results_file(tmp_path, judge("a", 0.8, 0.95), judge("b", 0.5, 0.9))
     outcome = gate(maze, two, "--min", "score=0.7")
-    assert (outcome.status, "of b, the weakest of 2" in outcome.out) == (1, True)
+    assert (outcome.status, "the weakest of 2 judges is b" in outcome.out) == (1, True)
     assert (
         gate(maze, results_file(tmp_path, judge("a", 0.8, 0.95), pending=3), "--min", "score=0.1").status == 3
     )

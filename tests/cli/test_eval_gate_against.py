@@ -383,7 +383,7 @@ def test_several_limits_are_adjusted_for_failing_and_one_alone_is_not(maze: Maze
     fine = ("--min", "pass@2=0.1", "--max", "latency=60", "--max", "unscored=0.2")
     among = gate(maze, "worse", "--min", barely, *fine)
     assert (among.status, among.json["resource"]["rules"][0]["verdict"]) == (3, "unclear")
-    assert "among 3 rules that may be chance" in among.json["resource"]["rules"][0]["reason"]
+    assert "not significant among 3 rules" in among.json["resource"]["rules"][0]["reason"]
     margin = gate(
         maze,
         "worse",

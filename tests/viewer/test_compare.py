@@ -193,7 +193,7 @@ def test_training_runs_have_their_curves_over_each_other_and_the_settings_that_d
     )
     text = page_text(visitor(source).get("/compare?run=slow&run=fast"))
     assert (
-        "fast is better than slow by 0.140 of the validation reward" in text and "8 rows at step 12" in text
+        "fast is better than slow by 0.140 in the validation reward" in text and "8 rows at step 12" in text
     )
     assert "training.rollout_batch_size" in text and ">16<" in text
     assert text.count("<svg viewBox") >= 2 and "0.800" in text

@@ -10,7 +10,7 @@ Attempts without a score are missing evidence. A verdict on a score must also ho
 and with all of them at the highest, each with an interval of its own.
 
 A gate passes if all its rules pass, so passing needs no adjustment (an intersection-union test, Berger 1982). Any rule
-can fail it, so failing is adjusted for the number of rules (Holm).
+can fail it, so failures are adjusted for the number of rules (Holm).
 
 Sources:
     Berger 1982, "Multiparameter Hypothesis Testing and Acceptance Sampling", Technometrics 24(4).
@@ -134,7 +134,7 @@ class Evidence:
     unreported: int = 0
 
     def shown(self) -> Evidence:
-        """Return it as it is printed, with no one-sided bound beyond the two-sided interval.
+        """Return the evidence as printed, with no one-sided bound beyond the two-sided interval.
 
         Without a known range, the interval of a mean reward ends at the rewards observed. The one-sided bounds, which
         decide, do not.
@@ -314,14 +314,12 @@ def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
         return RuleResult(rule, evidence, "fail", _sentence(f"it is {beyond} {level}", evidence))
     if low is None or high is None:
         return RuleResult(rule, evidence, "unclear", evidence.note or _no_spread(evidence))
-    between = (
-        f"it is between {_number(evidence.at_least)} and {_number(evidence.at_most)}; evaluate more rows"
-    )
-    return RuleResult(rule, evidence, "unclear", _sentence(between, evidence))
+    between = f"it is between {_number(evidence.at_least)} and {_number(evidence.at_most)}"
+    return RuleResult(rule, evidence, "unclear", _sentence(between, evidence, "evaluate more rows"))
 
 
 def is_exact(rule: Rule) -> bool:
-    """Whether a rule is about this run's own attempts, so that chance plays no part: a limit of 0 for a share."""
+    """Whether a rule limits a share of this run's own attempts to 0, so that chance plays no part."""
     return rule.bound == "max" and rule.limit == 0 and rule.metric in SHARES
 
 
@@ -330,9 +328,10 @@ Judge = Callable[[float], RuleResult]
 
 
 def judge_together(rules: Mapping[Rule, Judge], *, confidence: float = CONFIDENCE) -> dict[Rule, RuleResult]:
-    """Judge the rules of a gate, adjusting what fails for how many rules could have failed by chance (Holm).
+    """Judge the rules of a gate, and adjust failures for the number of rules that could fail by chance (Holm).
 
-    The most significant of m failures must hold at ``1 - (1 - confidence) / m``, the next at ``m - 1``, and so on.
+    With m rules, the most significant failure must hold at ``1 - (1 - confidence) / m``, the next with ``m - 1``, and
+    so on.
     """
     found = {rule: judge_at(confidence) for rule, judge_at in rules.items()}
     by_chance = [
@@ -350,7 +349,7 @@ def judge_together(rules: Mapping[Rule, Judge], *, confidence: float = CONFIDENC
         proved |= also
     for rule in open_rules:
         if rule not in proved:
-            reason = f"{found[rule].reason.rstrip('.')}; among {len(by_chance)} rules that may be chance."
+            reason = f"{found[rule].reason.rstrip('.')}; not significant among {len(by_chance)} rules."
             found[rule] = replace(found[rule], verdict="unclear", reason=reason)
     return {
         rule: each if each.verdict == "unclear" else replace(each, settles=None)
@@ -385,7 +384,7 @@ def evidence_of(
     if metric in SHARES and (estimates.get(metric) is None or confidence != CONFIDENCE):
         return _counted_share(metric, estimates.get("counts") or {}, rows, confidence)
     if confidence != CONFIDENCE:
-        return Evidence(note=f"the bounds of {metric} are only known with 95 % confidence.")
+        return Evidence(note=f"the bounds of {metric} are known only at 95 % confidence.")
     asked = attempts_asked(metric)
     if asked is not None:
         known = estimates.get("pass_at_k" if metric.startswith("pass@") else "pass_hat_k") or {}
@@ -552,11 +551,12 @@ def _no_spread(evidence: Evidence) -> str:
     return "the data say nothing about the spread of this number; evaluate more rows."
 
 
-def _sentence(clause: str, evidence: Evidence) -> str:
+def _sentence(clause: str, evidence: Evidence, advice: str = "") -> str:
     over = [f"{evidence.samples} samples" if evidence.samples is not None else ""]
     over += [f"{evidence.rows} rows" if evidence.rows is not None else ""]
     counted = " of ".join(part for part in over if part)
     text = f"{clause} ({counted})" if counted else clause
+    text = f"{text}; {advice}" if advice else text
     if evidence.unreported:
         text = f"{text}; {describe_unreported(evidence.unreported)}"
     return f"{text}; {evidence.note}" if evidence.note else f"{text}."

@@ -119,7 +119,7 @@ def test_of_several_rules_that_fail_by_chance_alone_none_does() -> None:
     assert alone.verdict == "fail"
     among = judge_together(dict(zip(rules, (at(-0.069), at(0.0), at(0.0)), strict=True)))
     assert [each.verdict for each in among.values()] == ["unclear", "pass", "pass"]
-    assert "among 3 rules that may be chance" in among[rules[0]].reason
+    assert "not significant among 3 rules" in among[rules[0]].reason
     # The first failure holds among three rules, and the second among the two that are left (1.99 at 97.5 %).
     steps = judge_together(dict(zip(rules, (at(-0.08), at(-0.071), at(0.0)), strict=True)))
     assert [each.verdict for each in steps.values()] == ["fail", "fail", "pass"]

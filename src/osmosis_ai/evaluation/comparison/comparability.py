@@ -185,7 +185,7 @@ def _same_code(one: ComparedInputs, other: ComparedInputs) -> bool:
 
 
 def _same_samples(a: RunSamples, b: RunSamples, matched: MatchedRows) -> list[str]:
-    """Report that runs with one seed have nearly the same attempts, so that they are no independent draws."""
+    """Report runs with the same seed and nearly the same attempts: they are not independent draws."""
     import numpy as np
 
     one, other = a.inputs, b.inputs
@@ -213,7 +213,7 @@ def _same_samples(a: RunSamples, b: RunSamples, matched: MatchedRows) -> list[st
 def _common_attempts(
     a: RunSamples, b: RunSamples, matched: MatchedRows
 ) -> tuple[NDArray[np.void], NDArray[np.void]]:
-    """Return the attempts that both runs made on their common rows, pairwise; of copies of a row the first."""
+    """Return the attempts that both runs made on their common rows, pairwise; only the first of copies of a row."""
     import numpy as np
 
     found = []

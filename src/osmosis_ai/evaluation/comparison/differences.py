@@ -2,12 +2,12 @@
 
 The rows alone choose the method:
 
-- rewards with a known range, few rows differ or all by the same: the score test;
-- rewards with a known range, few rows differ by less than all of it: the wider of that and Student's t;
+- known range, and few rows differ or all differ by the same: the score test;
+- known range, and all but few rows differ by the whole range: the wider of that and Student's t;
 - otherwise: Student's t of the rows' differences, R-1 degrees of freedom;
 - skewed rewards without a range, under 100 rows: the wider of that and the bootstrap-t, with a warning.
 
-Few is under half of the rows, at least 8 and at most 15.
+Few means fewer than half of the rows; this limit is at least 8 and at most 15.
 
 Sources:
     Miller 2024, "Adding Error Bars to Evals", section 4.2 (paired differences of row means).
@@ -117,7 +117,7 @@ def scale_of_rewards(*runs: Values) -> tuple[float, float] | None:
 
 
 def observed_range(*runs: Values) -> tuple[float, float]:
-    """Return the least and greatest value of some runs, of which each has one."""
+    """Return the least and greatest value of several runs; each run has at least one."""
     import numpy as np
 
     return min(float(np.min(run)) for run in runs), max(float(np.max(run)) for run in runs)
@@ -242,7 +242,7 @@ def fewest_differing(rows: int) -> float:
 
 
 def _student(by_row: Floats, confidence: float) -> Inversion | None:
-    """Return the paired t interval; None if there is one row or all rows differ by the same."""
+    """Return the paired t interval; None for one row, or if all rows differ by the same."""
     if by_row.size < 2:
         return None
     mean, stderr = float(by_row.mean()), float(by_row.std(ddof=1)) / math.sqrt(by_row.size)

@@ -56,7 +56,7 @@ def sampled_evidence(side: LabelledRun, rule: Rule, settings: ChangeSettings) ->
     """Return what the attempts of a run say about the metric of a rule."""
     metric = rule.metric
     if not rule.described.compared:
-        return Evidence(note=f"`{metric}` is known of a whole run alone.")
+        return Evidence(note=f"`{metric}` is known only for a whole run.")
     found = _of_estimate(estimate_of(side, metric, settings))
     if metric in RATIO_METRICS:
         return replace(found, unreported=side.unreported(metric))
@@ -85,7 +85,7 @@ def describe_unknown_range(missing: int) -> str:
 
 
 def spread_of_run(side: LabelledRun, metric: str) -> VarianceComponents | None:
-    """Return the variance of a metric in a run; None if it is not one number of each attempt."""
+    """Return the variance of a metric in a run; None if the metric is not one number per attempt."""
     attempts = _by_attempt(side, metric)
     return None if attempts is None else VarianceComponents.of(*attempts)
 

@@ -125,7 +125,7 @@ def change_of(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricCha
 def adjust(
     changes: Sequence[MetricChange], by: Callable[[Sequence[float | None]], list[float | None]]
 ) -> list[MetricChange]:
-    """Adjust the p-values of changes that are tested together, also with the unscored attempts placed against them."""
+    """Adjust the p-values of changes that are tested together, also those of the worst case of unscored attempts."""
     found = list(changes)
     for place, p in enumerate(by([None if each.change is None else each.change.p for each in changes])):
         change = found[place].change
@@ -146,7 +146,7 @@ def adjust(
 
 
 def _p_against(found: MetricChange) -> float | None:
-    """Return the p-value of a change that no score of the unscored attempts could alter."""
+    """Return the p-value of a change with the unscored attempts placed against it."""
     change, against = found.change, found.against
     if change is None or against is None:
         return None if change is None else change.p

@@ -61,7 +61,7 @@ class Difference:
         return self.low > self.none or self.high < self.none
 
     def within(self, width: float) -> Difference:
-        """Return it with all bounds between ``-width`` and ``width``."""
+        """Return the difference with its bounds limited to ``-width`` and ``width``."""
         low, high, at_least, at_most = (
             None if bound is None else min(max(bound, -width), width)
             for bound in (self.low, self.high, self.at_least, self.at_most)

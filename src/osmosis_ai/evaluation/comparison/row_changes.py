@@ -1,6 +1,6 @@
 """The rows of a paired comparison whose reward or pass rate changed most.
 
-A single row has too few attempts for a test: 4 of 4 passes against none have p = 0.029, which among 100 rows is chance.
+A single row has too few attempts for a test: 4 of 4 passes against 0 of 4 has p = 0.029, which may be chance among 100 rows.
 So rows are listed by the size of their change, and there is no verdict on any of them.
 """
 
@@ -17,7 +17,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class RowOfRun:
-    """What one run scored on a row: passes and mean reward, over scored attempts."""
+    """Passes and mean reward of one run on a row, over scored attempts."""
 
     passes: int
     attempts: int
@@ -33,7 +33,7 @@ class RowChange:
     """A row on which the runs differ.
 
     Attributes:
-        source_row: its place in the baseline's dataset, from 0.
+        source_row: index of the row in the baseline's dataset.
         key: its digest.
         change: candidate minus baseline, in the metric of :class:`RowChanges`.
     """
@@ -63,7 +63,7 @@ class RowChanges:
         metric: what was compared.
         compared: how many rows.
         higher, lower: rows on which the candidate's metric is higher, or lower.
-        largest: rows with the largest change; of equal ones the lower first.
+        largest: rows with the largest change; of equal changes, decreases come first.
     """
 
     metric: Literal["reward", "pass_rate"]

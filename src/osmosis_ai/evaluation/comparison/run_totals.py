@@ -22,8 +22,8 @@ class RunTotals:
         rows: distinct rows it has a result of.
         planned, tried, scored: attempts; None where a platform does not tell.
         attempts: on each row, the most that any has.
-        cost_usd, tokens, duration_s: of all attempts that have it recorded; None if none has.
-        priced, tokens_reported: attempts whose cost and whose tokens are recorded.
+        cost_usd, tokens, duration_s: sums over the attempts that recorded it; None if none did.
+        priced, tokens_reported: attempts with recorded cost, and with recorded tokens.
     """
 
     name: str

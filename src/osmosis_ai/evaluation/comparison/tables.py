@@ -86,7 +86,7 @@ def changed_slices(found: RunComparison, candidate: ComparedCandidate) -> Compar
 
 
 def changed_rows(runs: tuple[str, str], rows: RowChanges | None, more: str) -> ComparedTable | None:
-    """Return the rows with the largest change between two runs; ``more`` ends the sentence about those left out."""
+    """Return the rows with the largest change between two runs; ``more`` follows the number of rows left out."""
     if rows is None or not rows.largest:
         return None
 
@@ -98,7 +98,7 @@ def changed_rows(runs: tuple[str, str], rows: RowChanges | None, more: str) -> C
 
     unit = "" if rows.metric == "reward" else " points"
     left_out = rows.higher + rows.lower - len(rows.largest)
-    note = "too few attempts for a verdict on a single row"
+    note = "single rows have too few attempts for a verdict"
     return ComparedTable(
         "Rows with the largest change",
         ("Row", "Digest", *runs, "Change"),
@@ -134,7 +134,7 @@ def taken(found: RunComparison) -> ComparedTable:
 
 
 def _over(total: str, known: int, tried: int | None) -> str:
-    """Return a sum, and over how many attempts it is if some did not report."""
+    """Return a sum, with the number of attempts that reported it if some did not."""
     return f"{total} ({known:,} of {tried:,})" if tried is not None and 0 < known < tried else total
 
 

@@ -250,7 +250,7 @@ def _describe_unscored(found: MetricChange, change: Difference, known: Circumsta
     missing = f"{found.unscored:,} unscored {'attempt' if found.unscored == 1 else 'attempts'}"
     against = found.against
     if against is None:
-        return f"{measured}, but the range of rewards is unknown for {missing} (--reward-range LOW,HIGH)."
+        return f"{measured}, but {missing} could change it: the range of rewards is unknown (--reward-range LOW,HIGH)."
     interval = _interval(found, against.low, against.high)
     other = signed_words(found.metric, against.value)
     shown = f"{other} ({interval})" if interval else other

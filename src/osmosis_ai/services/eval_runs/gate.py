@@ -279,7 +279,7 @@ def rubric_results(file: Path) -> GatedRun:
             return evidence_of_share(unscored, scored + unscored, records, confidence=settings.confidence)
         found = []
         for model, mean, alpha, judge in judges:
-            note = f"of {model}, the weakest of {len(judges)}." if len(judges) > 1 else ""
+            note = f"the weakest of {len(judges)} judges is {model}." if len(judges) > 1 else ""
             if rule.metric == "score":
                 found.append(_with_unscored_calls(evidence_of_figure(mean, note=note), judge))
             else:
@@ -307,7 +307,7 @@ def _with_unscored_calls(found: Evidence, judge: Mapping[str, Any]) -> Evidence:
     if not missing:
         return found
     if worst is None or best is None:
-        reason = f"{missing:,} calls have no score and the file does not bound what they could change."
+        reason = f"{missing:,} calls have no score, and the file has no bounds for them."
         return replace(found, unscored=missing, undecided=reason)
     return replace(found, unscored=missing, extremes=(evidence_of_figure(worst), evidence_of_figure(best)))
 
@@ -325,7 +325,7 @@ def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings
 
     def share(hits: float | None, samples: int | None) -> Evidence:
         if hits is None or samples is None:
-            return Evidence(note=f"the platform does not tell `{metric}`.")
+            return Evidence(note=f"the platform does not report `{metric}`.")
         return evidence_of_share(
             hits, samples, rows, note=note if samples else "", confidence=settings.confidence
         )
@@ -372,7 +372,7 @@ def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings
             unscored=missing,
             extremes=(mean_with(missing, lowest), mean_with(missing, highest)),
         )
-    return Evidence(note=f"the platform does not tell `{metric}`.")
+    return Evidence(note=f"the platform does not report `{metric}`.")
 
 
 def warnings_of(run: GatedRun, rules: Sequence[Rule]) -> list[str]:
@@ -380,8 +380,8 @@ def warnings_of(run: GatedRun, rules: Sequence[Rule]) -> list[str]:
     found = [*run.notes]
     if run.unscored and not asks_about_unscored(rules):
         found.append(
-            f"{run.unscored:,} of {run.tried:,} attempts have no score and are in no rate; add a rule for them: "
-            "--max unscored=0.1"
+            f"{run.unscored:,} of {run.tried:,} attempts have no score and are excluded from rates; add a rule "
+            "such as --max unscored=0.1"
         )
     if run.unverified:
         found.append(

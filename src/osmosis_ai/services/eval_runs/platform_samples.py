@@ -74,7 +74,7 @@ def counts_of(found: DescribedEvaluation) -> CountsOnly:
 
 
 def _tried(results: EvalResults | None) -> int | None:
-    """Return how many attempts were made, skipped ones aside, where only the run's results say so."""
+    """Return the number of attempts without skipped ones, if only the run's results report it."""
     if results is None or results.total_runs is None:
         return None
     return max(0, results.total_runs - (results.skipped or 0))

@@ -37,7 +37,7 @@ class WantedSamples:
     """Which samples are asked for.
 
     Attributes:
-        finish: that some model call of theirs ended with.
+        finish: finish reason of at least one of their model calls.
         text: what the conversation, its previews or its error hold, without regard to case.
         limit: how many at most.
     """

@@ -286,9 +286,9 @@ class ModelBridge(RolloutBridge[RolloutCalls]):
     async def _stream(
         self, calls: RolloutCalls, call: Call, body: dict[str, Any], optional: tuple[str, ...]
     ) -> CallMetrics:
-        """Answer with the chunks of a whole reply; usage goes last, alone, and only to those who asked.
+        """Send the chunks of a complete reply, and the usage in a last chunk if the request asked for it.
 
-        A stream may break off at any chunk. It is passed on when it is complete, so that it can be repeated.
+        A stream can fail at any chunk. It is forwarded when it is complete, so that the call can be retried.
         Clients overlook usage in a chunk that has choices.
         """
         metrics = CallMetrics()

@@ -130,7 +130,7 @@ class ModelClient:
 
         Args:
             body: as in :meth:`complete`.
-            restarted: called when a try failed and its chunks are void; those of the next try follow.
+            restarted: called when a try failed; discard its chunks, those of the next try follow.
             optional: as in :meth:`complete`.
 
         Raises:

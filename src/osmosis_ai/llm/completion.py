@@ -58,7 +58,7 @@ def read_usage(usage: object) -> TokenUsage | None:
     if total is not None:
         prompt = max(0, total - completion) if prompt is None and completion is not None else prompt
         completion = max(0, total - prompt) if completion is None and prompt is not None else completion
-    # No prompt is empty: LiteLLM and some servers write zeros when nobody has counted.
+    # A prompt is never empty: LiteLLM and some servers write zeros when the tokens were not counted.
     if prompt is None or completion is None or not (prompt or completion):
         return None
     prompt_details = _mapping(usage.get("prompt_tokens_details"))

@@ -8,10 +8,10 @@ from typing import Any, Literal, get_args
 
 FlaggedFinish = Literal["length", "content_filter", "refusal"]
 FLAGGED: tuple[FlaggedFinish, ...] = get_args(FlaggedFinish)
-"""Finish reasons of replies that are not what the model would have answered: truncated, filtered, refused."""
+"""Finish reasons that are counted and warned about: the reply was truncated, filtered or refused."""
 
 FLAGGED_NAMES: dict[str, str] = {"length": "truncated", "content_filter": "filtered", "refusal": "refused"}
-"""What output calls a reply with each of these finish reasons."""
+"""The word in output for each of these finish reasons."""
 
 _WORD = re.compile(r"[a-z][a-z_]{0,39}")
 _SAME = {"max_tokens": "length", "max_output_tokens": "length", "safety": "content_filter"}

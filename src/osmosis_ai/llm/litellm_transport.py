@@ -232,7 +232,7 @@ def import_litellm() -> Any:
 
     # A remark of pydantic's about LiteLLM's types, of no use to whoever runs an evaluation.
     warnings.filterwarnings("ignore", message=r"Item '.*' on TypedDict class", category=UserWarning)
-    # Another one, about replies that have not the shape of a completion; they are reported as such.
+    # Another one, about replies that are not completions; those are reported as failures.
     warnings.filterwarnings("ignore", message="Pydantic serializer warnings", category=UserWarning)
     litellm.suppress_debug_info = True
     litellm.telemetry = False

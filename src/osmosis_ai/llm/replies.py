@@ -1,4 +1,4 @@
-"""Checks of what a model provider answered with HTTP 200: a chat completion, a reported failure, or neither.
+"""Checks of replies with HTTP 200 from a model provider: a chat completion, a reported failure, or neither.
 
 Tool calls are completed here too: agents parse arguments as JSON and send the id back, so both must be there.
 """
@@ -25,7 +25,7 @@ def reported_failure(payload: Any) -> dict[str, Any] | None:
     if not isinstance(payload, dict):
         return None
     choices = [choice for choice in _list(payload.get("choices")) if isinstance(choice, dict)]
-    # LiteLLM moves what it does not know of a choice into this field.
+    # LiteLLM moves unknown fields of a choice into this field.
     extra = [choice.get("provider_specific_fields") for choice in choices]
     sources = [payload, *choices, *(fields for fields in extra if isinstance(fields, dict))]
     for source in sources:
@@ -89,7 +89,7 @@ def excerpt(content: bytes) -> str:
 
 
 class ToolCalls:
-    """Completes the tool calls of one reply, whole or streamed: arguments are JSON, ids are present.
+    """Completes the tool calls of one reply, whole or streamed, so that arguments are JSON and ids are present.
 
     A generated id depends on the request and the position only, so the same call gets the same id again.
 
@@ -113,7 +113,7 @@ class ToolCalls:
                     function["arguments"] = "{}"
 
     def complete_chunk(self, chunk: dict[str, Any]) -> None:
-        """Complete what a chunk holds of tool calls in place."""
+        """Complete the tool calls in a chunk in place."""
         for choice in _list(chunk.get("choices")):
             if choice.get("delta") is None:
                 choice["delta"] = {}

@@ -125,7 +125,7 @@ def read_completion(body: Any, request: Mapping[str, Any]) -> CompletionsResult:
         OsmosisServerError: it reports a failure, or it is no completion.
     """
     if reported_failure(body) is not None:
-        raise OsmosisServerError(f"the model's provider failed: {body!r:.200}", 200)
+        raise OsmosisServerError(f"the model provider reported a failure: {body!r:.200}", 200)
     if not is_completion(body, "message"):
         raise OsmosisServerError(f"the model's answer has no message: {body!r:.200}", 200)
     ToolCalls(request).complete(body)

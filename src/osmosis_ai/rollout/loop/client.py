@@ -338,7 +338,8 @@ def _read_completion(reply: _Reply, request: Mapping[str, Any]) -> CompletionsRe
         body = loads(reply.content)
         if reported_failure(body) is not None:
             raise OsmosisServerError(
-                f"the controller answered {reply.status} with a failure: {_excerpt(reply)}", reply.status
+                f"the controller reported a failure with status {reply.status}: {_excerpt(reply)}",
+                reply.status,
             )
         if not is_completion(body, "message"):
             raise TypeError("no message")

@@ -68,11 +68,11 @@ class LengthBias:
 
 @dataclass(frozen=True, slots=True)
 class JudgeBiases:
-    """What moves the scores of one judge besides quality.
+    """What influences the scores of one judge besides quality.
 
     Attributes:
         length: whether longer texts score higher.
-        order_in_file: whether the score changes with the place in the file.
+        order_in_file: whether the score changes with the position in the file.
         position: whether the order of the quoted blocks matters.
     """
 
@@ -82,7 +82,7 @@ class JudgeBiases:
 
 
 def adjusted_for_all(judges: Sequence[JudgeBiases]) -> list[JudgeBiases]:
-    """Adjust the p-values of all biases of all judges by Holm's method: together they ask one question."""
+    """Adjust the p-values of all biases of all judges together, by Holm's method."""
     tests = holm([p for each in judges for p in (each.length.p, each.order_in_file.p, each.position.p)])
     return [
         JudgeBiases(

@@ -147,7 +147,7 @@ class CallStates:
 
     @property
     def outside_scale(self) -> int:
-        """Scores that the judge gave outside the scale, and that were clamped to it."""
+        """Number of scores that were outside the scale and were clamped to it."""
         return self._outside_scale.count(1)
 
     def reasons(self, status: CallStatus) -> dict[str, int]:

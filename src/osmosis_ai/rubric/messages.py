@@ -304,7 +304,7 @@ def _graded(figure: TrustEstimate, bars: Sequence[float], words: Sequence[str]) 
 
 def _effect(figure: TrustEstimate, subject: str) -> str:
     if not figure.excludes_zero:
-        # Alone the interval may exclude zero: then the adjustment has to be visible.
+        # The interval may exclude zero without the adjustment, so the sentence has to mention it.
         adjusted = figure.p is not None and figure.p <= 1 - CONFIDENCE and figure.p_adjusted is not None
         several = " after adjustment for all judges and biases" if adjusted else ""
         return f"{subject} neither clearly higher nor lower{several}"

@@ -287,7 +287,7 @@ def _mean_with(table: ScoreTable, scores: Floats, unscored_as: float) -> TrustEs
     rows = np.repeat(np.arange(scores.shape[0]), scores.shape[1])
     filled = np.where(missing, unscored_as, scores).ravel()
     found = TrustEstimate.of_mean(filled, rows, low=table.score_min, high=table.score_max)
-    sentence = f"With every unscored call at {unscored_as:g} the mean score is {found.value:.4g}."
+    sentence = f"With every unscored call at {unscored_as:g}, the mean score is {found.value:.4g}."
     return replace(found, sentence=sentence)
 
 

@@ -95,7 +95,7 @@ def _judgement(said: Mapping[str, Any]) -> tuple[str, str]:
     model, score, stated = (said.get(name) for name in ("model", "score", "stated_score"))
     title = f"Judgement of {model}" if isinstance(model, str) else "Judgement"
     if _is_number(score):
-        clamped = f" (outside the scale: {numbers.number(float(stated or 0))})" if _is_number(stated) else ""
+        clamped = f" (clamped from {numbers.number(float(stated or 0))})" if _is_number(stated) else ""
         title += f": {numbers.number(float(score or 0))}{clamped}"
     words = said.get("explanation") or said.get("error")
     return title, words if isinstance(words, str) else ""

@@ -78,7 +78,7 @@ class ConversationStep:
 
     @property
     def flagged_finish(self) -> str | None:
-        """Whether the message was truncated, filtered or refused, in a word."""
+        """``truncated``, ``filtered`` or ``refused`` if the message was; None otherwise."""
         return FLAGGED_NAMES.get(self.finish_reason or "")
 
 

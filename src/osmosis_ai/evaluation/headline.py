@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FEWEST_ROWS = 10
 """Fewer do not tell how rows differ."""
 MOST_AFFECTED = 0.05
-"""With a larger share of replies truncated, filtered or refused, the numbers may not be the model's."""
+"""If a larger share of attempts is truncated, filtered or refused, the results may not reflect the model."""
 LEAST_SCORED = 0.9
 """With a smaller share of finished attempts scored, what is said of the others is a guess."""
 

@@ -81,9 +81,9 @@ class ClusteredRate:
 def student_interval(
     value: float, stderr: float | None, clusters: int, confidence: float, *, skew: float = 0.0
 ) -> Interval:
-    """Return Student's interval with one degree of freedom fewer than clusters, or the reason there is none.
+    """Return Student's t interval with ``clusters - 1`` degrees of freedom, or the reason for having none.
 
-    A one-sided bound on the longer tail of skewed clusters errs more often than its level says. It is moved out
+    A one-sided bound on the longer tail of skewed clusters errs more often than its level allows. It is moved out
     by ``|skew| (1 + 2 t^2) / (6 sqrt(clusters))`` standard errors, the first term of Johnson's and Hall's
     correction, but never beyond the two-sided bound.
     """

@@ -80,9 +80,9 @@ class TokenTotals(_Model):
 
 
 class FinishTotals(_Model):
-    """How many attempts had a model call that was truncated, filtered or refused, ``affected`` any of these.
+    """Numbers of attempts with a truncated, filtered or refused model reply; ``affected`` have any of these.
 
-    ``known_samples`` attempts state finish reasons, of ``recorded_samples``.
+    Of ``recorded_samples`` attempts, ``known_samples`` have finish reasons.
     """
 
     truncated: int

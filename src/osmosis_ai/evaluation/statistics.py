@@ -135,8 +135,8 @@ def estimate_mean(
 
     With residuals e of the R row means and G clusters of rows, the variance of the mean is
     ``G/(G-1) * sum over clusters of (sum of e in the cluster)^2 / R^2``; the interval is Student's with
-    G-1 degrees of freedom, its one-sided bounds corrected for the skewness of the clusters. Where every row is a
-    cluster the error is the usual ``s / sqrt(R)`` of row means.
+    G-1 degrees of freedom, its one-sided bounds corrected for the skewness of the clusters. If every row is a
+    cluster, the error is the usual ``s / sqrt(R)`` of row means.
 
     Args:
         values: one number per sample.

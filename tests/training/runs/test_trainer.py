@@ -336,7 +336,7 @@ async def test_a_difference_that_may_be_chance_is_not_told(tmp_path):
     )
     ending = await world.run()
     assert ending.warning is None
-    assert not any("fell below" in note for note in world.told.notes)
+    assert not any("below its initial value" in note for note in world.told.notes)
 
 
 @pytest.mark.integration
@@ -354,7 +354,7 @@ async def test_at_most_one_run_in_twenty_that_stays_flat_is_warned_of(tmp_path):
             max_steps=20,
         )
         await world.run()
-        warned += any("fell below" in note for note in world.told.notes)
+        warned += any("below its initial value" in note for note in world.told.notes)
     assert warned <= 2
 
 

@@ -131,8 +131,8 @@ def _with_score_test(
 ) -> float:
     """Return the power of t and the score test together.
 
-    The variance that the score test assumes under no difference is ``(s2 + d^2 + e d) / (1 + e d)`` a row: it puts
-    weight on the end of the range that no row reached, ``e = 1 - 1/n`` of the rows being away from the other end.
+    Under the null hypothesis the score test gives some weight to the far end of the range, which no row reached. The
+    variance of a row is then about ``(s2 + d^2 + e d) / (1 + e d)`` with ``e = 1 - 1/n``.
     """
     from scipy.special import ndtr, ndtri
 

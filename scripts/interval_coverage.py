@@ -249,7 +249,7 @@ def verdict_share(cell: VerdictCell, replications: int, *, seed: int = 20261122)
 def _labelled(name: str, rewards: NDArray[np.float64]) -> LabelledRun:
     rows, attempts = rewards.shape
     samples = np.zeros(rewards.size, dtype=np.dtype(SAMPLE_FIELDS))
-    samples["row"] = np.repeat(np.arange(rows), attempts)
+    samples["row"] = samples["selected"] = np.repeat(np.arange(rows), attempts)
     samples["reward"] = rewards.ravel()
     run = RunSamples(
         name, name, "local", name, "finished", ComparedInputs(), tuple(map(str, range(rows))), "row_digest",

@@ -139,6 +139,61 @@ def test_a_rule_on_rewards_needs_their_range_if_an_attempt_has_no_score(maze: Ma
     assert gate(maze, "gap", *margin, "--reward-range", "0,1").status == 0
 
 
+def test_copies_of_a_row_weigh_the_same_with_and_without_a_score(maze: Maze) -> None:
+    def run(name: str, unscored: float | None) -> None:
+        rows: list[list[float | None]] = [[1.0]] * 50 + [[unscored]] * 190
+        rows_of_dataset = [*range(50), *(40 + copy % 10 for copy in range(190))]
+        write_journalled_run(
+            maze.workspace.evals_dir / name,
+            rows,
+            digests=[hashlib.md5(b"%d" % row).hexdigest() for row in rows_of_dataset],
+        )
+
+    run("crashes", None)
+    run("wrong", 0.0)
+    assert gate(maze, "wrong", "--min", "pass_rate=0.6").status == 1
+    crashes = gate(maze, "crashes", "--min", "pass_rate=0.6")
+    assert crashes.status == 3
+    (answered,) = rules_of(gate(maze, "wrong", "--min", "pass_rate=0.6"))
+    assert rules_of(crashes)[0]["unscored_at_worst"]["value"] == pytest.approx(answered["value"])
+
+
+def test_a_range_that_is_given_counts_though_all_scores_are_0_or_1(maze: Maze) -> None:
+    rows: list[list[float | None]] = [*([[1.0]] * 30), *([[0.0]] * 30)]
+    write(maze, "base", rows)
+    write(maze, "crashes", [*rows[:-2], [None], [None]])
+    rule = ("--margin", "reward=0.3", "--against", "base", "--reward-range", "-10,1")
+    assert gate(maze, "crashes", *rule).status == 3
+    write(maze, "one", [[1.0]])
+    assert gate(maze, "one", "--max", "reward=1").status == 0
+    assert gate(maze, "one", "--max", "reward=1", "--reward-range", "0,10").status == 3
+
+
+def test_a_verdict_says_what_it_is_with_the_unscored_attempts(maze: Maze) -> None:
+    write(maze, "crashes", CRASHES)
+    (passed,) = rules_of(gate(maze, "crashes", "--min", "pass_rate=0.8"))
+    assert passed["reason"].endswith("at least 0.8492 with the 44 unscored attempts at the lowest score.")
+    (failed,) = rules_of(gate(maze, "crashes", "--max", "pass_rate=0.8"))
+    assert failed["reason"].endswith("at least 0.8492 with the 44 unscored attempts at the lowest score.")
+    (unclear,) = rules_of(gate(maze, "crashes", "--min", "pass_rate=0.99"))
+    assert unclear["reason"].endswith("between 0.8492 and 1 with the 44 unscored attempts at any score.")
+    write(maze, "base", WRONG)
+    rule = ("--margin", "pass_rate=0.2", "--against", "base")
+    (held,) = rules_of(gate(maze, "crashes", *rule))
+    assert held["verdict"] == "pass"
+    assert "at worst -2.5 points with 95 % confidence" in held["reason"]
+    assert "with the 44 unscored attempts counted against it" in held["reason"]
+
+
+def test_a_margin_without_a_range_is_not_met_because_few_rewards_were_observed(maze: Maze) -> None:
+    write(maze, "base", [[5.0], [5.1]])
+    write(maze, "lower", [[3.0], [4.0]])
+    outcome = gate(maze, "lower", "--margin", "reward=2.2", "--against", "base")
+    (found,) = rules_of(outcome)
+    assert (outcome.status, found["verdict"]) == (3, "unclear")
+    assert found["at_least"] == pytest.approx(3.0 - 5.1)  # what is printed ends at the rewards observed
+
+
 def test_any_unscored_attempt_is_reported_unless_a_rule_asks_about_it(maze: Maze) -> None:
     rows: list[list[float | None]] = [[1.0] * 4 for _ in range(100)]
     write(maze, "full", rows)
@@ -174,6 +229,37 @@ def test_amounts_use_what_attempts_reported_and_count_the_others(maze: Maze) -> 
     assert ("unreported" in latency, latency["samples"]) == (False, 120)
 
 
+def test_an_amount_of_0_is_not_nothing_if_other_attempts_did_not_report_it(maze: Maze) -> None:
+    directory = write_run(maze.workspace.evals_dir / "silent", passing(10, 4, 40))
+    records = [
+        replace(record(row, attempt, 1.0), tokens=None if row or attempt else 0, cost_usd=None)
+        for row in range(10)
+        for attempt in range(4)
+    ]
+    (directory / "events.jsonl").write_bytes(b"".join(each.to_line() for each in records))
+    outcome = gate(maze, "silent", "--max", "tokens=100", "--max", "cost_per_row=1")
+    tokens, cost = rules_of(outcome)
+    assert (outcome.status, tokens["verdict"], cost["verdict"]) == (3, "unclear", "unclear")
+    assert "39 attempts did not report it" in tokens["reason"]
+    assert "40 attempts did not report it" in cost["reason"]
+
+
+def test_a_ratio_that_few_rows_leave_open_is_no_error(maze: Maze) -> None:
+    for name, amounts in (("base", (100, 100)), ("other", (100, 1200))):
+        directory = write(maze, name, [[1.0], [1.0]])
+        lines = [
+            replace(
+                record(row, 0, 1.0), tokens=amount, row_digest=hashlib.md5(str(row).encode()).hexdigest()
+            ).to_line()
+            for row, amount in enumerate(amounts)
+        ]
+        (directory / "events.jsonl").write_bytes(b"".join(lines))
+    rule = ("--margin", "tokens=0.1", "--against", "base", "--confidence", "0.999")
+    outcome = gate(maze, "other", *rule)
+    assert (outcome.status, rules_of(outcome)[0]["verdict"]) == (3, "unclear"), outcome.err
+    assert maze.osmosis("eval", "compare", "base", "other", "--confidence", "0.999").status == 0
+
+
 # Runs of a platform
 
 
@@ -206,6 +292,29 @@ def test_the_counts_of_a_hosted_run_include_its_unscored_attempts(maze: Maze) ->
     margin = ("--margin", "pass_rate=0.1", "--against", "base")
     (held,) = rules_of(gate(maze, "platform:amber-otter-42", *margin))
     assert (held["verdict"], held["number"]["method"], held["unscored"]) == ("unclear", "newcombe", 44)
+
+
+def test_a_hosted_run_whose_unscored_attempts_are_unknown_passes_nothing(maze: Maze) -> None:
+    counts = {"graded": 60, "passed": 60, "sampled_rows": 100}
+    finished(maze, {"status": "finished"}, **counts, total_runs=None)
+    outcome = gate(maze, "amber-otter-42", "--min", "pass_rate=0.9")
+    (found,) = rules_of(outcome)
+    assert (outcome.status, "does not report how many attempts have no score" in found["reason"]) == (3, True)
+    write(maze, "base", [[1.0] * 4] * 100)
+    margin = gate(maze, "platform:amber-otter-42", "--margin", "pass_rate=0.5", "--against", "base")
+    assert (margin.status, "no score" in rules_of(margin)[0]["reason"]) == (3, True)
+    # What its results report is enough.
+    finished(maze, {"status": "finished"}, **counts, total_runs=100)
+    (known,) = rules_of(gate(maze, "amber-otter-42", "--min", "pass_rate=0.9"))
+    assert (known["verdict"], known["unscored"]) == ("unclear", 39)  # one was skipped
+
+
+def test_hosted_pass_at_k_is_of_rows_that_have_k_attempts(maze: Maze) -> None:
+    overview = {"total_samples": 10, "completed_samples": 10, "graded": 10, "passed": 10, "failed": 0}
+    points = [{"k": 1, "value": 1.0}, {"k": 2, "value": 1.0}]
+    finished(maze, {"status": "finished", "overview": overview, "pass_at_k": points}, sampled_rows=100)
+    (found,) = rules_of(gate(maze, "amber-otter-42", "--min", "pass@2=0.9"))
+    assert (found["verdict"], found["samples"]) == ("unclear", 5)
 
 
 def test_the_attempts_of_a_platforms_run_include_its_unscored_ones(maze: Maze) -> None:

@@ -63,7 +63,7 @@ def test_copies_of_rows_and_skewed_rewards_are_warned_about() -> None:
     for row in range(20):
         metrics.add(row, 0, "success", 10.0 if row == 0 else 0.5)
     (warning,) = metrics.summary().estimates.warnings
-    assert warning.startswith("the rewards are skewed (+4.1)")
+    assert warning.startswith("the values are skewed (+4.1)")
 
 
 def test_a_platform_that_knows_counts_alone_gets_the_same_words_from_them() -> None:

@@ -271,7 +271,7 @@ def judge(
         return RuleResult(rule, evidence.shown(), "unclear", evidence.undecided)
     found = _measured(rule, evidence, confidence)
     if found.verdict == "unclear":
-        return found
+        return replace(found, reason=_with_unscored(found, evidence))
     for each, score in zip(evidence.extremes or (), ("lowest", "highest"), strict=False):
         if _measured(rule, each, confidence).verdict != found.verdict:
             return replace(
@@ -283,7 +283,26 @@ def judge(
                 ),
                 settles=f"score {count_unscored(evidence.unscored)}",
             )
-    return found
+    return replace(found, reason=_with_unscored(found, evidence))
+
+
+def _with_unscored(found: RuleResult, evidence: Evidence) -> str:
+    """Return the reason for a verdict, with the bounds that the unscored attempts allow: they decide."""
+    if evidence.extremes is None or evidence.value is None:
+        return found.reason
+    lowest, highest = (each.shown() for each in evidence.extremes)
+    attempts = count_unscored(evidence.unscored)
+    if found.verdict == "unclear":
+        if lowest.at_least is None or highest.at_most is None:
+            return found.reason
+        bounds = (
+            f"between {_number(lowest.at_least)} and {_number(highest.at_most)} with {attempts} at any score"
+        )
+    elif (found.rule.bound == "min") == (found.verdict == "pass"):
+        bounds = f"at least {_number(lowest.at_least)} with {attempts} at the lowest score"
+    else:
+        bounds = f"at most {_number(highest.at_most)} with {attempts} at the highest score"
+    return f"{found.reason.rstrip('.')}; it is {bounds}."
 
 
 def count_unscored(count: int) -> str:
@@ -297,10 +316,11 @@ def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
     low, high, limit = evidence.at_least, evidence.at_most, rule.limit
     evidence = evidence.shown()
     if evidence.value is None:
-        return RuleResult(rule, evidence, "unclear", evidence.note or "the run has no such number.")
+        return RuleResult(rule, evidence, "unclear", _why(evidence, "the run has no such number."))
     if is_exact(rule):
         return _literally_none(rule, evidence)
-    if rule.bound == "max" and evidence.value == 0 and rule.described.scale == "amount":
+    is_amount = rule.described.scale == "amount"
+    if is_amount and rule.bound == "max" and evidence.value == 0 and not evidence.unreported:
         return RuleResult(rule, evidence, "pass", _sentence("nothing of it was spent", evidence))
     if rule.bound == "max":
         met, missed = high is not None and high <= limit, low is not None and low > limit
@@ -313,7 +333,7 @@ def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
     if missed:
         return RuleResult(rule, evidence, "fail", _sentence(f"it is {beyond} {level}", evidence))
     if low is None or high is None:
-        return RuleResult(rule, evidence, "unclear", evidence.note or _no_spread(evidence))
+        return RuleResult(rule, evidence, "unclear", _why(evidence, _no_spread(evidence)))
     between = f"it is between {_number(evidence.at_least)} and {_number(evidence.at_most)}"
     return RuleResult(rule, evidence, "unclear", _sentence(between, evidence, "evaluate more rows"))
 
@@ -543,6 +563,12 @@ def _unknown_k(metric: str, known: Mapping[str, Any]) -> str:
 def describe_unreported(count: int) -> str:
     """Return "3 attempts did not report it"."""
     return f"{count:,} {'attempt' if count == 1 else 'attempts'} did not report it"
+
+
+def _why(evidence: Evidence, otherwise: str) -> str:
+    """Return why there are no bounds, with how many attempts did not report the amount."""
+    why = evidence.note or otherwise
+    return f"{why.rstrip('.')}; {describe_unreported(evidence.unreported)}." if evidence.unreported else why
 
 
 def _no_spread(evidence: Evidence) -> str:

@@ -196,7 +196,7 @@ def estimate_reward(
 ) -> Estimate | None:
     """Estimate the mean reward, as a rate if the range of rewards is known and as a mean otherwise.
 
-    Rewards that are all 0 or 1 have the range 0 to 1. Others are rescaled from their range to 0 to 1, so that the
+    If no range is given, rewards that are all 0 or 1 have the range 0 to 1. Rewards are rescaled from their range to 0 to 1, so that the
     interval stays inside the range. Without a range, the interval ends at the least and greatest reward observed;
     the one-sided bounds, which decide rules, are left as they are.
 
@@ -213,7 +213,7 @@ def estimate_reward(
     import numpy as np
 
     data = np.asarray(values, dtype=np.float64)
-    if bool(np.all((data == 0) | (data == 1))):
+    if reward_range is None and bool(np.all((data == 0) | (data == 1))):
         reward_range = 0.0, 1.0
     if reward_range is None:
         mean = estimate_mean(data, rows, clusters, confidence=confidence)
@@ -368,7 +368,7 @@ def _skew_warning(means: Floats) -> str | None:
     skew = skewness(means) if 2 < means.size < SKEWED_ROWS else 0.0
     if abs(skew) <= MOST_SKEW:
         return None
-    return f"the rewards are skewed ({skew:+.1f}): with {means.size} rows the interval may miss the mean"
+    return f"the values are skewed ({skew:+.1f}): with {means.size} rows the interval may miss the mean"
 
 
 def _clustered_mean(means: Floats, clusters: Integers) -> tuple[float, float | None]:

@@ -42,7 +42,7 @@ def run_of(
 ) -> RunSamples:
     """Return a finished run with ``rewards[row][attempt]``; None is an attempt that succeeded without a reward."""
     samples = [
-        (row, attempt, 0, math.nan if reward is None else reward, 0.01, 100.0, 1000.0, 500.0)
+        (row, row, attempt, 0, math.nan if reward is None else reward, 0.01, 100.0, 1000.0, 500.0)
         for row, attempts in enumerate(rewards)
         for attempt, reward in enumerate(attempts)
     ]

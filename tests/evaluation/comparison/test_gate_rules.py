@@ -41,7 +41,8 @@ def judged(rule: Rule, change: Difference | None, **known: object) -> RuleResult
 
 
 def change(value: float, half: float, p: float = 0.5) -> Difference:
-    return replace(CHANGE, value=value, at_least=value - half, at_most=value + half, p=p)
+    bounds = {"low": value - 1.2 * half, "high": value + 1.2 * half}
+    return replace(CHANGE, value=value, at_least=value - half, at_most=value + half, p=p, **bounds)
 
 
 @pytest.mark.parametrize(

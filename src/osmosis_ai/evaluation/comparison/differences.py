@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from osmosis_ai.evaluation.comparison.bootstrap import bootstrap_t
 from osmosis_ai.evaluation.comparison.numbers import Difference
 from osmosis_ai.evaluation.comparison.score_test import Inversion, score_interval
-from osmosis_ai.evaluation.intervals import NO_SPREAD, ONE_CLUSTER, student_interval
+from osmosis_ai.evaluation.intervals import ONE_CLUSTER, student_interval
 from osmosis_ai.evaluation.statistics import (
     CONFIDENCE,
     MOST_SKEW,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.statistics import Floats, Integers, Labels, Values
 
 NO_RANGE = "how far rewards can go is not known, so neither is what a row may yet show"
+SAME_DIFFERENCE = "every row has the same difference: there is no spread to learn from"
 TOO_FEW = "so few rows rule no difference out: how far rewards can go is not known"
 
 _HUGE = 1e100
@@ -176,7 +177,7 @@ def mean_difference(pairs: Pairs, *, confidence: float = CONFIDENCE, seed: int =
         by_row = 0.0 - by_row[::-1]
     found = _difference(by_row, pairs, unit, confidence=confidence, seed=seed)
     if pairs.scale is None and pairs.observed is not None:
-        found = found.within(pairs.observed[1] - pairs.observed[0])
+        found = found.within(pairs.observed[1] - pairs.observed[0], certain=False)
     return found.reversed() if turned else found
 
 
@@ -186,7 +187,7 @@ def _difference(by_row: Floats, pairs: Pairs, unit: float, *, confidence: float,
     method, found, warning = _interval(by_row, pairs.scale is not None, confidence, seed)
     plain = replace(plain, method=method, warning=warning)
     if found is None:
-        return replace(plain, reason=f"{ONE_CLUSTER if rows == 1 else NO_SPREAD}; {NO_RANGE}")
+        return replace(plain, reason=f"{ONE_CLUSTER if rows == 1 else SAME_DIFFERENCE}; {NO_RANGE}")
     bounds = found.times(unit)
     if not (math.isfinite(bounds.low) and math.isfinite(bounds.high)):
         at_least, at_most = (

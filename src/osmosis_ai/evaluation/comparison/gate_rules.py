@@ -66,7 +66,7 @@ def judge_margin(rule: Rule, found: MarginEvidence, *, confidence: float = CONFI
         confidence: of each bound.
     """
     margin, change = _Margin(rule, found, confidence), found.change
-    evidence = _evidence(rule, found)
+    evidence = _evidence(rule, found).shown()
     if found.undecided is not None:
         return RuleResult(rule, evidence, "unclear", found.undecided)
     if change is None:
@@ -81,8 +81,7 @@ def judge_margin(rule: Rule, found: MarginEvidence, *, confidence: float = CONFI
                     rule,
                     evidence,
                     "unclear",
-                    f"{_compared(margin, change)} over scored attempts, but between "
-                    f"{margin_words(rule, extreme.at_least)} and {margin_words(rule, extreme.at_most)} with "
+                    f"{_compared(margin, change)} over scored attempts, but between {_between(rule, extreme)} with "
                     f"{count_unscored(found.unscored)} counted {how}.",
                     f"score {count_unscored(found.unscored)}",
                 )
@@ -122,21 +121,38 @@ class _Margin:
 
 def _reason(margin: _Margin, change: Difference, verdict: Verdict) -> str:
     level = f"with {100 * margin.confidence:g} % confidence"
-    low, high = margin_words(margin.rule, change.at_least), margin_words(margin.rule, change.at_most)
-    worst, best = (low, high) if margin.rule.described.higher_is_better else (high, low)
-    said = _compared(margin, change)
-    if verdict == "pass":
-        text = f"{said}, at worst {worst} {level}"
-    elif verdict == "fail":
-        text = f"{said}, at best {best} {level}"
+    bounds, rule, attempts = margin.found.bounds, margin.rule, count_unscored(margin.found.unscored)
+    text = _compared(margin, change)
+    if verdict == "unclear":
+        text = f"{text}, between {_between(rule, change)}"
+        if bounds is not None:
+            at_worst, at_best = _between(rule, bounds.worst), _between(rule, bounds.best)
+            text = f"{text}; between {at_worst} with {attempts} counted against it, {at_best} in its favor"
     else:
-        text = f"{said}, between {low} and {high}"
+        is_low = (verdict == "pass") == rule.described.higher_is_better
+        how = "at worst" if verdict == "pass" else "at best"
+        text = f"{text}, {how} {margin_words(rule, _shown_bounds(change)[0 if is_low else 1])} {level}"
+        if bounds is not None:
+            extreme = _shown_bounds(bounds.worst if verdict == "pass" else bounds.best)[0 if is_low else 1]
+            counted = "against it" if verdict == "pass" else "in its favor"
+            text = f"{text}, {margin_words(rule, extreme)} with {attempts} counted {counted}"
     counted = f"{change.rows:,} {'row' if change.rows == 1 else 'rows'}"
     method = "" if change.method is None else f", {change.method}"
     warned = "" if change.warning is None else f"; {change.warning.rstrip('.')}"
     if margin.found.unreported:
         warned = f"{warned}; {describe_unreported(margin.found.unreported)}"
     return f"{text} ({counted}{method}){warned}."
+
+
+def _between(rule: Rule, change: Difference) -> str:
+    low, high = _shown_bounds(change)
+    return f"{margin_words(rule, low)} and {margin_words(rule, high)}"
+
+
+def _shown_bounds(change: Difference) -> tuple[float | None, float | None]:
+    """Return the one-sided bounds as they are printed, as :meth:`Evidence.shown`."""
+    shown = _evidence_of(change).shown()
+    return shown.at_least, shown.at_most
 
 
 def _settles(margin: _Margin, change: Difference) -> str:

@@ -41,6 +41,7 @@ from osmosis_ai.evaluation.statistics import (
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+    from osmosis_ai.evaluation.statistics import Integers
 
 RATIO_METRICS = tuple(metric.name for metric in METRICS.values() if metric.scale == "amount")
 _Scale = tuple[float, float]
@@ -215,9 +216,9 @@ def _with_bounds(pair: RunPair, metric: str, settings: ChangeSettings, find: _Fi
 
 
 def _scale_of(pair: RunPair, metric: str, settings: ChangeSettings) -> _Scale | None:
-    if metric != "reward" or pass_or_fail(pair.a.run, pair.b.run):
-        return (0.0, 1.0)
-    return settings.reward_range
+    if metric == "reward" and (settings.reward_range or not pass_or_fail(pair.a.run, pair.b.run)):
+        return settings.reward_range
+    return (0.0, 1.0)
 
 
 def _of_attempts(
@@ -253,13 +254,17 @@ def values_of(side: LabelledRun, metric: str, unscored_as: float | None = None) 
 def estimate_of(
     side: LabelledRun, metric: str, settings: ChangeSettings, unscored_as: float | None = None
 ) -> Estimate | None:
-    """Estimate a metric of one run, optionally with a score for every unscored attempt; None without a value."""
+    """Estimate a metric of one run, optionally with a score for every unscored attempt; None without a value.
+
+    As in the run's own metrics, each copy of a row counts as a row, and copies are one cluster.
+    """
+    side, clusters = side.with_copies_apart()
     k = attempts_asked(metric)
     if k is not None:
         estimate = estimate_pass_at_k if metric.startswith("pass@") else estimate_pass_hat_k
-        return estimate(*side.pass_counts(unscored_as), k, confidence=settings.confidence)
+        return estimate(*side.pass_counts(unscored_as), k, clusters, confidence=settings.confidence)
     attempts = quantity(side, metric) if metric in RATIO_METRICS else values_of(side, metric, unscored_as)
-    return _estimate(metric, attempts, settings)
+    return _estimate(metric, attempts, settings, clusters[attempts.rows])
 
 
 def _estimates(
@@ -268,11 +273,15 @@ def _estimates(
     return _estimate(metric, a, settings), _estimate(metric, b, settings)
 
 
-def _estimate(metric: str, attempts: Attempts, settings: ChangeSettings) -> Estimate | None:
+def _estimate(
+    metric: str, attempts: Attempts, settings: ChangeSettings, clusters: Integers | None = None
+) -> Estimate | None:
     if metric == "reward":
-        return estimate_reward(*attempts, reward_range=settings.reward_range, confidence=settings.confidence)
+        return estimate_reward(
+            *attempts, clusters, reward_range=settings.reward_range, confidence=settings.confidence
+        )
     estimate = estimate_mean if metric in RATIO_METRICS else estimate_rate
-    return estimate(*attempts, confidence=settings.confidence)
+    return estimate(*attempts, clusters, confidence=settings.confidence)
 
 
 def _on_common_rows(pair: RunPair, a: Attempts, b: Attempts) -> tuple[Attempts, Attempts]:
@@ -383,6 +392,15 @@ def unscored_of(side: LabelledRun) -> int:
     """Return how many attempts have no score, as far as the run reports them."""
     counts = side.run.summary
     return int(side.unscored().values.sum()) if counts is None else counts.unscored or 0
+
+
+def unknown_unscored(side: LabelledRun) -> str | None:
+    """Say so if a platform does not report how many attempts of a run have no score; None if it is known."""
+    counts = side.run.summary
+    known = counts is None or counts.unscored is not None
+    return (
+        None if known else f"the platform does not report how many attempts of {side.run.name} have no score."
+    )
 
 
 def _pass_counts(side: LabelledRun) -> PassCounts | None:

@@ -60,12 +60,20 @@ class Difference:
             return False
         return self.low > self.none or self.high < self.none
 
-    def within(self, width: float) -> Difference:
-        """Return the difference with its bounds limited to ``-width`` and ``width``."""
+    def within(self, width: float, *, certain: bool) -> Difference:
+        """Return the difference with its interval limited to ``-width`` and ``width``.
+
+        Args:
+            width: of the range.
+            certain: whether values cannot lie outside the range, rather than that none was observed there. Only then
+                are the one-sided bounds limited, too: they decide rules.
+        """
         low, high, at_least, at_most = (
             None if bound is None else min(max(bound, -width), width)
             for bound in (self.low, self.high, self.at_least, self.at_most)
         )
+        if not certain:
+            return replace(self, low=low, high=high)
         return replace(self, low=low, high=high, at_least=at_least, at_most=at_most)
 
     def times(self, factor: float) -> Difference:

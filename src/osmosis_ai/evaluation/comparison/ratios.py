@@ -7,6 +7,7 @@ Sources:
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from osmosis_ai.evaluation.comparison.differences import Pairs
 from osmosis_ai.evaluation.comparison.numbers import Difference
@@ -15,6 +16,9 @@ from osmosis_ai.evaluation.statistics import CONFIDENCE
 
 NOTHING_POSITIVE = "no row has more than nothing of it in both runs"
 SAME_RATIO = "every row has the same ratio: there is no spread to learn from"
+TOO_FEW = "so few rows, and so different ones, rule no ratio out"
+LARGEST_LOG = 700.0
+"""Of the logarithm of a ratio; the ratio itself would be too large for a float."""
 
 
 def ratio_of_means(pairs: Pairs, *, confidence: float = CONFIDENCE) -> Difference | None:
@@ -38,23 +42,24 @@ def ratio_of_means(pairs: Pairs, *, confidence: float = CONFIDENCE) -> Differenc
         warning = f"{pairs.rows - rows} of {pairs.rows} rows have nothing of it in a run, and are left out"
     value = float(logs.mean())
     stderr = float(logs.std(ddof=1)) / math.sqrt(rows) if rows > 1 else None
+    without_interval = Difference(
+        math.exp(min(value, LARGEST_LOG)),
+        None,
+        None,
+        None,
+        None,
+        rows,
+        samples,
+        warning=warning,
+        kind="ratio",
+    )
     if not stderr:
-        reason = ONE_CLUSTER if stderr is None else SAME_RATIO
-        return Difference(
-            math.exp(value),
-            None,
-            None,
-            None,
-            None,
-            rows,
-            samples,
-            reason=reason,
-            warning=warning,
-            kind="ratio",
-        )
+        return replace(without_interval, reason=ONE_CLUSTER if stderr is None else SAME_RATIO)
     from scipy.special import stdtr, stdtrit
 
     half = float(stdtrit(rows - 1, (1 + confidence) / 2)) * stderr
+    if abs(value) + half > LARGEST_LOG:
+        return replace(without_interval, reason=TOO_FEW)
     one_sided = float(stdtrit(rows - 1, confidence)) * stderr
     return Difference(
         math.exp(value),

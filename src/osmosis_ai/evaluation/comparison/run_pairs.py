@@ -54,6 +54,18 @@ class LabelledRun:
     rows: Integers
     index: Integers
 
+    def with_copies_apart(self) -> tuple[LabelledRun, Integers]:
+        """Return the run with a label for each copy of a row, and for each label the one that its copies share."""
+        import numpy as np
+
+        mine = self.rows >= 0
+        index, first, labels = np.unique(
+            self.run.samples["selected"][mine], return_index=True, return_inverse=True
+        )
+        rows = np.full(self.rows.shape, NOWHERE, dtype=np.int64)
+        rows[mine] = labels.reshape(-1)
+        return replace(self, rows=rows, index=index), self.rows[mine][first]
+
     def tried(self) -> NDArray[np.bool_]:
         """Of each sample, whether it takes part and was not skipped."""
         found: NDArray[np.bool_] = (self.rows >= 0) & (self.run.samples["status"] != _SKIPPED)

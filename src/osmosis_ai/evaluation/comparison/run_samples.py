@@ -31,6 +31,7 @@ PENDING = 255
 """The status of an attempt without a result."""
 SAMPLE_FIELDS = [
     ("row", "i4"),  # position in RunSamples.row_keys
+    ("selected", "i4"),  # position among the selected rows, where copies of a row are apart
     ("attempt", "i4"),  # from 0, as the run numbered it
     ("status", "u1"),  # position in driving.classify.STATUSES
     ("reward", "f8"),  # NaN: absent, as in all floats here
@@ -235,8 +236,9 @@ class SampleTable:
         there = np.flatnonzero(status != PENDING)
         there = there[np.argsort(row_of[there // self.n], kind="stable")]
         samples = np.zeros(there.size, dtype=np.dtype(SAMPLE_FIELDS))
-        samples["row"], samples["attempt"], samples["status"] = (
+        samples["row"], samples["selected"], samples["attempt"], samples["status"] = (
             row_of[there // self.n],
+            there // self.n,
             there % self.n,
             status[there],
         )

@@ -106,7 +106,7 @@ def unpaired_difference(
     plain = Difference(value, None, None, None, None, a.size + b.size, int(counts_a.sum() + counts_b.sum()))
     if scale is None or min(_varied(means, scale) for means in (a, b)) >= LEAST_VARIED:
         ends = scale or observed_range(values_a, values_b)
-        return _welch(plain, a, b, confidence).within(ends[1] - ends[0])
+        return _welch(plain, a, b, confidence).within(ends[1] - ends[0], certain=scale is not None)
     least, width = scale[0], scale[1] - scale[0]
     parts = [(np.clip((means - least) / width, 0.0, 1.0), np.arange(means.size)) for means in (a, b)]
 

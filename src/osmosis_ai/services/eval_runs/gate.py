@@ -332,7 +332,10 @@ def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings
 
     if metric in ("unscored", "failed"):
         return share(counts.unscored if metric == "unscored" else counts.failed, counts.tried)
-    missing, scored = counts.unscored or 0, counts.scored or 0
+    if counts.unscored is None:
+        found = _evidence_of_counts(replace(counts, tried=counts.scored or 0), rule, settings)
+        return replace(found, undecided="the platform does not report how many attempts have no score.")
+    missing, scored = counts.unscored, counts.scored or 0
     if metric == "pass_rate":
         found = share(counts.passed, counts.scored)
         if not missing or counts.passed is None:
@@ -341,7 +344,9 @@ def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings
         return replace(found, unscored=missing, extremes=extremes)
     if metric.startswith("pass@"):
         value = counts.pass_at_k.get(int(metric.removeprefix("pass@")))
-        if value is None or rows is None:
+        # A row needs k attempts to be in it.
+        rows = None if rows is None else min(rows, (counts.tried or 0) // int(metric.removeprefix("pass@")))
+        if value is None or not rows:
             return Evidence(value, note=f"the platform does not tell {metric} and of how many rows it is.")
         found = share(value * rows, rows)
         if not missing:

@@ -63,7 +63,7 @@ def counts_of(found: DescribedEvaluation) -> CountsOnly:
         scored=first("graded"),
         passed=first("passed"),
         failed=first("failed"),
-        tried=overview.completed_samples if overview is not None else _tried(results),
+        tried=_tried(results) if (tried := first("completed_samples")) is None else tried,
         reward=(mean, std) if mean is not None and std is not None else None,
         pass_at_k={
             point.k: point.value

@@ -138,6 +138,21 @@ def test_a_validation_with_few_scores_is_told_in_the_first_sentence(maze: Maze) 
     assert said in plain and "validation of old" not in plain
 
 
+@pytest.mark.parametrize(("crashed", "verdict"), [(0, "better"), (4, "better"), (50, "unclear")])
+def test_a_run_is_not_better_because_its_failures_have_no_score(
+    maze: Maze, crashed: int, verdict: str
+) -> None:
+    rows = [f"{n:032x}" for n in range(100)]
+    for name, passed, lost in (("old", 30, 0), ("new", 90, crashed)):
+        rewards = {row: float(n < passed) for n, row in enumerate(rows[: 100 - lost])}
+        told = {"step": 2, "rewards": rewards}
+        counts = {"eval/validation/samples": (100, 100), "eval/validation/scored": (100, 100 - lost)}
+        offer(maze, name, {}, {VALIDATION: (0.3, 0.5), **counts}, validation=told)
+    found = maze.osmosis("train", "compare", "old", "new", "--json").json["data"]["verdict"]
+    assert found["verdict"] == verdict
+    assert ("50 attempts without a score" in found["sentence"]) == (crashed == 50)
+
+
 def test_the_training_reward_has_a_difference_and_gives_no_verdict(maze: Maze) -> None:
     offer(maze, "old", {}, {REWARD: ENDING})
     offer(maze, "new", {}, {REWARD: [value + gain for value, gain in zip(ENDING, GAINS, strict=True)]})

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from osmosis_ai.evaluation.comparison.tables import DECIDES
+from osmosis_ai.training.runs.metrics import VALIDATION_PLANNED, VALIDATION_SCORED
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
@@ -151,7 +152,8 @@ class TrainingDifferences:
 def compare_training(a: ComparedTraining, b: ComparedTraining) -> TrainingDifferences:
     """Return how ``b`` differs from ``a``."""
     metrics = tuple(_metric_differences(a, b))
-    return TrainingDifferences(_verdict(metrics, a.name, b.name), tuple(_setting_differences(a, b)), metrics)
+    verdict = _with_unscored(_verdict(metrics, a.name, b.name), metrics, a, b)
+    return TrainingDifferences(verdict, tuple(_setting_differences(a, b)), metrics)
 
 
 def summary(runs: Sequence[ComparedTraining], differences: Sequence[TrainingDifferences]) -> str:
@@ -205,6 +207,42 @@ def _verdict(metrics: Sequence[MetricDifference], a: str, b: str) -> TrainingVer
     doubts = f"95 % interval {least:.3f} to {most:.3f}, {how}"
     told = f"{b} is {direction} than {a} by {abs(difference):.3f} in the validation reward ({doubts})."
     return TrainingVerdict(direction, found.key, told)
+
+
+def _with_unscored(
+    verdict: TrainingVerdict, metrics: Sequence[MetricDifference], a: ComparedTraining, b: ComparedTraining
+) -> TrainingVerdict:
+    """Return the verdict, or none if validation attempts without a score could change it.
+
+    If all rewards are 0 or 1, unscored attempts move a mean by their share at most. Otherwise the range is unknown.
+    """
+    from osmosis_ai.evaluation.comparison.differences import scale_of_rewards
+
+    if verdict.direction == "unclear":
+        return verdict
+    found = next(metric for metric in metrics if metric.key == verdict.metric)
+    missing, moved = 0.0, 0.0
+    for run in (a, b):
+        scored, planned = (
+            run.curves.get(key, {}).get(found.last_step or 0)
+            for key in (VALIDATION_SCORED, VALIDATION_PLANNED)
+        )
+        if scored is not None and planned:
+            missing += planned - scored
+            moved += 1 - scored / planned
+    if not missing:
+        return verdict
+    told = [
+        [each for each in run.validation.rewards.values() if each is not None]
+        for run in (a, b)
+        if run.validation
+    ]
+    is_known = found.method == "paired-rows" and scale_of_rewards(*told) is not None
+    if is_known and min(abs(end) for end in (found.low, found.high) if end is not None) > moved:
+        return verdict
+    attempts = "1 attempt" if missing == 1 else f"{missing:,.0f} attempts"
+    doubt = f"No verdict: {attempts} without a score in the validations at step {found.last_step} could change it."
+    return replace(verdict, direction="unclear", sentence=f"{doubt} Among the scored, {verdict.sentence}")
 
 
 def _setting_differences(a: ComparedTraining, b: ComparedTraining) -> Iterator[SettingDifference]:

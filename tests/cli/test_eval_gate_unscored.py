@@ -401,6 +401,16 @@ def test_a_comparison_uses_the_interval_of_the_worst_case_and_not_its_value(maze
     assert verdict(maze, "crashes", "base")["verdict"] == "unclear"
 
 
+def test_a_comparison_says_how_many_attempts_have_no_score(maze: Maze) -> None:
+    write(maze, "wrong", WRONG)
+    write(maze, "crashes", CRASHES)
+    assert "without 44 unscored attempts" in verdict(maze, "wrong", "crashes")["reason"]
+    write(maze, "poor", [[0.0] * ATTEMPTS] * ROWS)
+    better = verdict(maze, "poor", "crashes")
+    assert better["verdict"] == "better"
+    assert better["sentence"].endswith("also with 44 unscored attempts counted against crashes.")
+
+
 def test_a_comparison_of_rewards_needs_their_range_if_an_attempt_has_no_score(maze: Maze) -> None:
     rows = [[0.2, 0.3], [0.5, 0.4], [0.3, 0.6]] * 20
     raised: list[list[float | None]] = [[a + 0.2, b + 0.3 * a] for a, b in rows]

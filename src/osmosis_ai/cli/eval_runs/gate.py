@@ -114,9 +114,6 @@ def gate(
         ),
     ] = None,
     reward_range: RewardRangeOption = None,
-    partial: Annotated[
-        bool, typer.Option("--partial", help="Compare unfinished runs, too; they never pass.")
-    ] = False,
     unpaired: Annotated[bool, typer.Option("--unpaired", help="Compare runs on different rows.")] = False,
     allow_different_grader: Annotated[
         bool,
@@ -134,7 +131,7 @@ def gate(
 ) -> OperationResult:
     """Check a run against thresholds.
 
-    Exits with 0 for pass, 1 for fail and 3 for inconclusive.
+    Exits with 0 for pass, 1 for fail and 3 for unclear.
 
     A --min rule passes if the one-sided 95 % lower bound of the metric is at or above X, and fails if the upper bound
     is below X. With 95 % confidence, a --margin rule passes if the run is less than X worse than the baseline, and
@@ -144,7 +141,7 @@ def gate(
 
     Metrics: reward, pass_rate, pass@K, pass^K, cost_per_row (USD), tokens and latency (seconds) per attempt, and the
     shares of attempts unscored, failed and infrastructure. A judge's result file has score, alpha and unscored. An
-    unfinished run never passes.
+    unfinished run is unclear.
 
     Examples:
         osmosis eval gate amber-otter-42 --min pass_rate=0.8 --max unscored=0.05
@@ -166,7 +163,7 @@ def gate(
         slices=tuple(dict.fromkeys(slices or [])),
         confidence=wanted,
         reward_range=None if reward_range is None else parse_reward_range(reward_range),
-        allowed=Allowances(unpaired, partial, allow_different_grader, allow_same),
+        allowed=Allowances(unpaired, True, allow_different_grader, allow_same),
         allow_imported=allow_imported,
     )
     report = _decided(run, question)

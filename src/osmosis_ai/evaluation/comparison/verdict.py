@@ -165,13 +165,21 @@ def _told(found: MetricChange, change: Difference, direction: Direction, known: 
     if change.value < 0:
         low, high = (None if end is None else -end for end in (high, low))
     much = f"{change_words(found.metric, abs(change.value))}{_unit(found.metric)}"
-    return f"{known.b} is {direction} by {much} ({_doubts(change, _interval(found, low, high), known)})."
+    counted = (
+        f", also with {_missing(found)} counted {'against' if change.value > 0 else 'in favor of'} {known.b}"
+    )
+    also = counted if found.unscored else ""
+    return (
+        f"{known.b} is {direction} by {much} ({_doubts(change, _interval(found, low, high), known)}){also}."
+    )
 
 
 def _not_told(found: MetricChange, change: Difference, known: Circumstances) -> CompareVerdict:
     signed = f"{signed_words(found.metric, change.value)}{_unit(found.metric)}"
     numbers = _interval(found, change.low, change.high)
     reason = f"{signed} ({_doubts(change, numbers, known)})"
+    if found.unscored:
+        reason = f"{reason} without {_missing(found)}"
     if change.excludes_none and change.p_adjusted is not None:
         said = f"{reason}; alone it would count, among {known.candidates} candidates it may be chance."
         return CompareVerdict("unclear", f"{_untold(known)}: {said}", said)
@@ -247,8 +255,7 @@ def _describe_unscored(found: MetricChange, change: Difference, known: Circumsta
     measured = (
         f"{value} over scored attempts ({_doubts(change, _interval(found, change.low, change.high), known)})"
     )
-    missing = f"{found.unscored:,} unscored {'attempt' if found.unscored == 1 else 'attempts'}"
-    against = found.against
+    missing, against = _missing(found), found.against
     if against is None:
         return f"{measured}, but {missing} could change it: the range of rewards is unknown (--reward-range LOW,HIGH)."
     interval = _interval(found, against.low, against.high)
@@ -256,6 +263,10 @@ def _describe_unscored(found: MetricChange, change: Difference, known: Circumsta
     shown = f"{other} ({interval})" if interval else other
     how = "against" if change.value > change.none else "in favor of"
     return f"{measured}, but {shown} with {missing} counted {how} {known.b}."
+
+
+def _missing(found: MetricChange) -> str:
+    return f"{found.unscored:,} unscored {'attempt' if found.unscored == 1 else 'attempts'}"
 
 
 def _unit(metric: str) -> str:

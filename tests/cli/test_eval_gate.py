@@ -262,8 +262,15 @@ def test_the_scores_of_a_judge_are_gated_and_of_a_panel_the_weakest(maze: Maze, 
     assert (
         gate(maze, results_file(tmp_path, judge("a", 0.8, 0.95), pending=3), "--min", "score=0.1").status == 3
     )
-    (tmp_path / "other.json").write_text("[]")
-    assert "no result file" in gate(maze, str(tmp_path / "other.json"), "--min", "score=0.1").error["message"]
+    document = json.loads(Path(one).read_text())
+    (tmp_path / "clamped.json").write_text(json.dumps({**document, "counts": {"outside_scale": 25}}))
+    clamped = gate(maze, str(tmp_path / "clamped.json"), "--min", "score=0.1").json["resource"]
+    assert clamped["warnings"] == ["25 of 60 scores outside the scale, clamped."]
+    without_figure = {**judge("a", 0.8, 0.9), "mean": 5}
+    for trust in ({**document["trust"], "judges": []}, {**document["trust"], "judges": [without_figure]}, []):
+        (tmp_path / "other.json").write_text(json.dumps({"trust": trust}))
+        outcome = gate(maze, str(tmp_path / "other.json"), "--min", "score=0.1")
+        assert "no result file" in outcome.error["message"]
 
 
 # What is no gate

@@ -263,12 +263,18 @@ def rubric_results(file: Path) -> GatedRun:
     Raises:
         OsmosisError: it is no such file.
     """
+    from osmosis_ai.rubric.session_result import describe_outside_scale
+
     try:
-        trust = json.loads(file.read_bytes())["trust"]
-        judges = [(judge["model"], judge["mean"], judge["alpha"], judge) for judge in trust["judges"]]
+        document = json.loads(file.read_bytes())
+        trust = document["trust"]
+        judges = [(judge["model"], {**judge["mean"]}, {**judge["alpha"]}, judge) for judge in trust["judges"]]
         names = ("scored_calls", "unscored_calls", "pending_calls", "records")
         scored, unscored, pending, records = (int(trust["counts"][name]) for name in names)
-    except (OSError, ValueError, KeyError, TypeError):
+        clamped = describe_outside_scale(int(document.get("counts", {}).get("outside_scale") or 0), scored)
+        if not judges:
+            raise ValueError("without a judge there is nothing to gate")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise OsmosisError(
             f"{file} is no result file of `osmosis eval rubric`.",
             hint="write one with: osmosis eval rubric --output FILE",
@@ -297,6 +303,7 @@ def rubric_results(file: Path) -> GatedRun:
         evidence=evidence,
         metrics=RUBRIC_METRICS,
         subject=file.name,
+        notes=(f"{clamped}.",) if clamped else (),
     )
 
 

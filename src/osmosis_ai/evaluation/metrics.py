@@ -77,6 +77,7 @@ __all__ = ["Estimates", "MetricsAccumulator", "RunMetrics", "WireSummary"]
 INFRASTRUCTURE = ("provider", "rollout_server", "platform")
 NO_REWARD = "no_reward"
 
+_PROVIDER = 1 + BOUNDARIES.index("provider")
 _MOST_REASONS = 1000
 """A rollout that makes up words gets no table of a million lines."""
 
@@ -349,7 +350,8 @@ class MetricsAccumulator:
     def _token_totals(self) -> TokenTotals:
         absent = self._samples["tokens"] == ABSENT
         known = int((self._recorded() & ~absent).sum())
-        unreported = self._recorded() & absent & (self._samples["model_calls"] > 0)
+        asked = (self._samples["model_calls"] > 0) | (self._samples["boundary"] == _PROVIDER)
+        unreported = self._recorded() & absent & asked
         total = self._sum("tokens")
         return TokenTotals(
             prompt=self._sum("prompt_tokens"),

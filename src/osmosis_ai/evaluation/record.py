@@ -81,6 +81,11 @@ class TerminalRecord:
     parts: Mapping[str, float] | None = None
     finish_reasons: Mapping[str, int] | None = None
 
+    @property
+    def has_unknown_tokens(self) -> bool:
+        """Whether a model was called, perhaps without an answer, and nobody reported the tokens."""
+        return self.tokens is None and (bool(self.model_calls) or self.boundary == "provider")
+
     def to_line(self) -> bytes:
         """Return the record as one canonical JSON line, newline included, nulls left out."""
         known = {name: value for name in _NAMES if (value := getattr(self, name)) is not None}

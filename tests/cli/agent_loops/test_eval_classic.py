@@ -339,6 +339,7 @@ async def test_a_failure_in_a_successful_response_and_missing_usage_are_no_zeros
         assert (failed["boundary"], failed["scores"]) == ("provider", {})
         assert words in failed["error"]
     assert one["tokens"] > 0 and uncounted["tokens"] is None
-    assert found["summary"]["runs_without_tokens"] == 1
+    assert down["tokens"] is None and null["tokens"] is None
+    assert found["summary"]["runs_without_tokens"] == 3
     (line,) = [line for line in outcome.out.splitlines() if line.startswith("Tokens")]
-    assert line.endswith("(3 of 4 runs)")
+    assert line.endswith("(1 of 4 runs)")

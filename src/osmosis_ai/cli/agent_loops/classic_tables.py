@@ -41,8 +41,7 @@ def plan(plan: RunPlan, prepared: PreparedClassicEval) -> Table:
 
 def run_line(record: TerminalRecord, ended: int, total: int, settings: ClassicSettings) -> str:
     """Return a run that has ended, in a line: which, how it went, what it took, its scores or its error."""
-    is_known = record.tokens is not None or not record.model_calls
-    tokens = formats.count(record.tokens or 0) if is_known else "unknown"
+    tokens = "unknown" if record.has_unknown_tokens else formats.count(record.tokens or 0)
     took = f"{formats.duration(record.duration_ms / 1000)}, {tokens} tokens"
     row = record.source_row_index if record.source_row_index is not None else record.row_index
     which = f"row {row}" + (f" run {record.run_index}" if settings.n > 1 else "")

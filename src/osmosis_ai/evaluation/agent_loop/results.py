@@ -130,7 +130,7 @@ def summarize_runs(records: Iterable[TerminalRecord], settings: ClassicSettings)
             runs += 1
             succeeded += record.status == "success"
             tokens += record.tokens or 0
-            uncounted += record.tokens is None and bool(record.model_calls)
+            uncounted += record.has_unknown_tokens
             if record.cost_usd is not None:
                 costs.append(record.cost_usd)
             if record.row_digest:
@@ -202,7 +202,7 @@ def run_json(record: TerminalRecord) -> dict[str, Any]:
         "success": record.status == "success",
         "scores": dict(run_scores(record)),
         "duration_ms": record.duration_ms,
-        "tokens": None if record.tokens is None and record.model_calls else record.tokens or 0,
+        "tokens": None if record.has_unknown_tokens else record.tokens or 0,
         **({"error": record.error} if record.error else {}),
         **{name: value for name, value in ours.items() if value},
     }

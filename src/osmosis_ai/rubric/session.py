@@ -50,7 +50,7 @@ class JudgeUsage:
 
     Attributes:
         calls: calls that ended, with or without a score.
-        uncounted: scored calls whose tokens the provider did not report.
+        uncounted: calls whose tokens the provider did not report, failed ones included.
         cost_usd: of the calls whose price is known; None when none is.
     """
 
@@ -64,7 +64,7 @@ class JudgeUsage:
     def add(self, call: CallRecord) -> None:
         """Count a call."""
         self.calls += 1
-        self.uncounted += call.status == "scored" and not call.input_tokens
+        self.uncounted += not call.input_tokens
         self.input_tokens += call.input_tokens
         self.output_tokens += call.output_tokens
         self.retries += call.retries

@@ -188,13 +188,21 @@ def test_a_steps_reward_has_the_interval_of_its_prompts_not_of_their_attempts():
             [scored(1.0), scored(1.0), failed("agent_timeout")],
             [scored(0.0), scored(0.0), scored(float("nan"))],
             [scored(1.0), scored(0.0), scored(0.5)],
-        ],
+        ]
+        * 4,
         sampling_s=1.0,
     )
     metrics = rollout_metrics(batch, learner_batch(batch, normalise=False).statistics, version=1)
-    # Means of prompts 1, 0 and 0.5: 0.5 +- t(0.975, 2) * 0.5 / sqrt(3), whatever their attempts.
-    assert metrics["rollout/reward_low"] == pytest.approx(0.5 - 4.302653 * 0.5 / 3**0.5)
-    assert metrics["rollout/reward_high"] == pytest.approx(0.5 + 4.302653 * 0.5 / 3**0.5)
+    # Means of prompts 1, 0 and 0.5, four times each: 0.5 +- t(0.975, 11) * sd / sqrt(12), whatever their attempts.
+    half = 2.200985 * (2 / 11) ** 0.5 / 12**0.5
+    assert metrics["rollout/reward_low"] == pytest.approx(0.5 - half)
+    assert metrics["rollout/reward_high"] == pytest.approx(0.5 + half)
+
+
+def test_the_interval_of_a_reward_ends_at_the_rewards_observed():
+    batch = RolloutBatch(1, [[scored(0.9)], [scored(0.0)], [scored(0.5)]], sampling_s=1.0)
+    metrics = rollout_metrics(batch, learner_batch(batch, normalise=False).statistics, version=1)
+    assert (metrics["rollout/reward_low"], metrics["rollout/reward_high"]) == (0.0, 0.9)
 
 
 def test_one_prompt_alone_has_a_reward_and_no_interval():

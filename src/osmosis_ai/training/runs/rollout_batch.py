@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -158,7 +158,12 @@ def _reward(batch: RolloutBatch) -> Estimate | None:
         for sample in samples_G
         if sample.reward is not None and isfinite(sample.reward)
     ]
-    return estimate_mean([reward for _, reward in scored], [prompt for prompt, _ in scored])
+    rewards = [reward for _, reward in scored]
+    found = estimate_mean(rewards, [prompt for prompt, _ in scored])
+    if found is None or found.low is None or found.high is None:
+        return found
+    # No bound lies beyond the rewards observed.
+    return replace(found, low=max(found.low, min(rewards)), high=min(found.high, max(rewards)))
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -255,6 +255,15 @@ def test_what_could_not_be_told_apart_leads_to_a_plan(maze: Maze) -> None:
     plan = "osmosis eval plan configs/eval/math.toml --pilot reed --against fern --detect 0.05"
     assert last == f"What would tell: {plan}"
     assert "What would tell" not in compare(maze, "fern", "moss").out
+    # Nobody can plan with runs that do not differ in a row.
+    for name in ("flat", "even"):
+        write_journalled_run(
+            maze.workspace.evals_dir / name,
+            [[1.0] * 4] * 40,
+            inputs={"model_path": name},
+            provenance=config,
+        )
+    assert "What would tell" not in compare(maze, "flat", "even").out
 
 
 def test_runs_that_were_graded_differently_are_labelled_wherever_a_number_stands(maze: Maze) -> None:

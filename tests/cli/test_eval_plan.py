@@ -104,6 +104,10 @@ def test_two_runs_tell_the_spread_of_their_difference(maze: Maze) -> None:
     assert (both["pilot"], both["against"], both["spread"]["basis"]) == ("pilot", "base", "two runs")
     assert both["config_design"]["sees"]["value"] < alone["config_design"]["sees"]["value"]
     assert any("all 30 rows are in both runs" in note for note in both["notes"])
+    gaps: list[list[float | None]] = [*([HARD] * 29), [None, *HARD[1:]]]
+    write_journalled_run(maze.workspace.evals_dir / "gaps", gaps)
+    with_gaps = plan(maze, "--pilot", "pilot", "--against", "gaps", "--json").json["resource"]
+    assert "gaps: 1 of 120 attempts have no score and are left out." in with_gaps["notes"]
     baseline = plan(maze, "--against", "base", "--json").json["resource"]
     assert (baseline["pilot"], baseline["spread"]["basis"]) == ("base", "one run")
 

@@ -146,7 +146,12 @@ def _compared(
 def _next_steps(found: RunComparison) -> list[str]:
     """Return how to find out what would tell runs apart that could not be told apart."""
     config = found.candidates[-1].totals.inputs.config
-    open_ones = [each for each in found.candidates if each.verdict.detectable is not None]
+    # Runs of which every row is the same have no spread to plan with.
+    open_ones = [
+        each
+        for each in found.candidates
+        if each.verdict.detectable is not None and (each.rows is None or each.rows.higher or each.rows.lower)
+    ]
     if config is None or not open_ones or found.metric not in ("pass_rate", "reward"):
         return []
     pilot, against = (

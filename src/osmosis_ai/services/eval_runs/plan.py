@@ -344,8 +344,14 @@ def _size_notes(config: EvalConfig, dataset_rows: int | None, most: int | None) 
 
 
 def _run_notes(run: RunSamples) -> list[str]:
+    from osmosis_ai.driving.classify import STATUSES
+
     imported = f"was imported ({run.imported})." if run.imported else None
-    return [f"{run.name}: {said}" for said in (run.unfinished, imported) if said]
+    missing = int((run.samples["status"] != STATUSES.index("skipped")).sum() - run.scored.sum())
+    unscored = (
+        f"{missing:,} of {run.samples.size:,} attempts have no score and are left out." if missing else None
+    )
+    return [f"{run.name}: {said}" for said in (run.unfinished, imported, unscored) if said]
 
 
 def _spread_notes(rows: int, negative: bool) -> list[str]:

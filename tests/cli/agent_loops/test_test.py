@@ -152,8 +152,9 @@ def test_failed_rows_say_why_as_it_is_and_count_their_tokens(loop: Loop) -> None
 def test_tokens_that_the_model_does_not_report_are_unknown(loop: Loop) -> None:
     usages = iter([True, True, False, False])  # the first call is the probe
     loop.model.respond = lambda _: Reply(usage=next(usages) and USAGE)
-    outcome = loop.test("--batch-size", "1", "--plain")
+    outcome = loop.test("--batch-size", "1", "--plain", "-o", "out/results.json")
     assert outcome.status == 0
+    assert results()["summary"]["rows_without_tokens"] == 2
     assert ", 7 tokens)" in outcome.err
     assert outcome.err.count(", unknown tokens)") == 2
     assert "Total tokens\t7 (1 of 3 rows)" in outcome.out

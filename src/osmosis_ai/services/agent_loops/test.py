@@ -169,6 +169,7 @@ class AgentTestOutcome:
                 "failed": len(self.failures),
                 "total_duration_ms": self.duration_ms,
                 "total_tokens": self.total_tokens,
+                **({"rows_without_tokens": self.uncounted} if self.uncounted else {}),
             },
             "results": self.rows,
         }

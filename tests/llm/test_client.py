@@ -131,10 +131,11 @@ async def test_tools_logprobs_reasoning_and_token_ids_come_back_untouched(model:
         Reply(body={"error": {"message": "upstream died", "code": 502}}),
         Reply(body=b"<html>welcome to nginx</html>"),
         Reply(body=["no", "completion"]),
+        Reply(body={"object": "error", "message": "engine died", "code": 500}),
     ],
     ids=[
         *("429", "500", "503", "408", "409", "lost connection", "no choices", "error in a 200"),
-        *("a page", "a list"),
+        *("a page", "a list", "an error object"),
     ],
 )
 async def test_passing_trouble_is_tried_again(model: StandInModel, trouble: Reply) -> None:
@@ -353,6 +354,9 @@ async def test_a_stream_is_tried_again_before_its_first_chunk(model: StandInMode
 
 
 FIRST = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}
+LAST = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+DONE = b"data: [DONE]\n\n"
+DIED = {"object": "error", "message": "engine died", "code": 500}
 
 
 @pytest.mark.parametrize(
@@ -362,6 +366,12 @@ FIRST = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": No
         ([FIRST], "connection"),
         ([FIRST, {"error": {"message": "boom", "code": 500}}], "server"),
         ([FIRST, b"data: not json\n\n"], "invalid_reply"),
+        ([FIRST, DIED, DONE], "server"),
+        ([FIRST, {"detail": "Internal Server Error"}, DONE], "invalid_reply"),
+        ([FIRST, {"choices": None, "base_resp": {"status_code": 1004}}, DONE], "invalid_reply"),
+        ([FIRST, {"choices": [{"index": {"a": 1}, "delta": {"tool_calls": [{}]}}]}, DONE], "invalid_reply"),
+        ([FIRST, DONE], "connection"),
+        ([FIRST, {"choices": [{"index": 1, "delta": {"content": "b"}}]}, LAST], "connection"),
     ],
 )
 async def test_a_stream_that_breaks_after_its_first_chunk_starts_again_and_then_fails(
@@ -380,10 +390,37 @@ async def test_a_stream_that_breaks_after_its_first_chunk_starts_again_and_then_
 async def test_a_stream_that_ends_without_done_is_whole_when_it_said_why_it_stopped(
     model: StandInModel,
 ) -> None:
-    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
-    model.script(Reply(chunks=[FIRST, last]))
+    model.script(Reply(chunks=[FIRST, LAST]))
     async with client(model) as calling:
-        assert await chunks_of(calling) == [FIRST, last]
+        assert await chunks_of(calling) == [FIRST, LAST]
+
+
+async def test_a_stream_may_have_chunks_without_choices(model: StandInModel) -> None:
+    filters = {"object": "", "choices": [], "prompt_filter_results": []}  # Azure
+    begun = {"object": "chat.completion.chunk", "id": "x"}
+    usage = {"usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+    model.script(Reply(chunks=[filters, begun, FIRST, LAST, usage, DONE]))
+    async with client(model) as calling:
+        assert await chunks_of(calling) == [filters, begun, FIRST, LAST, usage]
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        ({"detail": "out of memory"}, '{"detail":"out of memory"}'),
+        ({"object": "chat.completion.chunk", "status": 1004}, '"status":1004'),
+        (DIED, "engine died"),
+    ],
+)
+async def test_the_only_event_of_a_stream_is_quoted(
+    model: StandInModel, event: dict[str, Any], words: str
+) -> None:
+    model.respond = lambda _: Reply(chunks=[event, DONE])
+    async with client(model, max_attempts=2) as calling:
+        with pytest.raises(ModelCallError) as caught:
+            await chunks_of(calling)
+    assert words in caught.value.message
+    assert model.calls == 2
 
 
 async def test_the_wish_for_usage_is_left_out_where_it_is_refused(model: StandInModel) -> None:

@@ -21,12 +21,13 @@ import stamina
 
 from osmosis_ai.llm.completion import Completion, TokenUsage, read_usage
 from osmosis_ai.llm.direct import DirectTransport, ModelTransport
-from osmosis_ai.llm.errors import ModelCallError
+from osmosis_ai.llm.errors import ModelCallError, redact
 from osmosis_ai.llm.limiter import Limiter, Slot, shared_limiter
 from osmosis_ai.llm.parameters import FittedRequest, ParameterFit
 from osmosis_ai.llm.prices import Price, price_of
 from osmosis_ai.llm.providers import LITELLM_KEYS, OPENAI_COMPATIBLE, ModelEndpoint
-from osmosis_ai.llm.replies import ToolCalls
+from osmosis_ai.llm.replies import ToolCalls, excerpt
+from osmosis_ai.llm.wire_json import dumps
 
 __all__ = ["ClientStats", "Completion", "ModelCallError", "ModelClient", "TokenUsage"]
 
@@ -245,7 +246,10 @@ class ModelClient:
             first.append(chunk)
             if chunk.get("choices"):
                 return first, chunks
-        raise ModelCallError("invalid_reply", "the stream was empty", model_path=self.model_path)
+        words = "the stream was empty"
+        if first:
+            words = f"the stream has no choices: {redact(excerpt(dumps(first[-1])), self.endpoint.api_key)}"
+        raise ModelCallError("invalid_reply", words, model_path=self.model_path)
 
     async def _send(
         self, request: FittedRequest, slot: Slot, send: Callable[[Mapping[str, Any]], Awaitable[_T]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
 
@@ -80,35 +80,42 @@ class DirectTransport:
             if response.status != 200:
                 content = await self._read(response)
                 raise self._refusal(response, _decoded(content), content)
-            parser = EventParser()
-            finished, size = False, 0
-            unread: bytearray | None = bytearray()  # until the first event
-            async for piece in response.content.iter_any():
-                size += len(piece)
-                if size > MAX_REPLY_BYTES:
-                    raise self._too_large(response)
-                if unread is not None:
-                    unread += piece
-                for event, data in parser.feed(piece):
-                    unread = None
+            stopped: dict[int, bool] = {}  # of each choice, whether it has a finish reason
+            done = False
+            async with aclosing(self._events(response)) as events:
+                async for event, data in events:
                     if data == _DONE:
-                        return
+                        done = True
+                        break
                     chunk = self._chunk(response, event, data)
-                    finished = finished or _is_last(chunk)
+                    for choice in chunk.get("choices") or ():
+                        index = choice.get("index") or 0
+                        stopped[index] = stopped.get(index, False) or bool(choice.get("finish_reason"))
                     yield chunk
-            for event, data in parser.end():
-                unread = None
-                if data == _DONE:
-                    return
-                chunk = self._chunk(response, event, data)
-                finished = finished or _is_last(chunk)
-                yield chunk
-            if unread is not None:
-                content = bytes(unread)
-                self._check(_decoded(content), "message", response, content)
-                raise self._error("invalid_reply", f"the reply is not a stream: {excerpt(content)}")
-            if not finished:
+            if not all(stopped.values()) or not (stopped or done):
                 raise self._error("connection", "the stream ended in the middle of the reply")
+
+    async def _events(self, response: aiohttp.ClientResponse) -> AsyncGenerator[tuple[str, bytes], None]:
+        """Yield the name and data of each event; raise if there is none."""
+        parser = EventParser()
+        size = 0
+        unread: bytearray | None = bytearray()  # until the first event
+        async for piece in response.content.iter_any():
+            size += len(piece)
+            if size > MAX_REPLY_BYTES:
+                raise self._too_large(response)
+            if unread is not None:
+                unread += piece
+            for event in parser.feed(piece):
+                unread = None
+                yield event
+        for event in parser.end():
+            unread = None
+            yield event
+        if unread is not None:
+            content = bytes(unread)
+            self._check(_decoded(content), "message", response, content)
+            raise self._error("invalid_reply", f"the reply is not a stream: {excerpt(content)}")
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         """Return a reply's bytes, unpacked; one without end must not fill this machine's memory."""
@@ -231,8 +238,3 @@ def _host_of(location: str) -> str:
         return f"{parts.scheme}://{parts.hostname}" if parts.hostname else ""
     except ValueError:
         return ""
-
-
-def _is_last(chunk: Mapping[str, Any]) -> bool:
-    choices = chunk.get("choices") or []
-    return any(isinstance(choice, dict) and choice.get("finish_reason") for choice in choices)

@@ -31,6 +31,8 @@ def reported_failure(payload: Any) -> dict[str, Any] | None:
     for source in sources:
         if _is_error(error := source.get("error")):
             return {"error": error}
+    if payload.get("object") == "error":  # vLLM
+        return {"error": payload}
     for source in sources[1:]:
         for name in ("finish_reason", "native_finish_reason"):
             reason = source.get(name)
@@ -45,10 +47,15 @@ def is_completion(payload: Any, part: Part) -> bool:
         return False
     choices = payload.get("choices")
     if part == "delta" and choices is None:
-        return True  # a chunk with the usage alone
+        return isinstance(payload.get("usage"), dict) or payload.get("object") == "chat.completion.chunk"
     if not isinstance(choices, list) or (part == "message" and not choices):
         return False
-    return all(isinstance(choice, dict) and _is_said(choice.get(part), part) for choice in choices)
+    return all(
+        isinstance(choice, dict)
+        and isinstance(choice.get("index"), int | None)
+        and _is_said(choice.get(part), part)
+        for choice in choices
+    )
 
 
 def check_reply(

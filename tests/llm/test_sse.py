@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,3 +37,9 @@ def test_it_does_not_matter_where_the_network_cuts(cuts: list[int]) -> None:
 
 def test_a_line_may_be_long() -> None:
     assert parse([b"data: ", b"x" * 1_000_000, b"\n\n"]) == [("", b"x" * 1_000_000)]
+
+
+def test_the_time_for_a_line_grows_with_its_length_and_not_with_the_square() -> None:
+    started = time.process_time()
+    assert len(parse([b"data: ", *[b"x" * 512] * 8_192, b"\n\n"])[0][1]) == 4 << 20
+    assert time.process_time() - started < 1

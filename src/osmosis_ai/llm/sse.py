@@ -13,14 +13,17 @@ class EventParser:
     """Turns the bytes of an event stream into (event name, data) pairs."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()  # of a line, which can have megabytes: appending must not copy it
         self._event = ""
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> Iterator[tuple[str, bytes]]:
         """Yield every event that ``piece`` completes."""
-        lines = (self._rest + piece).split(b"\n") if self._rest else piece.split(b"\n")
-        self._rest = lines.pop()
+        *lines, rest = piece.split(b"\n")
+        if lines:
+            lines[0] = bytes(self._rest) + lines[0]
+            self._rest.clear()
+        self._rest += rest
         for line in lines:
             if (event := self._line(line.rstrip(b"\r"))) is not None:
                 yield event

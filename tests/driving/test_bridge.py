@@ -269,6 +269,14 @@ async def test_a_failure_has_a_fitting_status_and_the_provider_s_words(
     assert usage.last_error.provider_message == "own words"
 
 
+async def test_a_reply_that_cannot_be_passed_on_is_the_provider_s_failure(world: BridgeWorld) -> None:
+    deep = b"[" * 1015 + b"]" * 1015
+    odd = Reply(body=b'{"choices": [{"message": {"content": "ok"}}], "deep": ' + deep + b"}")
+    world.model.respond = lambda _: odd
+    status, _, answer = await world.ask()
+    assert (status, answer["error"]["code"], world.model.calls) == (502, "invalid_reply", 3)
+
+
 @pytest.mark.parametrize("status", [400, 401, 404, 429, 500])
 async def test_openai_s_client_does_not_repeat_what_was_retried_here_already(
     world: BridgeWorld, status: int

@@ -118,6 +118,11 @@ async def test_tools_logprobs_reasoning_and_token_ids_come_back_untouched(model:
     assert (completion.response["prompt_token_ids"], choice["token_ids"]) == ([1, 2], [3, 4])
 
 
+def with_field(value: bytes) -> Reply:
+    """Return a completion that has a field with this JSON."""
+    return Reply(body=b'{"choices": [{"message": {"content": "ok"}}], "more": ' + value + b"}")
+
+
 @pytest.mark.parametrize(
     "trouble",
     [
@@ -132,10 +137,16 @@ async def test_tools_logprobs_reasoning_and_token_ids_come_back_untouched(model:
         Reply(body=b"<html>welcome to nginx</html>"),
         Reply(body=["no", "completion"]),
         Reply(body={"object": "error", "message": "engine died", "code": 500}),
+        Reply(body={"error": {"message": "boom", "code": "9" * 5000}}),
+        Reply(body={"error": {"detail": [{"loc": None, "msg": "boom"}]}}),
+        Reply(body=b'{"error": {"deep": ' + b"[" * 950 + b"]" * 950 + b"}}"),
+        with_field(b"[" * 1015 + b"]" * 1015),
+        with_field(b'[NaN, "\\ud83d"]'),
     ],
     ids=[
         *("429", "500", "503", "408", "409", "lost connection", "no choices", "error in a 200"),
-        *("a page", "a list", "an error object"),
+        *("a page", "a list", "an error object", "a long code", "no location", "a deep error"),
+        *("too deep", "cannot be written"),
     ],
 )
 async def test_passing_trouble_is_tried_again(model: StandInModel, trouble: Reply) -> None:

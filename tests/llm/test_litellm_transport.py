@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import subprocess
 import sys
@@ -225,6 +226,11 @@ DONE = b"data: [DONE]\n\n"
         (Reply(body={}), "invalid_reply", "no 'choices'"),
         (Reply(body=[]), "invalid_reply", "[]"),
         (Reply(body=b"<html>"), "invalid_reply", ""),
+        (
+            Reply(body=f'{{"choices": [{json.dumps(OK)}], "usage": {{"cost": 1{"0" * 400}}}}}'.encode()),
+            "invalid_reply",
+            "too large",
+        ),
     ],
 )
 async def test_a_failure_in_a_successful_response_is_tried_again(

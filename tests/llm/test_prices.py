@@ -84,6 +84,8 @@ def test_usage_is_read_in_the_shapes_providers_use() -> None:
     assert read_usage({"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.25}) == TokenUsage(
         1, 1, 2, stated_cost_usd=0.25
     )
+    for odd in (10**400, float("inf"), float("nan"), -1, True, "1"):
+        assert read_usage({"prompt_tokens": 1, "completion_tokens": 1, "cost": odd}) == TokenUsage(1, 1, 2)
     for nonsense in (
         None,
         [],

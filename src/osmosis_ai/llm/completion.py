@@ -65,7 +65,6 @@ def read_usage(usage: object) -> TokenUsage | None:
     cached = _count(prompt_details.get("cached_tokens"))
     if cached is None:
         cached = _count(usage.get("prompt_cache_hit_tokens"))  # DeepSeek
-    cost = usage.get("cost")
     return TokenUsage(
         prompt_tokens=prompt,
         completion_tokens=completion,
@@ -73,18 +72,23 @@ def read_usage(usage: object) -> TokenUsage | None:
         cached_tokens=cached,
         reasoning_tokens=_count(_mapping(usage.get("completion_tokens_details")).get("reasoning_tokens")),
         cache_write_tokens=_count(usage.get("cache_creation_input_tokens")),
-        stated_cost_usd=float(cost) if isinstance(cost, int | float) and cost >= 0 else None,
+        stated_cost_usd=_number(usage.get("cost")),
     )
 
 
-_MOST_TOKENS = 10**12
-"""No call has more; sums of what a provider makes up must still fit where numbers are written."""
+_MOST = 10**12
+"""No call has more tokens or costs more; sums of what a provider makes up must still fit where numbers are written."""
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value <= _MOST else None
 
 
 def _count(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return int(value) if 0 <= value <= _MOST_TOKENS else None
+    number = _number(value)
+    return None if number is None else int(number)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -94,7 +94,8 @@ class ModelCallError(OsmosisError):
         body: Mapping[str, Any] | None = None,
         hint: str | None = None,
     ) -> None:
-        words = provider_message.strip()
+        # Half of a surrogate pair cannot be printed.
+        words = provider_message.strip().encode("utf-8", "replace").decode()
         where = f"`{model_path}`" + (f" (HTTP {status})" if status else "")
         summary = _SENTENCES[category] + (f": {words}" if words else "")
         super().__init__(
@@ -137,7 +138,10 @@ def error_from_reply(
         secret: the key that was sent, to keep it out of the message.
     """
     error = _error_object(payload)
-    words = redact(provider_words(payload), secret)[:_LONGEST_MESSAGE]
+    try:
+        words = redact(provider_words(payload), secret)[:_LONGEST_MESSAGE]
+    except RecursionError:
+        words = "its error is nested too deeply"
     category = _category(status, f"{error.get('code')} {error.get('type')} {words}")
     out_of_credit = category == "rate_limit" and _OUT_OF_CREDIT.search(f"{error.get('code')} {words}")
     retryable: bool | None = None
@@ -218,5 +222,6 @@ def _validation_line(entry: Any) -> str:
     """One entry of a FastAPI 422: where and what."""
     if not isinstance(entry, dict):
         return str(entry)
-    where = ".".join(str(part) for part in entry.get("loc", ()))
+    loc = entry.get("loc")
+    where = ".".join(map(str, loc)) if isinstance(loc, list) else ""
     return f"{where}: {entry.get('msg', '')}" if where else str(entry.get("msg", entry))

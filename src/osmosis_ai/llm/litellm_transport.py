@@ -101,7 +101,10 @@ class LiteLLMTransport:
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send one request and return the ``chat.completion`` object."""
         reply = await self._call(body)
-        payload: dict[str, Any] = reply.model_dump(mode="json", exclude_none=True)
+        try:
+            payload: dict[str, Any] = reply.model_dump(mode="json", exclude_none=True)
+        except (ValueError, OverflowError) as error:  # too deep, or a number too large
+            raise self._error("invalid_reply", str(error)) from None
         self._check(payload, "message")
         for choice in payload["choices"]:
             choice["message"].setdefault("content", None)
@@ -246,7 +249,7 @@ def _provider_words(message: str) -> str:
     inner = _WRAPPING.sub("", message, count=1).strip()
     try:
         return provider_words(json.loads(inner))
-    except ValueError:
+    except (ValueError, RecursionError):
         return inner
 
 

@@ -81,10 +81,14 @@ def check_reply(
         raise error_from_reply(
             _status(failure["error"]), failure, headers or {}, model_path=model_path, secret=secret
         )
+    try:
+        written = dumps(payload)
+    except ValueError as error:
+        raise ModelCallError("invalid_reply", str(error), model_path=model_path) from None
     if not is_completion(payload, part):
         raise ModelCallError(
             "invalid_reply",
-            redact(excerpt(dumps(payload) if content is None else content), secret),
+            redact(excerpt(written if content is None else content), secret),
             model_path=model_path,
         )
 
@@ -181,7 +185,7 @@ def _is_error(error: Any) -> bool:
 def _status(error: Any) -> int:
     """Return the HTTP status in an error object; 502 if it has none."""
     code = error.get("code") if isinstance(error, dict) else None
-    if isinstance(code, str) and code.isdecimal():
+    if isinstance(code, str) and code.isdecimal() and len(code) == 3:
         code = int(code)
     return code if isinstance(code, int) and 400 <= code < 600 else 502
 

@@ -32,9 +32,12 @@ def dumps(value: Any) -> bytes:
 
     Raises:
         TypeError: ``value`` holds something JSON has no word for.
-        ValueError: ``value`` contains itself, or NaN beside something orjson refuses.
+        ValueError: ``value`` contains itself, is nested too deeply, or has NaN beside something orjson refuses.
     """
     try:
         return orjson.dumps(value)
     except TypeError:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+        try:
+            return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None

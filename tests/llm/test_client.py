@@ -567,3 +567,34 @@ async def test_the_key_appears_in_no_error_and_no_log(
         shown.append(repr(caught.value))
     assert SECRET not in "".join(shown)
     assert SECRET not in caplog.text
+
+
+PLAIN = "plain0123456789key"
+ESCAPED = PLAIN.replace("9", "\\u0039").encode()
+IN_QUERY = "a/key+of=16chars"
+
+
+@pytest.mark.parametrize("transport", ["openai", "litellm"])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(body=b"x" * 290 + PLAIN.encode()),
+        Reply(body={"x": "y" * 280, "key": PLAIN}),
+        Reply(body=b'{"key": "%s"}' % ESCAPED),
+        Reply(body=b'{"error": {"message": "%s"}}' % ESCAPED),
+        Reply(status=400, body={"error": {"message": "bad", "param": {"k": PLAIN}, "code": [PLAIN]}}),
+        Reply(body=b'data: {"key": "%s", "object": "chat.completion.chunk"}\n\n%s' % (ESCAPED, DONE)),
+        Reply(status=401, body=f"wrong: {IN_QUERY}".encode()),
+        Reply(body={"error": {"message": "GET /?api-key=a%2Fkey%2Bof%3D16chars"}}),
+    ],
+)
+async def test_no_part_of_a_key_is_shown(model: StandInModel, reply: Reply, transport: str) -> None:
+    model.respond = lambda _: reply
+    address = f"{model.base_url}?api-version=2026-01-01&api-key=a/key%2Bof=16chars"
+    facts = endpoint(model, api_key=PLAIN, base_url=address, transport=transport)
+    async with ModelClient(facts, max_attempts=1) as calling:
+        for call in (lambda: calling.complete(HELLO), lambda: chunks_of(calling)):
+            with pytest.raises(ModelCallError) as caught:
+                await call()
+            shown = f"{caught.value}{caught.value.hint}{caught.value.body}{caught.value.details}"
+            assert not any(part in shown for part in ("plain", "a/key", "a%2Fkey")), shown

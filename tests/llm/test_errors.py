@@ -11,7 +11,7 @@ SECRET = "sk-very-secret-0123456789"
 
 def refusal(status: int, payload: Any, **headers: str) -> Any:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return error_from_reply(status, payload, named, model_path="openai/m", secret=SECRET)
+    return error_from_reply(status, payload, named, model_path="openai/m", secrets=[SECRET])
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,12 @@ def test_a_key_is_in_no_part_of_an_error() -> None:
     shown = f"{error!r}{error}{error.provider_message}{error.body}{error.details}"
     assert SECRET not in shown
     assert "is wrong" in shown
+
+
+def test_an_error_s_body_has_scalars_only() -> None:
+    said = {"message": "bad", "type": SECRET, "param": {"k": SECRET}, "code": [SECRET]}
+    assert refusal(400, {"error": said}).body == {"message": "bad", "type": "[redacted]"}
+    assert refusal(400, {"error": {"code": 7, "param": None}}).body == {"code": 7, "param": None}
 
 
 @pytest.mark.parametrize(

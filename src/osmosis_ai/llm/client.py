@@ -21,7 +21,7 @@ import stamina
 
 from osmosis_ai.llm.completion import Completion, TokenUsage, read_usage
 from osmosis_ai.llm.direct import DirectTransport, ModelTransport
-from osmosis_ai.llm.errors import ModelCallError, redact
+from osmosis_ai.llm.errors import ModelCallError
 from osmosis_ai.llm.limiter import Limiter, Slot, shared_limiter
 from osmosis_ai.llm.parameters import FittedRequest, ParameterFit
 from osmosis_ai.llm.prices import Price, price_of
@@ -248,7 +248,7 @@ class ModelClient:
                 return first, chunks
         words = "the stream was empty"
         if first:
-            words = f"the stream has no choices: {redact(excerpt(dumps(first[-1])), self.endpoint.api_key)}"
+            words = f"the stream has no choices: {excerpt(dumps(first[-1]), *self.endpoint.secrets)}"
         raise ModelCallError("invalid_reply", words, model_path=self.model_path)
 
     async def _send(

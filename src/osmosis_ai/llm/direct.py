@@ -115,7 +115,8 @@ class DirectTransport:
         if unread is not None:
             content = bytes(unread)
             self._check(_decoded(content), "message", response, content)
-            raise self._error("invalid_reply", f"the reply is not a stream: {excerpt(content)}")
+            words = f"the reply is not a stream: {excerpt(content, *self._endpoint.secrets)}"
+            raise self._error("invalid_reply", words)
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         """Return a reply's bytes, unpacked; one without end must not fill this machine's memory."""
@@ -200,7 +201,7 @@ class DirectTransport:
             payload,
             part,
             model_path=self._endpoint.model_path,
-            secret=self._endpoint.api_key,
+            secrets=self._endpoint.secrets,
             headers=response.headers,
             content=content,
         )
@@ -211,13 +212,13 @@ class DirectTransport:
             content if payload is None else payload,
             response.headers,
             model_path=self._endpoint.model_path,
-            secret=self._endpoint.api_key,
+            secrets=self._endpoint.secrets,
         )
 
     def _error(self, category: Any, words: str, *, retryable: bool | None = None) -> ModelCallError:
         return ModelCallError(
             category,
-            redact(words, self._endpoint.api_key),
+            redact(words, *self._endpoint.secrets),
             model_path=self._endpoint.model_path,
             retryable=retryable,
         )

@@ -7,7 +7,7 @@ again can help is decided here, once, for every transport.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -61,6 +61,7 @@ _CONTEXT_LENGTH = re.compile(
     re.I,
 )
 _LONGEST_MESSAGE = 2_000
+_LONGEST_EXAMINED = 65_536
 _REDACTED = "[redacted]"
 _KEY_SHAPED = re.compile(
     r"(?i:(?<=bearer )|(?<=bearer\s))[\w.~+/=*-]{8,}"
@@ -115,9 +116,22 @@ class ModelCallError(OsmosisError):
 
 def redact(text: str, *secrets: str | None) -> str:
     """Return ``text`` without the given secrets and without anything shaped like a provider's key."""
+    return _KEY_SHAPED.sub(_REDACTED, _without(text, secrets))
+
+
+def beginning(content: bytes, *secrets: str | None) -> str:
+    """Return the first few thousand characters of a reply on one line, redacted before they are cut."""
+    text = _without(content[:_LONGEST_EXAMINED].decode("utf-8", "replace"), secrets)[:_LONGEST_MESSAGE]
+    return redact(" ".join(text.split()))
+
+
+def _without(text: str, secrets: Iterable[str | None]) -> str:
     for secret in sorted((s for s in secrets if s), key=len, reverse=True):
-        text = text.replace(secret, _REDACTED).replace(quote(secret, safe=""), _REDACTED)
-    return _KEY_SHAPED.sub(_REDACTED, text)
+        for written in (secret, quote(secret, safe="")):
+            # JSON may escape any character.
+            escaped = (rf"(?:\\?{re.escape(char)}|\\u(?i:{ord(char):04x}))" for char in written)
+            text = re.sub("".join(escaped), _REDACTED, text)
+    return text
 
 
 def error_from_reply(
@@ -126,7 +140,7 @@ def error_from_reply(
     headers: Mapping[str, str],
     *,
     model_path: str,
-    secret: str | None,
+    secrets: Sequence[str],
 ) -> ModelCallError:
     """Turn a provider's refusal into an error.
 
@@ -135,11 +149,15 @@ def error_from_reply(
         payload: the reply's body: the decoded JSON, or the text when it is none.
         headers: the reply's headers.
         model_path: the model as the user names it.
-        secret: the key that was sent, to keep it out of the message.
+        secrets: what was sent and is kept out of the message.
     """
-    error = _error_object(payload)
+    error = {
+        key: redact(value, *secrets) if isinstance(value, str) else value
+        for key, value in _error_object(payload).items()
+        if value is None or isinstance(value, str | int | float)
+    }
     try:
-        words = redact(provider_words(payload), secret)[:_LONGEST_MESSAGE]
+        words = redact(provider_words(payload)[:_LONGEST_EXAMINED], *secrets)[:_LONGEST_MESSAGE]
     except RecursionError:
         words = "its error is nested too deeply"
     category = _category(status, f"{error.get('code')} {error.get('type')} {words}")
@@ -149,9 +167,6 @@ def error_from_reply(
         retryable = False
     elif (told := headers.get("x-should-retry")) in ("true", "false"):
         retryable = told == "true"
-    redacted = {
-        key: redact(value, secret) if isinstance(value, str) else value for key, value in error.items()
-    }
     return ModelCallError(
         category,
         words,
@@ -159,7 +174,7 @@ def error_from_reply(
         status=status,
         retryable=retryable,
         retry_after_s=retry_after_s(headers),
-        body={key: redacted[key] for key in ("message", "type", "param", "code") if key in redacted},
+        body={key: error[key] for key in ("message", "type", "param", "code") if key in error},
     )
 
 

@@ -200,6 +200,7 @@ class LiteLLMTransport:
         status = getattr(error, "status_code", None)
         words = _provider_words(str(getattr(error, "message", None) or error))
         retryable: bool | None = None
+        most = 2_000
         if names[0] == "APIConnectionError" and not _is_network_trouble(error):
             # LiteLLM wraps its own errors in a connection error: a missing package, or a KeyError in a reply.
             category, retryable = "invalid_reply", "No module named" not in words
@@ -207,13 +208,14 @@ class LiteLLMTransport:
         elif category == "bad_request" and is_about_context_length(words):
             category = "context_length"
         elif (found := _NOT_A_COMPLETION.search(words)) is not None:
-            category, status, words = "invalid_reply", None, (found["reply"] or words)[:300]
+            category, status, words = "invalid_reply", None, found["reply"] or words
+            most = 300
         elif words == "Error in response object":
             category, status = "server", None
         response = getattr(error, "response", None)
         return ModelCallError(
             category,
-            redact(words, self._endpoint.api_key)[:2_000],
+            redact(words, *self._endpoint.secrets)[:most],
             model_path=self._endpoint.model_path,
             status=status if isinstance(status, int) and category != "connection" else None,
             retryable=retryable,
@@ -221,7 +223,7 @@ class LiteLLMTransport:
         )
 
     def _check(self, payload: Any, part: Part) -> None:
-        check_reply(payload, part, model_path=self._endpoint.model_path, secret=self._endpoint.api_key)
+        check_reply(payload, part, model_path=self._endpoint.model_path, secrets=self._endpoint.secrets)
 
     def _error(self, category: Category, words: str) -> ModelCallError:
         return ModelCallError(category, words, model_path=self._endpoint.model_path)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote_plus, urlsplit
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.llm.file_addresses import refuse_redirect
@@ -196,6 +196,13 @@ class ModelEndpoint:
     transport: Transport
     base_url: str | None
     api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no message may show: the key, and the values in the address's query, which can be keys too."""
+        pairs = [pair.partition("=") for pair in urlsplit(self.base_url or "").query.split("&")]
+        raw = [value for name, _, value in pairs if name != "api-version" and len(value) >= 8]
+        return tuple(filter(None, [self.api_key, *raw, *map(unquote_plus, raw)]))
 
     @property
     def limiter_key(self) -> str:

@@ -6,10 +6,10 @@ Tool calls are completed here too: agents parse arguments as JSON and send the i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from osmosis_ai.llm.errors import ModelCallError, error_from_reply, redact
+from osmosis_ai.llm.errors import ModelCallError, beginning, error_from_reply
 from osmosis_ai.llm.wire_json import dumps
 
 Part = Literal["message", "delta"]
@@ -17,7 +17,7 @@ Part = Literal["message", "delta"]
 
 # OpenRouter and Mistral ("error"), vLLM and SGLang ("abort"), Z.ai ("network_error"), DeepSeek (the last).
 _FAILED = frozenset({"error", "abort", "network_error", "insufficient_system_resource"})
-_EXCERPT_BYTES = 300
+_EXCERPT_CHARACTERS = 300
 
 
 def reported_failure(payload: Any) -> dict[str, Any] | None:
@@ -63,7 +63,7 @@ def check_reply(
     part: Part,
     *,
     model_path: str,
-    secret: str | None,
+    secrets: Sequence[str],
     headers: Mapping[str, str] | None = None,
     content: bytes | None = None,
 ) -> None:
@@ -73,29 +73,26 @@ def check_reply(
         payload: the decoded JSON, or None.
         part: whether it is a whole reply or a chunk.
         model_path: the model as the user names it.
-        secret: the key that was sent, to keep it out of the message.
+        secrets: what was sent and is kept out of the message.
         headers: the reply's headers.
         content: the reply's bytes, for the message.
     """
     if (failure := reported_failure(payload)) is not None:
         raise error_from_reply(
-            _status(failure["error"]), failure, headers or {}, model_path=model_path, secret=secret
+            _status(failure["error"]), failure, headers or {}, model_path=model_path, secrets=secrets
         )
     try:
         written = dumps(payload)
     except ValueError as error:
         raise ModelCallError("invalid_reply", str(error), model_path=model_path) from None
     if not is_completion(payload, part):
-        raise ModelCallError(
-            "invalid_reply",
-            redact(excerpt(written if content is None else content), secret),
-            model_path=model_path,
-        )
+        words = excerpt(written if content is None else content, *secrets)
+        raise ModelCallError("invalid_reply", words, model_path=model_path)
 
 
-def excerpt(content: bytes) -> str:
-    """Return the beginning of a reply, quoted."""
-    text = " ".join(content[:_EXCERPT_BYTES].decode("utf-8", "replace").split())
+def excerpt(content: bytes, *secrets: str | None) -> str:
+    """Return the beginning of a reply, quoted and redacted."""
+    text = beginning(content, *secrets)[:_EXCERPT_CHARACTERS]
     return repr(text) if text else "an empty body"
 
 

@@ -218,6 +218,19 @@ async def test_a_reply_that_cannot_be_read_is_a_server_error_of_one_short_line(
     assert len(controller.requests) == 2 and len(str(raised.value)) < 500
 
 
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("body", ['{"key": "plain012345\\u0036789"}', "x" * 190 + "plain0123456789"])
+async def test_an_error_does_not_show_the_key(
+    body: str, status: int, connect: Callable[..., OsmosisLLMClient]
+) -> None:
+    controller = Controller(httpx.Response(status, text=body))
+
+    with pytest.raises(OsmosisServerError, match="redac") as raised:
+        await connect(controller, api_key="plain0123456789", max_retries=0).chat_completions([])
+
+    assert "plain" not in str(raised.value)
+
+
 async def test_a_reply_that_cannot_be_decoded_or_is_nested_without_end_is_a_server_error(
     connect: Callable[..., OsmosisLLMClient],
 ) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 
+from osmosis_ai.llm.errors import beginning
 from osmosis_ai.llm.replies import ToolCalls, is_completion, reported_failure
 from osmosis_ai.llm.transport import join_url
 from osmosis_ai.llm.wire_json import dumps, loads
@@ -47,7 +48,6 @@ COMPLETED_PATH = "/v1/rollout/completed"
 CONNECT_TIMEOUT_S = 10.0
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 _EXCERPT_CHARACTERS = 200
-_EXCERPT_BYTES = 4096
 
 
 class OsmosisLLMClient:
@@ -135,7 +135,7 @@ class OsmosisLLMClient:
             CHAT_COMPLETIONS_PATH,
             body,
             retries=self.max_retries,
-            read=lambda reply: _read_completion(reply, body),
+            read=lambda reply: _read_completion(reply, body, self.api_key),
         )
         self._count(result, (time.monotonic() - started) * 1000.0)
         return result
@@ -289,7 +289,7 @@ class OsmosisLLMClient:
         status = reply.status
         if 200 <= status < 300:
             return None
-        told = f"{self.server_url}{path} answered {status}: {_excerpt(reply)}"
+        told = f"{self.server_url}{path} answered {status}: {_excerpt(reply, self.api_key)}"
         return OsmosisServerError(told, status) if status >= 500 else OsmosisValidationError(told, status)
 
     def _count(self, result: CompletionsResult, latency_ms: float) -> None:
@@ -328,7 +328,7 @@ def _trusted() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def _read_completion(reply: _Reply, request: Mapping[str, Any]) -> CompletionsResult:
+def _read_completion(reply: _Reply, request: Mapping[str, Any], secret: str | None) -> CompletionsResult:
     """Read OpenAI's reply.
 
     Raises:
@@ -338,7 +338,7 @@ def _read_completion(reply: _Reply, request: Mapping[str, Any]) -> CompletionsRe
         body = loads(reply.content)
         if reported_failure(body) is not None:
             raise OsmosisServerError(
-                f"the controller reported a failure with status {reply.status}: {_excerpt(reply)}",
+                f"the controller reported a failure with status {reply.status}: {_excerpt(reply, secret)}",
                 reply.status,
             )
         if not is_completion(body, "message"):
@@ -355,7 +355,7 @@ def _read_completion(reply: _Reply, request: Mapping[str, Any]) -> CompletionsRe
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}"
         raise OsmosisServerError(
-            f"the controller answered {reply.status} with what is no completion ({what}): {_excerpt(reply)}",
+            f"the controller answered {reply.status} with what is no completion ({what}): {_excerpt(reply, secret)}",
             reply.status,
         ) from error
 
@@ -365,6 +365,6 @@ def _tokens(usage: Mapping[str, Any], name: str) -> int:
     return count if isinstance(count, int) else 0
 
 
-def _excerpt(reply: _Reply) -> str:
-    text = " ".join(reply.content[:_EXCERPT_BYTES].decode("utf-8", "replace").split())
+def _excerpt(reply: _Reply, secret: str | None) -> str:
+    text = beginning(reply.content, secret)
     return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"

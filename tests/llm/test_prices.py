@@ -84,6 +84,9 @@ def test_usage_is_read_in_the_shapes_providers_use() -> None:
     assert read_usage({"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.25}) == TokenUsage(
         1, 1, 2, stated_cost_usd=0.25
     )
+    without_total = read_usage({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 0})
+    assert without_total == TokenUsage(10, 5, 15)
+    assert read_usage({"prompt_tokens": 10, "total_tokens": 15}) == TokenUsage(10, 5, 15)
     for odd in (10**400, float("inf"), float("nan"), -1, True, "1"):
         assert read_usage({"prompt_tokens": 1, "completion_tokens": 1, "cost": odd}) == TokenUsage(1, 1, 2)
     for nonsense in (
@@ -92,6 +95,7 @@ def test_usage_is_read_in_the_shapes_providers_use() -> None:
         "x",
         {},
         {"prompt_tokens": "many"},
+        {"prompt_tokens": 10, "total_tokens": 0},
         {"prompt_tokens": -1},
         {"prompt_tokens": 10**300},
     ):

@@ -55,9 +55,11 @@ def read_usage(usage: object) -> TokenUsage | None:
         return None
     prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
     total = _count(usage.get("total_tokens"))
+    if total is not None and total < (prompt or 0) + (completion or 0):
+        total = None
     if total is not None:
-        prompt = max(0, total - completion) if prompt is None and completion is not None else prompt
-        completion = max(0, total - prompt) if completion is None and prompt is not None else completion
+        prompt = total - completion if prompt is None and completion is not None else prompt
+        completion = total - prompt if completion is None and prompt is not None else completion
     # A prompt is never empty: LiteLLM and some servers write zeros when the tokens were not counted.
     if prompt is None or completion is None or not (prompt or completion):
         return None

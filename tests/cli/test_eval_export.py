@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,27 @@ def test_a_log_has_a_name_that_inspect_ai_opens(maze: Maze, tmp_path: Path) -> N
     )
     assert refused.status == 1 and "end its name in .eval" in refused.err
     assert not (tmp_path / "mixed.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("known", "usage"),
+    [
+        (
+            {"tokens": 7, "prompt_tokens": 5, "completion_tokens": 2},
+            {"total_tokens": 7, "input_tokens": 5, "output_tokens": 2},
+        ),
+        ({"tokens": 7}, {"total_tokens": 7}),
+    ],
+)
+def test_a_log_has_the_tokens_that_are_known(
+    maze: Maze, tmp_path: Path, known: dict[str, int], usage: dict[str, int]
+) -> None:
+    directory = write_run(maze.workspace.evals_dir / "counted", [[1.0]])
+    (directory / "events.jsonl").write_bytes(record(**known).to_line())
+    target = tmp_path / "counted.eval"
+    assert maze.osmosis("eval", "export", "counted", "--format", "inspect", "-o", str(target)).status == 0
+    with zipfile.ZipFile(target) as archive:
+        assert json.loads(archive.read("header.json"))["stats"]["model_usage"] == {"unknown": usage}
 
 
 def test_what_is_no_run_is_told_as_such(maze: Maze, tmp_path: Path) -> None:

@@ -101,7 +101,12 @@ def _header(run: ExportedRun, spec: Mapping[str, Any], *, scored: int) -> dict[s
     ended = str(run.facts.get("completed_at") or "")
     tokens = summary.get("tokens_used")
     # A sum of zero means that no attempt reported its tokens.
-    usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": tokens} if tokens else None
+    usage = {"total_tokens": tokens} if tokens else None
+    counts = run.estimates.get("tokens")
+    if usage and isinstance(counts, Mapping):
+        prompt, completion = counts.get("prompt"), counts.get("completion")
+        if isinstance(prompt, int) and isinstance(completion, int) and prompt + completion == tokens:
+            usage |= {"input_tokens": prompt, "output_tokens": completion}
     results = {
         "total_samples": summary.get("total_samples") or 0,
         "completed_samples": summary.get("completed_samples") or 0,

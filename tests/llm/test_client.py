@@ -140,13 +140,17 @@ def with_field(value: bytes) -> Reply:
         Reply(body={"error": {"message": "boom", "code": "9" * 5000}}),
         Reply(body={"error": {"detail": [{"loc": None, "msg": "boom"}]}}),
         Reply(body=b'{"error": {"deep": ' + b"[" * 950 + b"]" * 950 + b"}}"),
+        Reply(choice_extra={"message": {}}),
+        Reply(choice_extra={"message": {"role": "assistant", "content": 5}}),
+        Reply(finish_reason="failed"),
+        Reply(finish_reason="server_error"),
         with_field(b"[" * 1015 + b"]" * 1015),
         with_field(b'[NaN, "\\ud83d"]'),
     ],
     ids=[
         *("429", "500", "503", "408", "409", "lost connection", "no choices", "error in a 200"),
         *("a page", "a list", "an error object", "a long code", "no location", "a deep error"),
-        *("too deep", "cannot be written"),
+        *("an empty message", "a number", "failed", "server error", "too deep", "cannot be written"),
     ],
 )
 async def test_passing_trouble_is_tried_again(model: StandInModel, trouble: Reply) -> None:
@@ -404,6 +408,63 @@ async def test_a_stream_that_ends_without_done_is_whole_when_it_said_why_it_stop
     model.script(Reply(chunks=[FIRST, LAST]))
     async with client(model) as calling:
         assert await chunks_of(calling) == [FIRST, LAST]
+
+
+async def test_a_whole_message_in_a_chunk_is_its_delta(model: StandInModel) -> None:
+    message = {"role": "assistant", "content": "hi", "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
+    whole = {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
+    model.script(Reply(chunks=[whole, DONE]))
+    async with client(model) as calling:
+        (chunk,) = await chunks_of(calling)
+    delta = chunk["choices"][0]["delta"]
+    assert (delta["content"], delta["tool_calls"][0]["index"]) == ("hi", 0)
+    assert delta["tool_calls"][-1]["function"]["arguments"] == "{}"
+
+
+async def test_a_last_chunk_that_repeats_the_message_adds_nothing(model: StandInModel) -> None:
+    last = {"choices": [{"index": 0, "message": {"content": "a"}, "finish_reason": "stop"}]}
+    model.script(Reply(chunks=[FIRST, last, DONE]))
+    async with client(model) as calling:
+        assert [chunk["choices"][0]["delta"] for chunk in await chunks_of(calling)] == [{"content": "a"}, {}]
+
+
+async def test_fragments_without_index_that_repeat_their_id_are_one_call(model: StandInModel) -> None:
+    def fragment(call_id: str, arguments: str) -> dict[str, Any]:
+        call = {"id": call_id, "function": {"name": "f", "arguments": arguments}}
+        return {"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}
+
+    said = [("a", '{"x": '), ("a", "null"), ("a", "}"), ("b", "null")]
+    model.script(Reply(chunks=[*(fragment(*each) for each in said), LAST, DONE]))
+    async with client(model) as calling:
+        chunks = await chunks_of(calling)
+    calls: dict[int, dict[str, str]] = {}
+    for chunk in chunks:
+        for call in chunk["choices"][0]["delta"].get("tool_calls", ()):
+            known = calls.setdefault(call["index"], {"id": "", "name": "", "arguments": ""})
+            known["id"] += call.get("id") or ""
+            known["name"] += call["function"].get("name") or ""
+            known["arguments"] += call["function"]["arguments"]
+    assert calls == {
+        0: {"id": "a", "name": "f", "arguments": '{"x": null}'},
+        1: {"id": "b", "name": "f", "arguments": "{}"},
+    }
+
+
+async def test_null_as_arguments_of_a_tool_call_is_an_empty_object(model: StandInModel) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "null"}}
+    model.script(Reply(choice_extra={"message": {"role": "assistant", "tool_calls": [call]}}))
+    async with client(model) as calling:
+        message = (await calling.complete(HELLO)).response["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"]["arguments"] == "{}"
+
+
+async def test_an_error_object_with_code_0_next_to_a_completion_is_no_failure(model: StandInModel) -> None:
+    success = {"error": {"code": 0, "message": "success"}}
+    model.script(Reply(extra=success), Reply(extra=success), Reply(body=success))
+    async with client(model) as calling:
+        assert (await calling.complete(HELLO)).attempts == 1
+        assert await chunks_of(calling)
+        assert (await calling.complete(HELLO)).attempts == 2
 
 
 async def test_a_stream_may_have_chunks_without_choices(model: StandInModel) -> None:

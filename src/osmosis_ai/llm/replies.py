@@ -16,7 +16,16 @@ Part = Literal["message", "delta"]
 """The key of the text in a choice: ``message`` in a whole reply, ``delta`` in a chunk of a stream."""
 
 # OpenRouter and Mistral ("error"), vLLM and SGLang ("abort"), Z.ai ("network_error"), DeepSeek (the last).
-_FAILED = frozenset({"error", "abort", "network_error", "insufficient_system_resource"})
+_FAILED = frozenset(
+    {"error", "failed", "server_error", "abort", "network_error", "insufficient_system_resource"}
+)
+# One of these is in every message; proxies leave out what is null.
+_MESSAGE_KEYS = frozenset(
+    {
+        *("role", "content", "tool_calls", "function_call", "refusal", "audio"),
+        *("reasoning", "reasoning_content", "reasoning_details"),
+    }
+)
 _EXCERPT_CHARACTERS = 300
 
 
@@ -29,7 +38,7 @@ def reported_failure(payload: Any) -> dict[str, Any] | None:
     extra = [choice.get("provider_specific_fields") for choice in choices]
     sources = [payload, *choices, *(fields for fields in extra if isinstance(fields, dict))]
     for source in sources:
-        if _is_error(error := source.get("error")):
+        if _is_error(error := source.get("error"), beside_choices=bool(choices)):
             return {"error": error}
     if payload.get("object") == "error":  # vLLM
         return {"error": payload}
@@ -53,7 +62,7 @@ def is_completion(payload: Any, part: Part) -> bool:
     return all(
         isinstance(choice, dict)
         and isinstance(choice.get("index"), int | None)
-        and _is_said(choice.get(part), part)
+        and _is_said(_said(choice) if part == "delta" else choice.get(part), part)
         for choice in choices
     )
 
@@ -110,6 +119,8 @@ class ToolCalls:
         self._digest: bytes | None = None
         # (choice, call) -> whether any arguments have arrived.
         self._streamed: dict[tuple[int, int], bool] = {}
+        self._ids: dict[tuple[int, int], Any] = {}
+        self._begun: set[int] = set()  # choices
 
     def complete(self, response: dict[str, Any]) -> None:
         """Complete the tool calls of a whole reply in place."""
@@ -117,15 +128,16 @@ class ToolCalls:
             for position, call in enumerate(_list(choice["message"].get("tool_calls"))):
                 call["id"] = call.get("id") or self._new_id(place, position)
                 function = _function(call)
-                if function is not None and not function["arguments"].strip():
+                if function is not None and _is_blank(function["arguments"]):
                     function["arguments"] = "{}"
 
     def complete_chunk(self, chunk: dict[str, Any]) -> None:
         """Complete the tool calls in a chunk in place."""
         for choice in _list(chunk.get("choices")):
-            if choice.get("delta") is None:
-                choice["delta"] = {}
             place = choice.get("index") or 0
+            if choice.get("delta") is None:
+                choice["delta"] = (None if place in self._begun else choice.pop("message", None)) or {}
+            self._begun.add(place)
             for call in _list(choice["delta"].get("tool_calls")):
                 self._complete_fragment(place, call)
             if choice.get("finish_reason"):
@@ -144,12 +156,20 @@ class ToolCalls:
         known = [position for where, position in self._streamed if where == place]
         position = call.get("index")
         if not isinstance(position, int):
+            if known and call.get("id") and call["id"] == self._ids.get((place, known[-1])):
+                # The next fragment of the same call; clients append what is repeated.
+                del call["id"]
+                if function is not None:
+                    function.pop("name", None)
             starts = not known or call.get("id") or (function is not None and function.get("name"))
             position = call["index"] = max(known, default=-1) + 1 if starts else known[-1]
         if position not in known:
+            self._ids[place, position] = call.get("id")
             call["id"] = call.get("id") or self._new_id(place, position)
-        has_arguments = function is None or bool(function["arguments"].strip())
-        self._streamed[place, position] = self._streamed.get((place, position), False) or has_arguments
+        begun = self._streamed.get((place, position), False)
+        if function is not None and not begun and _is_blank(function["arguments"]):
+            function["arguments"] = ""
+        self._streamed[place, position] = begun or function is None or bool(function["arguments"])
 
     def _new_id(self, place: int, position: int) -> str:
         if self._digest is None:
@@ -168,15 +188,32 @@ def _function(call: dict[str, Any]) -> dict[str, Any] | None:
     return function
 
 
+def _is_blank(arguments: str) -> bool:
+    return arguments.strip() in ("", "null")
+
+
+def _said(choice: dict[str, Any]) -> Any:
+    """Return what a choice of a chunk says; a server that does not stream sends one chunk with a whole message."""
+    return choice.get("message") if choice.get("delta") is None else choice["delta"]
+
+
 def _is_said(said: Any, part: Part) -> bool:
     if said is None:
         return part == "delta"
-    return isinstance(said, dict) and all(isinstance(call, dict) for call in _list(said.get("tool_calls")))
+    return (
+        isinstance(said, dict)
+        and (part == "delta" or not _MESSAGE_KEYS.isdisjoint(said))
+        and isinstance(said.get("content"), str | list | None)
+        and all(isinstance(call, dict) for call in _list(said.get("tool_calls")))
+    )
 
 
-def _is_error(error: Any) -> bool:
-    # Some servers send the object with every reply, and leave its fields empty.
-    return any(error.values()) if isinstance(error, dict) else bool(error)
+def _is_error(error: Any, *, beside_choices: bool) -> bool:
+    if not isinstance(error, dict):
+        return bool(error)
+    # Some servers send the object with every reply, with empty fields or with code 0 for success.
+    success = beside_choices and error.get("code") in (0, "0")
+    return any(error.values()) and not success
 
 
 def _status(error: Any) -> int:

@@ -92,7 +92,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "command", "osmosis_ai.cli.auth.whoami:whoami", "Show who you are, and in which workspace.", PLATFORM
     ),
     "auth": CommandEntry(
-        "group", "osmosis_ai.cli.auth:app", "Log in, log out, see who you are.", PLATFORM, hidden=True
+        "group", "osmosis_ai.cli.auth:app", "The same: auth login, auth logout, auth whoami.", PLATFORM
     ),
     "workspace": CommandEntry(
         "group", "osmosis_ai.cli.workspaces:app", "See your workspaces, and find their directories.", PLATFORM

@@ -322,6 +322,7 @@ def test_debugging_writes_events_below_the_current_directory(loop: Loop) -> None
     assert "thinking" not in loop.test("--limit", "1", "--no-probe").err
     (event,) = Path("test_debug/test-0.jsonl").read_text().splitlines()
     assert json.loads(event)["event"] == "asked"
+    assert Path("test_debug/.gitignore").read_text() == "*\n"  # Git lists nothing of it
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,10 @@ class LocalRolloutRunner:
         validate_tools(tools)
         self._tell_client("set_tools", tools)
         if self.debug_dir is not None:
-            Path(self.debug_dir).mkdir(parents=True, exist_ok=True)
+            debug_dir = Path(self.debug_dir)
+            if not debug_dir.exists():
+                debug_dir.mkdir(parents=True)
+                (debug_dir / ".gitignore").write_text("*\n")
         context = AgentLoopContext(
             request=request,
             tools=tools,

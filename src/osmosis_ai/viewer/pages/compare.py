@@ -25,7 +25,7 @@ def page(view: Viewing, words: Words) -> RenderedPage:
     Raises:
         OsmosisError: VALIDATION, they are too many or of two kinds; NOT_FOUND, one is not there.
     """
-    names = list(dict.fromkeys(words.get("run", ())))
+    names = list(dict.fromkeys(map(_named, words.get("run", ()))))
     if len(names) > _MOST_RUNS:
         raise OsmosisError(f"at most {_MOST_RUNS} runs are compared at a time.")
     here = view.href("compare")
@@ -48,6 +48,12 @@ def page(view: Viewing, words: Words) -> RenderedPage:
         given |= {"refused": refused, "mended_by": compare_evaluations.allowance_for(error)}
         # Of what the address names there is none; else it is the runs that may not be compared.
         return RenderedPage("compare.html", given, 400 if {"metric", "column"} & {*error.details} else 200)
+
+
+def _named(run: str) -> str:
+    """Return the name of a run that may be written as its page's address ends: ``evals/base``."""
+    section, _, name = run.partition("/")
+    return name if name and section in SECTIONS.values() else run
 
 
 def row(view: Viewing, words: Words) -> Response:

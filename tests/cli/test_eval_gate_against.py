@@ -223,6 +223,11 @@ def test_nothing_lets_through_what_is_not_finished_or_has_no_number(maze: Maze) 
     lines = (run / "events.jsonl").read_bytes().splitlines(keepends=True)
     (run / "events.jsonl").write_bytes(b"".join(lines[:-3]))
     rule = ("--against", "base", "--margin", "pass_rate=0.5")
+    empty = write(maze, "empty", EVEN, seed=10)
+    (empty / "events.jsonl").write_bytes(b"")
+    for unfinished in (("empty", *rule), ("base", "--against", "empty", *rule[2:])):
+        outcome = gate(maze, *unfinished)
+        assert (outcome.status, outcome.json["resource"]["verdict"]) == (3, "unclear"), outcome.err
     for options in ((), ("--unclear", "pass")):
         outcome = gate(maze, "part", *rule, *options)
         assert (outcome.status, outcome.json["resource"]["verdict"]) == (3, "unclear")

@@ -309,6 +309,19 @@ def test_a_hosted_run_whose_unscored_attempts_are_unknown_passes_nothing(maze: M
     assert (known["verdict"], known["unscored"]) == ("unclear", 39)  # one was skipped
 
 
+def test_a_hosted_run_that_reports_nothing_yet_is_unclear(maze: Maze) -> None:
+    finished(maze, {"status": "finished"}, graded=None, passed=60, sampled_rows=100, total_runs=100)
+    for metric in ("pass_rate", "reward", "pass@2"):
+        assert gate(maze, "amber-otter-42", "--min", f"{metric}=0.5").status == 3
+
+
+def test_a_comparison_with_unknown_unscored_attempts_has_no_verdict(maze: Maze) -> None:
+    finished(maze, {"status": "finished"}, graded=60, passed=59, sampled_rows=100, total_runs=None)
+    write(maze, "base", [[0.0] * 4] * 100)
+    found = verdict(maze, "base", "platform:amber-otter-42", "--unpaired")
+    assert (found["verdict"], "does not report how many" in found["reason"]) == ("unclear", True)
+
+
 def test_hosted_pass_at_k_is_of_rows_that_have_k_attempts(maze: Maze) -> None:
     overview = {"total_samples": 10, "completed_samples": 10, "graded": 10, "passed": 10, "failed": 0}
     points = [{"k": 1, "value": 1.0}, {"k": 2, "value": 1.0}]

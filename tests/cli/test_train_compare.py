@@ -143,14 +143,31 @@ def test_a_run_is_not_better_because_its_failures_have_no_score(
     maze: Maze, crashed: int, verdict: str
 ) -> None:
     rows = [f"{n:032x}" for n in range(100)]
-    for name, passed, lost in (("old", 30, 0), ("new", 90, crashed)):
-        rewards = {row: float(n < passed) for n, row in enumerate(rows[: 100 - lost])}
+    for name, lost in (("old", 0), ("new", crashed)):
+        passed = [n % 50 < 30 if name == "old" else n < 90 for n in range(100)]
+        rewards = {row: float(passed[n]) for n, row in enumerate(rows[: 100 - lost])}
         told = {"step": 2, "rewards": rewards}
         counts = {"eval/validation/samples": (100, 100), "eval/validation/scored": (100, 100 - lost)}
         offer(maze, name, {}, {VALIDATION: (0.3, 0.5), **counts}, validation=told)
     found = maze.osmosis("train", "compare", "old", "new", "--json").json["data"]["verdict"]
     assert found["verdict"] == verdict
     assert ("50 attempts without a score" in found["sentence"]) == (crashed == 50)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_rows_without_a_score_are_counted_against_a_training_verdict(maze: Maze, counted: bool) -> None:
+    # A comparison of the scored rows calls "new" better. With the others at 1 "old" is.
+    rows = [f"{n:032x}" for n in range(200)]
+    rewards: dict[str, dict[str, float | None]] = {
+        "old": {row: 0.0 if n < 110 else None for n, row in enumerate(rows)},
+        "new": {row: float(n < 62) for n, row in enumerate(rows)},
+    }
+    for name, scored in (("old", 110), ("new", 200)):
+        counts = {"eval/validation/samples": (200, 200), "eval/validation/scored": (200, scored)}
+        curves = {VALIDATION: (0.3, 0.5), **(counts if counted else {})}
+        offer(maze, name, {}, curves, validation={"step": 2, "rewards": rewards[name]})
+    found = maze.osmosis("train", "compare", "old", "new", "--json").json["data"]["verdict"]
+    assert (found["verdict"], "90 attempts without a score" in found["sentence"]) == ("unclear", True)
 
 
 def test_the_training_reward_has_a_difference_and_gives_no_verdict(maze: Maze) -> None:

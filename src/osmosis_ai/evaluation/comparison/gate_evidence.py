@@ -14,7 +14,6 @@ from osmosis_ai.evaluation.comparison.metric_changes import (
     change_of,
     estimate_of,
     quantity,
-    unknown_unscored,
     values_of,
 )
 from osmosis_ai.evaluation.comparison.run_pairs import RunPair
@@ -97,8 +96,7 @@ def margin_evidence(
     """Return what two runs say of the metric of a margin rule."""
     found = change_of(pair, rule.metric, settings)
     costs = [cost_of_attempt(side.run) for side in (pair.a, pair.b)]
-    if undecided is None and needs_scores(rule.metric):
-        undecided = unknown_unscored(pair.a) or unknown_unscored(pair.b)
+    undecided = undecided or found.undecided
     if undecided is None and rule.metric == "reward" and found.unscored and settings.reward_range is None:
         undecided = describe_unknown_range(found.unscored)
     return MarginEvidence(

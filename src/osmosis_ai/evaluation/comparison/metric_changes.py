@@ -58,6 +58,7 @@ class MetricChange:
         bounds: the change with every unscored attempt at its worst and at its best; None where the range is unknown.
         unscored: attempts of both runs without a score, if the metric depends on scores.
         unreported: attempts of both runs that did not report the amount.
+        undecided: why the change decides nothing, as a sentence.
         spread: the variance of what rows differ by; None of runs on different rows and of ratios.
     """
 
@@ -69,6 +70,7 @@ class MetricChange:
     spread: float | None = None
     unscored: int = 0
     unreported: int = 0
+    undecided: str | None = None
 
     @property
     def described(self) -> Metric:
@@ -385,6 +387,7 @@ def _of_counts(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricCh
         difference_of_counts(a, b, confidence=settings.confidence),
         worst_and_best(with_unscored, scale=(0.0, 1.0), unscored=missing) if any(missing) else None,
         unscored=sum(missing),
+        undecided=_unknown_unscored(pair.a) or _unknown_unscored(pair.b),
     )
 
 
@@ -394,7 +397,7 @@ def unscored_of(side: LabelledRun) -> int:
     return int(side.unscored().values.sum()) if counts is None else counts.unscored or 0
 
 
-def unknown_unscored(side: LabelledRun) -> str | None:
+def _unknown_unscored(side: LabelledRun) -> str | None:
     """Say so if a platform does not report how many attempts of a run have no score; None if it is known."""
     counts = side.run.summary
     known = counts is None or counts.unscored is not None

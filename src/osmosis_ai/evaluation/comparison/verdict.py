@@ -88,6 +88,9 @@ def decide(found: MetricChange, known: Circumstances) -> CompareVerdict:
     direction = _measured_direction(found, change, known.confidence)
     if direction == "unclear":
         return _not_told(found, change, known)
+    if found.undecided is not None:
+        reason = f"{found.undecided.rstrip('.')}."
+        return CompareVerdict("unclear", f"{_untold(known)}: {reason}", reason)
     if direction_of(found, known.confidence) == "unclear":
         reason = _describe_unscored(found, change, known)
         return CompareVerdict("unclear", f"{_untold(known)}: {reason}", reason)
@@ -109,6 +112,8 @@ def direction_of(found: MetricChange, confidence: float) -> Direction:
     """Return the direction of a change; "unclear" also if the unscored attempts could alter it."""
     change = found.change
     direction = "unclear" if change is None else _measured_direction(found, change, confidence)
+    if found.undecided is not None:
+        return "unclear"
     if direction == "unclear" or not found.unscored:
         return direction
     against = found.against

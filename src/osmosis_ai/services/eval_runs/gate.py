@@ -340,7 +340,8 @@ def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings
     if metric in ("unscored", "failed"):
         return share(counts.unscored if metric == "unscored" else counts.failed, counts.tried)
     if counts.unscored is None:
-        found = _evidence_of_counts(replace(counts, tried=counts.scored or 0), rule, settings)
+        scored = counts.scored or 0
+        found = _evidence_of_counts(replace(counts, scored=scored, tried=scored), rule, settings)
         return replace(found, undecided="the platform does not report how many attempts have no score.")
     missing, scored = counts.unscored, counts.scored or 0
     if metric == "pass_rate":

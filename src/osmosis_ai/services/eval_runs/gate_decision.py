@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_ai.config.decisions import Decisions, needs_scores
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.comparison.comparability import (
     Allowances,
     Comparability,
@@ -298,7 +298,7 @@ class _Gate:
         run, settings = self._run, self._settings(confidence)
         if rule.described.compared and (
             rule.metric in _OF_SAMPLES
-            or confidence != CONFIDENCE
+            or (confidence != CONFIDENCE and rule.metric != "failed")
             or (rule.kind == "pass^K" and run.source == "local")
             or (rule.metric == "reward" and self._asked.reward_range is not None)
         ):
@@ -380,7 +380,14 @@ class _Gate:
         for each in (run, baseline):
             require_vouched_for(each, allow_imported=asked.allow_imported)
         require_in_range([baseline], asked.reward_range)
-        comparability = require_comparable(baseline, run, asked.allowed)
+        try:
+            comparability = require_comparable(baseline, run, asked.allowed)
+        except ConflictError:
+            unfinished = [f"{each.name}: {each.unfinished}" for each in (run, baseline) if each.unfinished]
+            if not unfinished:
+                raise
+            # Perhaps it has no row yet that both runs have.
+            comparability = Comparability(None, (), None, undecided=unfinished[0])
         self._notes += comparability.notes
         if comparability.label:
             self._notes.append(comparability.label)

@@ -214,35 +214,52 @@ def _with_unscored(
 ) -> TrainingVerdict:
     """Return the verdict, or none if validation attempts without a score could change it.
 
-    If all rewards are 0 or 1, unscored attempts move a mean by their share at most. Otherwise the range is unknown.
+    The verdict stands if all rewards are 0 or 1, whole rows have no score, and it holds with them counted against it.
     """
-    from osmosis_ai.evaluation.comparison.differences import scale_of_rewards
-
     if verdict.direction == "unclear":
         return verdict
     found = next(metric for metric in metrics if metric.key == verdict.metric)
-    missing, moved = 0.0, 0.0
-    for run in (a, b):
-        scored, planned = (
-            run.curves.get(key, {}).get(found.last_step or 0)
-            for key in (VALIDATION_SCORED, VALIDATION_PLANNED)
-        )
-        if scored is not None and planned:
-            missing += planned - scored
-            moved += 1 - scored / planned
-    if not missing:
-        return verdict
-    told = [
-        [each for each in run.validation.rewards.values() if each is not None]
+    step = found.last_step or 0
+    told: list[Mapping[str, float | None]] = [
+        run.validation.rewards if run.validation is not None and run.validation.step == step else {}
         for run in (a, b)
-        if run.validation
     ]
-    is_known = found.method == "paired-rows" and scale_of_rewards(*told) is not None
-    if is_known and min(abs(end) for end in (found.low, found.high) if end is not None) > moved:
+    rows = sorted({*told[0], *told[1]})
+    missing, in_whole_rows = 0.0, found.method == "paired-rows"
+    for run, rewards in zip((a, b), told, strict=True):
+        scored, planned = (
+            run.curves.get(key, {}).get(step) for key in (VALIDATION_SCORED, VALIDATION_PLANNED)
+        )
+        if scored is None or not planned:
+            missing += sum(reward is None for reward in rewards.values())
+            continue
+        lost = sum(rewards.get(row) is None for row in rows)
+        missing += planned - scored
+        in_whole_rows &= bool(rows) and abs(planned - scored - lost * planned / len(rows)) < 0.5
+    if not missing or (in_whole_rows and _holds_at_worst(verdict, rows, told)):
         return verdict
     attempts = "1 attempt" if missing == 1 else f"{missing:,.0f} attempts"
-    doubt = f"No verdict: {attempts} without a score in the validations at step {found.last_step} could change it."
+    doubt = f"No verdict: {attempts} without a score in the validations at step {step} could change it."
     return replace(verdict, direction="unclear", sentence=f"{doubt} Among the scored, {verdict.sentence}")
+
+
+def _holds_at_worst(
+    verdict: TrainingVerdict, rows: Sequence[str], told: Sequence[Mapping[str, float | None]]
+) -> bool:
+    """Tell whether a verdict is the same with the rows without a reward counted against it."""
+    from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference, scale_of_rewards
+
+    is_better = verdict.direction == "better"
+    values = []
+    for rewards, least_favourable in zip(told, (1.0, 0.0) if is_better else (0.0, 1.0), strict=True):
+        known = (rewards.get(row) for row in rows)
+        values.append([least_favourable if reward is None else reward for reward in known])
+    scale = scale_of_rewards(*values)
+    pairs = Pairs.of(values[0], range(len(rows)), values[1], range(len(rows)), scale=scale)
+    if scale is None or pairs is None:
+        return False
+    worst = mean_difference(pairs)
+    return worst.excludes_none and (worst.value > 0) == is_better
 
 
 def _setting_differences(a: ComparedTraining, b: ComparedTraining) -> Iterator[SettingDifference]:

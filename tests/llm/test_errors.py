@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -56,6 +57,12 @@ def test_the_provider_s_own_words_come_through_from_every_shape() -> None:
         refusal(422, {"detail": [{"loc": ["body", "n"], "msg": "too big"}]}).provider_message
         == "body.n: too big"
     )
+
+
+def test_a_page_of_unclosed_tags_is_read_in_linear_time() -> None:
+    started = time.process_time()
+    refusal(500, b"<" * (4 << 20))
+    assert time.process_time() - started < 1
 
 
 def test_the_provider_may_say_whether_to_try_again() -> None:

@@ -222,8 +222,9 @@ def provider_words(payload: Any) -> str:
                 return _with_raw(value, error)
             if isinstance(value, list) and value:
                 return "; ".join(_validation_line(entry) for entry in value)
-    text = payload.decode("utf-8", "replace") if isinstance(payload, bytes) else str(payload or "")
-    return " ".join(re.sub(r"<[^>]*>", " ", text).split())
+    cut = (payload if isinstance(payload, bytes | str) else str(payload or ""))[:_LONGEST_EXAMINED]
+    text = cut.decode("utf-8", "replace") if isinstance(cut, bytes) else cut
+    return " ".join(re.sub(r"<[^<>]*>", " ", text).split())
 
 
 def _with_raw(message: str, error: Mapping[str, Any]) -> str:

@@ -467,6 +467,12 @@ async def test_an_error_object_with_code_0_next_to_a_completion_is_no_failure(mo
         assert (await calling.complete(HELLO)).attempts == 2
 
 
+async def test_false_as_the_code_of_an_error_is_no_success(model: StandInModel) -> None:
+    model.script(Reply(extra={"error": {"code": False, "message": "boom"}}))
+    async with client(model) as calling:
+        assert (await calling.complete(HELLO)).attempts == 2
+
+
 async def test_a_stream_may_have_chunks_without_choices(model: StandInModel) -> None:
     filters = {"object": "", "choices": [], "prompt_filter_results": []}  # Azure
     begun = {"object": "chat.completion.chunk", "id": "x"}

@@ -212,7 +212,8 @@ def _is_error(error: Any, *, beside_choices: bool) -> bool:
     if not isinstance(error, dict):
         return bool(error)
     # Some servers send the object with every reply, with empty fields or with code 0 for success.
-    success = beside_choices and error.get("code") in (0, "0")
+    code = error.get("code")
+    success = beside_choices and (code == "0" or (type(code) is int and code == 0))
     return any(error.values()) and not success
 
 

@@ -410,19 +410,24 @@ async def test_a_stream_that_ends_without_done_is_whole_when_it_said_why_it_stop
         assert await chunks_of(calling) == [FIRST, LAST]
 
 
-async def test_a_whole_message_in_a_chunk_is_its_delta(model: StandInModel) -> None:
+@pytest.mark.parametrize("delta", [{}, {"delta": None}, {"delta": {}}])
+async def test_a_whole_message_in_a_chunk_is_its_delta(model: StandInModel, delta: dict[str, Any]) -> None:
     message = {"role": "assistant", "content": "hi", "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
-    whole = {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
-    model.script(Reply(chunks=[whole, DONE]))
+    role = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+    whole = {"choices": [{"index": 0, **delta, "message": message, "finish_reason": "tool_calls"}]}
+    model.script(Reply(chunks=[role, whole, DONE]))
     async with client(model) as calling:
-        (chunk,) = await chunks_of(calling)
+        _, chunk = await chunks_of(calling)
     delta = chunk["choices"][0]["delta"]
     assert (delta["content"], delta["tool_calls"][0]["index"]) == ("hi", 0)
     assert delta["tool_calls"][-1]["function"]["arguments"] == "{}"
 
 
-async def test_a_last_chunk_that_repeats_the_message_adds_nothing(model: StandInModel) -> None:
-    last = {"choices": [{"index": 0, "message": {"content": "a"}, "finish_reason": "stop"}]}
+@pytest.mark.parametrize("delta", [{}, {"delta": None}, {"delta": {}}])
+async def test_a_last_chunk_that_repeats_the_message_adds_nothing(
+    model: StandInModel, delta: dict[str, Any]
+) -> None:
+    last = {"choices": [{"index": 0, **delta, "message": {"content": "a"}, "finish_reason": "stop"}]}
     model.script(Reply(chunks=[FIRST, last, DONE]))
     async with client(model) as calling:
         assert [chunk["choices"][0]["delta"] for chunk in await chunks_of(calling)] == [{"content": "a"}, {}]

@@ -120,7 +120,7 @@ class ToolCalls:
         # (choice, call) -> whether any arguments have arrived.
         self._streamed: dict[tuple[int, int], bool] = {}
         self._ids: dict[tuple[int, int], Any] = {}
-        self._begun: set[int] = set()  # choices
+        self._begun: set[int] = set()  # choices that have said something
 
     def complete(self, response: dict[str, Any]) -> None:
         """Complete the tool calls of a whole reply in place."""
@@ -135,9 +135,11 @@ class ToolCalls:
         """Complete the tool calls in a chunk in place."""
         for choice in _list(chunk.get("choices")):
             place = choice.get("index") or 0
-            if choice.get("delta") is None:
-                choice["delta"] = (None if place in self._begun else choice.pop("message", None)) or {}
-            self._begun.add(place)
+            if not choice.get("delta"):
+                choice["delta"] = (None if place in self._begun else _said(choice)) or {}
+                choice.pop("message", None)
+            if any(value for name, value in choice["delta"].items() if name != "role"):
+                self._begun.add(place)
             for call in _list(choice["delta"].get("tool_calls")):
                 self._complete_fragment(place, call)
             if choice.get("finish_reason"):
@@ -194,7 +196,8 @@ def _is_blank(arguments: str) -> bool:
 
 def _said(choice: dict[str, Any]) -> Any:
     """Return what a choice of a chunk says; a server that does not stream sends one chunk with a whole message."""
-    return choice.get("message") if choice.get("delta") is None else choice["delta"]
+    delta, message = choice.get("delta"), choice.get("message")
+    return message if delta is None or (delta == {} and isinstance(message, dict)) else delta
 
 
 def _is_said(said: Any, part: Part) -> bool:

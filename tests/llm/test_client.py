@@ -433,26 +433,68 @@ async def test_a_last_chunk_that_repeats_the_message_adds_nothing(
         assert [chunk["choices"][0]["delta"] for chunk in await chunks_of(calling)] == [{"content": "a"}, {}]
 
 
-async def test_fragments_without_index_that_repeat_their_id_are_one_call(model: StandInModel) -> None:
-    def fragment(call_id: str, arguments: str) -> dict[str, Any]:
-        call = {"id": call_id, "function": {"name": "f", "arguments": arguments}}
-        return {"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}
+def fragment(call_id: str, arguments: str, **function: str) -> dict[str, Any]:
+    return {"id": call_id, "function": {"arguments": arguments, **function}}
 
-    said = [("a", '{"x": '), ("a", "null"), ("a", "}"), ("b", "null")]
-    model.script(Reply(chunks=[*(fragment(*each) for each in said), LAST, DONE]))
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        (
+            [
+                [fragment("a", '{"x": ', name="f")],
+                [fragment("a", "null", name="f")],
+                [fragment("a", "}", name="f")],
+                [fragment("b", "null", name="f")],
+            ],
+            [("a", "f", '{"x": null}'), ("b", "f", "{}")],
+        ),
+        (
+            [[fragment("a", '{"x": 1}', name="f"), fragment("a", '{"x": 2}', name="g")]],
+            [("a", "f", '{"x": 1}'), ("a", "g", '{"x": 2}')],
+        ),
+        (
+            [[fragment("a", '{"x": 1}', name="f"), fragment("a", '{"x": 2}', name="f")]],
+            [("a", "f", '{"x": 1}'), ("a", "f", '{"x": 2}')],
+        ),
+        (
+            [[fragment("a", '{"x": 1}', name="f")], [fragment("a", '{"x": 2}', name="g")]],
+            [("a", "f", '{"x": 1}'), ("a", "g", '{"x": 2}')],
+        ),
+        (
+            [
+                [fragment("a", '{"x":', name="f"), fragment("b", '{"y":', name="g")],
+                [fragment("a", " 1}"), fragment("b", " 2}", name="")],
+            ],
+            [("a", "f", '{"x": 1}'), ("b", "g", '{"y": 2}')],
+        ),
+        (
+            [
+                [fragment("a", '{"x":', name="f")],
+                [fragment("b", '{"y":', name="g")],
+                [fragment("a", " 1}", name="f")],
+                [fragment("b", " 2}", name="g")],
+            ],
+            [("a", "f", '{"x": 1}'), ("b", "g", '{"y": 2}')],
+        ),
+    ],
+    ids=["repeated", "one chunk", "one chunk and name", "another name", "interleaved", "interleaved chunks"],
+)
+async def test_fragments_without_index_continue_the_call_with_their_id(
+    model: StandInModel, chunks: list[list[dict[str, Any]]], expected: list[tuple[str, str, str]]
+) -> None:
+    said = [{"choices": [{"index": 0, "delta": {"tool_calls": calls}}]} for calls in chunks]
+    model.script(Reply(chunks=[*said, LAST, DONE]))
     async with client(model) as calling:
-        chunks = await chunks_of(calling)
-    calls: dict[int, dict[str, str]] = {}
-    for chunk in chunks:
+        received = await chunks_of(calling)
+    found: dict[int, list[str]] = {}
+    for chunk in received:
         for call in chunk["choices"][0]["delta"].get("tool_calls", ()):
-            known = calls.setdefault(call["index"], {"id": "", "name": "", "arguments": ""})
-            known["id"] += call.get("id") or ""
-            known["name"] += call["function"].get("name") or ""
-            known["arguments"] += call["function"]["arguments"]
-    assert calls == {
-        0: {"id": "a", "name": "f", "arguments": '{"x": null}'},
-        1: {"id": "b", "name": "f", "arguments": "{}"},
-    }
+            known = found.setdefault(call["index"], ["", "", ""])
+            known[0] += call.get("id") or ""
+            known[1] += call["function"].get("name") or ""
+            known[2] += call["function"]["arguments"]
+    assert found == {index: list(call) for index, call in enumerate(expected)}
 
 
 async def test_null_as_arguments_of_a_tool_call_is_an_empty_object(model: StandInModel) -> None:

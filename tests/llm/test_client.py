@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import Any
 
@@ -520,13 +521,49 @@ async def test_false_as_the_code_of_an_error_is_no_success(model: StandInModel) 
         assert (await calling.complete(HELLO)).attempts == 2
 
 
-async def test_a_stream_may_have_chunks_without_choices(model: StandInModel) -> None:
-    filters = {"object": "", "choices": [], "prompt_filter_results": []}  # Azure
+@pytest.mark.parametrize("choices", [[], None])
+async def test_a_stream_may_have_chunks_without_choices(
+    model: StandInModel, choices: list[Any] | None
+) -> None:
+    filters = {"object": "", "choices": choices, "prompt_filter_results": []}  # Azure
     begun = {"object": "chat.completion.chunk", "id": "x"}
     usage = {"usage": {"prompt_tokens": 1, "completion_tokens": 1}}
     model.script(Reply(chunks=[filters, begun, FIRST, LAST, usage, DONE]))
     async with client(model) as calling:
         assert await chunks_of(calling) == [filters, begun, FIRST, LAST, usage]
+
+
+@pytest.mark.parametrize(
+    "keep_alive",
+    [
+        b'event: ping\ndata: {"type": "ping"}\n\n',
+        b"event: heartbeat\ndata: 12:00\n\n",
+        b"event: keepalive\ndata:\n\n",
+        b"data:\n\n",
+        b"data:   \n\n",
+    ],
+)
+async def test_keep_alive_events_are_no_part_of_a_stream(model: StandInModel, keep_alive: bytes) -> None:
+    model.script(Reply(chunks=[keep_alive, FIRST, keep_alive, LAST, keep_alive, b"data: [DONE] \n\n"]))
+    async with client(model) as calling:
+        assert await chunks_of(calling) == [FIRST, LAST]
+    assert len(model.requests) == 1
+
+
+async def test_events_with_another_name_may_be_parts_of_a_stream(model: StandInModel) -> None:
+    def named(data: Any) -> bytes:
+        return b"event: chunk\ndata: %s\n\n" % json.dumps(data).encode()
+
+    usage = {"usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+    failed = {"error": {"message": "boom"}}
+    model.script(
+        Reply(chunks=[named(FIRST), named(failed), DONE]),
+        Reply(chunks=[named(FIRST), b"event: error\ndata:\n\n", DONE]),
+        Reply(chunks=[named(FIRST), named(LAST), named(usage), DONE]),
+    )
+    async with client(model) as calling:
+        assert await chunks_of(calling) == [FIRST, LAST, usage]
+    assert len(model.requests) == 3
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,11 @@ def is_completion(payload: Any, part: Part) -> bool:
         return False
     choices = payload.get("choices")
     if part == "delta" and choices is None:
-        return isinstance(payload.get("usage"), dict) or payload.get("object") == "chat.completion.chunk"
+        return (
+            isinstance(payload.get("usage"), dict)
+            or payload.get("object") == "chat.completion.chunk"
+            or "prompt_filter_results" in payload  # Azure
+        )
     if not isinstance(choices, list) or (part == "message" and not choices):
         return False
     return all(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import Any
 
@@ -410,44 +411,91 @@ async def test_a_stream_that_ends_without_done_is_whole_when_it_said_why_it_stop
         assert await chunks_of(calling) == [FIRST, LAST]
 
 
-async def test_a_whole_message_in_a_chunk_is_its_delta(model: StandInModel) -> None:
+@pytest.mark.parametrize("delta", [{}, {"delta": None}, {"delta": {}}])
+async def test_a_whole_message_in_a_chunk_is_its_delta(model: StandInModel, delta: dict[str, Any]) -> None:
     message = {"role": "assistant", "content": "hi", "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
-    whole = {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
-    model.script(Reply(chunks=[whole, DONE]))
+    role = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+    whole = {"choices": [{"index": 0, **delta, "message": message, "finish_reason": "tool_calls"}]}
+    model.script(Reply(chunks=[role, whole, DONE]))
     async with client(model) as calling:
-        (chunk,) = await chunks_of(calling)
+        _, chunk = await chunks_of(calling)
     delta = chunk["choices"][0]["delta"]
     assert (delta["content"], delta["tool_calls"][0]["index"]) == ("hi", 0)
     assert delta["tool_calls"][-1]["function"]["arguments"] == "{}"
 
 
-async def test_a_last_chunk_that_repeats_the_message_adds_nothing(model: StandInModel) -> None:
-    last = {"choices": [{"index": 0, "message": {"content": "a"}, "finish_reason": "stop"}]}
+@pytest.mark.parametrize("delta", [{}, {"delta": None}, {"delta": {}}])
+async def test_a_last_chunk_that_repeats_the_message_adds_nothing(
+    model: StandInModel, delta: dict[str, Any]
+) -> None:
+    last = {"choices": [{"index": 0, **delta, "message": {"content": "a"}, "finish_reason": "stop"}]}
     model.script(Reply(chunks=[FIRST, last, DONE]))
     async with client(model) as calling:
         assert [chunk["choices"][0]["delta"] for chunk in await chunks_of(calling)] == [{"content": "a"}, {}]
 
 
-async def test_fragments_without_index_that_repeat_their_id_are_one_call(model: StandInModel) -> None:
-    def fragment(call_id: str, arguments: str) -> dict[str, Any]:
-        call = {"id": call_id, "function": {"name": "f", "arguments": arguments}}
-        return {"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}
+def fragment(call_id: str, arguments: str, **function: str) -> dict[str, Any]:
+    return {"id": call_id, "function": {"arguments": arguments, **function}}
 
-    said = [("a", '{"x": '), ("a", "null"), ("a", "}"), ("b", "null")]
-    model.script(Reply(chunks=[*(fragment(*each) for each in said), LAST, DONE]))
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        (
+            [
+                [fragment("a", '{"x": ', name="f")],
+                [fragment("a", "null", name="f")],
+                [fragment("a", "}", name="f")],
+                [fragment("b", "null", name="f")],
+            ],
+            [("a", "f", '{"x": null}'), ("b", "f", "{}")],
+        ),
+        (
+            [[fragment("a", '{"x": 1}', name="f"), fragment("a", '{"x": 2}', name="g")]],
+            [("a", "f", '{"x": 1}'), ("a", "g", '{"x": 2}')],
+        ),
+        (
+            [[fragment("a", '{"x": 1}', name="f"), fragment("a", '{"x": 2}', name="f")]],
+            [("a", "f", '{"x": 1}'), ("a", "f", '{"x": 2}')],
+        ),
+        (
+            [[fragment("a", '{"x": 1}', name="f")], [fragment("a", '{"x": 2}', name="g")]],
+            [("a", "f", '{"x": 1}'), ("a", "g", '{"x": 2}')],
+        ),
+        (
+            [
+                [fragment("a", '{"x":', name="f"), fragment("b", '{"y":', name="g")],
+                [fragment("a", " 1}"), fragment("b", " 2}", name="")],
+            ],
+            [("a", "f", '{"x": 1}'), ("b", "g", '{"y": 2}')],
+        ),
+        (
+            [
+                [fragment("a", '{"x":', name="f")],
+                [fragment("b", '{"y":', name="g")],
+                [fragment("a", " 1}", name="f")],
+                [fragment("b", " 2}", name="g")],
+            ],
+            [("a", "f", '{"x": 1}'), ("b", "g", '{"y": 2}')],
+        ),
+    ],
+    ids=["repeated", "one chunk", "one chunk and name", "another name", "interleaved", "interleaved chunks"],
+)
+async def test_fragments_without_index_continue_the_call_with_their_id(
+    model: StandInModel, chunks: list[list[dict[str, Any]]], expected: list[tuple[str, str, str]]
+) -> None:
+    said = [{"choices": [{"index": 0, "delta": {"tool_calls": calls}}]} for calls in chunks]
+    model.script(Reply(chunks=[*said, LAST, DONE]))
     async with client(model) as calling:
-        chunks = await chunks_of(calling)
-    calls: dict[int, dict[str, str]] = {}
-    for chunk in chunks:
+        received = await chunks_of(calling)
+    found: dict[int, list[str]] = {}
+    for chunk in received:
         for call in chunk["choices"][0]["delta"].get("tool_calls", ()):
-            known = calls.setdefault(call["index"], {"id": "", "name": "", "arguments": ""})
-            known["id"] += call.get("id") or ""
-            known["name"] += call["function"].get("name") or ""
-            known["arguments"] += call["function"]["arguments"]
-    assert calls == {
-        0: {"id": "a", "name": "f", "arguments": '{"x": null}'},
-        1: {"id": "b", "name": "f", "arguments": "{}"},
-    }
+            known = found.setdefault(call["index"], ["", "", ""])
+            known[0] += call.get("id") or ""
+            known[1] += call["function"].get("name") or ""
+            known[2] += call["function"]["arguments"]
+    assert found == {index: list(call) for index, call in enumerate(expected)}
 
 
 async def test_null_as_arguments_of_a_tool_call_is_an_empty_object(model: StandInModel) -> None:
@@ -467,13 +515,55 @@ async def test_an_error_object_with_code_0_next_to_a_completion_is_no_failure(mo
         assert (await calling.complete(HELLO)).attempts == 2
 
 
-async def test_a_stream_may_have_chunks_without_choices(model: StandInModel) -> None:
-    filters = {"object": "", "choices": [], "prompt_filter_results": []}  # Azure
+async def test_false_as_the_code_of_an_error_is_no_success(model: StandInModel) -> None:
+    model.script(Reply(extra={"error": {"code": False, "message": "boom"}}))
+    async with client(model) as calling:
+        assert (await calling.complete(HELLO)).attempts == 2
+
+
+@pytest.mark.parametrize("choices", [[], None])
+async def test_a_stream_may_have_chunks_without_choices(
+    model: StandInModel, choices: list[Any] | None
+) -> None:
+    filters = {"object": "", "choices": choices, "prompt_filter_results": []}  # Azure
     begun = {"object": "chat.completion.chunk", "id": "x"}
     usage = {"usage": {"prompt_tokens": 1, "completion_tokens": 1}}
     model.script(Reply(chunks=[filters, begun, FIRST, LAST, usage, DONE]))
     async with client(model) as calling:
         assert await chunks_of(calling) == [filters, begun, FIRST, LAST, usage]
+
+
+@pytest.mark.parametrize(
+    "keep_alive",
+    [
+        b'event: ping\ndata: {"type": "ping"}\n\n',
+        b"event: heartbeat\ndata: 12:00\n\n",
+        b"event: keepalive\ndata:\n\n",
+        b"data:\n\n",
+        b"data:   \n\n",
+    ],
+)
+async def test_keep_alive_events_are_no_part_of_a_stream(model: StandInModel, keep_alive: bytes) -> None:
+    model.script(Reply(chunks=[keep_alive, FIRST, keep_alive, LAST, keep_alive, b"data: [DONE] \n\n"]))
+    async with client(model) as calling:
+        assert await chunks_of(calling) == [FIRST, LAST]
+    assert len(model.requests) == 1
+
+
+async def test_events_with_another_name_may_be_parts_of_a_stream(model: StandInModel) -> None:
+    def named(data: Any) -> bytes:
+        return b"event: chunk\ndata: %s\n\n" % json.dumps(data).encode()
+
+    usage = {"usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+    failed = {"error": {"message": "boom"}}
+    model.script(
+        Reply(chunks=[named(FIRST), named(failed), DONE]),
+        Reply(chunks=[named(FIRST), b"event: error\ndata:\n\n", DONE]),
+        Reply(chunks=[named(FIRST), named(LAST), named(usage), DONE]),
+    )
+    async with client(model) as calling:
+        assert await chunks_of(calling) == [FIRST, LAST, usage]
+    assert len(model.requests) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -58,6 +62,12 @@ def test_the_provider_s_own_words_come_through_from_every_shape() -> None:
     )
 
 
+def test_a_page_of_unclosed_tags_is_read_in_linear_time() -> None:
+    started = time.process_time()
+    refusal(500, b"<" * (1 << 16))
+    assert time.process_time() - started < 1
+
+
 def test_the_provider_may_say_whether_to_try_again() -> None:
     assert refusal(500, {}, x_should_retry="false").retryable is False
     assert refusal(400, {}, x_should_retry="true").retryable is True
@@ -74,6 +84,43 @@ def test_an_error_s_body_has_scalars_only() -> None:
     said = {"message": "bad", "type": SECRET, "param": {"k": SECRET}, "code": [SECRET]}
     assert refusal(400, {"error": said}).body == {"message": "bad", "type": "[redacted]"}
     assert refusal(400, {"error": {"code": 7, "param": None}}).body == {"code": 7, "param": None}
+
+
+KEY = "abc/def+ghi=jkl0123456"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        KEY,
+        quote(KEY, safe=""),
+        "abc%2fdef%2bghi%3djkl0123456",
+        "abc/def%2Bghi%3Djkl0123456",
+        "".join(f"%{ord(character):02x}" for character in KEY),
+        json.dumps(KEY.replace("/", "\\/")),
+        json.dumps("".join(f"\\u{ord(character):04X}" for character in KEY)),
+        quote(json.dumps({"url": KEY.replace("/", "\\/")})),
+        KEY.replace("/", "&#x2F;").replace("+", "&#43;").replace("=", "&amp;#061;"),
+    ],
+)
+def test_a_key_is_redacted_however_it_is_written(written: str) -> None:
+    shown = redact(f"the key {written} is wrong", KEY)
+    assert "[redacted]" in shown
+    assert not any(part in shown for part in ("abc", "ghi", "0123", "61", "66")), shown
+
+
+@pytest.mark.parametrize("key", ["a\\b\\\\c", "käse-€-😀"])
+@pytest.mark.parametrize("write", [str, repr, json.dumps, quote])
+def test_a_key_of_unusual_characters_is_redacted(key: str, write: Callable[[str], str]) -> None:
+    assert redact(f"<{write(key)}>", key).strip("<>'\"") == "[redacted]"
+
+
+@pytest.mark.parametrize("text", ["a", "abc/def+ghi=jkl012345", "\\", "\\u0061", "abc\\", "%", "&#0"])
+def test_redaction_takes_linear_time(text: str) -> None:
+    started = time.process_time()
+    redact(text * ((1 << 20) // len(text)), KEY)
+    redact(KEY[:3] + text * ((1 << 20) // len(text)), KEY)
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize(

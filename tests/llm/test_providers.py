@@ -139,6 +139,45 @@ def test_a_key_is_never_in_the_representation_nor_in_the_limiter_key() -> None:
     assert SECRET not in endpoint.limiter_key
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "key",
+            "api-key",
+            "apikey",
+            "API_KEY",
+            "Ocp-Apim-Subscription-Key",
+            "subscription%2Dkey",
+            "sig",
+            "Sig",
+        ),
+        *("token", "access_token", "accessToken", "client_secret", "password", "x-auth", "code"),
+    ],
+)
+def test_a_value_in_the_query_is_a_secret_by_its_name(name: str) -> None:
+    env = {"OPENAI_BASE_URL": f"http://host/v1?v=1&{name}=abc%2B12&deployment=production"}
+    assert resolve_model("openai/m", env).secrets == ("abc%2B12", "abc+12")
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        *("deployment=production", "region=us-east-1", "model=gpt-4o-mini", "api_version=2024-10-21"),
+        *(
+            "API-Version=2024-10-21-preview",
+            "max_tokens=100000",
+            "MAX_TOKENS=100000",
+            "tokenizer=default",
+            "design=simple",
+        ),
+        *("encode=base64", "author=somebody", "keyspace=default", "key=short", "production"),
+    ],
+)
+def test_other_values_in_the_query_are_no_secrets(pair: str) -> None:
+    assert resolve_model("openai/m", {"OPENAI_BASE_URL": f"http://host/v1?{pair}"}).secrets == ()
+
+
 def test_two_accounts_of_one_provider_do_not_share_a_limit() -> None:
     one, two = (resolve_model("openai/gpt-5", {"OPENAI_API_KEY": key}).limiter_key for key in ("a", "b"))
     assert one != two

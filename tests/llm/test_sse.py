@@ -35,6 +35,11 @@ def test_it_does_not_matter_where_the_network_cuts(cuts: list[int]) -> None:
     assert parse(pieces) == EVENTS
 
 
+def test_one_byte_order_mark_before_the_stream_is_skipped() -> None:
+    assert parse([b"\xef", b"\xbb\xbfdata: a\n\ndata: b\n\n"]) == [("", b"a"), ("", b"b")]
+    assert parse([b"\xef\xbb\xbf\xef\xbb\xbfdata: a\n\n\xef\xbb\xbfdata: b\n\n"]) == []
+
+
 def test_a_line_may_be_long() -> None:
     assert parse([b"data: ", b"x" * 1_000_000, b"\n\n"]) == [("", b"x" * 1_000_000)]
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from osmosis_ai.llm.errors import ModelCallError, error_from_reply, redact
 from osmosis_ai.llm.providers import ModelEndpoint
-from osmosis_ai.llm.replies import Part, check_reply, excerpt, reported_failure
+from osmosis_ai.llm.replies import Part, check_reply, excerpt, is_completion, reported_failure
 from osmosis_ai.llm.sse import EventParser
 from osmosis_ai.llm.transport import connection_failure, environment_proxy, join_url, open_session
 from osmosis_ai.llm.wire_json import dumps, loads
@@ -84,10 +84,13 @@ class DirectTransport:
             done = False
             async with aclosing(self._events(response)) as events:
                 async for event, data in events:
-                    if data == _DONE:
+                    if data.strip() == _DONE:
                         done = True
                         break
-                    chunk = self._chunk(response, event, data)
+                    payload = _decoded(data)
+                    if _is_keep_alive(event, data, payload):
+                        continue
+                    chunk = self._chunk(response, event, data, payload)
                     for choice in chunk.get("choices") or ():
                         index = choice.get("index") or 0
                         stopped[index] = stopped.get(index, False) or bool(choice.get("finish_reason"))
@@ -189,8 +192,9 @@ class DirectTransport:
         except (TypeError, ValueError) as error:
             raise self._error("bad_request", f"the request cannot be written as JSON: {error}") from None
 
-    def _chunk(self, response: aiohttp.ClientResponse, event: str, data: bytes) -> dict[str, Any]:
-        payload = _decoded(data)
+    def _chunk(
+        self, response: aiohttp.ClientResponse, event: str, data: bytes, payload: Any
+    ) -> dict[str, Any]:
         if event == "error" and reported_failure(payload) is None:
             payload = {"error": payload or data.decode("utf-8", "replace")}
         self._check(payload, "delta", response, data)
@@ -230,6 +234,17 @@ def _decoded(content: bytes) -> Any:
         return loads(content)
     except ValueError:
         return None
+
+
+def _is_keep_alive(event: str, data: bytes, payload: Any) -> bool:
+    """Return whether an event is no part of the reply: it is empty, or has another name and no choices."""
+    if event == "error":
+        return False
+    if not data.strip():
+        return True
+    if event in ("", "message") or (isinstance(payload, dict) and "choices" in payload):
+        return False
+    return reported_failure(payload) is None and not is_completion(payload, "delta")
 
 
 def _host_of(location: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
-from urllib.parse import quote
 
 from osmosis_ai.errors import ErrorCode, OsmosisError
 from osmosis_ai.retry_after import retry_after_s
@@ -63,6 +62,8 @@ _CONTEXT_LENGTH = re.compile(
 _LONGEST_MESSAGE = 2_000
 _LONGEST_EXAMINED = 65_536
 _REDACTED = "[redacted]"
+# JSON escapes with them, and JSON inside JSON doubles them.
+_BACKSLASHES = r"\\*(?:%5[Cc]\\*)*"
 _KEY_SHAPED = re.compile(
     r"(?i:(?<=bearer )|(?<=bearer\s))[\w.~+/=*-]{8,}"
     r"|\b(?:sk|gsk|xai|pk|rk|csk|pplx|hf|nvapi|fw|key)[-_][\w*.-]{6,}"
@@ -127,11 +128,20 @@ def beginning(content: bytes, *secrets: str | None) -> str:
 
 def _without(text: str, secrets: Iterable[str | None]) -> str:
     for secret in sorted((s for s in secrets if s), key=len, reverse=True):
-        for written in (secret, quote(secret, safe="")):
-            # JSON may escape any character.
-            escaped = (rf"(?:\\?{re.escape(char)}|\\u(?i:{ord(char):04x}))" for char in written)
-            text = re.sub("".join(escaped), _REDACTED, text)
+        # Backslashes may be anywhere, so those of the secret itself do not count.
+        if characters := secret.replace("\\", ""):
+            text = re.sub(_BACKSLASHES.join(map(_written, characters)), _REDACTED, text)
     return text
+
+
+def _written(character: str) -> str:
+    """Return a pattern of one character as text, JSON, URLs and HTML write it."""
+    number = ord(character)
+    utf8 = "%".join(f"{byte:02x}" for byte in character.encode("utf-8", "surrogatepass"))
+    units = re.findall("....", character.encode("utf-16-be", "surrogatepass").hex())
+    escape = _BACKSLASHES.join(f"u(?i:{unit})" for unit in units)
+    entity = f"&(?:amp;)*#(?:0*{number}|(?i:x0*{number:x}));?"
+    return f"(?:{re.escape(character)}|{escape}|%(?i:{utf8})|{entity})"
 
 
 def error_from_reply(
@@ -222,8 +232,9 @@ def provider_words(payload: Any) -> str:
                 return _with_raw(value, error)
             if isinstance(value, list) and value:
                 return "; ".join(_validation_line(entry) for entry in value)
-    text = payload.decode("utf-8", "replace") if isinstance(payload, bytes) else str(payload or "")
-    return " ".join(re.sub(r"<[^>]*>", " ", text).split())
+    cut = (payload if isinstance(payload, bytes | str) else str(payload or ""))[:_LONGEST_EXAMINED]
+    text = cut.decode("utf-8", "replace") if isinstance(cut, bytes) else cut
+    return " ".join(re.sub(r"<[^<>]*>", " ", text).split())
 
 
 def _with_raw(message: str, error: Mapping[str, Any]) -> str:

@@ -177,6 +177,10 @@ _BARE_NAMES = (
 )
 
 
+# "apikey" and "accessToken", but not "max_tokens", "design" or "encode".
+_SECRET_NAME = re.compile(r"(?:key|token|secret|password|(?<![a-z])(?:sig|auth|code))(?![a-z])", re.I)
+
+
 @dataclass(frozen=True)
 class ModelEndpoint:
     """Who serves a model and how it is called.
@@ -199,9 +203,11 @@ class ModelEndpoint:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What no message may show: the key, and the values in the address's query, which can be keys too."""
+        """What no message may show: the key, and the values in the address's query that are keys by their names."""
         pairs = [pair.partition("=") for pair in urlsplit(self.base_url or "").query.split("&")]
-        raw = [value for name, _, value in pairs if name != "api-version" and len(value) >= 8]
+        raw = [
+            value for name, _, value in pairs if _SECRET_NAME.search(unquote_plus(name)) and len(value) >= 6
+        ]
         return tuple(filter(None, [self.api_key, *raw, *map(unquote_plus, raw)]))
 
     @property

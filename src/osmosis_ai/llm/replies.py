@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from osmosis_ai.llm.errors import ModelCallError, beginning, error_from_reply
@@ -56,7 +57,11 @@ def is_completion(payload: Any, part: Part) -> bool:
         return False
     choices = payload.get("choices")
     if part == "delta" and choices is None:
-        return isinstance(payload.get("usage"), dict) or payload.get("object") == "chat.completion.chunk"
+        return (
+            isinstance(payload.get("usage"), dict)
+            or payload.get("object") == "chat.completion.chunk"
+            or "prompt_filter_results" in payload  # Azure
+        )
     if not isinstance(choices, list) or (part == "message" and not choices):
         return False
     return all(
@@ -105,6 +110,16 @@ def excerpt(content: bytes, *secrets: str | None) -> str:
     return repr(text) if text else "an empty body"
 
 
+@dataclass
+class _StreamedCall:
+    """A tool call of a stream: how it began, and whether any arguments have arrived."""
+
+    id: Any
+    name: Any
+    chunk: int
+    has_arguments: bool = False
+
+
 class ToolCalls:
     """Completes the tool calls of one reply, whole or streamed, so that arguments are JSON and ids are present.
 
@@ -117,10 +132,9 @@ class ToolCalls:
     def __init__(self, request: Mapping[str, Any]) -> None:
         self._request = request
         self._digest: bytes | None = None
-        # (choice, call) -> whether any arguments have arrived.
-        self._streamed: dict[tuple[int, int], bool] = {}
-        self._ids: dict[tuple[int, int], Any] = {}
-        self._begun: set[int] = set()  # choices
+        self._streamed: dict[int, dict[int, _StreamedCall]] = {}  # choice -> position -> call
+        self._chunks = 0
+        self._begun: set[int] = set()  # choices that have said something
 
     def complete(self, response: dict[str, Any]) -> None:
         """Complete the tool calls of a whole reply in place."""
@@ -133,43 +147,56 @@ class ToolCalls:
 
     def complete_chunk(self, chunk: dict[str, Any]) -> None:
         """Complete the tool calls in a chunk in place."""
+        self._chunks += 1
         for choice in _list(chunk.get("choices")):
             place = choice.get("index") or 0
-            if choice.get("delta") is None:
-                choice["delta"] = (None if place in self._begun else choice.pop("message", None)) or {}
-            self._begun.add(place)
+            if not choice.get("delta"):
+                choice["delta"] = (None if place in self._begun else _said(choice)) or {}
+                choice.pop("message", None)
+            if any(value for name, value in choice["delta"].items() if name != "role"):
+                self._begun.add(place)
             for call in _list(choice["delta"].get("tool_calls")):
                 self._complete_fragment(place, call)
             if choice.get("finish_reason"):
-                empty = [
-                    position
-                    for (where, position), said in self._streamed.items()
-                    if where == place and not said
-                ]
+                streamed = self._streamed.get(place, {})
+                empty = [position for position, call in streamed.items() if not call.has_arguments]
                 if empty:
                     rest = [{"index": position, "function": {"arguments": "{}"}} for position in empty]
                     choice["delta"]["tool_calls"] = [*_list(choice["delta"].get("tool_calls")), *rest]
-                    self._streamed.update({(place, position): True for position in empty})
+                    for position in empty:
+                        streamed[position].has_arguments = True
 
     def _complete_fragment(self, place: int, call: dict[str, Any]) -> None:
         function = _function(call)
-        known = [position for where, position in self._streamed if where == place]
+        name = function.get("name") if function is not None else None
+        known = self._streamed.setdefault(place, {})
         position = call.get("index")
         if not isinstance(position, int):
-            if known and call.get("id") and call["id"] == self._ids.get((place, known[-1])):
-                # The next fragment of the same call; clients append what is repeated.
+            continued = [
+                position
+                for position, begun in known.items()
+                if begun.chunk < self._chunks
+                and call.get("id") == begun.id
+                and name in (None, "", begun.name)
+            ]
+            if call.get("id") and continued:
+                position = continued[-1]
+                # Clients append what is repeated.
                 del call["id"]
                 if function is not None:
                     function.pop("name", None)
-            starts = not known or call.get("id") or (function is not None and function.get("name"))
-            position = call["index"] = max(known, default=-1) + 1 if starts else known[-1]
+            elif known and not call.get("id") and not name:
+                position = list(known)[-1]
+            else:
+                position = max(known, default=-1) + 1
+            call["index"] = position
         if position not in known:
-            self._ids[place, position] = call.get("id")
+            known[position] = _StreamedCall(call.get("id"), name, self._chunks)
             call["id"] = call.get("id") or self._new_id(place, position)
-        begun = self._streamed.get((place, position), False)
-        if function is not None and not begun and _is_blank(function["arguments"]):
+        streamed = known[position]
+        if function is not None and not streamed.has_arguments and _is_blank(function["arguments"]):
             function["arguments"] = ""
-        self._streamed[place, position] = begun or function is None or bool(function["arguments"])
+        streamed.has_arguments |= function is None or bool(function["arguments"])
 
     def _new_id(self, place: int, position: int) -> str:
         if self._digest is None:
@@ -194,7 +221,8 @@ def _is_blank(arguments: str) -> bool:
 
 def _said(choice: dict[str, Any]) -> Any:
     """Return what a choice of a chunk says; a server that does not stream sends one chunk with a whole message."""
-    return choice.get("message") if choice.get("delta") is None else choice["delta"]
+    delta, message = choice.get("delta"), choice.get("message")
+    return message if delta is None or (delta == {} and isinstance(message, dict)) else delta
 
 
 def _is_said(said: Any, part: Part) -> bool:
@@ -212,7 +240,8 @@ def _is_error(error: Any, *, beside_choices: bool) -> bool:
     if not isinstance(error, dict):
         return bool(error)
     # Some servers send the object with every reply, with empty fields or with code 0 for success.
-    success = beside_choices and error.get("code") in (0, "0")
+    code = error.get("code")
+    success = beside_choices and (code == "0" or (type(code) is int and code == 0))
     return any(error.values()) and not success
 
 

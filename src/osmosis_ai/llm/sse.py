@@ -6,6 +6,7 @@ logprobs or token ids can be long. WHATWG HTML, section 9.2.6.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
 
 
@@ -16,6 +17,7 @@ class EventParser:
         self._rest = bytearray()  # of a line, which can have megabytes: appending must not copy it
         self._event = ""
         self._data: list[bytes] = []
+        self._byte_order_mark = codecs.BOM_UTF8  # until the first line
 
     def feed(self, piece: bytes) -> Iterator[tuple[str, bytes]]:
         """Yield every event that ``piece`` completes."""
@@ -33,6 +35,8 @@ class EventParser:
         yield from self.feed(b"\n\n")
 
     def _line(self, line: bytes) -> tuple[str, bytes] | None:
+        line = line.removeprefix(self._byte_order_mark)
+        self._byte_order_mark = b""
         if not line:
             if not self._data:
                 self._event = ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from osmosis_ai.config.issues import closest
+from osmosis_ai.config.issues import closest, nearest
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.files import expanded
 from osmosis_ai.workspace.layout import DATASET_EXTENSIONS
@@ -235,7 +235,7 @@ class _Check:
         if config.is_file():
             return
         others = (other.name for other in config.parent.glob("*.toml") if not is_decide_file(other))
-        near = closest(config.name, others)
+        near = next(iter(nearest(config.name, others, most=1, cutoff=0.6)), None)
         message = f"there is no {config.name} beside it, so that only --rules finds it"
         self._add(
             "warning",

@@ -196,8 +196,8 @@ def estimate_reward(
 ) -> Estimate | None:
     """Estimate the mean reward, as a rate if the range of rewards is known and as a mean otherwise.
 
-    If no range is given, rewards that are all 0 or 1 have the range 0 to 1. Rewards are rescaled from their range to 0 to 1, so that the
-    interval stays inside the range. Without a range, the interval ends at the least and greatest reward observed;
+    If no range is given, rewards that are all 0 or 1 have the range 0 to 1. Rewards are rescaled from their range to
+    0 to 1, so that the interval stays inside the range. Without a range, the interval ends at the least and greatest reward observed;
     the one-sided bounds, which decide rules, are left as they are.
 
     Args:

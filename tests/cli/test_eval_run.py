@@ -97,6 +97,32 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 @pytest.mark.e2e
+async def test_a_run_uses_the_reward_range_of_its_decide_file(world: World) -> None:
+    decide = (world.workspace.root / CONFIG).with_suffix(".decide.toml")
+    world.rows(["reward 0.5", "reward 0.25", "reward 0.4"])
+    unranged = (await world.run("--name", "unranged")).resource["metrics"]["estimates"]
+    assert (unranged["reward"]["low"], unranged["reward"]["high"]) == (0.25, 0.5)
+
+    decide.write_text("[decide]\nreward_range = [0, 2]\n")
+    ranged = await world.run("--name", "ranged", "--slice", "user_prompt")
+    reward = ranged.resource["metrics"]["estimates"]["reward"]
+    assert 0 < reward["low"] < 0.25 and 1 < reward["high"] < 2, reward
+    [whole, *_] = [part["reward"] for part in ranged.resource["slices"]]
+    assert 0 < whole["high"] <= 2 and whole["low"] < whole["value"], whole
+    decide.unlink()
+    written = json.loads((world.workspace.evals_dir / "ranged" / "metrics.json").read_text())
+    assert written["estimates"]["reward"] == reward
+    read = await world.osmosis("info", "ranged", "--json")
+    assert json.loads(read.out)["data"]["metrics"]["estimates"]["reward"] == reward
+
+    decide.write_text("[decide]\nreward_range = [0, 0.4]\n")
+    misfit = await world.run("--name", "misfit", "--slice", "user_prompt")
+    assert misfit.resource["metrics"]["estimates"]["reward"] == unranged["reward"]
+    [warning] = [text for text in misfit.resource["metrics"]["estimates"]["warnings"] if "reward_range" in text]
+    assert warning == "rewards of 0.25 to 0.5 do not fit reward_range 0 to 0.4: the range is not used"
+
+
+@pytest.mark.e2e
 async def test_json_prints_one_document_with_the_keys_scripts_rely_on(world: World) -> None:
     world.rows(["one", "raise", "three"])
     outcome = await world.run()

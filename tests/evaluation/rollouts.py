@@ -62,6 +62,9 @@ class EndsAlike(Grader):
             ctx.set_reward(float("nan"))
         if said == "slow grader":
             await asyncio.sleep(3600)
+        if said.startswith("reward "):
+            ctx.set_reward(float(said.removeprefix("reward ")))
+            return
         if said == "remove":
             ctx.sample.remove_sample = True
             return

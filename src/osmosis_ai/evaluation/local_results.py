@@ -82,7 +82,9 @@ class JournalNumbers:
             ) from None
         self.ledger = Ledger(self.rows, n)
         self.pass_threshold = pass_threshold_of(self._directory)
-        self._metrics = MetricsAccumulator(rows=self.rows, n=n, pass_threshold=self.pass_threshold)
+        self._metrics = MetricsAccumulator(
+            rows=self.rows, n=n, pass_threshold=self.pass_threshold, reward_range=manifest.reward_range
+        )
         self._copies, self._chain = RowCopies(self.rows), Chain()
         self._summed_up: tuple[RunMetrics | None, int] = (None, 0)
         self.read = 0

@@ -74,6 +74,7 @@ def read_local_samples(directory: Path) -> RunSamples:
         unfinished=unfinished_words(pending, planned, running=running),
         notes=() if keyed else (_WITHOUT_DIGESTS.format(name=directory.name),),
         unverified=chain.without_digest,
+        reward_range=manifest.reward_range,
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from osmosis_ai.errors import OsmosisError, ResumeRefusedError, reason_of
 from osmosis_ai.evaluation.input_changes import describe_changes
+from osmosis_ai.evaluation.lenient_json import as_number
 from osmosis_ai.evaluation.run_name import check_run_name
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
 from osmosis_ai.files import open_regular, write_json
@@ -114,6 +115,14 @@ class Manifest:
         # It is shown in lines that a CI system reads commands from.
         check_run_name(manifest.run_name)
         return manifest
+
+    @property
+    def reward_range(self) -> tuple[float, float] | None:
+        """The lowest and highest reward, as the decide file said when the run began; None if it did not."""
+        ends = self.provenance.get("reward_range")
+        numbers = [as_number(end) for end in ends] if isinstance(ends, list) and len(ends) == 2 else []
+        least, most = numbers or (None, None)
+        return None if least is None or most is None or least >= most else (least, most)
 
     @property
     def sampled_rows(self) -> int:

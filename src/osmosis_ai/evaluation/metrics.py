@@ -60,7 +60,14 @@ from osmosis_ai.evaluation.sample_columns import (
     judges_of,
     sample_of,
 )
-from osmosis_ai.evaluation.statistics import Estimate, describe, estimate_rate, estimate_reward, percentiles
+from osmosis_ai.evaluation.statistics import (
+    Estimate,
+    describe,
+    estimate_rate,
+    estimate_reward,
+    fitting_range,
+    percentiles,
+)
 from osmosis_ai.llm.finish_reasons import FLAGGED
 
 if TYPE_CHECKING:
@@ -94,6 +101,7 @@ class MetricsAccumulator:
         clusters: of each row, a number that it shares with the rows it is a copy of; by default no row
             is a copy.
         only: the attempts that are planned; all of them when None.
+        reward_range: lowest and highest reward. If a reward is outside, the range is dropped with a warning.
 
     Raises:
         ValueError: for impossible counts, or when there is not one cluster for each row.
@@ -107,6 +115,7 @@ class MetricsAccumulator:
         pass_threshold: float = 1.0,
         clusters: Labels | None = None,
         only: Collection[WorkItem] | None = None,
+        reward_range: tuple[float, float] | None = None,
     ) -> None:
         import numpy as np
 
@@ -116,6 +125,7 @@ class MetricsAccumulator:
         self.cluster(np.arange(rows) if clusters is None else clusters)
         self.n = n
         self.pass_threshold = pass_threshold
+        self.reward_range = reward_range
         self._samples = np.zeros(rows * n, dtype=np.dtype(SAMPLE))
         self._sources = np.full(rows, ABSENT, dtype=np.int64)
         if only is not None:
@@ -284,7 +294,8 @@ class MetricsAccumulator:
         rows = np.flatnonzero(scored) // self.n
         clusters = self._clusters[rows]
         several = self.n >= 2
-        reward = estimate_reward(rewards, rows, clusters)
+        reward_range, misfit = fitting_range(rewards, self.reward_range)
+        reward = estimate_reward(rewards, rows, clusters, reward_range=reward_range)
         passed = estimate_rate((rewards >= self.pass_threshold).astype(np.float64), rows, clusters)
         counts, finish = self._counts(), self._finish_totals()
         return Estimates(
@@ -300,7 +311,7 @@ class MetricsAccumulator:
             tokens=self._token_totals(),
             cost_usd=self._cost_total(),
             latency=self._latency(),
-            warnings=warnings_of(counts, self.rows, (reward, passed), finish),
+            warnings=[*misfit, *warnings_of(counts, self.rows, (reward, passed), finish)],
             judges=self._judge_totals(),
             finish=finish,
         )

@@ -318,6 +318,7 @@ class _Session:
                 pass_threshold=spec.evaluation.pass_threshold,
                 clusters=job.copies.clusters(),
                 only=job.only,
+                reward_range=self._manifest.reward_range,
             ),
             spending=spending,
             projector=Projector(job.directory, ledger, log, self._redact),

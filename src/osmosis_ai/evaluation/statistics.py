@@ -239,6 +239,20 @@ def estimate_reward(
     )
 
 
+def fitting_range(
+    rewards: Floats, reward_range: tuple[float, float] | None
+) -> tuple[tuple[float, float] | None, list[str]]:
+    """Return the range if all rewards are inside, otherwise None and a warning."""
+    if reward_range is None or not rewards.size:
+        return reward_range, []
+    (least, most), found = reward_range, (float(rewards.min()), float(rewards.max()))
+    if least <= found[0] and found[1] <= most:
+        return reward_range, []
+    return None, [
+        f"rewards of {found[0]:g} to {found[1]:g} do not fit reward_range {least:g} to {most:g}: the range is not used"
+    ]
+
+
 def estimate_rate_of_rows(
     by_row: Floats,
     clusters: Labels,

@@ -130,7 +130,7 @@ class RunSamples:
         summary: where there are no samples to be had, the counts.
         open_dataset: returns the dataset's file, with the bytes the run used; None where it can not be known.
         unverified: results that may have been changed by hand without a trace.
-        reward_range: the least and the greatest reward there can be, where the decide file beside its config says so.
+        reward_range: the least and the greatest reward there can be, if the decide file next to its config states them.
     """
 
     name: str

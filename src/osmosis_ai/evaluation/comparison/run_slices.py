@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.comparison.numbers import number_data
-from osmosis_ai.evaluation.statistics import estimate_rate, estimate_reward
+from osmosis_ai.evaluation.statistics import estimate_rate, estimate_reward, fitting_range
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
@@ -66,11 +66,12 @@ def _slices(run: RunSamples, column: str) -> list[RunSlice]:
     slice_of_row: Integers = np.array([places[value] for value in values], dtype=np.int64)
     scored = run.samples[run.scored]
     slice_of_sample, passed = slice_of_row[scored["row"]], run.passed[run.scored].astype(np.float64)
+    reward_range, _ = fitting_range(scored["reward"], run.reward_range)
     found = []
     for name, place in places.items():
         mine = slice_of_sample == place
         rows = scored["row"][mine].astype(np.int64)
-        reward = estimate_reward(scored["reward"][mine], rows)
+        reward = estimate_reward(scored["reward"][mine], rows, reward_range=reward_range)
         rate = estimate_rate(passed[mine], rows)
         found.append(RunSlice(column, name, int((slice_of_row == place).sum()), reward, rate))
     return found

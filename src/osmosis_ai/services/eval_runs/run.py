@@ -155,6 +155,7 @@ def prepare_eval_run(
     slices = tuple(dict.fromkeys((*request.slices, *decided.slices)))
     require_sliceable(slices, path, selection)
     provenance, notes = _provenance(workspace, config, path, rollout.sandbox)
+    provenance["reward_range"] = None if decided.reward_range is None else list(decided.reward_range)
     provenance["options"] = request.options(lambda given: _in_workspace(workspace, expanded(given)))
     return PreparedEvalRun(
         request=request,

@@ -103,6 +103,30 @@ def test_an_imported_run_is_listed_described_and_downloaded_with_numbers_of_our_
     assert "imported by mara@fern.example" in log[0]["message"]
 
 
+def test_finish_reasons_of_uploaded_conversations_are_counted(
+    api: TestClient, services: PlatformServices, run: LocalRun
+) -> None:
+    cut = trajectory(0)
+    cut["steps"][1]["metrics"] = {
+        "prompt_tokens": 7,
+        "completion_tokens": 3,
+        "cost_usd": 0.5,
+        "extra": {"finish_reason": "length"},
+    }
+    run.files[f"rollout_trials/{rollout_id(0)}/trajectory.json"] = json.dumps(cut).encode()
+    run.upload(api)
+    where = f"/api/cli/eval-runs/{run.name}/metrics"
+    before = api.get(where).json()["estimates"]
+    services.sample_filling.fill()
+    after = api.get(where).json()["estimates"]
+    assert before["finish"] is None
+    finish = after["finish"]
+    assert (finish["truncated"], finish["known_samples"], finish["recorded_samples"]) == (1, 1, 6)
+    assert after["cost_usd"] == {"total": 0.5, "known_samples": 1, "recorded_samples": 6}
+    for same in ("reward", "pass_rate", "counts"):
+        assert after[same] == before[same]
+
+
 def test_pages_say_that_a_run_was_imported(
     client: TestClient, services: PlatformServices, member: Member, run: LocalRun
 ) -> None:

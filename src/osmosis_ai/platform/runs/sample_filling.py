@@ -35,6 +35,7 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.lifecycle import OPEN
+from osmosis_ai.platform.runs.read.merging import measure_samples
 from osmosis_ai.platform.runs.run_files import PLACE, StoredPlace, open_run_file
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.grader_notes import read_grader_notes
@@ -160,9 +161,13 @@ class SampleFilling:
             self._read = (run_id, min((place[0] + 1) / max(rows, 1), 1.0))
             if self._stopping.wait(time.monotonic() - began):
                 return False
+        filled: dict[str, Any] = {"samples_filled_at": self._clock.now()}
+        if run.imported and run.metrics:
+            # The index of an upload says nothing of finish reasons, calls and cost.
+            estimates = measure_samples(self._db, run).estimates
+            filled["metrics"] = {**run.metrics, "estimates": estimates.model_dump(mode="json")}
         with self._db.transaction() as session:
-            now = self._clock.now()
-            session.execute(update(DbRun).where(DbRun.id == run_id).values(samples_filled_at=now))
+            session.execute(update(DbRun).where(DbRun.id == run_id).values(**filled))
         return True
 
     def _lacking(self, run_id: str, place: tuple[int, int], *, previews: bool) -> Sequence[Any]:

@@ -184,6 +184,11 @@ def merge(db: Database, blobs: BlobStore, family: RunFamily) -> MergedResults:
     return MergedResults(estimates, counted)
 
 
+def measure_samples(db: Database, run: DbRun) -> RunMetrics:
+    """Compute the metrics of one run from its stored samples; judges and retries are not included."""
+    return _counted(db, RunFamily(run, ()))[0].summary()
+
+
 def measure_accepted(
     db: Database, blobs: BlobStore, run: DbRun, still_mine: Callable[[], None] = lambda: None
 ) -> RunMetrics:

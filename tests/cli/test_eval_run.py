@@ -118,7 +118,9 @@ async def test_a_run_uses_the_reward_range_of_its_decide_file(world: World) -> N
     decide.write_text("[decide]\nreward_range = [0, 0.4]\n")
     misfit = await world.run("--name", "misfit", "--slice", "user_prompt")
     assert misfit.resource["metrics"]["estimates"]["reward"] == unranged["reward"]
-    [warning] = [text for text in misfit.resource["metrics"]["estimates"]["warnings"] if "reward_range" in text]
+    [warning] = [
+        text for text in misfit.resource["metrics"]["estimates"]["warnings"] if "reward_range" in text
+    ]
     assert warning == "rewards of 0.25 to 0.5 do not fit reward_range 0 to 0.4: the range is not used"
 
 

@@ -53,11 +53,16 @@ async def test_a_score_outside_the_scale_is_kept_next_to_the_clamped_one(tmp_pat
     async with StandInModel(lambda _: Reply('{"score": 4, "explanation": "Great."}')) as model:
         world = World(tmp_path, model)
         write_rollout(world.rollout_dir, JUDGED.format(base_url=model.base_url))
-        write_rows(world.rows, ["one"])
+        write_rows(world.rows, ["one", "two"])
         await world.run()
-        (scored,) = world.records()
-        (judgement,) = scored["judgements"]
-        assert (scored["reward"], judgement["score"], judgement["stated_score"]) == (1.0, 1.0, 4.0)
+        for scored in world.records():
+            (judgement,) = scored["judgements"]
+            assert (scored["reward"], judgement["score"], judgement["stated_score"]) == (1.0, 1.0, 4.0)
+        estimates = Estimates.model_validate(world.metrics()["estimates"])
+        assert estimates.judges is not None and estimates.judges.outside_scale == 2
+        numbers, _ = tables.numbers(estimates, None)
+        (judges,) = [row for row in numbers.rows if row[0] == "Judges"]  # type: ignore[union-attr]
+        assert judges[3].endswith("tokens, 2 scores outside the scale, clamped"), judges
 
 
 async def test_its_explanation_is_with_the_sample_and_its_cost_is_in_the_run(tmp_path: Path) -> None:
@@ -83,7 +88,12 @@ async def test_its_explanation_is_with_the_sample_and_its_cost_is_in_the_run(tmp
 
         estimates = Estimates.model_validate(world.metrics()["estimates"])
         assert estimates.judges is not None
-        assert estimates.judges.model_dump() == {"calls": 1, "tokens": 100, "cost_usd": 0.25}
+        assert estimates.judges.model_dump() == {
+            "calls": 1,
+            "tokens": 100,
+            "cost_usd": 0.25,
+            "outside_scale": 0,
+        }
         numbers, _ = tables.numbers(estimates, None)
         assert ("Judges", "$0.25", "", "1 call, 100 tokens") in numbers.rows  # type: ignore[union-attr]
 

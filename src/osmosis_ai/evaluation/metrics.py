@@ -405,6 +405,7 @@ class MetricsAccumulator:
         known = costs[costs == costs]
         return JudgeTotals(
             calls=int(self._judges["calls"].sum()),
+            outside_scale=int(self._judges["outside_scale"].sum()),
             tokens=int(self._judges["tokens"].sum()),
             cost_usd=total_of(known),
         )

@@ -102,11 +102,15 @@ class CostTotal(_Model):
 
 
 class JudgeTotals(_Model):
-    """What graders asked of judges; the cost is in USD, as far as prices are known, None when no price is."""
+    """Judge calls of graders. The cost is in USD and covers calls with a known price; None if no price is known.
+
+    ``outside_scale`` is the number of scores outside the scale, which were clamped to it.
+    """
 
     calls: int
     tokens: int
     cost_usd: float | None
+    outside_scale: int = 0
 
 
 class Latency(_Model):

@@ -41,6 +41,7 @@ class TerminalRecord:
         judge_calls: questions that its grader asked of judges through `evaluate_rubric`; absent when there were none.
         judge_tokens: read and produced by them.
         judge_cost_usd: what they cost, as far as prices are known.
+        judge_outside_scale: how many judge scores were outside the scale and were clamped.
         judgements: of the first few, who judged, the score and the explanation (2,000 characters at most), or the error.
         input: how the first message of the user begins, and
         output: how the last text of the assistant begins; each in one line of 160 characters at most, without
@@ -74,6 +75,7 @@ class TerminalRecord:
     judge_calls: int | None = None
     judge_tokens: int | None = None
     judge_cost_usd: float | None = None
+    judge_outside_scale: int | None = None
     judgements: Sequence[Mapping[str, Any]] | None = None
     input: str | None = None
     output: str | None = None
@@ -125,6 +127,7 @@ _COUNTS = frozenset(
         "lost_attempts",
         "judge_calls",
         "judge_tokens",
+        "judge_outside_scale",
     }
 )
 _NUMBERS = frozenset({"reward", "cost_usd", "model_latency_ms", "judge_cost_usd"})

@@ -179,6 +179,7 @@ def record_of(result: AttemptResult, redact: Redactor, *, previews: bool = False
         judge_calls=judges.calls or None,
         judge_tokens=judges.tokens if judges.calls else None,
         judge_cost_usd=judges.cost_usd,
+        judge_outside_scale=judges.outside_scale or None,
         judgements=[_judgement(each, redact) for each in judges.judgements[:_SHOWN_JUDGEMENTS]] or None,
         input=shown.input,
         output=shown.output,

@@ -99,7 +99,10 @@ def _spent(estimates: Estimates) -> Iterator[NumberLine]:
     if judges is not None:
         spent = "price not known" if judges.cost_usd is None else numbers.money(judges.cost_usd)
         judged = amount(judges.tokens, "token") if judges.tokens else "tokens unknown"
-        yield NumberLine("Judges", spent, "", f"{amount(judges.calls, 'call')}, {judged}")
+        said = [amount(judges.calls, "call"), judged]
+        if judges.outside_scale:
+            said.append(f"{amount(judges.outside_scale, 'score')} outside the scale, clamped")
+        yield NumberLine("Judges", spent, "", ", ".join(said))
 
 
 def _latencies(label: str, latency: Percentiles | None, which: str) -> Iterator[NumberLine]:

@@ -29,7 +29,7 @@ SAMPLE = [
     ("prompt_tokens", "i8"),
     ("completion_tokens", "i8"),
 ]
-JUDGES = [("calls", "i4"), ("tokens", "i8"), ("cost_usd", "f8")]
+JUDGES = [("calls", "i4"), ("outside_scale", "i4"), ("tokens", "i8"), ("cost_usd", "f8")]
 RECORD = [
     *(("row", "i8"), ("run", "i8"), ("offset", "i8"), ("source", "i8"), ("lost", "i8")),
     *(("sample", SAMPLE), ("judges", JUDGES)),
@@ -131,7 +131,12 @@ def _finish_bits(reasons: Mapping[str, int] | None) -> int:
 
 def judges_of(record: TerminalRecord) -> tuple[float, ...]:
     """Return what a record says of its judges, in the order of :data:`JUDGES`."""
-    return (record.judge_calls or 0, record.judge_tokens or 0, _number(record.judge_cost_usd))
+    return (
+        record.judge_calls or 0,
+        record.judge_outside_scale or 0,
+        record.judge_tokens or 0,
+        _number(record.judge_cost_usd),
+    )
 
 
 def _number(value: float | None) -> float:

@@ -31,17 +31,20 @@ class JudgeCalls:
         cost_usd: of those whose price is known; None when no price is.
         judgements: of the first of them, who judged (``model``) and either ``score`` and ``explanation``, or ``error``.
             ``stated_score`` is the judge's own number if it was outside the scale.
+        outside_scale: scores that were outside the scale and were clamped to it.
     """
 
     calls: int = 0
     tokens: int = 0
     cost_usd: float | None = None
     judgements: list[dict[str, Any]] = field(default_factory=list)
+    outside_scale: int = 0
 
     def add(self, *, tokens: int, cost_usd: float | None, judgement: Mapping[str, Any]) -> None:
         """Count a question."""
         self.calls += 1
         self.tokens += tokens
+        self.outside_scale += "stated_score" in judgement
         if cost_usd is not None:
             self.cost_usd = (self.cost_usd or 0.0) + cost_usd
         if len(self.judgements) < _MOST_KEPT:
@@ -52,7 +55,9 @@ class JudgeCalls:
         """Return the ``extra_fields`` that say it; none without calls."""
         if not self.calls:
             return {}
-        said = {"calls": self.calls, "tokens": self.tokens, "cost_usd": self.cost_usd}
+        said: dict[str, Any] = {"calls": self.calls, "tokens": self.tokens, "cost_usd": self.cost_usd}
+        if self.outside_scale:
+            said["outside_scale"] = self.outside_scale
         return {JUDGE_KEY: {**said, "judgements": self.judgements}}
 
 
@@ -88,7 +93,10 @@ def read_judge_calls(extra_fields: Mapping[str, Any]) -> JudgeCalls:
     cost_usd, given = _number(said.get("cost_usd")), said.get("judgements")
     judgements = [_judgement(each) for each in given[:_MOST_KEPT]] if isinstance(given, list) else []
     priced = cost_usd is not None and cost_usd >= 0
-    return JudgeCalls(calls, tokens, cost_usd if priced else None, list(filter(None, judgements)))
+    outside_scale = min(_count(said.get("outside_scale")) or 0, calls)
+    return JudgeCalls(
+        calls, tokens, cost_usd if priced else None, list(filter(None, judgements)), outside_scale
+    )
 
 
 def _judgement(said: Any) -> dict[str, Any]:

@@ -34,6 +34,7 @@ _RESULT_COLUMNS = {
     "judge_calls": "int64",
     "judge_tokens": "int64",
     "judge_cost_usd": "float64",
+    "judge_outside_scale": "int64",
 }
 _COLUMNS = {
     "run": "string",

@@ -28,7 +28,7 @@ _IN_MEMORY_BYTES = 8 << 20
 _LEVEL = 4
 _BESIDE = (
     *("scores", "unscored", "finish_reason"),
-    *("judge_calls", "judge_tokens", "judge_cost_usd", "judgements"),
+    *("judge_calls", "judge_tokens", "judge_cost_usd", "judge_outside_scale", "judgements"),
 )
 _BESIDE_MARKS = tuple(f'"{name}":'.encode() for name in _BESIDE)
 

@@ -54,6 +54,7 @@ MODEL: dict[str, Any] = {
     "training_run_name": "copper-finch",
     "checkpoint_step": 40,
     "reward": 0.75,
+    "validation_reward": 0.5,
     "created_at": "2026-10-02T07:00:00Z",
     "deployment_status": "active",
     "deployed_at": "2026-10-02T08:00:00Z",

@@ -23,6 +23,7 @@ LORA: dict[str, Any] = {
     "training_run_name": "copper-finch",
     "checkpoint_step": 40,
     "reward": 0.75,
+    "validation_reward": 0.5,
     "created_at": "2026-10-02T07:00:00Z",
 }
 DEPLOYED = {

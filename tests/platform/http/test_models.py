@@ -51,6 +51,7 @@ def add_models(
             base_model=base_model,
             step=step,
             reward=step / 100,
+            validation_reward=step / 200,
             files={},
             created_at=services.clock.now(),
         )
@@ -109,6 +110,7 @@ def test_adapters_are_listed_newest_first_page_by_page(
         "training_run_name": "copper-finch-8",
         "checkpoint_step": 40,
         "reward": 0.4,
+        "validation_reward": 0.2,
         "created_at": "2026-11-02T09:31:00.000Z",
         # Null, not absent: it could be deployed, and never was.
         "deployment_status": None,

@@ -192,8 +192,10 @@ def check_finished_run(api: TestClient, services: PlatformServices, code: Code, 
 
     saved = checkpoints(api, run["name"])
     assert [one["checkpoint_step"] for one in saved] == [3, STEPS]
-    model = api.get(f"/api/cli/models/{saved[-1]['checkpoint_name']}").json()
-    assert (model["base_model"], model["reward"]) == ("osmosis/tiny", curve[VALIDATION_REWARD][-1][1])
+    third, model = (api.get(f"/api/cli/models/{one['checkpoint_name']}").json() for one in saved)
+    assert (third["reward"], "validation_reward" in third) == (curve[TRAINING_REWARD][2][1], False)
+    assert (model["base_model"], model["reward"]) == ("osmosis/tiny", curve[TRAINING_REWARD][-1][1])
+    assert model["validation_reward"] == curve[VALIDATION_REWARD][-1][1]
     download = api.get(f"/api/cli/models/{saved[-1]['checkpoint_name']}/download").json()
     files = {file["path"]: api.get(file["url"]).content for file in download["files"]}
     assert set(files) == {"adapter_config.json", "adapter_model.safetensors", "provenance.json"}

@@ -29,6 +29,7 @@ class LoraModel(WireModel):
     training_run_name: str | None = None
     checkpoint_step: int | None = None
     reward: float | None = None
+    validation_reward: float | None = None
     created_at: Timestamp | None = None
     deployment_status: str | None = None
     deployed_at: Timestamp | None = None

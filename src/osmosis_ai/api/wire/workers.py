@@ -304,6 +304,7 @@ class CheckpointPart(WireModel):
     base_model: Annotated[Words, Field(max_length=255)]
     files: dict[str, UploadName]
     reward: float | None = None
+    validation_reward: float | None = None
     is_resume: bool = False
 
 

@@ -84,6 +84,7 @@ def rows(model: LoraModel) -> list[Row]:
         ("Training Run", model.training_run_name),
         ("Checkpoint Step", model.checkpoint_step),
         ("Training Reward", _reward(model.reward)),
+        ("Validation Reward", _reward(model.validation_reward)),
         ("Created", Timestamp(model.created_at, seconds=True)),
     ]
 

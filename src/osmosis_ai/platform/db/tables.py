@@ -424,6 +424,7 @@ class DbLoraModel(Base):
     base_model: Mapped[str] = mapped_column(String(255))
     step: Mapped[int] = mapped_column(Integer)
     reward: Mapped[float | None] = mapped_column(Float)
+    validation_reward: Mapped[float | None] = mapped_column(Float)
     files: Mapped[dict[str, Any]]
     deployment_status: Mapped[str | None] = mapped_column(String(16))
     deployed_at: Mapped[datetime | None]

@@ -133,6 +133,7 @@ def _fields(found: FoundLoraModel) -> dict[str, Any]:
             "training_run_name": found.run_name,
             "checkpoint_step": model.step,
             "reward": model.reward,
+            "validation_reward": model.validation_reward,
             "created_at": model.created_at,
         }
     )

@@ -229,4 +229,5 @@ def _commands(run: DbRun) -> list[str]:
 
 def saved_adapter(model: DbLoraModel) -> SavedAdapter:
     """Return an adapter as pages show it."""
-    return SavedAdapter(model.name, model.step, model.reward, adapter_size(model), model.deployment_status)
+    reward = model.validation_reward
+    return SavedAdapter(model.name, model.step, reward, adapter_size(model), model.deployment_status)

@@ -144,7 +144,8 @@ def lora_item(model: LoraModel) -> dict[str, Any]:
     known = model.model_dump(mode="json")
     deployment = ("deployment_status", "deployed_at", "deployed_by") if can_be_deployed(model) else ()
     keys = (
-        *("id", "model_name", "base_model", "training_run_name", "checkpoint_step", "reward"),
+        *("id", "model_name", "base_model", "training_run_name", "checkpoint_step"),
+        *("reward", "validation_reward"),
         *deployment,
         "created_at",
     )

@@ -273,7 +273,7 @@ def _keep_checkpoint(
             created_at=now,
         )
         session.add(model)
-    model.files, model.reward = files, part.reward
+    model.files, model.reward, model.validation_reward = files, part.reward, part.validation_reward
     return model.name
 
 

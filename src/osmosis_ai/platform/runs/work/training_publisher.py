@@ -184,7 +184,14 @@ class TrainingPublisher:
             paths.append(checkpoint.directory / PROVENANCE_FILE)
         # The name says what the file is, so that sending it again leaves nothing behind.
         files = {path.name: f"{CHECKPOINTS}/{step}/{file_digest(path)[:16]}-{path.name}" for path in paths}
-        part = CheckpointPart(step=step, base_model=self._base_model, files=files, reward=_reward(checkpoint))
+        metrics = checkpoint.provenance().get("metrics") or {}
+        part = CheckpointPart(
+            step=step,
+            base_model=self._base_model,
+            files=files,
+            reward=metrics.get(TRAINING_REWARD),
+            validation_reward=metrics.get(VALIDATION_REWARD),
+        )
         with ExitStack() as opened:
             blobs: dict[str, BinaryIO] = {
                 files[path.name]: opened.enter_context(path.open("rb")) for path in paths
@@ -340,10 +347,3 @@ def _described(plan: TrainingPlan) -> str:
         f"{plan.total_steps} steps of {plan.rollouts_per_step} rollouts on {plan.device}{done}; "
         f"{plan.training_rows} rows to train on, {plan.held_out_rows} held out"
     )
-
-
-def _reward(checkpoint: CheckpointDirectory) -> float | None:
-    """Return the reward of the validation after the checkpoint's step, or else of the step's own rollouts."""
-    metrics = checkpoint.provenance().get("metrics") or {}
-    reward: float | None = metrics.get(VALIDATION_REWARD, metrics.get(TRAINING_REWARD))
-    return reward

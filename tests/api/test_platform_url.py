@@ -25,6 +25,9 @@ from osmosis_ai.errors import OsmosisError
         ("127.0.0.1:8000", "http://127.0.0.1:8000"),
         ("[::1]:8000", "http://[::1]:8000"),
         ("https://[2001:DB8::1]:443/", "https://[2001:db8::1]"),
+        ("notaurl", "https://notaurl"),
+        ("my_platform:8080", "https://my_platform:8080"),
+        ("b\u00fccher.example", "https://b\u00fccher.example"),
     ],
 )
 def test_two_spellings_of_a_platform_have_one_normal_form(written: str, normal: str) -> None:
@@ -33,7 +36,12 @@ def test_two_spellings_of_a_platform_have_one_normal_form(written: str, normal: 
 
 
 @pytest.mark.parametrize(
-    "written", ["", "https://", "https://a:port", "ftp://a.example", "https://a b", "https://[::1"]
+    "written",
+    [
+        *("", "https://", "https://a:port", "ftp://a.example", "https://a b", "https://[::1"),
+        *("a..example", "-a.example", "https://a_b-.example", "https://a,b", "https://a;b"),
+        *("https://300.1.1.1", "https://1.2.3", "https://a:0", "a.example:99999", f"https://{'a' * 64}"),
+    ],
 )
 def test_what_is_no_web_address_is_refused(written: str) -> None:
     with pytest.raises(OsmosisError, match="Invalid platform URL"):

@@ -46,6 +46,19 @@ def test_what_exists_is_a_conflict_until_forced(capsys: pytest.CaptureFixture[st
     assert main(["rollout", "init", "capitals", "-f"]) == 0
 
 
+def test_an_existing_name_prints_its_paths_and_diff_adds_the_differences(
+    workspace_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rollout", "init", "capitals"]) == 0
+    (workspace_root / "rollouts/capitals/main.py").write_text("mine = 1\n" * 200)
+    capsys.readouterr()
+    assert main(["rollout", "init", "capitals", "--plain"]) == 1
+    short = capsys.readouterr().err
+    assert short.count("\n") < 7 and "mine" not in short and "--diff" in short
+    assert main(["rollout", "init", "capitals", "--plain", "--diff"]) == 1
+    assert "\n-mine = 1" in capsys.readouterr().err
+
+
 def test_a_bad_name_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rollout", "init", "My_Agent"]) == 1
     assert "lower-case letters, digits and hyphens" in capsys.readouterr().err

@@ -339,7 +339,9 @@ def test_an_insecure_platform_can_be_allowed_but_not_silently(cli: Cli) -> None:
 
 
 def test_a_platform_on_this_machine_needs_no_https(cli: Cli) -> None:
-    assert cli("--platform", "localhost:8000", "fleet", "bare") == (0, "fleet.noop: noop\n", "")
+    noted = (0, "fleet.noop: noop\n", "Platform: http://localhost:8000\n")
+    assert cli("--platform", "localhost:8000", "fleet", "bare") == noted
+    assert cli("--platform", "http://localhost:8000", "fleet", "bare").err == ""
 
 
 def test_an_invalid_platform_is_refused(cli: Cli) -> None:

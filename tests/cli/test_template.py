@@ -73,6 +73,15 @@ def test_what_exists_is_kept_and_its_differences_are_shown(cli: Cli, repository:
     before = tree(repository)
     outcome = cli("template", "apply", "multiply", "--plain")
     assert outcome.status == 1
+    assert outcome.err.splitlines()[:4] == [
+        "Error: These paths already exist:",
+        "  - rollouts/multiply",
+        f"  - {EVAL}",
+        "  - configs/training/multiply.toml",
+    ]
+    assert "limit = " not in outcome.err and "--diff" in outcome.err
+    outcome = cli("template", "apply", "multiply", "--plain", "--diff")
+    assert outcome.status == 1
     assert "\n-limit = 3 " in outcome.err
     assert "\n+limit = 100 " in outcome.err
     assert "rollouts/multiply/mine.py is yours alone, and would be removed" in outcome.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 
 from osmosis_ai.errors import OsmosisError
@@ -36,6 +37,8 @@ def normalize_platform_url(raw: str) -> str:
     except ValueError:
         raise _invalid(raw) from None
     if parts.scheme not in _DEFAULT_PORTS or not host or any(c.isspace() for c in text):
+        raise _invalid(raw)
+    if port == 0 or not _is_host(host):
         raise _invalid(raw)
     if parts.username is not None or parts.password is not None:
         raise OsmosisError(
@@ -92,6 +95,24 @@ def platform_url(env: Mapping[str, str] | None = None) -> str:
     """
     value = (os.environ if env is None else env).get(PLATFORM_URL_ENV, "").strip()
     return normalize_platform_url(value) if value else DEFAULT_PLATFORM_URL
+
+
+def _is_host(host: str) -> bool:
+    """Return whether ``host`` is an IP address, or a name as in RFC 1123 (underscores allowed) or IDNA."""
+    import ipaddress
+
+    if ":" in host or host.rpartition(".")[2].isdigit():
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return True
+    try:
+        name = host.encode("idna").decode("ascii").removesuffix(".")
+    except UnicodeError:
+        return False
+    label = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+    return len(name) <= 253 and re.fullmatch(rf"{label}(\.{label})*", name) is not None
 
 
 def _host_of_bare(text: str) -> str:

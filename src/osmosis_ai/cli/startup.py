@@ -49,6 +49,8 @@ def prepare_environment(
     from osmosis_ai.llm.file_addresses import set_file_addresses
 
     chosen = normalize_platform_url(platform) if platform is not None else None
+    if chosen is not None and platform is not None and "://" not in platform:
+        output.note(f"Platform: {chosen}")
     for name in PROFILE:
         if os.environ.get(name) == "":
             del os.environ[name]

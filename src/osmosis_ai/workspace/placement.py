@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.workspace import gitignore
-from osmosis_ai.workspace.differences import difference, join_differences, shortened
+from osmosis_ai.workspace.differences import difference, shortened
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 _LEFT_BEHIND = ("__pycache__", ".venv")
@@ -171,12 +171,10 @@ def _check_targets(root: Path, targets: Sequence[str], rollout: RolloutFiles, *,
     ways = dict.fromkeys(found for target in targets if (found := obstacle_on_the_way(root, target)))
     irregular = [*ways, *(target for target in present if not _replaceable(root / target, target, rollout))]
     if present and not force:
-        differences = _differences(root, present, rollout)
-        shown = join_differences(differences)
         raise ConflictError(
-            "These exist already:\n" + _listed(present) + (f"\n{shown}" if shown else ""),
-            details={"conflicts": present, "differences": differences},
-            hint="move them away, or replace them with `--force`",
+            "These paths already exist:\n" + _listed(present),
+            details={"conflicts": present, "differences": _differences(root, present, rollout)},
+            hint="show the differences with `--diff`, or replace the files with `--force`",
         )
     if irregular:
         raise ConflictError(

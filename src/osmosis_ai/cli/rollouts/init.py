@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 
 from osmosis_ai.cli.output.results import OperationResult
+
+
+DiffOption = Annotated[
+    bool, typer.Option("--diff", help="If files exist, show how the new ones differ.", show_default=False)
+]
 
 
 def init(
@@ -23,6 +29,7 @@ def init(
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Replace a rollout and configs of that name.")
     ] = False,
+    diff: DiffOption = False,
 ) -> OperationResult:
     """Write a new rollout with an eval and a training config.
 
@@ -34,7 +41,8 @@ def init(
 
     if name is None and not example:
         context.fail("Missing argument 'NAME'.")
-    resource = initialize_rollout(name, example=example, force=force).resource()
+    with conflicts_with_diff(diff):
+        resource = initialize_rollout(name, example=example, force=force).resource()
     eval_config = resource["configs"]["eval"]
     return OperationResult(
         operation="rollout.init",
@@ -55,3 +63,19 @@ def written_lines(resource: Mapping[str, Any]) -> list[str]:
     added = resource["gitignore"]["added"]
     lines = [f"  {path}" for path in resource["files"]]
     return [*lines, f"  .gitignore now ignores {' and '.join(added)}"] if added else lines
+
+
+@contextmanager
+def conflicts_with_diff(wanted: bool) -> Iterator[None]:
+    """Add the differences to the error about files that already exist, if ``wanted``."""
+    from osmosis_ai.errors import ConflictError
+
+    try:
+        yield
+    except ConflictError as conflict:
+        from osmosis_ai.workspace.differences import join_differences
+
+        shown = join_differences(conflict.details.get("differences", {})) if wanted else ""
+        if not shown:
+            raise
+        raise ConflictError(f"{conflict}\n{shown}", details=conflict.details, hint=conflict.hint) from None

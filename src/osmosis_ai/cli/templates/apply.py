@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from osmosis_ai.cli.output.results import OperationResult
-from osmosis_ai.cli.rollouts.init import written_lines
+from osmosis_ai.cli.rollouts.init import DiffOption, conflicts_with_diff, written_lines
 
 
 def complete_template(incomplete: str) -> list[str]:
@@ -31,6 +31,7 @@ def apply(
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Replace a rollout, configs and data of those names.")
     ] = False,
+    diff: DiffOption = False,
 ) -> OperationResult:
     """Write a template into this repository: its rollout, its configs and their data.
 
@@ -39,7 +40,8 @@ def apply(
     """
     from osmosis_ai.services.rollouts.templates import apply_template
 
-    applied = apply_template(name, force=force)
+    with conflicts_with_diff(diff):
+        applied = apply_template(name, force=force)
     resource = applied.resource()
     evaluations = [path for path in applied.configs if path.startswith("configs/eval/")]
     return OperationResult(

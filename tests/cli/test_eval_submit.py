@@ -148,8 +148,18 @@ def test_scripts_that_cannot_be_asked_get_all_they_would_agree_to(maze: Maze) ->
     assert len(error["details"]["notes"]) == 3
     warnings = "\n".join(error["details"]["warnings"])
     assert (
-        "not committed" in warnings and "no upstream" in warnings and "neither `commit_sha` nor" in warnings
+        "Uncommitted changes" in warnings
+        and "no upstream" in warnings
+        and "neither `commit_sha` nor" in warnings
     )
+
+
+def test_an_uncommitted_config_is_no_reason_to_warn(maze: Maze) -> None:
+    commit(maze)
+    configure(maze, TEXT.replace("limit = 10", "limit = 5"))
+    (maze.workspace.eval_configs_dir / "new.toml").write_text(TEXT)
+    warned = submit(maze, "--json").error["details"]["warnings"]
+    assert "Uncommitted changes" not in "\n".join(warned)
 
 
 def test_commits_that_are_not_pushed_are_counted(maze: Maze, tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_an_agent_that_is_served_elsewhere_needs_no_directory(maze: Maze) -> Non
     assert "is served elsewhere" in " ".join(envelope["resource"]["warnings"])
     (maze.workspace.root / "new.txt").write_text("not the agent's")
     told = submit(maze, "--check", "--json").json["resource"]
-    assert "not committed" not in " ".join(told["warnings"])
+    assert "Uncommitted changes" not in " ".join(told["warnings"])
     assert "the repository's code is not run" in " ".join(told["notes"])
     asked = sent(maze.post("/eval-runs/check"))
     assert asked["experiment_config"]["entrypoint"] == "server://calculator"

@@ -283,7 +283,7 @@ def test_a_file_of_a_platforms_run_has_the_sizes_of_adapters_that_it_tells(
     assert maze.osmosis("train", "info", "copper", "--report", str(report)).status == 0
     _, _, table = report.read_text().partition('id="adapters"')
     headings = re.findall(r'<th scope="col"[^>]*>([^<]*)<', table.partition("</table>")[0])
-    assert headings == ["Adapter", "Step", "Reward", *(["Size"] if column else [])]
+    assert headings == ["Adapter", "Step", "Validation reward", *(["Size"] if column else [])]
     cells = [re.findall(r"<td[^>]*>([^<]*)<", row) for row in re.findall(r"<tr data-id.*?</tr>", table)]
     assert [each[2:] for each in cells] == ([[size] for size in column] if column else [[], []])
 

@@ -124,15 +124,19 @@ def tracked_env_files(root: Path) -> tuple[str, ...]:
     return tuple(name for name in found.stdout.split("\0") if name)
 
 
-def read_git_state(root: Path) -> GitState:
+def read_git_state(root: Path, *, ignored: str = "") -> GitState:
     """Return the commit, the branch and what is not committed or pushed.
+
+    Args:
+        root: of the work tree.
+        ignored: a directory whose changes do not count.
 
     Raises:
         OsmosisError: when ``root`` is not in a work tree, or Git cannot read it.
     """
+    paths = [".", ":(exclude).osmosis", *([f":(exclude){ignored}"] if ignored else [])]
     found = run_git(
-        ["status", "--porcelain=v2", "--branch", "--untracked-files=normal", "--", ".", ":(exclude).osmosis"],
-        cwd=root,
+        ["status", "--porcelain=v2", "--branch", "--untracked-files=normal", "--", *paths], cwd=root
     )
     if found.returncode != 0:
         raise OsmosisError(f"Git cannot read {root}: {found.stderr.strip()}")

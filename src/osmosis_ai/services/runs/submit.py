@@ -135,7 +135,9 @@ def prepare_submission(
     secrets = plan_run_secrets(context.client, loaded.secrets, supplied)
     tell("Asking the platform")
     verdict = ask_platform(context, _body(kind, loaded, stand_ins(supplied)))
-    state, git = read_git_state(context.workspace.root), context.checkout.git
+    # The platform receives the config itself.
+    state = read_git_state(context.workspace.root, ignored="configs")
+    git = context.checkout.git
     doubts = [
         imported.problem,
         unused_values(loaded.secrets, secret_values or {}),

@@ -102,7 +102,7 @@ def code_warnings(
         return []  # the agent's code is where it is served
     warnings = []
     if git.dirty:
-        warnings.append("there are changes that are not committed; the platform does not see them.")
+        warnings.append("Uncommitted changes are not visible to the platform.")
     if experiment.commit_sha is not None:
         return warnings
     if verdict is not None and verdict.commit_sha:

@@ -102,7 +102,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "command", "osmosis_ai.cli.upgrade:upgrade", "Bring Osmosis up to date from where it came.", PLATFORM
     ),
     "platform": CommandEntry(
-        "group", "osmosis_ai.cli.platform:app", "Run a platform of your own, and administer it.", PLATFORM
+        "group", "osmosis_ai.cli.platform:app", "Run and administer your own platform.", PLATFORM
     ),
 }
 

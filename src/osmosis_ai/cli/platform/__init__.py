@@ -15,7 +15,7 @@ from osmosis_ai.cli.platform.status import status
 from osmosis_ai.cli.platform.stop import stop
 from osmosis_ai.cli.platform.worker import worker
 
-app = typer.Typer(help="Run a platform of your own, and administer it on its machine.")
+app = typer.Typer(help="Run and administer your own platform.")
 app.command("start")(start)
 app.command("status")(status)
 app.command("stop")(stop)
@@ -32,7 +32,7 @@ tokens.command("list")(token.list_)
 tokens.command("revoke")(token.revoke)
 app.add_typer(tokens, name="token")
 
-worker_tokens = typer.Typer(help="Make, list and revoke the tokens that other machines execute runs with.")
+worker_tokens = typer.Typer(help="Create, list and revoke worker tokens.")
 worker_tokens.command("create")(worker_token.create)
 worker_tokens.command("list")(worker_token.list_)
 worker_tokens.command("revoke")(worker_token.revoke)

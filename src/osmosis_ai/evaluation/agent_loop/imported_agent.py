@@ -109,7 +109,7 @@ class LoopDataset(DatasetInput):
                 DatasetRow(
                     source_row_index=indices[position - 1],
                     messages=row_messages(row),
-                    label=row["ground_truth"] or None,
+                    label=row["ground_truth"],
                     metadata=further or None,
                 ),
             )

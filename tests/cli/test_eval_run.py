@@ -125,6 +125,31 @@ async def test_a_run_uses_the_reward_range_of_its_decide_file(world: World) -> N
 
 
 @pytest.mark.e2e
+async def test_a_grader_gets_numbers_as_the_file_has_them(world: World) -> None:
+    written = ["3.14159265358979323846", "1.10", "1e5", "-0.0", "12345678901234567890123", "true"]
+    world.model.respond = lambda body: Reply(content=body["messages"][-1]["content"])
+    rows = [f'{{"user_prompt": "{text}", "ground_truth": {text}}}\n' for text in written]
+    (world.workspace.data_dir / "multiply.jsonl").write_text("".join(rows))
+    metrics = (await world.run()).resource["metrics"]
+    assert metrics["estimates"]["reward"]["value"] == 1.0
+    assert metrics["estimates"]["counts"]["scored"] == len(written)
+
+
+@pytest.mark.e2e
+async def test_any_byte_string_is_a_file_name(world: World) -> None:
+    odd = os.fsdecode(b"caf\xe9")
+    folder = world.workspace.rollouts_dir / "multiply" / odd
+    folder.mkdir()
+    for place in (folder, folder.parent, world.workspace.data_dir, (world.workspace.root / CONFIG).parent):
+        (place / f"{odd}.txt").write_text("one")
+    assert (await world.run("--name", "odd")).status == 0
+    assert (await world.run("--name", "odd")).resource["resumed"] == 3
+    (folder / f"{odd}.txt").write_text("two")
+    changed = await world.run("--name", "odd")
+    assert changed.status == 1 and "Changed: rollout." in json.loads(changed.err)["error"]["message"]
+
+
+@pytest.mark.e2e
 async def test_json_prints_one_document_with_the_keys_scripts_rely_on(world: World) -> None:
     world.rows(["one", "raise", "three"])
     outcome = await world.run()

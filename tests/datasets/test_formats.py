@@ -109,7 +109,8 @@ class TestJsonLines:
         "line, problem",
         [
             ('{"a": 1', "not valid JSON: unexpected end of data (column 8)"),
-            ('{"a": NaN}', "not valid JSON"),
+            ('{"a": NaN}', "not valid JSON: NaN instead of null (column 7)"),
+            ('{"é": [-Infinity]}', "not valid JSON: -Infinity instead of null (column 9)"),
             ('{"a": "\\ud800"}', "not valid JSON"),
             ('{"a": 1} {"a": 2}', "not valid JSON"),
             ('{"a": 1},{"a": 2}', "not valid JSON"),
@@ -203,7 +204,7 @@ class TestJsonArray:
             ('[{"a": 1}] x', "line 1, column 12: text after the closing ']'"),
             ('[{"a": 1}, 12]', "row 2: expected a JSON object, found a number"),
             ('[{"a": 1}, {"b": 1}]', "row 2: columns differ from row 1: missing 'a'; extra 'b'"),
-            ('[{"a": NaN}]', "line 1, column 2: not valid JSON: NaN is no JSON value (in row 1)"),
+            ('[{"a": NaN}]', "row 1: not valid JSON: NaN instead of null"),
             ('[{"a": 1e999}]', "line 1, column 2: not valid JSON: the number 1e999 is too large (in row 1)"),
             ('[{"a": "\\uD800"}]', "line 1, column 2: not valid JSON"),
             ("[" * 200_000, "line 1, column 2: row 1 is nested too deeply"),

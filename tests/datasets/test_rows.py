@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_a_row_becomes_messages_label_and_metadata(tmp_path: Path, extension: st
         ({"ground_truth": 0}, "0"),
         ({"ground_truth": 12345678901234567890123}, "12345678901234567890123"),
         ({"ground_truth": 1.5}, "1.5"),
-        ({"ground_truth": True}, "True"),
+        ({"ground_truth": True}, "true"),
         ({"ground_truth": {"ä": [1]}}, '{"ä": [1]}'),
     ],
 )
@@ -133,9 +134,9 @@ def test_one_row_is_found_without_looking_at_those_before_it(
     expected = list(iter_rows(path))[41]
     made: list[int] = []
 
-    def noted(index: int, record: Record) -> DatasetRow:
+    def noted(index: int, record: Record, columns: Collection[str]) -> DatasetRow:
         made.append(index)
-        return normalise(index, record)
+        return normalise(index, record, columns)
 
     monkeypatch.setattr("osmosis_ai.datasets.rows.normalise", noted)
     assert find_row(path, 41, look_s=60) == expected

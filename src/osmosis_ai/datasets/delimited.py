@@ -16,9 +16,13 @@ from osmosis_ai.datasets.reader import (
 )
 from osmosis_ai.datasets.record_places import RecordPlace
 
+_MISSING = frozenset({"NaN", "nan"})
+"""How pandas and NumPy write a missing value if told to write one."""
+_OTHER_DELIMITERS = (";", "\t", "|")
+
 
 class CsvReader(RecordReader):
-    """Yields (number of the line on which the row starts, record of strings)."""
+    """Yields (number of the line on which the row starts, record of strings); a missing value is None."""
 
     _read_to = 0  # bytes, of whole lines
 
@@ -29,7 +33,10 @@ class CsvReader(RecordReader):
         """Yield what stands behind so many rows; the columns of those are not counted."""
         for line, fields in self._rows(rows):
             if len(fields) == len(self.columns):
-                yield line, dict(zip(self.columns, fields, strict=True))
+                record: Record = dict(zip(self.columns, fields, strict=True))
+                if not _MISSING.isdisjoint(fields):
+                    record = {name: None if field in _MISSING else field for name, field in record.items()}
+                yield line, record
             else:
                 self.report(f"line {line}: expected {len(self.columns)} columns, found {len(fields)}")
 
@@ -87,6 +94,9 @@ class CsvReader(RecordReader):
         while line := text.readline(MAX_RECORD_BYTES + 1):
             if len(line) > MAX_RECORD_BYTES:
                 self.fail_too_long(number)
+            if not self.columns and "," not in line:
+                for delimiter in filter(line.__contains__, _OTHER_DELIMITERS):
+                    self.fail(f"line {number}: columns are separated by {delimiter!r}, expected ','")
             number += 1
             self._read_to += len(line) if line.isascii() else len(line.encode())
             yield line

@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from osmosis_ai.datasets.reader import Progress, RecordReader, Report
+from osmosis_ai.datasets.reader import NoteRepeats, Progress, RecordReader, Report
 from osmosis_ai.errors import OsmosisError
 
 SUPPORTED_EXTENSIONS = ("csv", "jsonl", "json", "parquet")
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def iter_records(path: Path, *, start: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -50,11 +51,15 @@ def extension_of(path: Path) -> str:
     return path.suffix.lower().removeprefix(".")
 
 
-def describe_extension_problem(path: Path) -> str | None:
-    """Say what is wrong with a file's extension, or return None."""
+def describe_file_problem(path: Path) -> str | None:
+    """Return why a file cannot be read as a dataset, whatever its records; None if it can."""
     extension = extension_of(path)
     if extension in SUPPORTED_EXTENSIONS:
-        return None
+        with path.open("rb") as handle:
+            start = handle.read(len(LFS_POINTER))
+        if start == LFS_POINTER:
+            return "the file is a Git LFS pointer; run `git lfs pull` to get its content"
+        return None if start else "the file is empty"
     supported = ", ".join(f".{name}" for name in SUPPORTED_EXTENSIONS)
     found = f"unsupported file extension '.{extension}'" if extension else "the file has no extension"
     return f"{found}; supported: {supported}"
@@ -65,6 +70,7 @@ def open_reader(
     *,
     report: Report,
     progress: Progress | None = None,
+    note_repeats: NoteRepeats | None = None,
     only: Collection[str] | None = None,
     uniform: bool = True,
 ) -> RecordReader:
@@ -74,13 +80,13 @@ def open_reader(
         OsmosisError: the file is missing, empty or of no supported format.
     """
     require_file(path)
-    problem = describe_extension_problem(path)
-    if problem is None and path.stat().st_size == 0:
-        problem = "the file is empty"
+    problem = describe_file_problem(path)
     if problem is not None:
         raise OsmosisError(f"{path}: {problem}.")
     reader = _reader_class(extension_of(path))
-    return reader(path, report=report, progress=progress, only=only, uniform=uniform)
+    return reader(
+        path, report=report, progress=progress, note_repeats=note_repeats, only=only, uniform=uniform
+    )
 
 
 def raise_for(path: Path) -> Callable[[str], NoReturn]:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import codecs
 import io
 import json
-import math
 import re
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import orjson
 
@@ -22,7 +21,10 @@ from osmosis_ai.datasets.reader import (
     MAX_RECORD_BYTES,
     Record,
     RecordReader,
+    WrittenFloat,
+    may_repeat_keys,
     pass_byte_order_mark,
+    repeated_keys,
 )
 
 _BLANK = re.compile(r"[ \t\n\r]*")
@@ -58,7 +60,11 @@ class JsonArrayReader(RecordReader):
             character = window.next_character()
             while character != "]":
                 number += 1
-                yield number, window.take_element(number)
+                element = window.take_element(number)
+                if window.constant:
+                    self.report(f"row {number}: not valid JSON: {window.constant} instead of null")
+                else:
+                    yield number, element
                 character = window.next_character()
                 if character == ",":
                     window.advance(1)
@@ -89,17 +95,6 @@ class JsonArrayReader(RecordReader):
         return f"{where}: expected an array of objects, found {repr(first) if first else 'nothing'}"
 
 
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise ValueError(f"the number {digits[:20]} is too large")
-    return number
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON value")
-
-
 class _Window:
     """The part of the file being looked at, as text, and where it stands in the file."""
 
@@ -107,9 +102,10 @@ class _Window:
         self._reader = reader
         self._handle = handle
         self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self._scan = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse).raw_decode
+        self._scan = json.JSONDecoder(parse_float=WrittenFloat, parse_constant=self._note_constant).raw_decode
         self._text = ""
         self._position = 0
+        self.constant = ""  # NaN or an infinity in the element just taken, which JSON does not have
         self._ended = False
         self._counted = 0  # the position that line, column and offset are of
         self._line = 1
@@ -140,6 +136,7 @@ class _Window:
     def take_element(self, number: int) -> Any:
         """Decode the element that starts here and step behind it."""
         while True:
+            self.constant = ""
             try:
                 value, end = self._scan(self._text, self._position)
             except (ValueError, RecursionError) as error:
@@ -149,9 +146,15 @@ class _Window:
                 # A bare number may go on in what has not been read; nothing else can.
                 if end < len(self._text) or self._ended:
                     self._refuse_surrogates(number, end)
+                    self._note_repeats(number, self._text[self._position : end], value)
                     self._position = end
                     return value
             self._grow(max(BLOCK_BYTES, self._held()))
+
+    def _note_repeats(self, number: int, text: str, value: object) -> None:
+        note = self._reader.note_repeats
+        if note is not None and may_repeat_keys(text, value) and (names := repeated_keys(text)):
+            note(number, names)
 
     def keep_place(self, rows: int) -> None:
         """Remember that so many rows stand before what comes next, where that is worth while."""
@@ -175,6 +178,9 @@ class _Window:
         self._line, self._column = self._line_and_column(self._position)
         self._offset += len(self._text[self._counted : self._position].encode())
         self._counted = self._position
+
+    def _note_constant(self, constant: str) -> None:
+        self.constant = constant
 
     def _held(self) -> int:
         return len(self._text) - self._position

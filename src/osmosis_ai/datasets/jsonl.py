@@ -21,11 +21,16 @@ from osmosis_ai.datasets.reader import (
     MAX_RECORD_BYTES,
     Record,
     RecordReader,
+    WrittenFloat,
     count_line_ends,
+    describe_json_error,
     may_have_lost_digits,
+    may_repeat_keys,
     pass_byte_order_mark,
+    repeated_keys,
 )
 from osmosis_ai.datasets.record_places import RecordPlace
+from osmosis_ai.datasets.rows import METADATA_COLUMN
 
 # Small enough for its records to stay in the processor's cache: 5 % faster than 256 KiB.
 _BLOCK_BYTES = 64 << 10
@@ -38,6 +43,7 @@ class JsonLinesReader(RecordReader):
 
     _block = b""  # the lines that the records now yielded come from
     _block_starts_at = 1
+    _lines: list[bytes] | None = None  # those of the block, once they are needed
 
     def __iter__(self) -> Iterator[tuple[int, Record]]:
         return self.behind(0)
@@ -69,24 +75,32 @@ class JsonLinesReader(RecordReader):
         """Yield the records of a block, the first line of which has a number, behind so many rows; return how many it has."""
         records = self._decode_block(block)
         if records is not None:
-            self._block, self._block_starts_at = block, number
+            self._note_repeats(number, block, records)
+            self._block, self._block_starts_at, self._lines = block, number, None
             yield from islice(enumerate(records, number), passed, None)
             return len(records)
         for at, raw in enumerate(block.split(b"\n"), number):
             if passed and raw and not raw.isspace():
                 passed -= 1
             elif (record := self._decode_line(at, raw)) is not None:
-                self._block, self._block_starts_at = raw, at
+                self._block, self._block_starts_at, self._lines = raw, at, None
                 yield at, record
         return _rows_in(block)
 
     def exactly(self, number: int, record: Record) -> Record:
-        """Return the record just yielded with every digit of its integers."""
-        if not may_have_lost_digits(record):
+        """Return the record just yielded with its numbers as they are written; metadata keeps only long integers."""
+        if not self.uniform:
+            is_exact = not may_have_lost_digits(record, least=0)
+        else:
+            wanted = [record.get(name) for name in self.only or record if name != METADATA_COLUMN]
+            is_exact = not may_have_lost_digits(wanted, least=0)
+            is_exact = is_exact and not may_have_lost_digits(record.get(METADATA_COLUMN))
+        if is_exact:
             return record
-        raw = self._block.split(b"\n")[number - self._block_starts_at]
+        if self._lines is None:
+            self._lines = self._block.split(b"\n")
         try:
-            exact: Record = json.loads(raw)
+            exact: Record = _decode_as_written(self._lines[number - self._block_starts_at].decode())
         except RecursionError:
             self.fail(f"line {number}: nested too deeply")
         return exact
@@ -124,16 +138,23 @@ class JsonLinesReader(RecordReader):
         except ValueError as error:
             self._report_line(number, raw, error)
             return None
+        self._note_repeats(number, raw, value)
         return self.admit(number, value)
+
+    def _note_repeats(self, number: int, lines: bytes, decoded: object) -> None:
+        if self.note_repeats is None or not may_repeat_keys(lines, decoded):
+            return
+        for at, raw in enumerate(lines.split(b"\n"), number):
+            if names := repeated_keys(raw):
+                self.note_repeats(at, names)
 
     def _report_line(self, number: int, raw: bytes, error: ValueError) -> None:
         try:
             raw.decode("utf-8")
         except UnicodeDecodeError:
             self.fail_encoding()
-        reason = getattr(error, "msg", str(error))
         column = getattr(error, "colno", 1)
-        self.report(f"line {number}: not valid JSON: {reason} (column {column})")
+        self.report(f"line {number}: not valid JSON: {describe_json_error(raw, error)} (column {column})")
 
     def _blocks(self, handle: io.BufferedReader) -> Iterator[bytes]:
         """Yield runs of whole lines, without the line end that closes each run."""
@@ -153,6 +174,9 @@ class JsonLinesReader(RecordReader):
             held = len(pieces[0])
         if held:
             yield b"".join(pieces)
+
+
+_decode_as_written = json.JSONDecoder(parse_float=WrittenFloat).decode
 
 
 def _rows_in(block: bytes) -> int:

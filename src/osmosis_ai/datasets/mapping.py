@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, cast
 
 from osmosis_ai.datasets.chat import conversation_of, read_conversation
-from osmosis_ai.datasets.reader import Record, decode_json, quote_names
+from osmosis_ai.datasets.reader import Record, WrittenFloat, decode_json, quote_names
 from osmosis_ai.datasets.rows import METADATA_COLUMN, PROMPT_COLUMN, SYSTEM_COLUMN, as_text
 
 Field = Literal["prompt", "ground_truth", "system", "metadata"]
@@ -215,7 +215,7 @@ def _without_empty(value: Any, depth: int = 0) -> Any:
         return {str(key): _without_empty(item, depth + 1) for key, item in value.items()} or None
     if isinstance(value, list):
         return [_without_empty(item, depth + 1) for item in value]
-    return _readable(value)
+    return float(value) if isinstance(value, WrittenFloat) else _readable(value)
 
 
 def _readable(value: Any) -> Any:
@@ -234,7 +234,7 @@ def _decoded(value: object) -> object:
     """Return an object that a text column holds as JSON; any other value as it is."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
-            return decode_json(value)
+            return decode_json(value, as_written=True)
         except ValueError:
             return value
     return value

@@ -11,7 +11,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from osmosis_ai.datasets.reader import may_have_lost_digits, name_of_type
+from osmosis_ai.datasets.reader import (
+    may_have_lost_digits,
+    may_repeat_keys,
+    name_of_type,
+    repeated_keys,
+)
 from osmosis_ai.datasets.rows import METADATA_COLUMN, as_object
 
 MOST_PATHS = 100_000
@@ -30,6 +35,7 @@ class MetadataChecker:
 
     Attributes:
         overflowed: more than ``MOST_PATHS`` distinct paths were met; later ones were not compared.
+        repeated: keys that an object has twice in the text just checked.
         doubtful: the value just checked holds a float that may stand for a longer integer.
     """
 
@@ -37,18 +43,21 @@ class MetadataChecker:
         self.unit = unit
         self.overflowed = False
         self.doubtful = False
+        self.repeated: list[str] = []
         self._root = _Path(None, METADATA_COLUMN)
         self._paths = 1
         self._found: list[str] = []
 
     def check(self, number: int, value: object) -> list[str]:
         """Return what is wrong with the metadata of line or row ``number``, a sentence each."""
-        self._found = []
+        self._found, self.repeated = [], []
         self.doubtful = False
         try:
             metadata = as_object(value)
         except ValueError as error:
             return [str(error)]
+        if isinstance(value, str) and may_repeat_keys(value, metadata):
+            self.repeated = repeated_keys(value)
         if metadata is None:
             found = "an empty object" if isinstance(value, (dict, str)) and value else "nothing"
             return [f"'{METADATA_COLUMN}' must be a non-empty JSON object, found {found}"]

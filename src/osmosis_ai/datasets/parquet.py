@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.datasets.reader import Record, RecordReader, quote_names
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
 _BATCH_BYTES = 1 << 20
@@ -40,6 +41,7 @@ class ParquetReader(RecordReader):
                     passed = min(max(rows - number, 0), batch.num_rows)
                     kept = batch.slice(passed)
                     records = kept.to_pylist() if wanted else [{}] * kept.num_rows
+                    _shorten_floats(records, batch.schema)
                     yield from enumerate(records, number + passed + 1)
                     number += batch.num_rows
                     if self.progress is not None:
@@ -76,6 +78,32 @@ class ParquetReader(RecordReader):
             self.fail(f"the schema names {quote_names(twice)} more than once")
         self.columns = tuple(names)
         return file
+
+
+def _shorten_floats(records: list[Record], schema: pa.Schema) -> None:
+    """Replace narrow floats by the shortest numbers that round to them: 0.1 for 0.10000000149011612."""
+    for column in schema:
+        if "float" in str(column.type):
+            for record in records:
+                record[column.name] = _shortened(record[column.name], column.type)
+
+
+def _shortened(value: Any, kind: pa.DataType) -> Any:
+    import pyarrow as pa
+
+    if value is None:
+        return None
+    if pa.types.is_float16(kind) or pa.types.is_float32(kind):
+        return float(str(kind.to_pandas_dtype()(value)))
+    if pa.types.is_struct(kind):
+        return {field.name: _shortened(value[field.name], field.type) for field in kind}
+    if pa.types.is_map(kind):
+        return [(_shortened(key, kind.key_type), _shortened(item, kind.item_type)) for key, item in value]
+    if pa.types.is_dictionary(kind):
+        return _shortened(value, kind.value_type)
+    if isinstance(value, list):
+        return [_shortened(item, kind.value_type) for item in value]
+    return value
 
 
 def _batch_rows(file: Any) -> int:

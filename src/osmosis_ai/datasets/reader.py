@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, KeysView
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, cast
@@ -23,6 +27,7 @@ from osmosis_ai.datasets.record_places import RecordPlace, RecordPlaces, places_
 Record = dict[str, Any]
 Report = Callable[[str], None]
 Progress = Callable[[int], None]
+NoteRepeats = Callable[[int, list[str]], None]
 
 BLOCK_BYTES = 1 << 20
 # One record: a line, a CSV field, an element of a JSON array. It bounds the memory of a reader
@@ -36,8 +41,27 @@ _TYPE_NAMES: dict[type, str] = {
     float: "a number",
     dict: "an object",
     list: "an array",
+    bytes: "binary data",
 }
+_CONSTANT = re.compile(r"[^\w-]?(NaN|-?Infinity)")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class WrittenFloat(float):
+    """A number of a JSON file; ``str`` returns it as it is written there, such as ``1.10``."""
+
+    __slots__ = ("_text",)
+    _text: str
+
+    def __new__(cls, text: str) -> WrittenFloat:
+        number = super().__new__(cls, text)
+        if math.isinf(number):
+            raise ValueError(f"the number {text[:20]} is too large")
+        number._text = text
+        return number
+
+    def __str__(self) -> str:
+        return self._text
 
 
 class StopReading(Exception):
@@ -51,6 +75,7 @@ class RecordReader(ABC):
         path: an existing file.
         report: takes one sentence per problem; it may raise to end the reading.
         progress: takes how many bytes of the file are read or passed over; it may raise :class:`StopReading`.
+        note_repeats: takes the line or row of a record in which an object has a key twice, and these keys.
         only: the columns the caller will look at; a columnar format reads nothing else.
         uniform: whether every record has to be an object with the file's columns. Without it, whatever a line
             or an element holds is yielded, and the caller checks it.
@@ -68,12 +93,14 @@ class RecordReader(ABC):
         *,
         report: Report,
         progress: Progress | None = None,
+        note_repeats: NoteRepeats | None = None,
         only: Collection[str] | None = None,
         uniform: bool = True,
     ) -> None:
         self.path = path
         self.report = report
         self.progress = progress
+        self.note_repeats = note_repeats
         self.only = only
         self.uniform = uniform
         self.columns: tuple[str, ...] = ()
@@ -89,10 +116,9 @@ class RecordReader(ABC):
         return islice(self, rows, None)
 
     def exactly(self, number: int, record: Record) -> Record:
-        """Return the record just yielded with every digit of its integers.
+        """Return the record just yielded with its numbers as they are written.
 
-        A fast decoder gives integers beyond 64 bits as floats, losing half of an answer of thirty
-        digits. A caller that finds :func:`may_have_lost_digits` asks here.
+        A fast decoder turns long integers into floats and ``1.10`` into 1.1, which is another answer.
         """
         return record
 
@@ -171,31 +197,73 @@ class _CountingFile(io.FileIO):
         return count
 
 
-def decode_json(raw: bytes | str) -> Any:
+def decode_json(raw: bytes | str, *, as_written: bool = False) -> Any:
     """Decode strict JSON (no NaN, no lone surrogates), keeping every digit of long integers.
+
+    Args:
+        raw: the text.
+        as_written: whether other numbers are :class:`WrittenFloat`.
 
     Raises:
         ValueError: a ``json.JSONDecodeError`` with position and reason.
     """
     value = orjson.loads(raw)
-    if may_have_lost_digits(value):
-        return json.loads(raw)
+    if may_have_lost_digits(value, least=0 if as_written else 2**63):
+        return json.loads(raw, parse_float=WrittenFloat if as_written else None)
     return value
 
 
-def may_have_lost_digits(value: Any) -> bool:
-    """Say whether ``value`` holds a float so large that it may have been written as an integer."""
+def describe_json_error(raw: bytes | str, error: Exception) -> str:
+    """Return why :func:`decode_json` refused a text; NaN and infinities are named."""
+    text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
+    # The position is that of the word, or behind its sign.
+    constant = _CONSTANT.match(text, max(getattr(error, "pos", 0) - 1, 0))
+    return f"{constant[1]} instead of null" if constant else getattr(error, "msg", str(error))
+
+
+def may_have_lost_digits(value: Any, *, least: float = 2**63) -> bool:
+    """Return whether ``value`` contains a float of at least this size. One of the default size may be a long integer."""
     pending = [value]
     while pending:
         item = pending.pop()
         if isinstance(item, float):
-            if abs(item) >= 2**63:
+            if abs(item) >= least:
                 return True
         elif isinstance(item, dict):
             pending.extend(inner for inner in item.values() if inner.__class__ is not str)
         elif isinstance(item, list):
             pending.extend(item)
     return False
+
+
+def may_repeat_keys(raw: bytes | str, value: Any) -> bool:
+    """Return False if no object of a JSON text has a key twice, which is quick to see; else :func:`repeated_keys` tells."""
+    text = raw.encode() if isinstance(raw, str) else raw
+    return text.count(b'":') + text.count(b'" :') != _count_keys(value)
+
+
+def repeated_keys(raw: bytes | str) -> list[str]:
+    """Return the keys that an object of a valid JSON text has more than once."""
+    found: list[str] = []
+
+    def note(pairs: list[tuple[str, Any]]) -> None:
+        found.extend(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+
+    with suppress(RecursionError):
+        json.loads(raw, object_pairs_hook=note)
+    return found
+
+
+def _count_keys(value: Any) -> int:
+    count, pending = 0, [value]
+    while pending:
+        item = pending.pop()
+        if item.__class__ is dict:
+            count += len(item)
+            pending.extend(inner for inner in item.values() if inner.__class__ in (dict, list))
+        elif item.__class__ is list:
+            pending.extend(item)
+    return count
 
 
 def find_invalid_utf8(path: Path) -> tuple[int, int, int] | None:
@@ -262,4 +330,5 @@ def quote_names(names: Collection[str], *, most: int = 8) -> str:
 
 def name_of_type(value: object) -> str:
     """Name a JSON value's type in a sentence."""
-    return _TYPE_NAMES.get(type(value)) or f"a {type(value).__name__}"
+    kind = float if isinstance(value, float) else type(value)
+    return _TYPE_NAMES.get(kind) or f"a {kind.__name__}"

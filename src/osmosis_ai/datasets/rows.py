@@ -1,27 +1,41 @@
 """What an agent gets of a record: messages, the expected answer, metadata.
 
 A file with a `metadata` column may leave out prompts and answers; any other file has both in
-every row. Empty strings and nulls count as absent, other values become text, further columns
-are passed over.
+every row. Empty strings, nulls and NaN count as absent, other values become text (numbers as the
+file writes them), further columns are passed over.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from osmosis_ai.datasets.formats import open_reader, raise_for
-from osmosis_ai.datasets.reader import Record, StopReading, decode_json, name_of_type, quote_names
+from osmosis_ai.datasets.reader import (
+    Record,
+    StopReading,
+    WrittenFloat,
+    decode_json,
+    describe_json_error,
+    name_of_type,
+    quote_names,
+)
 
 SYSTEM_COLUMN = "system_prompt"
 PROMPT_COLUMN = "user_prompt"
 ANSWER_COLUMNS = ("ground_truth", "label")
 METADATA_COLUMN = "metadata"
 KNOWN_COLUMNS = frozenset({SYSTEM_COLUMN, PROMPT_COLUMN, *ANSWER_COLUMNS, METADATA_COLUMN})
+
+_JSON_AS_IT_IS = frozenset({str, int, bool, NoneType})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +67,7 @@ def iter_rows(path: Path) -> Iterator[DatasetRow]:
     reader = open_reader(path, report=report, only=KNOWN_COLUMNS)
     for index, (number, record) in enumerate(reader):
         try:
-            yield normalise(index, reader.exactly(number, record))
+            yield normalise(index, reader.exactly(number, record), reader.columns)
         except ValueError as error:
             report(f"{reader.unit} {number}: {error}")
         except RecursionError:
@@ -85,28 +99,33 @@ def find_row(path: Path, source_row_index: int, *, look_s: float) -> DatasetRow 
     with suppress(StopReading):
         in_time(0)
         for number, record in reader.behind(source_row_index):
-            return normalise(source_row_index, reader.exactly(number, record))
+            return normalise(source_row_index, reader.exactly(number, record), reader.columns)
     return None
 
 
-def normalise(source_row_index: int, record: Record) -> DatasetRow:
-    """Make a row of a record.
+def normalise(source_row_index: int, record: Record, columns: Collection[str] = ()) -> DatasetRow:
+    """Return a record as a row.
+
+    Args:
+        source_row_index: the row's position in the file, from 0.
+        record: the known columns of the row, at least.
+        columns: all columns of the file, for messages; those of the record by default.
 
     Raises:
-        ValueError: the record lacks what a row needs; the message says what.
+        ValueError: the record lacks a value that a row needs, or JSON cannot hold its metadata.
     """
     system = as_text(record.get(SYSTEM_COLUMN))
     prompt = as_text(record.get(PROMPT_COLUMN))
     label = answer_of(record)
     if METADATA_COLUMN in record:
-        metadata = as_object(record[METADATA_COLUMN])
+        metadata = as_json(as_object(record[METADATA_COLUMN]))
         if prompt is None and metadata is None:
             raise ValueError(f"the row has neither a '{PROMPT_COLUMN}' nor '{METADATA_COLUMN}'")
     else:
         metadata = None
         missing = missing_columns(record)
         if missing:
-            raise ValueError(f"missing {quote_names(missing)} (found {quote_names(record)})")
+            raise ValueError(f"missing {quote_names(missing)} (found {quote_names(columns or record)})")
         absent = missing_values(record)
         if absent:
             raise ValueError(f"no value for {quote_names(absent)}")
@@ -142,18 +161,28 @@ def answer_of(record: Record) -> str | None:
 
 
 def as_text(value: object) -> str | None:
-    """Return a value as text: strings as they are, JSON for objects and arrays, None if absent."""
-    if value is None or value == "":
+    """Return a value as text: strings and numbers as written, JSON for anything else; None if absent or NaN."""
+    if value is None or value == "" or value != value:
         return None
     if isinstance(value, str):
         return value
-    if isinstance(value, (dict, list)):
-        import json
-
-        return json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, (bool, dict, list)):
+        return _json_text(value)
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    return str(value)
+    return f"{value:f}" if isinstance(value, Decimal) else str(value)
+
+
+def _json_text(value: object) -> str:
+    if isinstance(value, dict):
+        return (
+            f"{{{', '.join(f'{_json_text(str(key))}: {_json_text(item)}' for key, item in value.items())}}}"
+        )
+    if isinstance(value, list):
+        return f"[{', '.join(map(_json_text, value))}]"
+    if isinstance(value, (WrittenFloat, Decimal)):
+        return as_text(value) or ""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def as_object(value: object) -> dict[str, Any] | None:
@@ -165,13 +194,35 @@ def as_object(value: object) -> dict[str, Any] | None:
     if isinstance(value, str):
         if not value.strip():
             return None
+        text = value
         try:
-            value = decode_json(value)
+            value = decode_json(text)
         except ValueError as error:
-            reason = getattr(error, "msg", str(error))
+            reason = describe_json_error(text, error)
             raise ValueError(f"'{METADATA_COLUMN}' is not valid JSON: {reason}") from None
     if value is None:
         return None
     if not isinstance(value, dict):
         raise ValueError(f"'{METADATA_COLUMN}' must be a JSON object, found {name_of_type(value)}")
     return value or None
+
+
+def as_json(value: Any, path: str = METADATA_COLUMN) -> Any:
+    """Return a value in the types that every JSON writer knows.
+
+    Raises:
+        ValueError: JSON cannot hold a part of it; the message names the part.
+    """
+    if isinstance(value, dict):
+        return {
+            key: item if item.__class__ in _JSON_AS_IT_IS else as_json(item, f"{path}.{key}")
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [item if item.__class__ in _JSON_AS_IT_IS else as_json(item, f"{path}[]") for item in value]
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if value.__class__ in _JSON_AS_IT_IS:
+        return value
+    found = value if isinstance(value, float) else name_of_type(value)
+    raise ValueError(f"'{path}' is {found}, which JSON cannot hold")

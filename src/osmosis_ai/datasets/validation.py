@@ -7,6 +7,7 @@ that fits on a screen.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from osmosis_ai.datasets.formats import (
-    describe_extension_problem,
+    describe_file_problem,
     extension_of,
     open_reader,
     require_file,
@@ -33,6 +34,7 @@ from osmosis_ai.datasets.rows import (
     KNOWN_COLUMNS,
     METADATA_COLUMN,
     PROMPT_COLUMN,
+    as_text,
     missing_columns,
     missing_values,
 )
@@ -40,6 +42,8 @@ from osmosis_ai.datasets.rows import (
 MAX_FILE_BYTES = 5 << 30
 MIN_ROWS = 4
 MOST_ERRORS = 5
+
+_INTEGER_AS_FLOAT = re.compile(r"-?\d+\.0")
 
 Mode = Literal["prompt", "metadata"]
 Numbered = tuple[int, Record]
@@ -103,14 +107,10 @@ def validate_dataset(path: Path, *, progress: Callable[[int], None] | None = Non
 
 
 def _describe_basic_problem(path: Path, size: int) -> str | None:
-    problem = describe_extension_problem(path)
-    if problem is not None:
-        return problem
-    if size == 0:
-        return "the file is empty"
-    if size > MAX_FILE_BYTES:
+    problem = describe_file_problem(path)
+    if problem is None and size > MAX_FILE_BYTES:
         return f"the file has {size / 2**30:.1f} GiB; the platform takes at most {MAX_FILE_BYTES >> 30} GiB"
-    return None
+    return problem
 
 
 class _Validation:
@@ -122,9 +122,20 @@ class _Validation:
         self.progress = progress
         self.unusable = 0  # rows without a prompt or an answer
         self.first_unusable = ""
+        self.repeating = 0  # rows with a key more than once
+        self.first_repeating = ""
+        self.may_be_integers = True  # every answer so far is missing or an integer with ".0"
+        self.first_integer = ""
+        self.first_missing = ""
 
     def run(self) -> None:
-        reader = open_reader(self.path, report=self._add_error, progress=self.progress, only=KNOWN_COLUMNS)
+        reader = open_reader(
+            self.path,
+            report=self._add_error,
+            progress=self.progress,
+            note_repeats=self._note_repeats,
+            only=KNOWN_COLUMNS,
+        )
         records = iter(reader)
         with suppress(StopReading):
             # The header, or the first good record, tells the columns.
@@ -136,7 +147,7 @@ class _Validation:
                     f"found {_rows(self.report.row_count)}; the platform takes at least {MIN_ROWS} "
                     "(`osmosis eval run --dataset-file` takes any number)"
                 )
-        self._add_warnings()
+        self._add_warnings(reader)
 
     def _check_columns(self, reader: RecordReader) -> None:
         columns = reader.columns
@@ -158,7 +169,7 @@ class _Validation:
     def _check_records(self, reader: RecordReader, records: Iterable[Numbered]) -> None:
         answer = next((name for name in ANSWER_COLUMNS if name in reader.columns), None)
         if self.report.mode == "metadata":
-            self._check_metadata(reader, records)
+            self._check_metadata(reader, records, answer)
         elif PROMPT_COLUMN in reader.columns and answer is not None:
             self._check_prompts(reader, records, answer)
         else:
@@ -167,11 +178,13 @@ class _Validation:
     def _check_prompts(self, reader: RecordReader, records: Iterable[Numbered], answer: str) -> None:
         for number, record in records:
             self.report.row_count += 1
-            # Most rows have both: only the others are looked at closely.
-            if not (record[PROMPT_COLUMN] and record[answer]):
+            if self.may_be_integers:
+                self._note_answer(f"{reader.unit} {number}", as_text(record[answer]))
+            # Most rows have both: only the others, and NaN, are looked at closely.
+            if not (record[PROMPT_COLUMN] and record[answer] and record[answer] == record[answer]):
                 self._note_missing(reader, number, missing_values(record))
 
-    def _check_metadata(self, reader: RecordReader, records: Iterable[Numbered]) -> None:
+    def _check_metadata(self, reader: RecordReader, records: Iterable[Numbered], answer: str | None) -> None:
         checker = MetadataChecker(reader.unit)
         for number, record in records:
             self.report.row_count += 1
@@ -180,6 +193,10 @@ class _Validation:
                 problems = checker.check(number, reader.exactly(number, record)[METADATA_COLUMN])
             for problem in problems:
                 self._add_error(f"{reader.unit} {number}: {problem}")
+            if checker.repeated:
+                self._note_repeats(number, checker.repeated)
+            if self.may_be_integers and answer is not None:
+                self._note_answer(f"{reader.unit} {number}", as_text(record[answer]))
         if checker.overflowed:
             self.report.warnings.append(
                 f"metadata has more than {MOST_PATHS:,} distinct keys; the types of later ones were not compared"
@@ -191,6 +208,18 @@ class _Validation:
             if not self.first_unusable:
                 self.first_unusable = f"{reader.unit} {number}: no value for {quote_names(names)}"
 
+    def _note_answer(self, place: str, answer: str | None) -> None:
+        if answer is None:
+            self.first_missing = self.first_missing or place
+        elif _INTEGER_AS_FLOAT.fullmatch(answer):
+            self.first_integer = self.first_integer or f"'{answer}' on {place}"
+        else:
+            self.may_be_integers = False
+
+    def _note_repeats(self, number: int, names: list[str]) -> None:
+        self.repeating += 1
+        self.first_repeating = self.first_repeating or f"{number}: {quote_names(names)}"
+
     def _add_error(self, problem: str) -> None:
         """Keep a problem; the sixth only leaves the note that there are more."""
         if len(self.report.errors) < MOST_ERRORS:
@@ -199,12 +228,22 @@ class _Validation:
         self.report.errors.append(f"... (showing first {MOST_ERRORS} errors)")
         raise StopReading
 
-    def _add_warnings(self) -> None:
+    def _add_warnings(self, reader: RecordReader) -> None:
         if self.unusable:
             self.report.unusable = (
                 f"{_rows(self.unusable)} cannot be evaluated, the first at {self.first_unusable}"
             )
             self.report.warnings.append(self.report.unusable)
+        if self.may_be_integers and self.first_integer and self.first_missing:
+            self.report.warnings.append(
+                f"answers are integers that became floats ({self.first_integer}) because a value is missing "
+                f"({self.first_missing}); convert the column first, in pandas with .astype('Int64')"
+            )
+        if self.repeating:
+            self.report.warnings.append(
+                f"{_rows(self.repeating)} with a repeated key (the last value counts), the first at "
+                f"{reader.unit} {self.first_repeating}"
+            )
         if self.report.extension != "parquet" and starts_with_byte_order_mark(self.path):
             self.report.warnings.append(
                 "the file starts with a UTF-8 byte-order mark, which other tools take for a part of "

@@ -173,7 +173,7 @@ class _UvEnvironment:
     def _key(self, python: Path) -> str:
         digest = hashlib.sha256()
         for part in (_LAYOUT, self._sdk.wheel_name, *_identity(python)):
-            digest.update(f"{part}\0".encode())
+            digest.update(os.fsencode(f"{part}\0"))
         for name in _DECIDING_FILES:
             path = self._rollout_dir / name
             content = path.read_bytes() if path.is_file() else b""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -68,7 +69,7 @@ def grader_digest(
     grading = _grader_sources(sources)
     digest = hashlib.sha256()
     for name, content in sorted({**others, **grading}.items()):
-        digest.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
+        digest.update(os.fsencode(name) + b"\0" + hashlib.sha256(content).digest())
     variables = _variables_of_graders(env, b"\n".join(grading.values()), b"\n".join(sources.values()))
     config = {"grader_timeout_s": grader_timeout_s, "env": variables}
     digest.update(json.dumps(config, sort_keys=True, separators=(",", ":")).encode())

@@ -240,7 +240,7 @@ def source_digest(rollout_dir: Path, *, output_root: Path | None = None) -> str:
         with path.open("rb") as handle:
             while chunk := handle.read(1 << 20):
                 content.update(chunk)
-        digest.update(relative.encode() + b"\0" + content.digest())
+        digest.update(os.fsencode(relative) + b"\0" + content.digest())
     return digest.hexdigest()
 
 

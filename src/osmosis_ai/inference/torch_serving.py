@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def _adapted(model: PreTrainedModel, model_path: str, adapter: Path) -> Any:
 
 
 def _fingerprint(model_path: str, adapter: Path | None) -> str:
-    digest = hashlib.sha256(model_path.encode())
+    digest = hashlib.sha256(os.fsencode(model_path))
     for file in sorted(adapter.iterdir()) if adapter is not None else ():
         digest.update(file.read_bytes())
     return digest.hexdigest()

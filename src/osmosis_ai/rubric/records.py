@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.datasets.reader import BYTE_ORDER_MARK, decode_json, name_of_type
+from osmosis_ai.datasets.formats import LFS_POINTER
+from osmosis_ai.datasets.reader import BYTE_ORDER_MARK, decode_json, describe_json_error, name_of_type
 from osmosis_ai.errors import NotFoundError, OsmosisError
 
 # The largest contexts hold a few million tokens of about four characters.
@@ -155,6 +156,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             number += 1
             if number == 1:
                 raw = raw.removeprefix(BYTE_ORDER_MARK)
+                if raw.startswith(LFS_POINTER):
+                    raise OsmosisError(f"Data path '{path}' is a Git LFS pointer.", hint="git lfs pull")
             if len(raw) > MAX_LINE_BYTES:
                 _refuse_bytes(path, number, raw[:_LOOKED_AT])
                 raise OsmosisError(
@@ -173,7 +176,7 @@ def _decode(path: Path, number: int, raw: bytes) -> dict[str, Any]:
         column = getattr(error, "colno", None)
         where = f" (column {column})" if column else ""
         raise OsmosisError(
-            f"Invalid JSON on line {number} of '{path}': {getattr(error, 'msg', error)}{where}",
+            f"Invalid JSON on line {number} of '{path}': {describe_json_error(raw, error)}{where}",
             details={"line": number},
         ) from None
     if not isinstance(value, dict):

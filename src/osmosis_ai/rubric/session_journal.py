@@ -8,6 +8,7 @@ the last.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class SessionLock:
         from filelock import FileLock
 
         self._output = output
-        name = hashlib.sha256(str(output.absolute()).encode()).hexdigest()[:24]
+        name = hashlib.sha256(os.fsencode(output.absolute())).hexdigest()[:24]
         path = cache_dir() / "locks" / f"rubric-{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(path, mode=0o600, preserve_lock_file=True, fallback_to_soft=False)

@@ -45,8 +45,8 @@ def test_known_columns_are_found_in_any_case_and_ground_truth_is_optional(tmp_pa
     rows = DatasetReader(write(tmp_path, "a.jsonl", "\n".join(lines))).read()
     assert rows == [
         {"system_prompt": "s", "user_prompt": "u", "ground_truth": "g", "Answer": 1},
-        {"system_prompt": "s", "user_prompt": "u", "ground_truth": ""},
-        {"system_prompt": "s", "user_prompt": "u", "ground_truth": "", "only_here": True},
+        {"system_prompt": "s", "user_prompt": "u", "ground_truth": None},
+        {"system_prompt": "s", "user_prompt": "u", "ground_truth": None, "only_here": True},
     ]
     assert set(REQUIRED_COLUMNS) == {"system_prompt", "user_prompt"}
 
@@ -102,7 +102,8 @@ def test_a_missing_file_is_one_for_those_who_catch_either_error(tmp_path: Path) 
         (question(1, user_prompt=None), "Row 7: 'user_prompt' cannot be null."),
         (question(1, system_prompt=" \n"), "Row 7: 'system_prompt' cannot be empty."),
         (question(1, user_prompt=3), "Row 7: 'user_prompt' must be a string, found a number."),
-        (question(1, ground_truth=4), "Row 7: 'ground_truth' must be a string, found a number."),
+        (question(1, ground_truth=[4]), "Row 7: 'ground_truth' must be a string, found an array."),
+        (question(1, level=float("inf")), "Row 7: 'level' is inf, which JSON cannot hold."),
     ],
 )
 def test_a_row_that_no_agent_can_take_is_named_by_its_place(record: object, words: str) -> None:

@@ -365,6 +365,12 @@ def test_a_dataset_that_was_refused_can_be_uploaded_again_under_its_name(uploads
     assert again["status"] == "uploaded" and "upload_error" not in again
 
 
+def test_a_preview_shows_answers_as_the_file_has_them(uploads: Uploads) -> None:
+    rows = [f'{{"user_prompt": "q", "ground_truth": {text}}}' for text in ("1.10", "0.5", "1e5", "true")]
+    preview = uploads.upload("multiply", "\n".join(rows).encode())["data_preview"]
+    assert [row["ground_truth"] for row in preview] == ["1.10", 0.5, "1e5", True]
+
+
 def test_a_preview_is_bounded_and_plain_json(uploads: Uploads) -> None:
     record = {"user_prompt": "x" * 20_000, "ground_truth": "1\0", "extra": {"deep": [{"n": 2**70}]}}
     data = b"".join(json.dumps(record).encode() + b"\n" for _ in range(100))

@@ -451,6 +451,15 @@ def test_an_environment_that_does_not_build_fails_the_run_with_uvs_reason(
     assert metrics["summary"]["total_samples"] == 0
 
 
+def test_a_commit_may_hold_files_of_any_name(
+    api: TestClient, services: PlatformServices, executor: ExecutorLoop, code: Code
+) -> None:
+    code.write(os.fsdecode(b"rollouts/multiply/caf\xe9/caf\xe9.txt"), "x")
+    code.commit("add a file whose name is not UTF-8")
+    run = submit(api)
+    assert ended(api, run["name"])["eval_run"]["status"] == "finished"
+
+
 def test_a_commit_whose_archive_has_other_bytes_than_its_digest_is_packed_anew_before_it_is_executed(
     api: TestClient, services: PlatformServices, executor_later: ExecutorLoop
 ) -> None:

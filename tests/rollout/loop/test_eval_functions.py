@@ -88,7 +88,7 @@ async def test_functions_are_called_by_their_first_parameter_with_all_three_argu
     scores = [await each.score(CONVERSATION, "it is 42", row, timeout_s=60) for each in functions]
     assert [score.value for score in scores] == [1.0, 4.0, 0.25, 0.75]
     assert await functions[0](CONVERSATION, None, row) == 0.0
-    assert sys.modules["rewards_here"].calls == [("it is 42", "it is 42", row), ("it is 42", "", row)]
+    assert sys.modules["rewards_here"].calls == [("it is 42", "it is 42", row), ("it is 42", None, row)]
 
 
 @pytest.mark.usefixtures("project")

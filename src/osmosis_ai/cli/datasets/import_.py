@@ -53,7 +53,7 @@ def import_(
     from osmosis_ai.services.datasets.importing import check_target, import_rows, plan_import
 
     shown = current()
-    plan = plan_import(file, mapping=mapping or (), target=output)
+    plan = plan_import(file, mapping=mapping or (), target=output, skip_invalid=skip_invalid)
     check_target(plan.target, overwrite=overwrite)  # before anybody is asked about it
     _show(shown, plan)
     shown.confirm(

@@ -6,11 +6,14 @@ keep anybody from the others. The index of a row is its place in the file, from 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, cast
 
+from osmosis_ai.datasets.rows import as_text
 from osmosis_ai.evaluation.agent_loop.errors import (
     DatasetParseError,
     DatasetValidationError,
@@ -37,7 +40,7 @@ class LoopRow(TypedDict):
 
     system_prompt: str
     user_prompt: str
-    ground_truth: str
+    ground_truth: str | None
 
 
 DatasetRow = LoopRow  # as user code knows it
@@ -96,10 +99,8 @@ class DatasetReader:
         if self._has_no_lines():
             return
         reader = self._open()
-        typed = self.file_path.suffix.lower() == ".parquet"
         for number, record in reader:
-            exact = reader.exactly(number, record)
-            yield _further_as_json(exact) if typed else exact
+            yield reader.exactly(number, record)
 
     def _open(self) -> RecordReader:
         from osmosis_ai.datasets.formats import open_reader
@@ -121,7 +122,7 @@ class DatasetReader:
 
 
 def loop_row(record: object, index: int) -> LoopRow:
-    """Check a record and return it as a row; ``ground_truth`` is ``""`` where the record has none.
+    """Check a record and return it as a row; ``ground_truth`` is None where the record has no answer.
 
     Args:
         record: what the file holds there.
@@ -134,7 +135,10 @@ def loop_row(record: object, index: int) -> LoopRow:
         from osmosis_ai.datasets.reader import name_of_type
 
         raise DatasetValidationError(f"Row {index}: Expected object, found {name_of_type(record)}.")
-    row = {name.lower() if name.lower() in KNOWN_COLUMNS else name: value for name, value in record.items()}
+    row: dict[str, Any] = {}
+    for name, value in record.items():
+        known = name.lower() in KNOWN_COLUMNS
+        row[name.lower() if known else name] = value if known else _as_json(value, name, index)
     missing = [name for name in REQUIRED_COLUMNS if name not in row]
     if missing:
         found = ", ".join(str(name) for name in record) or "none"
@@ -147,9 +151,12 @@ def loop_row(record: object, index: int) -> LoopRow:
         _require_text(row[name], name, index)
         if not row[name].strip():
             raise DatasetValidationError(f"Row {index}: '{name}' cannot be empty.")
-    if row.get(OPTIONAL_COLUMN) is None:
-        row[OPTIONAL_COLUMN] = ""
-    _require_text(row[OPTIONAL_COLUMN], OPTIONAL_COLUMN, index)
+    answer = row.get(OPTIONAL_COLUMN)
+    if isinstance(answer, bool | int | float | Decimal):
+        answer = as_text(answer)
+    if answer is not None:
+        _require_text(answer, OPTIONAL_COLUMN, index)
+    row[OPTIONAL_COLUMN] = answer or None
     return cast(LoopRow, row)
 
 
@@ -160,20 +167,18 @@ def _require_text(value: object, name: str, index: int) -> None:
         raise DatasetValidationError(f"Row {index}: '{name}' must be a string, found {name_of_type(value)}.")
 
 
-def _further_as_json(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value if name.lower() in KNOWN_COLUMNS else _as_json(value) for name, value in record.items()
-    }
-
-
-def _as_json(value: Any) -> Any:
-    """Return a value of a typed column as JSON has it: a request's metadata travels as JSON."""
-    if value is None or isinstance(value, bool | int | float | str):
+def _as_json(value: Any, name: str, index: int) -> Any:
+    """Return a value of a further column as JSON has it: a request's metadata travels as JSON. NaN counts as null."""
+    if isinstance(value, float):
+        if math.isinf(value):
+            raise DatasetValidationError(f"Row {index}: '{name}' is {value}, which JSON cannot hold.")
+        return None if math.isnan(value) else float(value)
+    if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _as_json(item) for key, item in value.items()}
+        return {str(key): _as_json(item, name, index) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_json(item) for item in value]
+        return [_as_json(item, name, index) for item in value]
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
@@ -225,7 +230,7 @@ def dataset_row_to_request(
             max_turns=max_turns,
             max_tokens_total=max_tokens_total,
             metadata={
-                OPTIONAL_COLUMN: row.get(OPTIONAL_COLUMN) or "",
+                OPTIONAL_COLUMN: row.get(OPTIONAL_COLUMN),
                 "row_index": row_index,
                 **further,
                 **(metadata_overrides or {}),

@@ -58,7 +58,7 @@ class ImportedAgent(RolloutSource):
                 raise OsmosisError(
                     f"`{path}`, of which the agent is made, cannot be read: {error}."
                 ) from None
-            digest.update(os.path.relpath(path, self.directory).encode() + b"\0")
+            digest.update(os.fsencode(os.path.relpath(path, self.directory)) + b"\0")
             digest.update(hashlib.sha256(content).digest())
         return digest.hexdigest()
 
@@ -109,7 +109,7 @@ class LoopDataset(DatasetInput):
                 DatasetRow(
                     source_row_index=indices[position - 1],
                     messages=row_messages(row),
-                    label=row["ground_truth"] or None,
+                    label=row["ground_truth"],
                     metadata=further or None,
                 ),
             )

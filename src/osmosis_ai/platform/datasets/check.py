@@ -90,7 +90,8 @@ def _presentable(value: Any, max_chars: int, depth: int = 0) -> Any:
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
+        # As text, a number keeps the digits that an answer has and JSON's readers drop: 1.10.
+        return value if math.isfinite(value) and str(value) == repr(value) else str(value)
     if depth < _MAX_DEPTH and isinstance(value, dict):
         return {
             _text(str(key), max_chars): _presentable(item, max_chars, depth + 1)

@@ -95,7 +95,7 @@ class EvalFnWrapper:
 
         Args:
             messages: the conversation, oldest message first.
-            ground_truth: the right answer; functions get ``""`` where there is none.
+            ground_truth: the right answer; None if the row has none.
             metadata: the row's columns.
             timeout_s: how long the function may take, in seconds; None is unbounded.
         """
@@ -120,12 +120,11 @@ class EvalFnWrapper:
         metadata: Mapping[str, Any] | None,
         timeout_s: float | None,
     ) -> float:
-        expected = "" if ground_truth is None else ground_truth
         about = {} if metadata is None else _own_copy(metadata)
         given: dict[str, Any] = (
-            {"solution_str": last_answer(messages), "ground_truth": expected, "extra_info": about}
+            {"solution_str": last_answer(messages), "ground_truth": ground_truth, "extra_info": about}
             if self.mode == "simple"
-            else {"messages": _own_copy(messages), "ground_truth": expected, "metadata": about}
+            else {"messages": _own_copy(messages), "ground_truth": ground_truth, "metadata": about}
         )
         return finite_score(await run_within(_called(self.fn, given, timeout_s), timeout_s))
 

@@ -188,12 +188,12 @@ def loop_request(
     )
 
 
-def right_answer(request: ExecutionRequest) -> str:
-    """Return the row's ground truth: its label, else the text that its metadata call so, else ``""``."""
+def right_answer(request: ExecutionRequest) -> str | None:
+    """Return the row's ground truth: its label, or else the text of that name in its metadata."""
     if request.label is not None:
         return request.label
     named = (request.metadata or {}).get("ground_truth")
-    return named if isinstance(named, str) else ""
+    return named if isinstance(named, str) and named else None
 
 
 def dataset_row(request: ExecutionRequest) -> dict[str, Any]:

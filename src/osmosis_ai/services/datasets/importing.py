@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,9 @@ class ImportReport:
     dataset: DatasetReport | None = None
 
 
-def plan_import(source: Path, *, mapping: Sequence[str] = (), target: Path | None = None) -> ImportPlan:
+def plan_import(
+    source: Path, *, mapping: Sequence[str] = (), target: Path | None = None, skip_invalid: bool = False
+) -> ImportPlan:
     """Find out what becomes of a file's columns, from its first rows.
 
     Args:
@@ -86,10 +89,12 @@ def plan_import(source: Path, *, mapping: Sequence[str] = (), target: Path | Non
             cannot do without.
         target: where to write; by default ``data/NAME.jsonl`` of the workspace directory, or beside the work.
 
+        skip_invalid: leave rows out that cannot be read, instead of refusing the file.
+
     Raises:
         OsmosisError: the file cannot be read, a mapping is wrong, or a field that rows need is not to be found.
     """
-    first_records = _first_records(source)
+    first_records = _first_records(source, skip_invalid=skip_invalid)
     first = first_records[0]
     try:
         named = resolve_mapping(parse_mapping(mapping), first)
@@ -116,19 +121,20 @@ def plan_import(source: Path, *, mapping: Sequence[str] = (), target: Path | Non
     )
 
 
-def _first_records(source: Path) -> list[Record]:
-    reader = open_reader(source, report=raise_for(source), uniform=False)
+def _first_records(source: Path, *, skip_invalid: bool) -> list[Record]:
+    problems: list[str] = []
+    reader = open_reader(source, report=problems.append if skip_invalid else raise_for(source), uniform=False)
     records: list[Record] = []
-    for number, record in reader:
-        if isinstance(record, dict):
-            records.append(record)
-        elif not records:
-            found = name_of_type(record)
-            raise OsmosisError(f"{source}: {reader.unit} {number}: expected a JSON object, found {found}.")
-        if len(records) == PREVIEW_ROWS:
-            break
+    with suppress(StopReading):
+        for number, record in reader:
+            if isinstance(record, dict):
+                records.append(reader.exactly(number, record))
+            elif not records:
+                reader.report(f"{reader.unit} {number}: {_not_an_object(record)}")
+            if len(records) == PREVIEW_ROWS:
+                break
     if not records or not records[0]:
-        raise OsmosisError(f"{source}: found no rows.")
+        raise OsmosisError(f"{source}: {problems[-1] if problems else 'found no rows'}.")
     return records
 
 
@@ -224,15 +230,18 @@ def _rows(
 ) -> Iterator[Record]:
     problems = report.problems
 
+    last = ""
+
     def add(problem: str) -> None:
+        nonlocal last
+        last = problem
         report.skipped += 1
         if len(problems) < MOST_PROBLEMS:
             problems.append(problem)
         elif not skip_invalid:
             raise StopReading
 
-    broken: list[str] = []  # what makes the rest of the file unreadable is no row to be skipped
-    reader = open_reader(plan.source, report=broken.append, progress=progress, uniform=False)
+    reader = open_reader(plan.source, report=add, progress=progress, uniform=False)
     try:
         for number, record in reader:
             try:
@@ -241,21 +250,21 @@ def _rows(
                 add(f"{reader.unit} {number}: {error}")
             except RecursionError:
                 add(f"{reader.unit} {number}: nested too deeply")
-            while broken and skip_invalid:
-                add(broken.pop(0))
-            if len(broken) > MOST_PROBLEMS:
-                break
     except StopReading:
-        if broken:
-            raise OsmosisError(_failure(plan, broken)) from None
-    if (problems or broken) and not skip_invalid:
-        raise OsmosisError(_failure(plan, [*problems, *broken]))
+        # The rest of the file cannot be read, which is no row to leave out.
+        raise OsmosisError(_failure(plan, [last] if skip_invalid else problems)) from None
+    if problems and not skip_invalid:
+        raise OsmosisError(_failure(plan, problems))
 
 
 def _object(record: object) -> Record:
     if not isinstance(record, dict):
-        raise ValueError(f"expected a JSON object, found {name_of_type(record)}")
+        raise ValueError(_not_an_object(record))
     return record
+
+
+def _not_an_object(record: object) -> str:
+    return f"expected a JSON object, found {name_of_type(record)}"
 
 
 def _failure(plan: ImportPlan, problems: Sequence[str]) -> str:

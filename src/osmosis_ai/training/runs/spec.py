@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,5 +83,5 @@ class TrainingSpec:
 def _folder_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.iterdir() if path.is_file()):
-        digest.update(file.name.encode() + b"\0" + file_digest(file).encode())
+        digest.update(os.fsencode(file.name) + b"\0" + file_digest(file).encode())
     return digest.hexdigest()

@@ -83,6 +83,7 @@ class PlatformClient:
         token: the bearer token; None for what needs no login.
         git_identity: the repository, ``owner/repo``.
         timeout_s: the longest a call may take, in seconds.
+        connect_timeout_s: the longest that connecting may take (default: the call's own limit).
         token_origin: where the token came from; decides what a 401 says.
         secrets: values that must be in no error, beside the token.
         on_warning: called with each warning as it comes; all are in ``warnings`` too.
@@ -102,6 +103,7 @@ class PlatformClient:
         git_identity: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         *,
+        connect_timeout_s: float | None = None,
         token_origin: TokenOrigin = "given",
         secrets: Iterable[str] = (),
         on_warning: Callable[[ClientWarning], None] | None = None,
@@ -115,6 +117,7 @@ class PlatformClient:
             )
         self.git_identity = git_identity
         self.timeout_s = timeout_s
+        self._connect_timeout_s = connect_timeout_s
         self.warnings: list[ClientWarning] = []
         self.offers: frozenset[Capability] | None = None
         self._token = token
@@ -153,6 +156,7 @@ class PlatformClient:
         *,
         git_identity: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        connect_timeout_s: float | None = None,
         on_warning: Callable[[ClientWarning], None] | None = None,
     ) -> PlatformClient:
         """Return a client for the platform and user of ``credentials``."""
@@ -161,6 +165,7 @@ class PlatformClient:
             credentials.token,
             git_identity,
             timeout_s,
+            connect_timeout_s=connect_timeout_s,
             token_origin="environment" if credentials.source == "environment" else "saved",
             on_warning=on_warning,
         )
@@ -276,7 +281,7 @@ class PlatformClient:
             params={key: value for key, value in (params or {}).items() if value is not None} or None,
             content=content,
             headers={**(headers or {}), **self._own_headers(git, anonymous=anonymous)},
-            timeout=httpx.Timeout(limit_s),
+            timeout=httpx.Timeout(limit_s, connect=self._connect_timeout_s or limit_s),
         )
         try:
             return retry.waits.run(lambda: self._attempt(request, model, limit_s, retry))

@@ -180,6 +180,8 @@ def _unauthorized(platform_code: str | None, request: RequestInfo) -> tuple[str,
             f"The token did not reach {request.platform_url}.",
             "a proxy in between may remove the Authorization header",
         )
+    if request.token_origin == "environment":
+        mend += "; for another platform, also set OSMOSIS_PLATFORM_URL and OSMOSIS_TOKEN_PLATFORM_URL"
     if request.token_origin in ("environment", "given"):
         return f"{what} is not valid on {request.platform_url}.", mend
     return "Your session has expired or is no longer valid.", mend

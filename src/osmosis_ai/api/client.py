@@ -19,7 +19,7 @@ import httpx
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.bodies import decode, encode, pack
-from osmosis_ai.api.capabilities import HOSTED, Capability, read_capabilities
+from osmosis_ai.api.capabilities import HOSTED, Capability, capability_of_route, read_capabilities
 from osmosis_ai.api.connections import connection_hint, open_http, reason
 from osmosis_ai.api.http_errors import (
     PlatformError,
@@ -28,6 +28,7 @@ from osmosis_ai.api.http_errors import (
     TokenOrigin,
     http_error,
     missing_git_scope,
+    unsupported,
 )
 from osmosis_ai.api.platform_url import ensure_secure, normalize_platform_url
 from osmosis_ai.api.redaction import ReplyRedactor
@@ -60,6 +61,7 @@ Query = Mapping[str, str | int | None]
 DEFAULT_TIMEOUT_S = 30.0
 _LARGEST_REPLY_BYTES = 64 * 1024 * 1024
 _MOST_REDIRECTS = 5
+_NO_ROUTE = frozenset({404, 405, 501})
 _VERSION_WARNINGS: Mapping[str, Literal["UPGRADE_AVAILABLE", "DEPRECATED"]] = {
     "upgrade_available": "UPGRADE_AVAILABLE",
     "deprecated": "DEPRECATED",
@@ -346,7 +348,7 @@ class PlatformClient:
             raise Transient(failure) from None
         self._note_capabilities(reply)
         if not 200 <= reply.status < 300:
-            refused = http_error(reply, self._request_info, self._redactor)
+            refused = self._refusal(reply, request)
             if reply.status in retry.statuses:
                 raise Transient(refused, retry_after_s=retry_after_s(reply.headers))
             raise refused
@@ -357,6 +359,16 @@ class PlatformClient:
             if retry.after_nonsense:
                 raise Transient(error) from None
             raise
+
+    def _refusal(self, reply: Reply, request: httpx.Request) -> PlatformError:
+        refused = http_error(reply, self._request_info, self._redactor)
+        foreign = read_capabilities(reply.headers) is None and self.offers in (None, HOSTED)
+        if reply.status not in _NO_ROUTE or refused.refuses_git_scope:
+            return refused
+        if not foreign and refused.platform_code != "ROUTE_NOT_FOUND":
+            return refused
+        capability = capability_of_route(request.url.raw_path.decode("ascii").partition("?")[0])
+        return refused if capability is None else unsupported(self.platform_url, capability, reply.status)
 
     def _exchange(self, request: httpx.Request, limit_s: float) -> Reply:
         """Send and read the whole reply."""

@@ -88,10 +88,10 @@ def test_an_empty_list_says_where_the_platform_has_nothing_of_the_kind(
     maze: Maze, words: str, path: str, key: str
 ) -> None:
     maze.get(path).respond(json={key: []}, headers={"X-Osmosis-Capabilities": "quickstart"})
-    assert "does not offer" in maze.osmosis(*words.split()).out
+    assert "does not support" in maze.osmosis(*words.split()).out
     assert maze.osmosis(*words.split(), "--json").json["items"] == []
     maze.get(path).respond(json={key: []})
-    assert "does not offer" not in maze.osmosis(*words.split()).out
+    assert "does not support" not in maze.osmosis(*words.split()).out
 
 
 def test_all_benchmarks_come_page_after_page_and_a_list_without_end_is_told(maze: Maze) -> None:

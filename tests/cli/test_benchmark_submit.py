@@ -238,7 +238,7 @@ def test_a_platform_without_benchmarks_says_so_before_it_is_asked_for_secrets(re
     )
     error = submit(ready, "--yes", "--json").error
     assert (error["code"], error["details"]["platform_code"]) == ("PLATFORM_ERROR", "NOT_OFFERED")
-    assert error["message"].endswith("does not offer benchmark runs.")
+    assert error["message"].startswith("This platform does not support benchmark runs: ")
     assert not ready.get("/environment-secrets").called and not ready.post("/benchmark-runs").called
 
 

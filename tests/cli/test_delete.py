@@ -80,7 +80,7 @@ def test_a_platform_that_deletes_nothing_is_told_in_a_sentence(
 ) -> None:
     there(maze, headers)
     error = maze.osmosis(group, "delete", name, "--yes", "--json").error
-    assert "does not offer deleting datasets and runs" in error["message"]
+    assert "does not support deleting datasets and runs" in error["message"]
 
 
 def test_what_the_platform_refuses_is_said_as_it_says_it_and_a_lost_answer_leaves_doubt(maze: Maze) -> None:

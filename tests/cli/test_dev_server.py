@@ -101,7 +101,7 @@ def test_a_platform_without_such_servers_says_so(rollout: Maze) -> None:
     none = {"X-Osmosis-Capabilities": "quickstart"}
     rollout.get("/verify").respond(json={"user": {"id": "u1", "email": "m@fern.example"}}, headers=none)
     error = rollout.osmosis("dev", "server", "up", "--json").error
-    assert error["message"].endswith("does not offer rollout servers for development.")
+    assert error["message"].startswith("This platform does not support development rollout servers: ")
 
 
 @pytest.mark.parametrize("reply", [{}, {"url": None}, {"url": 3}])

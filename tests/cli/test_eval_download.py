@@ -381,4 +381,4 @@ def test_of_a_platform_without_journals_none_is_asked_for(run: Run) -> None:
     assert run.manifest.calls.last.request.url.params["types"] == "metrics,trajectories,artifacts,logs"
     run.described(DETAIL, headers={"X-Osmosis-Capabilities": "eval-retries"})
     error = run.download("--type", "journal", "--json").error
-    assert "does not offer the journal of an evaluation as a download" in error["message"]
+    assert "does not support downloading the journals of evaluations" in error["message"]

@@ -107,7 +107,7 @@ def test_what_cannot_be_retried_is_said_before_anybody_is_asked(
 def test_a_platform_without_retries_says_so_and_a_lost_answer_leaves_doubt(maze: Maze) -> None:
     there(maze, headers={})
     error = maze.osmosis("eval", "retry", "amber", "--yes", "--json").error
-    assert "does not offer the retry of an evaluation's failed samples" in error["message"]
+    assert "does not support retrying evaluations" in error["message"]
     maze.get("/eval-runs/gone").respond(404, json={"error": "there is none"})
     assert maze.osmosis("eval", "retry", "gone", "--yes", "--json").error["code"] == "NOT_FOUND"
     maze.get("/eval-runs/amber").respond(json=run("finished"), headers=OURS)

@@ -193,7 +193,7 @@ def test_a_platform_of_ours_that_takes_no_runs_is_not_asked(importer: Importer, 
     )
     outcome = importer.osmosis()
     assert outcome.status == 1
-    assert "does not offer the upload of evaluations" in outcome.error["message"]
+    assert "does not support uploading evaluations" in outcome.error["message"]
     assert not importer.start.called
 
 

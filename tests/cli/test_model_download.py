@@ -138,6 +138,10 @@ def test_a_url_that_has_ended_is_signed_again(maze: Maze, tmp_path: Path) -> Non
     assert maze.get("/models/maze-lora/download").call_count == 2
 
 
-def test_a_platform_without_downloads_says_so(maze: Maze) -> None:
-    maze.get("/models/maze-lora/download").respond(404, json={"error": "there is no LoRA model 'maze-lora'"})
+def test_a_model_that_is_not_there_says_so(maze: Maze) -> None:
+    maze.get("/models/maze-lora/download").respond(
+        404,
+        json={"error": "there is no LoRA model 'maze-lora'"},
+        headers={"X-Osmosis-Capabilities": "model-downloads"},
+    )
     assert maze.osmosis("model", "download", "maze-lora", "--json").error["code"] == "NOT_FOUND"

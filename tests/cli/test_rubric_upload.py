@@ -188,7 +188,7 @@ def test_the_hosted_service_and_a_platform_without_the_route_are_not_asked(maze:
         for words in (("upload", str(results)), ("delete", "--rubric", "answers", "--yes")):
             outcome = maze.osmosis("eval", *words, "--json")
             assert outcome.status == 1, words
-            assert "does not offer the upload of rubric results" in outcome.error["message"]
+            assert "does not support rubric results" in outcome.error["message"]
             assert "osmosis platform start" in outcome.error["hint"]
     assert not route.called
 

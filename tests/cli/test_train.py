@@ -488,16 +488,6 @@ def test_a_run_that_can_not_go_on_says_why(maze: Maze) -> None:
     assert "there is nothing left to do" in outcome.error["message"]
 
 
-def test_a_platform_that_knows_no_resuming_is_told_apart_from_a_run_that_is_not_there(maze: Maze) -> None:
-    maze.post("/training-runs/copper/resume").respond(status_code=404, json={"error": "Not found"})
-    offer(maze, "failed")
-    assert (
-        "this platform can not resume" in maze.osmosis("train", "resume", "copper", "--json").error["message"]
-    )
-    maze.get("/training-runs/copper").respond(status_code=404, json={"error": "no such run"})
-    assert "no such run" in maze.osmosis("train", "resume", "copper", "--json").error["message"]
-
-
 def test_stopping_asks_first_and_says_what_had_ended_before(maze: Maze) -> None:
     maze.post("/training-runs/copper/stop").respond(json={"id": "tr_8", "status": "stopping"})
     error = maze.osmosis("train", "stop", "copper", "--json").error

@@ -201,7 +201,7 @@ def test_the_hosted_service_does_not_keep_them_and_it_is_said(maze: Maze) -> Non
     error = maze.osmosis("train", "show", "tr_8", "--json").error
     assert (
         error["code"] == "PLATFORM_ERROR"
-        and "does not offer the samples of a training run" in error["message"]
+        and "does not support the validation samples of training runs" in error["message"]
     )
 
 

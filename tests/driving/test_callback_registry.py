@@ -262,11 +262,13 @@ async def test_discarding_cancels_the_waiter_and_not_the_commit(
     with pytest.raises(asyncio.CancelledError):
         await waiter
     repeated = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
+    late = asyncio.create_task(store.wait_terminal(ROLLOUT_ID))
+    await asyncio.sleep(0)
     journal.gate.set()
     assert await handler == await repeated == {"ok": True}
     assert journal.calls == 1
-    with pytest.raises(UnknownRolloutIdError):
-        await store.wait_terminal(ROLLOUT_ID)
+    assert (await late).grader == grader()
+    assert (await store.wait_terminal(ROLLOUT_ID)).source == "grader"
     assert await store.handle_grader(ROLLOUT_ID, grader()) == {"ok": True}
 
 
@@ -311,7 +313,8 @@ def test_finished_rollouts_are_remembered_within_both_bounds() -> None:
     for index in range(5):
         acknowledgment = {"ok": True, "trajectory": str(index) * 40} if index != 3 else {"ok": True}
         memory.add(
-            str(index), callback_registry.FinishedRollout.of(acknowledgment, completion=None, grader=grader())
+            str(index),
+            callback_registry.FinishedRollout.of(acknowledgment, "grader", completion=None, grader=grader()),
         )
     assert len(memory) == 3
     assert "1" not in memory

@@ -56,6 +56,15 @@ TRAJECTORY: dict[str, Any] = {
 WHOLE = json.dumps(TRAJECTORY).encode()
 
 
+def test_a_tool_result_without_a_call_is_shown_and_exported() -> None:
+    result = {"content": "found", "extra": {"tool_name": "search"}}
+    conversation = read_conversation(
+        written({"source": "system", "message": "", "observation": {"results": [result]}})
+    )
+    assert list(turns_of(conversation)) == [SpokenTurn("tool", "found", "search")]
+    assert as_messages(conversation) == [{"role": "tool", "content": "found"}]
+
+
 def written(*steps: Any, **others: Any) -> bytes:
     return json.dumps({"steps": steps, **others}).encode()
 

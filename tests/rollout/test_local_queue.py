@@ -138,7 +138,7 @@ class TestSlots:
     async def test_a_slot_handed_to_a_waiter_that_is_cancelled_at_that_moment_is_not_lost(self) -> None:
         slots = SlotLimiter(1)
         assert await slots.acquire()
-        waiter = asyncio.create_task(slots.acquire())
+        waiter = asyncio.ensure_future(slots.acquire())
         await asyncio.sleep(0)
 
         slots.release()
@@ -155,3 +155,18 @@ class TestSlots:
 
         assert not await slots.acquire(timeout_s=0.01)
         assert (slots.running, slots.queued) == (1, 0)
+
+    async def test_the_slot_of_a_backend_is_a_context_manager(self) -> None:
+        config = AgentWorkflowConfig(name="one", concurrency=ConcurrencyConfig(max_concurrent=1))
+        slots = LocalBackend(workflow=SayOk, grader=ExactMatch, workflow_config=config).limiter
+
+        async def use(timeout_s: float | None = None) -> None:
+            async with slots.acquire(timeout_s):
+                assert (slots.running, slots.queued) == (1, 0)
+                await (use(timeout_s=0.01) if timeout_s is None else asyncio.sleep(0))
+
+        with pytest.raises(asyncio.TimeoutError):
+            await use()
+        assert (slots.running, slots.queued) == (0, 0)
+        await use(timeout_s=1)
+        assert (slots.running, slots.queued) == (0, 0)

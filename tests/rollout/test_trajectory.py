@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -161,7 +162,7 @@ class TestConversion:
             ("developer", "system", None),
             ("critic", "user", {"original_role": "critic"}),
             (None, "user", None),
-            ("tool", "system", {"original_role": "tool", "tool_call_id": "c9"}),
+            ("tool", "system", {"original_role": "tool"}),
         ],
     )
     def test_roles_find_their_place(self, role: Any, source: str, extra: Any) -> None:
@@ -205,8 +206,9 @@ class TestConversion:
 
         first, agent = convert([orphan, {"role": "assistant", "content": "hm"}, orphan, legacy])["steps"]
 
-        assert first["message"] == "found"
-        assert first["extra"] == {"original_role": "tool", "tool_call_id": "c9", "tool_name": "search"}
+        assert (first["source"], first["message"]) == ("system", "")
+        kept = {"tool_call_id": "c9", "tool_name": "search"}
+        assert first["observation"] == {"results": [{"content": "found", "extra": kept}]}
         assert agent["observation"]["results"] == [
             {"content": "found", "extra": {"tool_call_id": "c9", "tool_name": "search"}},
             {"content": "too", "extra": {"tool_name": "lookup"}},
@@ -266,6 +268,7 @@ class TestConversion:
         converted = convert([{"role": "assistant", "content": "x", **fields}])
 
         assert converted["steps"][0].get("metrics") == expected
+        assert converted["steps"][0].get("llm_call_count") == (None if expected is None else 1)
         total = None if expected is None else expected["prompt_tokens"]
         assert converted["final_metrics"].get("total_prompt_tokens") == total
 
@@ -278,13 +281,16 @@ class TestConversion:
     @pytest.mark.parametrize(
         ("fields", "time"),
         [
-            ({"created_at": "2026-01-02T03:04:05Z"}, "2026-01-02T03:04:05Z"),
+            ({"created_at": "2026-01-02T03:04:05Z"}, "2026-01-02T03:04:05+00:00"),
+            ({"created_at": "2026-01-02T05:04:05+02:00"}, "2026-01-02T03:04:05+00:00"),
+            ({"created_at": "2026-01-02T03:04:05"}, "2026-01-02T03:04:05+00:00"),
+            ({"created_at": datetime(2026, 1, 2, 3, 4, 5)}, "2026-01-02T03:04:05+00:00"),
             ({"timestamp": 0}, "1970-01-01T00:00:00+00:00"),
             (
                 {"created_at": "soon", "completed_at": "2026-01-02T03:04:05+00:00"},
                 "2026-01-02T03:04:05+00:00",
             ),
-            ({"extra": {"timestamp": "2026-01-02"}}, "2026-01-02"),
+            ({"extra": {"timestamp": "2026-01-02"}}, "2026-01-02T00:00:00+00:00"),
             ({"timestamp": 1e300}, None),
         ],
     )
@@ -364,7 +370,7 @@ class TestReport:
         }
 
     def test_a_step_says_when_its_call_began_and_how_long_it_took(self) -> None:
-        told = {"latency_ms": 12.5, "attempts": 2, "started_at": "2026-03-01T12:00:00.250+00:00"}
+        told = {"latency_ms": 12.5, "attempts": 2, "started_at": "2026-03-01T12:00:00.250000+00:00"}
         odd = {"latency_ms": True, "started_at": "yesterday"}
         converted = convert(CONVERSATION, report=report({"extra": told}, {"extra": odd}))
         first, second = [step for step in converted["steps"] if step["source"] == "agent"]
@@ -396,7 +402,11 @@ class TestReport:
 
         converted = convert(CONVERSATION, report=told)
 
-        assert set(converted["extra"]["osmosis"]["unmatched_sample_reports"]) == {"a", "b"}
+        kept = converted["extra"]["osmosis"]["unmatched_sample_reports"]
+        assert kept == {
+            "a": {"llm_call_metrics": []},
+            "b": {"model_name": "n", "llm_call_metrics": []},
+        }
         assert converted["agent"]["model_name"] == "m"
 
     @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_what_the_header_names_is_offered_and_nothing_else(header: str) -> None:
         with pytest.raises(PlatformError) as refused:
             require_offered(client, Capability.BENCHMARKS)
         assert len(router.calls) == 1  # what is known need not be asked
-    assert refused.value.message == f"{HERE} does not offer benchmark runs."
+    assert refused.value.message == f"This platform does not support benchmark runs: {HERE}."
     assert refused.value.platform_code == "NOT_OFFERED"
     assert refused.value.details == {"platform_code": "NOT_OFFERED", "capability": "benchmarks"}
 
@@ -41,7 +41,7 @@ def test_what_the_header_names_is_offered_and_nothing_else(header: str) -> None:
 def test_a_platform_without_the_header_has_what_is_documented_and_nothing_of_ours() -> None:
     with respx.mock(base_url=HERE, assert_all_called=False) as router, _answering(router, None) as client:
         require_offered(client, Capability.BENCHMARKS)
-        with pytest.raises(PlatformError, match="does not offer deleting datasets and runs"):
+        with pytest.raises(PlatformError, match="does not support deleting datasets and runs"):
             require_offered(client, Capability.DELETION)
 
 

@@ -1,24 +1,27 @@
-"""What a platform says that it offers, so that a client need not find out by failing.
+"""What a platform says that it supports, so that a client does not have to find out by failing.
 
-Every reply of our own platform carries the header; the hosted service sends none. There everything that is documented
-of its wire is assumed, and nothing of what only our platform has.
+Every reply of our own platform has the header. The hosted service sends no header: it is assumed to have its documented
+routes and no others.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
+
+from osmosis_ai.api.routes import PREFIX
 
 CAPABILITIES_HEADER = "X-Osmosis-Capabilities"
 _LONGEST_HEADER = 4_096
 
 
 class Capability(Enum):
-    """Something that not every platform offers.
+    """Something that not every platform supports.
 
     Attributes:
         value: its name on the wire.
-        what: its name in a sentence: "this platform does not offer …".
+        what: its name in a sentence: "This platform does not support …".
         of_the_contract: whether the hosted service has it.
     """
 
@@ -26,17 +29,20 @@ class Capability(Enum):
     of_the_contract: bool
 
     BENCHMARKS = "benchmarks", "benchmark runs", True
-    DEV_SERVERS = "dev-servers", "rollout servers for development", True
-    EVAL_IMPORTS = "eval-imports", "the upload of evaluations that ran elsewhere", True
+    DEV_SERVERS = "dev-servers", "development rollout servers", True
+    EVAL_IMPORTS = "eval-imports", "uploading evaluations", True
     QUICKSTART = "quickstart", "the quickstart", True
     DELETION = "deletion", "deleting datasets and runs", False
-    EVAL_JOURNALS = "eval-journals", "the journal of an evaluation as a download", False
-    EVAL_RETRIES = "eval-retries", "the retry of an evaluation's failed samples", False
-    EVAL_SAMPLES = "eval-samples", "the results of an evaluation's single attempts", False
-    RUBRIC_RESULTS = "rubric-results", "the upload of rubric results", False
-    TRAINING_VALIDATION = "training-validation", "the samples of a training run's validation", False
-    SECRET_AUDIT = "secret-audit", "the audit of which secrets were handed out", False
-    RUN_EVENTS = "run-events", "what is new in a run, told while it happens", False
+    EVAL_JOURNALS = "eval-journals", "downloading the journals of evaluations", False
+    EVAL_RETRIES = "eval-retries", "retrying evaluations", False
+    EVAL_SAMPLES = "eval-samples", "listing the attempts of an evaluation", False
+    MODEL_DOWNLOADS = "model-downloads", "downloading models", False
+    RUBRIC_RESULTS = "rubric-results", "rubric results", False
+    SERVED_AGENTS = "served-agents", "served agents", False
+    TRAINING_RESUME = "training-resume", "resuming training runs", False
+    TRAINING_VALIDATION = "training-validation", "the validation samples of training runs", False
+    SECRET_AUDIT = "secret-audit", "the secret access log", False
+    RUN_EVENTS = "run-events", "live updates of runs", False
 
     def __new__(cls, value: str, what: str, of_the_contract: bool) -> Capability:
         """Make a member whose value is its name on the wire alone."""
@@ -48,6 +54,26 @@ class Capability(Enum):
 
 HOSTED = frozenset(capability for capability in Capability if capability.of_the_contract)
 """What is assumed of a platform that says nothing."""
+
+_OWN_ROUTES = {
+    re.compile(f"{PREFIX}{pattern}$"): capability
+    for pattern, capability in {
+        r"/environment-secrets/audit": Capability.SECRET_AUDIT,
+        r"/eval-runs/[^/]+/(merged|retry|retry/check)": Capability.EVAL_RETRIES,
+        r"/eval-runs/[^/]+/samples": Capability.EVAL_SAMPLES,
+        r"/models/[^/]+/download": Capability.MODEL_DOWNLOADS,
+        r"/rollout-server/register": Capability.SERVED_AGENTS,
+        r"/rollout-servers(/[^/]+(/probe)?)?": Capability.SERVED_AGENTS,
+        r"/rubric-results(/[^/]+)?": Capability.RUBRIC_RESULTS,
+        r"/training-runs/[^/]+/resume": Capability.TRAINING_RESUME,
+        r"/training-runs/[^/]+/validation(/[^/]+/[^/]+)?": Capability.TRAINING_VALIDATION,
+    }.items()
+}
+
+
+def capability_of_route(path: str) -> Capability | None:
+    """Return what a route belongs to that only our platform has; None for the routes of the hosted service."""
+    return next((found for pattern, found in _OWN_ROUTES.items() if pattern.search(path)), None)
 
 
 def capabilities_header(offered: Iterable[Capability]) -> str:

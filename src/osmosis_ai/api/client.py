@@ -19,7 +19,7 @@ import httpx
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.bodies import decode, encode, pack
-from osmosis_ai.api.capabilities import HOSTED, Capability, read_capabilities
+from osmosis_ai.api.capabilities import HOSTED, Capability, capability_of_route, read_capabilities
 from osmosis_ai.api.connections import connection_hint, open_http, reason
 from osmosis_ai.api.http_errors import (
     PlatformError,
@@ -28,6 +28,7 @@ from osmosis_ai.api.http_errors import (
     TokenOrigin,
     http_error,
     missing_git_scope,
+    unsupported,
 )
 from osmosis_ai.api.platform_url import ensure_secure, normalize_platform_url
 from osmosis_ai.api.redaction import ReplyRedactor
@@ -60,6 +61,7 @@ Query = Mapping[str, str | int | None]
 DEFAULT_TIMEOUT_S = 30.0
 _LARGEST_REPLY_BYTES = 64 * 1024 * 1024
 _MOST_REDIRECTS = 5
+_NO_ROUTE = frozenset({404, 405, 501})
 _VERSION_WARNINGS: Mapping[str, Literal["UPGRADE_AVAILABLE", "DEPRECATED"]] = {
     "upgrade_available": "UPGRADE_AVAILABLE",
     "deprecated": "DEPRECATED",
@@ -83,6 +85,7 @@ class PlatformClient:
         token: the bearer token; None for what needs no login.
         git_identity: the repository, ``owner/repo``.
         timeout_s: the longest a call may take, in seconds.
+        connect_timeout_s: the longest that connecting may take (default: the call's own limit).
         token_origin: where the token came from; decides what a 401 says.
         secrets: values that must be in no error, beside the token.
         on_warning: called with each warning as it comes; all are in ``warnings`` too.
@@ -102,6 +105,7 @@ class PlatformClient:
         git_identity: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         *,
+        connect_timeout_s: float | None = None,
         token_origin: TokenOrigin = "given",
         secrets: Iterable[str] = (),
         on_warning: Callable[[ClientWarning], None] | None = None,
@@ -115,6 +119,7 @@ class PlatformClient:
             )
         self.git_identity = git_identity
         self.timeout_s = timeout_s
+        self._connect_timeout_s = connect_timeout_s
         self.warnings: list[ClientWarning] = []
         self.offers: frozenset[Capability] | None = None
         self._token = token
@@ -153,6 +158,7 @@ class PlatformClient:
         *,
         git_identity: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        connect_timeout_s: float | None = None,
         on_warning: Callable[[ClientWarning], None] | None = None,
     ) -> PlatformClient:
         """Return a client for the platform and user of ``credentials``."""
@@ -161,6 +167,7 @@ class PlatformClient:
             credentials.token,
             git_identity,
             timeout_s,
+            connect_timeout_s=connect_timeout_s,
             token_origin="environment" if credentials.source == "environment" else "saved",
             on_warning=on_warning,
         )
@@ -276,7 +283,7 @@ class PlatformClient:
             params={key: value for key, value in (params or {}).items() if value is not None} or None,
             content=content,
             headers={**(headers or {}), **self._own_headers(git, anonymous=anonymous)},
-            timeout=httpx.Timeout(limit_s),
+            timeout=httpx.Timeout(limit_s, connect=self._connect_timeout_s or limit_s),
         )
         try:
             return retry.waits.run(lambda: self._attempt(request, model, limit_s, retry))
@@ -341,7 +348,7 @@ class PlatformClient:
             raise Transient(failure) from None
         self._note_capabilities(reply)
         if not 200 <= reply.status < 300:
-            refused = http_error(reply, self._request_info, self._redactor)
+            refused = self._refusal(reply, request)
             if reply.status in retry.statuses:
                 raise Transient(refused, retry_after_s=retry_after_s(reply.headers))
             raise refused
@@ -352,6 +359,16 @@ class PlatformClient:
             if retry.after_nonsense:
                 raise Transient(error) from None
             raise
+
+    def _refusal(self, reply: Reply, request: httpx.Request) -> PlatformError:
+        refused = http_error(reply, self._request_info, self._redactor)
+        foreign = read_capabilities(reply.headers) is None and self.offers in (None, HOSTED)
+        if reply.status not in _NO_ROUTE or refused.refuses_git_scope:
+            return refused
+        if not foreign and refused.platform_code != "ROUTE_NOT_FOUND":
+            return refused
+        capability = capability_of_route(request.url.raw_path.decode("ascii").partition("?")[0])
+        return refused if capability is None else unsupported(self.platform_url, capability, reply.status)
 
     def _exchange(self, request: httpx.Request, limit_s: float) -> Reply:
         """Send and read the whole reply."""

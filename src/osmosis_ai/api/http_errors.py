@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from osmosis_ai._version import __version__
+from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.api.redaction import ReplyRedactor
 from osmosis_ai.errors import ErrorCode, OsmosisError
 from osmosis_ai.retry_after import retry_after_s
@@ -89,6 +90,19 @@ class Reply:
     status: int
     headers: Mapping[str, str]
     content: bytes
+
+
+def unsupported(platform_url: str, capability: Capability, status: int | None = None) -> PlatformError:
+    """Return the error for a request about something that the platform does not have."""
+    return PlatformError(
+        f"This platform does not support {capability.what}: {platform_url}.",
+        status=status,
+        platform_code="NOT_OFFERED",
+        details={"platform_code": "NOT_OFFERED", "capability": capability.value},
+        hint="the hosted platform supports it"
+        if capability.of_the_contract
+        else "use a platform that you host with `osmosis platform start`, of this version or newer",
+    )
 
 
 def http_error(reply: Reply, request: RequestInfo, redactor: ReplyRedactor) -> PlatformError:
@@ -180,6 +194,8 @@ def _unauthorized(platform_code: str | None, request: RequestInfo) -> tuple[str,
             f"The token did not reach {request.platform_url}.",
             "a proxy in between may remove the Authorization header",
         )
+    if request.token_origin == "environment":
+        mend += "; for another platform, also set OSMOSIS_PLATFORM_URL and OSMOSIS_TOKEN_PLATFORM_URL"
     if request.token_origin in ("environment", "given"):
         return f"{what} is not valid on {request.platform_url}.", mend
     return "Your session has expired or is no longer valid.", mend

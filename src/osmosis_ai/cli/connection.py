@@ -37,6 +37,20 @@ def platform_context(
 
 
 @contextmanager
+def platform_anywhere() -> Iterator[tuple[PlatformClient, dict[str, Any]]]:
+    """Open a connection for a command that also works outside a workspace directory.
+
+    Yields:
+        The client, and the keys that identify the workspace directory in the result, if there is one.
+    """
+    from osmosis_ai.services.context import find_checkout_if_any, open_client
+
+    checkout = find_checkout_if_any()
+    with open_client(checkout, warn=current().warn) as client:
+        yield client, {} if checkout is None else checkout.resource()
+
+
+@contextmanager
 def platform_when_needed(start: Path | None = None) -> Iterator[Callable[[], PlatformClient]]:
     """Yield what connects with the platform at its first call, so that nobody logs in for what is on this machine."""
     with ExitStack() as held:

@@ -70,13 +70,13 @@ def _names(ctx: Any, kind: Kind, incomplete: str) -> list[str]:
 def _ask(kind: Kind, env_file: Any, platform: str | None) -> list[str]:
     from osmosis_ai.cli.output.context import OutputContext
     from osmosis_ai.cli.startup import prepare_environment
-    from osmosis_ai.services.context import open_context
+    from osmosis_ai.services.context import find_checkout_if_any, open_client
     from osmosis_ai.services.names import names_of
 
     unseen = OutputContext("plain", stdin=io.StringIO(), stdout=io.StringIO(), stderr=io.StringIO())
     prepare_environment(unseen, env_file=env_file, platform=platform)
-    with open_context(warn=lambda *_: None) as context:
-        return names_of(context.client, kind, timeout_s=LIMIT_S)
+    with open_client(find_checkout_if_any(), warn=lambda *_: None) as client:
+        return names_of(client, kind, timeout_s=LIMIT_S)
 
 
 def _within(limit_s: float, ask: Callable[[], list[str]]) -> list[str]:

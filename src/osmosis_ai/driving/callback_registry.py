@@ -196,11 +196,22 @@ class CallbackStore:
     async def wait_terminal(self, rollout_id: str) -> TerminalCallbackResult:
         """Wait for the rollout's terminal; a commit that fails and is tried again is waited for.
 
+        A caller that comes after :meth:`discard` gets the terminal of the commit under way, or the accepted one
+        without its payloads.
+
         Raises:
-            UnknownRolloutIdError: when the id is not registered.
+            UnknownRolloutIdError: when the id is not known.
             asyncio.CancelledError: when the rollout is discarded meanwhile.
         """
-        return await asyncio.shield(self._session(rollout_id).arrival)
+        session = self._sessions.get(rollout_id)
+        if session is None:
+            finished = self._finished_rollout(rollout_id)
+            return TerminalCallbackResult(
+                rollout_id, finished.source, acknowledgment=finished.acknowledgment()
+            )
+        if session.discarded and session.commit is not None:
+            return await asyncio.shield(session.commit)
+        return await asyncio.shield(session.arrival)
 
     async def discard(self, rollout_id: str) -> None:
         """Forget a rollout's payloads; its waiter is cancelled, a commit under way is not.
@@ -267,7 +278,7 @@ class CallbackStore:
 
     def _accept(self, session: _Session, result: TerminalCallbackResult) -> None:
         finished = FinishedRollout.of(
-            result.acknowledgment, completion=session.completion, grader=result.grader
+            result.acknowledgment, result.source, completion=session.completion, grader=result.grader
         )
         self._finished.add(result.rollout_id, finished)
         session.result = result
@@ -301,15 +312,21 @@ def payload_digest(payload: BaseModel) -> bytes:
 
 @dataclass(slots=True)
 class FinishedRollout:
-    """The encoded acknowledgement of a finished rollout, and what its callbacks looked like."""
+    """The source and encoded acknowledgement of a finished rollout, and digests of its callbacks."""
 
     encoded_acknowledgment: bytes
+    source: TerminalSource
     completion_digest: bytes | None
     grader_digest: bytes | None
 
     @classmethod
     def of(
-        cls, acknowledgment: Mapping[str, Any], *, completion: BaseModel | None, grader: BaseModel | None
+        cls,
+        acknowledgment: Mapping[str, Any],
+        source: TerminalSource,
+        *,
+        completion: BaseModel | None,
+        grader: BaseModel | None,
     ) -> FinishedRollout:
         """Condense a terminal.
 
@@ -320,6 +337,7 @@ class FinishedRollout:
         encoded = bytes(memoryview(orjson.dumps(acknowledgment, option=orjson.OPT_SERIALIZE_NUMPY)))
         return cls(
             _PLAIN if encoded == _PLAIN else encoded,
+            source,
             payload_digest(completion) if completion is not None else None,
             payload_digest(grader) if grader is not None else None,
         )

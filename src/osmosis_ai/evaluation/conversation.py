@@ -320,14 +320,14 @@ def _exchanges(step: Mapping[str, Any]) -> Iterator[ToolExchange]:
 
 
 def _messages(step: ConversationStep) -> Iterator[Message]:
-    if step.role != "assistant":
+    if step.role == "assistant":
+        message: Message = {"role": "assistant", "content": step.text}
+        if step.reasoning:
+            message["reasoning_content"] = step.reasoning
+        calls = [_tool_call(exchange) for exchange in step.exchanges if exchange.call_id is not None]
+        yield {**message, "tool_calls": calls} if calls else message
+    elif step.text or not step.exchanges:
         yield {"role": step.role if step.role in ("system", "user") else "user", "content": step.text}
-        return
-    message: Message = {"role": "assistant", "content": step.text}
-    if step.reasoning:
-        message["reasoning_content"] = step.reasoning
-    calls = [_tool_call(exchange) for exchange in step.exchanges if exchange.call_id is not None]
-    yield {**message, "tool_calls": calls} if calls else message
     for exchange in step.exchanges:
         if exchange.result is not None:
             answer: Message = {"role": "tool", "content": exchange.result}

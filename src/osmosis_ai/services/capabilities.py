@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.http_errors import unsupported
 
 if TYPE_CHECKING:
     from osmosis_ai.api.capabilities import Capability
@@ -31,14 +31,7 @@ def require_offered(client: PlatformClient, capability: Capability) -> None:
     if client.offers is None:
         client.verify()
     if not is_offered(client.offers, capability):
-        raise PlatformError(
-            _sentence(client, capability),
-            platform_code="NOT_OFFERED",
-            details={"platform_code": "NOT_OFFERED", "capability": capability.value},
-            hint="the hosted platform has it"
-            if capability.of_the_contract
-            else "a platform that you host with `osmosis platform start` has it, from this version on",
-        )
+        raise unsupported(client.platform_url, capability)
 
 
 def is_offered(offers: Collection[Capability] | None, capability: Capability) -> bool:
@@ -48,8 +41,6 @@ def is_offered(offers: Collection[Capability] | None, capability: Capability) ->
 
 def why_empty(client: PlatformClient, capability: Capability) -> list[str]:
     """Return what to say beside an empty list of something that the platform has just been asked for."""
-    return [] if is_offered(client.offers, capability) else [_sentence(client, capability)]
-
-
-def _sentence(client: PlatformClient, capability: Capability) -> str:
-    return f"{client.platform_url} does not offer {capability.what}."
+    if is_offered(client.offers, capability):
+        return []
+    return [unsupported(client.platform_url, capability).message]

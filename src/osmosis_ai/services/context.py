@@ -114,11 +114,31 @@ def open_context(
     """
     checkout = find_checkout(start, require_scaffold=require_scaffold)
     credentials = require_credentials()
-    with connect(credentials, git_identity=checkout.git.identity, warn=warn) as client:
+    with open_client(checkout, credentials, warn=warn) as client:
+        yield PlatformContext(checkout, credentials, client)
+
+
+@contextmanager
+def open_client(
+    checkout: Checkout | None, credentials: Credentials | None = None, *, warn: Warn = log_warning
+) -> Iterator[PlatformClient]:
+    """Hold a connection to the platform, and add hints to its errors.
+
+    Args:
+        checkout: names the repository in requests; None for commands that also work outside one.
+        credentials: the login (default: the saved one or the environment's).
+        warn: receives what the platform says about this version.
+
+    Raises:
+        OsmosisError: ``AUTH_REQUIRED`` and similar codes without a login.
+    """
+    credentials = credentials or require_credentials()
+    identity = None if checkout is None else checkout.git.identity
+    with connect(credentials, git_identity=identity, warn=warn) as client:
         try:
-            yield PlatformContext(checkout, credentials, client)
+            yield client
         except PlatformError as error:
-            if error.platform_code in NOT_CONNECTED_CODES:
+            if checkout is not None and error.platform_code in NOT_CONNECTED_CODES:
                 error.hint = connect_hint(checkout.git, credentials.platform_url)
             elif error.platform_code == "ROUTE_NOT_FOUND":
                 error.hint = "this platform is older than the command; its operator can upgrade it"

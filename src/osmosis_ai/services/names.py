@@ -34,7 +34,12 @@ def names_of(client: PlatformClient, kind: Kind, *, timeout_s: float = LOOK_TIME
     """
     path, model, items, key = _lists()[kind]
     page = client.request(
-        "GET", path, model=model, params={"limit": _LATEST, "offset": 0}, timeout_s=timeout_s
+        "GET",
+        path,
+        model=model,
+        params={"limit": _LATEST, "offset": 0},
+        git="optional" if kind == "rollout_server" else "required",
+        timeout_s=timeout_s,
     )
     found = (getattr(item, key) for item in getattr(page, items))
     return [name for name in found if name]

@@ -97,7 +97,9 @@ async def test_the_documented_file_and_our_numbers_of_runs_that_go_well_and_wron
     kept = (Path(summary["run_dir"]) / "config.toml").read_text()
     assert 'model = "org/model"' in kept and "[completion_params]\ntemperature = 0.5" in kept
     assert (summary["total_rows"], summary["total_runs"]) == (6, 18)
-    assert set(summary["eval_fns"]) == {*names, "agent"}
+    # Only the eval functions asked for; the agent's own reward has a key of its own.
+    assert set(summary["eval_fns"]) == set(names)
+    assert (summary["reward"]["scored"], summary["reward"]["estimate"]["value"]) == (3, 0.25)
     length = summary["eval_fns"]["rewards:length"]
     assert (length["mean"], length["min"], length["max"]) == (pytest.approx((5 + 3 + 3) / 6), 0.0, 5.0)
     assert length["pass_at_1"] == length["pass_at_3"] == 0.5
@@ -122,7 +124,8 @@ async def test_the_documented_file_and_our_numbers_of_runs_that_go_well_and_wron
         "rewards:length": 5.0,
         "rewards:picky": 0.5,
     }
-    assert runs[1][0]["scores"]["agent"] == 0.25
+    assert set(runs[1][0]["scores"]) == {"rewards:exact", "rewards:length"}
+    assert runs[1][0]["reward"] == 0.25
     assert runs[1][0]["unscored"] == {"rewards:picky": "the function must return a number, not None"}
     assert "no such thing" in runs[2][0]["unscored"]["rewards:picky"]
     for index, error in (

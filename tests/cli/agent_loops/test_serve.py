@@ -28,6 +28,17 @@ def test_a_server_that_would_register_needs_a_login_or_the_word_that_it_should_n
     assert "--skip-register" in err
 
 
+def test_a_token_without_its_platform_is_told_the_variable_to_set(
+    cli: Cli, write_agent: WriteModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_platform(monkeypatch)
+    monkeypatch.setenv("OSMOSIS_TOKEN", "osm_u_canary")
+    monkeypatch.delenv("OSMOSIS_TOKEN_PLATFORM_URL", raising=False)
+    status, _, err = cli("serve", "-m", write_agent(""), *LOCAL)
+    assert status == 1
+    assert f"export OSMOSIS_TOKEN_PLATFORM_URL={FERN}" in err and "--skip-register" in err
+
+
 def test_a_server_that_lets_everybody_in_takes_no_key(cli: Cli, write_agent: WriteModule) -> None:
     status, out, err = cli("serve", "-m", write_agent(""), "--local", "--api-key", "k", *LOCAL)
     assert (status, out) == (1, "")

@@ -100,7 +100,8 @@ def test_an_agent_that_rewards_itself_now_and_then_has_a_score_in_those_runs_alo
         record(1, 0, "failed", scores={"agent": 1.0}),
     ]
     results = summarize_runs(records, settings(2, 2))
-    agent = results.functions["agent"]
+    agent = results.reward
+    assert set(results.functions) == {"a:fn"} and agent is not None
     assert (agent.mean, agent.scored, agent.unscored) == (pytest.approx(1 / 3), 1, 2)
     assert agent.estimate is not None and (agent.estimate.value, agent.estimate.n) == (1.0, 1)
 

@@ -103,6 +103,16 @@ def test_an_imported_run_is_listed_described_and_downloaded_with_numbers_of_our_
     assert "imported by mara@fern.example" in log[0]["message"]
 
 
+def test_a_run_without_any_score_has_a_null_pass_rate(api: TestClient) -> None:
+    run = LocalRun(rewards={(row, attempt): None for row in range(3) for attempt in range(2)})
+    run.upload(api)
+    (listed,) = api.get("/api/cli/eval-runs").json()["eval_runs"]
+    detail = api.get(f"/api/cli/eval-runs/{run.name}").json()
+    overview = api.get(f"/api/cli/eval-runs/{run.name}/metrics").json()["overview"]
+    for numbers in (listed["results"], detail["results"], overview):
+        assert (numbers["graded"], numbers["failed"], numbers["pass_rate"]) == (0, 6, None)
+
+
 def test_finish_reasons_of_uploaded_conversations_are_counted(
     api: TestClient, services: PlatformServices, run: LocalRun
 ) -> None:

@@ -186,6 +186,14 @@ def test_the_workspace_is_that_of_the_token_or_of_the_repository(
         member.user.id, name="laptop", workspace_id=member.workspace.id
     )
     assert register(of_fern).status_code == 200
+    without_repository = {"Authorization": f"Bearer {of_fern}"}
+    (listed,) = client.get(SERVERS, headers=without_repository).json()["rollout_servers"]
+    assert listed["name"] == "calculator"
+    probed = client.post(f"{SERVERS}/calculator/probe", json={}, headers=without_repository)
+    assert probed.json()["status"] == "healthy"
+    assert client.delete(f"{SERVERS}/calculator", headers=without_repository).json() == {}
+    assert client.get(SERVERS, headers=without_repository).json()["rollout_servers"] == []
+    assert register(of_fern).status_code == 200
     assert [s["name"] for s in client.get(SERVERS, headers=member.headers).json()["rollout_servers"]] == [
         "calculator"
     ]
@@ -197,6 +205,8 @@ def test_the_workspace_is_that_of_the_token_or_of_the_repository(
     )
     services.workspaces.add_member(stranger.workspace.id, member.user.id, "member")
     assert_flat_error(register(member.token), 400, "WORKSPACE_REQUIRED")
+    ambiguous = client.get(SERVERS, headers={"Authorization": f"Bearer {member.token}"})
+    assert_flat_error(ambiguous, 400, "WORKSPACE_REQUIRED")
     assert register(member.token, **{"X-Osmosis-Git": "moss/agents"}).status_code == 200
     services.workspaces.remove_member(member.workspace.id, member.user.id)
     assert_flat_error(register(of_fern), 403, "WORKSPACE_ACCESS_DENIED")

@@ -223,6 +223,15 @@ async def test_a_model_without_a_session_refuses_every_call(model: StandInModel)
     assert model.calls == 0
 
 
+async def test_a_model_of_another_rollout_refuses_every_call(model: StandInModel) -> None:
+    with rollout(model):
+        ours.OsmosisMemorySession()
+        agent = calculator()
+    with RolloutContext(model.base_url, "K2", "r2"), pytest.raises(RuntimeError, match="another rollout"):
+        await agents.Runner.run(agent, "hi")
+    assert model.calls == 0
+
+
 async def test_a_session_made_outside_and_used_inside_says_so(model: StandInModel) -> None:
     session = ours.OsmosisMemorySession()
 

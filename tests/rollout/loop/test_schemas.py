@@ -226,6 +226,12 @@ def test_each_protocol_refuses_the_statuses_of_the_other() -> None:
         s.RolloutResponse(rollout_id="r", status=RolloutStatus.SUCCESS)
 
 
+@pytest.mark.parametrize("rollout_id", ["", "   ", "\n", "r" * 257])
+def test_completions_name_their_rollout(rollout_id: str) -> None:
+    with pytest.raises(ValidationError, match="rollout_id"):
+        s.CompletionsRequest(rollout_id=rollout_id, messages=[])
+
+
 def test_completions_have_the_documented_defaults() -> None:
     asked = s.CompletionsRequest(messages=[], rollout_id="r")
     assert (asked.model, asked.temperature, asked.top_p, asked.max_tokens) == ("default", 1.0, 1.0, 512)

@@ -47,7 +47,7 @@ def environment_credentials(env: Mapping[str, str] | None = None) -> Credentials
     if not bound:
         if url != DEFAULT_PLATFORM_URL:
             raise OsmosisError(
-                f"{TOKEN_ENV} is set, but not which platform it is for; the active one is {url}.",
+                f"{TOKEN_PLATFORM_ENV} is not set (required by {TOKEN_ENV} on {url}).",
                 code="ENV_TOKEN_PLATFORM_REQUIRED",
                 details={"platform_url": url},
                 hint=f"export {TOKEN_PLATFORM_ENV}={url}",

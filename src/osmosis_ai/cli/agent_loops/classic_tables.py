@@ -75,7 +75,7 @@ def blocks(result: ClassicEvalResult) -> list[Block]:
     columns = ("Eval Function", "", Column("Value", right=True), "95 % interval", "Std. error", "Over")
     rows = [
         row
-        for name, summary in result.results.functions.items()
+        for name, summary in _summaries(result)
         for row in _function_rows(name, summary, result.prepared.request.pass_threshold)
     ]
     return [
@@ -101,6 +101,12 @@ def next_steps(result: ClassicEvalResult) -> list[str]:
             "Redo the failed runs: the same command with --retry-failed --name " + summary.run_dir.name
         )
     return steps
+
+
+def _summaries(result: ClassicEvalResult) -> Iterator[tuple[str, EvalEvalSummary]]:
+    yield from result.results.functions.items()
+    if result.results.reward is not None:
+        yield "Agent reward", result.results.reward
 
 
 def _function_rows(name: str, summary: EvalEvalSummary, threshold: float) -> Iterator[Sequence[Cell]]:

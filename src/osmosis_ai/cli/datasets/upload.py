@@ -45,7 +45,7 @@ def upload(
         osmosis dataset upload data/multiply.jsonl
         osmosis dataset upload data/multiply.jsonl --overwrite --wait --yes
     """
-    from osmosis_ai.services.datasets.transfer import follow_check, upload_dataset
+    from osmosis_ai.services.datasets.transfer import follow_check, upload_dataset, warn_of_size
 
     output = current()
     if not file.exists():
@@ -59,7 +59,9 @@ def upload(
                 context.client, file, report, overwrite=overwrite, progress=shown.update, warn=output.warn
             )
         if log is not None:
-            dataset = _wait(output, context.client, dataset, report, log)
+            dataset = _wait(output, context.client, dataset, log)
+        if wait or not overwrite:  # A dataset that is being replaced has its former size until it is checked.
+            warn_of_size(dataset, report, output.warn)
         return _operation(dataset, file, report, context.resource())
 
 
@@ -100,19 +102,11 @@ def _confirm(output: OutputContext, file: Path, report: DatasetReport, *, overwr
     )
 
 
-def _wait(
-    output: OutputContext,
-    client: PlatformClient,
-    dataset: Dataset,
-    report: DatasetReport,
-    log: LogFollower,
-) -> Dataset:
+def _wait(output: OutputContext, client: PlatformClient, dataset: Dataset, log: LogFollower) -> Dataset:
     from osmosis_ai.services.datasets.transfer import wait_until_checked
 
     with output.status("Waiting until the platform has checked it"):
-        return wait_until_checked(
-            client, dataset, report, log, pause=lambda: time.sleep(POLL_S), tell=output.note
-        )
+        return wait_until_checked(client, dataset, log, pause=lambda: time.sleep(POLL_S), tell=output.note)
 
 
 def _operation(

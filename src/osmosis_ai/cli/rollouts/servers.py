@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from osmosis_ai.cli.connection import list_result, platform_context
+from osmosis_ai.cli.connection import list_result, platform_anywhere
 from osmosis_ai.cli.name_completion import complete_served_agent
 from osmosis_ai.cli.options import AllOption, LimitOption, YesOption
 from osmosis_ai.cli.output.context import current
@@ -30,8 +30,8 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
     """
     from osmosis_ai.services.rollouts.servers import list_servers, server_item
 
-    with platform_context() as context, current().status("Fetching served agents"):
-        listing = list_servers(context.client, limit=limit, everything=everything)
+    with platform_anywhere() as (client, resource), current().status("Fetching served agents"):
+        listing = list_servers(client, limit=limit, everything=everything)
     return list_result(
         listing,
         server_item,
@@ -42,7 +42,7 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
             Column("Asked", value=lambda item: Timestamp(item["probed_at"])),
             Column("Error", "error"),
         ),
-        extra=context.resource(),
+        extra=resource,
     )
 
 
@@ -57,14 +57,14 @@ def register(
     """
     from osmosis_ai.services.rollouts.servers import agent_key, health_of, register_server
 
-    with platform_context() as context, current().status("Asking the agent"):
-        found = register_server(context.client, name, address, api_key=agent_key())
+    with platform_anywhere() as (client, resource), current().status("Asking the agent"):
+        found = register_server(client, name, address, api_key=agent_key())
     if found.status != "healthy":
         current().warn(f"registered, but {_problem(found)}", "ROLLOUT_SERVER_UNHEALTHY")
     return OperationResult(
         operation="rollout.server.register",
         message=f'Registered "{name}" at {address}.',
-        resource={"name": name, **health_of(found), **context.resource()},
+        resource={"name": name, **health_of(found), **resource},
         next_steps=[f'Write into a config: entrypoint = "server://{name}"'],
     )
 
@@ -77,8 +77,8 @@ def probe(name: Registered) -> OperationResult:
     """
     from osmosis_ai.services.rollouts.servers import health_of, probe_server
 
-    with platform_context() as context, current().status("Asking the agent"):
-        found = probe_server(context.client, name)
+    with platform_anywhere() as (client, resource), current().status("Asking the agent"):
+        found = probe_server(client, name)
     info, healthy = found.health_check_result.server_info, found.status == "healthy"
     active = f": {info.active_rollouts} rollouts under way" if info is not None else ""
     return OperationResult(
@@ -87,7 +87,7 @@ def probe(name: Registered) -> OperationResult:
         message=f'"{name}" is healthy{active}.'
         if healthy
         else f'"{name}" is not healthy: {_problem(found)}.',
-        resource={"name": name, **health_of(found), **context.resource()},
+        resource={"name": name, **health_of(found), **resource},
     )
 
 
@@ -99,14 +99,14 @@ def remove(name: Registered, yes: YesOption = False) -> OperationResult:
     """
     from osmosis_ai.services.rollouts.servers import remove_server
 
-    with platform_context() as context:
+    with platform_anywhere() as (client, resource):
         current().confirm(f'Remove the served agent "{name}"?', yes=yes)
         with current().status(f"Removing {name}"):
-            remove_server(context.client, name)
+            remove_server(client, name)
     return OperationResult(
         operation="rollout.server.remove",
         message=f'Removed "{name}".',
-        resource={"name": name, **context.resource()},
+        resource={"name": name, **resource},
     )
 
 

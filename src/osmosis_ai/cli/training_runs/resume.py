@@ -17,11 +17,9 @@ def resume(run: RunArgument) -> OperationResult:
     Examples:
         osmosis train resume keen-owl-2
     """
-    from osmosis_ai.services.training_runs.info import resume_run
-
     with platform_context() as context:
         with current().status("Resuming training run"):
-            resumed = resume_run(context.client, run)
+            resumed = context.client.training_runs.resume(run)
         name = resumed.name or resumed.id
         where = f" behind step {resumed.step}" if resumed.step is not None else ""
         return OperationResult(

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,8 +28,7 @@ from osmosis_ai.evaluation.agent_loop.score_summary import EvalEvalSummary, pass
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from osmosis_ai.evaluation.agent_loop.runner import LocalRunResult
-    from osmosis_ai.rollout.loop.agent import RolloutAgentLoop
+    from osmosis_ai.rollout.loop.agent import RolloutAgentLoop, RolloutResult
     from osmosis_ai.rollout.loop.eval_functions import EvalFnWrapper
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,8 @@ class InProcessRunResult:
         tokens: read and written, those of a failed run too.
         error: why it failed.
         unscored: by eval function, why it gave no score.
+        reward: the agent's own reward.
+        reward_error: why the agent's own reward was dropped.
     """
 
     run_index: int
@@ -65,6 +67,8 @@ class InProcessRunResult:
     tokens: int = 0
     error: str | None = None
     unscored: dict[str, str] = field(default_factory=dict)
+    reward: float | None = None
+    reward_error: str | None = None
 
 
 @dataclass
@@ -77,7 +81,7 @@ class EvalRowResult:
 
 @dataclass
 class EvalResult:
-    """All rows and what their scores add up to; ``eval_summaries`` is by eval function."""
+    """All rows, and the summaries of their scores by eval function and of the agent's own reward."""
 
     rows: list[EvalRowResult]
     eval_summaries: dict[str, EvalEvalSummary]
@@ -87,6 +91,7 @@ class EvalResult:
     total_duration_ms: float
     n_runs: int
     pass_threshold: float
+    reward_summary: EvalEvalSummary | None = None
 
 
 class _Work(NamedTuple):
@@ -153,10 +158,16 @@ class InProcessEvalRunner:
             rollout_id=f"eval-{row_index}-run-{run_index}",
             request_metadata={"execution_mode": "eval", "run_index": run_index},
         )
-        scores, unscored = await self._score(ran, row)
-        return InProcessRunResult(
-            run_index, ran.success, scores, ran.duration_ms, ran.total_tokens, ran.error, unscored
+        result = InProcessRunResult(
+            run_index,
+            ran.success,
+            duration_ms=ran.duration_ms,
+            tokens=ran.total_tokens,
+            error=ran.error,
         )
+        if ran.success and ran.result is not None:
+            await self._score(result, ran.result, row)
+        return result
 
     async def run_eval(
         self,
@@ -239,49 +250,37 @@ class InProcessEvalRunner:
             self.agent_loop, client, self.debug, self.debug_dir, rollout_id_prefix="eval"
         )
 
-    async def _score(
-        self, ran: LocalRunResult, row: Mapping[str, Any]
-    ) -> tuple[dict[str, float], dict[str, str]]:
-        from osmosis_ai.rollout.loop.eval_functions import AGENT_SCORE, EvalFnError, finite_score
+    async def _score(self, run: InProcessRunResult, answer: RolloutResult, row: Mapping[str, Any]) -> None:
+        from osmosis_ai.rollout.loop.eval_functions import EvalFnError, finite_score
 
-        scores: dict[str, float] = {}
-        unscored: dict[str, str] = {}
-        if not ran.success or ran.result is None:
-            return scores, unscored
-        reward = getattr(ran.result, "reward", None)
+        reward = getattr(answer, "reward", None)
         if reward is not None:
             try:
-                scores[AGENT_SCORE] = finite_score(reward)
+                run.reward = finite_score(reward)
             except EvalFnError as error:
-                unscored[AGENT_SCORE] = error.message
+                run.reward_error = error.message
         metadata = dict(row)
         for eval_fn in self.eval_fns:
-            score = await eval_fn.score(ran.result.final_messages, row.get("ground_truth"), metadata)
+            score = await eval_fn.score(answer.final_messages, row.get("ground_truth"), metadata)
             if score.value is not None:
-                scores[eval_fn.name] = score.value
+                run.scores[eval_fn.name] = score.value
             else:
-                unscored[eval_fn.name] = score.reason or "the function gave no score"
-        return scores, unscored
+                run.unscored[eval_fn.name] = score.reason or "the function gave no score"
 
     def _result(
         self, rows: list[EvalRowResult], n_runs: int, pass_threshold: float, duration_ms: float
     ) -> EvalResult:
-        from osmosis_ai.rollout.loop.eval_functions import AGENT_SCORE
-
+        summarize = partial(summarize_scores, n_runs=n_runs, pass_threshold=pass_threshold)
         runs = [run for row in rows for run in row.runs]
         names = [eval_fn.name for eval_fn in self.eval_fns]
-        if any(AGENT_SCORE in run.scores for run in runs):
-            names.append(AGENT_SCORE)
+        rewards = [[run.reward for run in row.runs] for row in rows]
         return EvalResult(
             rows=rows,
             eval_summaries={
-                name: summarize_scores(
-                    [[run.scores.get(name) for run in row.runs] for row in rows],
-                    n_runs=n_runs,
-                    pass_threshold=pass_threshold,
-                )
+                name: summarize([[run.scores.get(name) for run in row.runs] for row in rows])
                 for name in names
             },
+            reward_summary=summarize(rewards) if any(run.reward is not None for run in runs) else None,
             total_rows=len(rows),
             total_runs=len(runs),
             total_tokens=sum(run.tokens for run in runs),

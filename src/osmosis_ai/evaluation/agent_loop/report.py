@@ -51,7 +51,9 @@ def report_lines(result: EvalResult) -> list[str]:
         f"  Total tokens: {format_tokens(result.total_tokens)}",
         "",
     ]
-    return lines + [f"  {line}".rstrip() for line in _table(*summary_table(result.eval_summaries))]
+    reward = {} if result.reward_summary is None else {"Agent reward": result.reward_summary}
+    table = _table(*summary_table({**result.eval_summaries, **reward}))
+    return lines + [f"  {line}".rstrip() for line in table]
 
 
 def summary_table(summaries: dict[str, EvalEvalSummary]) -> tuple[list[str], list[list[str]]]:

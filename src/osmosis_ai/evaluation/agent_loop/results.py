@@ -23,6 +23,7 @@ from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.row_copies import RowCopies
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import replacing_or_streaming, require_writable
+from osmosis_ai.rollout.loop.eval_functions import AGENT_SCORE
 
 _INDENT = "  "
 
@@ -51,7 +52,8 @@ class ClassicResults:
     """The numbers of a classic evaluation.
 
     Attributes:
-        functions: of each eval function, in the user's order, then of the agent's own reward where it gave one.
+        functions: of each eval function, in the user's order.
+        reward: of the agent's own reward; None if it gave none.
         rows: rows with a run that ended.
         runs: runs that ended, and how many of them ``succeeded``; the others failed.
         pending: runs that were not made yet.
@@ -61,6 +63,7 @@ class ClassicResults:
     """
 
     functions: Mapping[str, EvalEvalSummary]
+    reward: EvalEvalSummary | None
     rows: int
     runs: int
     succeeded: int
@@ -86,6 +89,7 @@ class ClassicResults:
             "failed_runs": self.failed,
             "pending_runs": self.pending,
             "cost_usd": self.cost_usd,
+            **({"reward": self.reward.to_json()} if self.reward is not None else {}),
             **({"runs_without_tokens": self.uncounted} if self.uncounted else {}),
         }
 
@@ -118,14 +122,15 @@ class RecordedRuns:
 
 def summarize_runs(records: Iterable[TerminalRecord], settings: ClassicSettings) -> ClassicResults:
     """Return the numbers of recorded runs, which come by row and run."""
-    scores = _Scores(settings.eval_fns)
+    scores: dict[str, list[list[float | None]]] = {name: [] for name in (*settings.eval_fns, AGENT_SCORE)}
     copies = RowCopies(settings.rows)
     runs = succeeded = tokens = uncounted = 0
     costs: list[float] = []
     row_indices: list[int] = []
     for row_index, of_row in groupby(records, key=lambda record: record.row_index):
         row_indices.append(row_index)
-        scores.start_row()
+        for rows in scores.values():
+            rows.append([])
         for record in of_row:
             runs += 1
             succeeded += record.status == "success"
@@ -135,7 +140,9 @@ def summarize_runs(records: Iterable[TerminalRecord], settings: ClassicSettings)
                 costs.append(record.cost_usd)
             if record.row_digest:
                 copies.note(row_index, record.row_digest)
-            scores.add(record)
+            given = run_scores(record)
+            for name, rows in scores.items():
+                rows[-1].append(given.get(name))
     clusters = copies.clusters()
     functions = {
         name: summarize_scores(
@@ -145,10 +152,12 @@ def summarize_runs(records: Iterable[TerminalRecord], settings: ClassicSettings)
             ks=settings.ks,
             clusters=[int(clusters[index]) for index in row_indices],
         )
-        for name, rows in scores.by_function.items()
+        for name, rows in scores.items()
     }
+    reward = functions.pop(AGENT_SCORE)
     return ClassicResults(
         functions=functions,
+        reward=reward if reward.scored else None,
         rows=len(row_indices),
         runs=runs,
         succeeded=succeeded,
@@ -159,38 +168,18 @@ def summarize_runs(records: Iterable[TerminalRecord], settings: ClassicSettings)
     )
 
 
-class _Scores:
-    """Of each eval function, the scores of every run of every row; None where there is none."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.by_function: dict[str, list[list[float | None]]] = {name: [] for name in names}
-        self._runs_before: list[int] = []
-
-    def start_row(self) -> None:
-        self._runs_before.append(0)
-        for rows in self.by_function.values():
-            rows.append([])
-
-    def add(self, record: TerminalRecord) -> None:
-        given = run_scores(record)
-        for name in given:
-            if name not in self.by_function:
-                # The agent gives a reward of its own from here on: the runs before had none.
-                self.by_function[name] = [[None] * count for count in self._runs_before]
-        for name, rows in self.by_function.items():
-            rows[-1].append(given.get(name))
-        self._runs_before[-1] += 1
-
-
 def run_scores(record: TerminalRecord) -> Mapping[str, float]:
-    """Return the scores of a run; a failed one has none."""
+    """Return the scores of a run, with the agent's own reward as ``AGENT_SCORE``; a failed run has none."""
     return (record.scores or {}) if record.status == "success" else {}
 
 
 def run_json(record: TerminalRecord) -> dict[str, Any]:
-    """Return a run as the results file has it: the documented fields, ours behind them where they say something."""
+    """Return a run as in the results file: the documented fields, then those of our own that have a value."""
+    scores, unscored = dict(run_scores(record)), dict(record.unscored or {})
+    reward = scores.pop(AGENT_SCORE, None)
     ours = {
-        "unscored": dict(record.unscored or {}),
+        "reward_error": unscored.pop(AGENT_SCORE, None),
+        "unscored": unscored,
         "finish_reason": record.finish_reason,
         "finish_reasons": record.finish_reasons,
         "error_type": record.error_type,
@@ -200,10 +189,11 @@ def run_json(record: TerminalRecord) -> dict[str, Any]:
     return {
         "run_index": record.run_index,
         "success": record.status == "success",
-        "scores": dict(run_scores(record)),
+        "scores": scores,
         "duration_ms": record.duration_ms,
         "tokens": None if record.has_unknown_tokens else record.tokens or 0,
         **({"error": record.error} if record.error else {}),
+        **({"reward": reward} if reward is not None else {}),
         **{name: value for name, value in ours.items() if value},
     }
 

@@ -196,7 +196,7 @@ def _results(run: DbRun | ListedRun) -> wire.EvalResults:
         "headline": headline.to_json() if headline is not None else None,
         "rows_drawn": {**asdict(rows), "words": rows.words} if rows is not None else None,
     }
-    return wire.EvalResults(**runs.present({**(run.results or {}), **ours}))
+    return wire.EvalResults(**_with_null_rate(runs.present({**(run.results or {}), **ours})))
 
 
 def _overview(run: DbRun, clock: Clock) -> wire.EvalMetricsOverview:
@@ -214,4 +214,9 @@ def _overview(run: DbRun, clock: Clock) -> wire.EvalMetricsOverview:
         "pass_threshold": results.get("pass_threshold"),
         "tokens_used": results.get("total_tokens", 0),
     }
-    return wire.EvalMetricsOverview(**runs.present(overview))
+    return wire.EvalMetricsOverview(**_with_null_rate(runs.present(overview)))
+
+
+def _with_null_rate(numbers: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's numbers, with a null pass rate if no sample has a score."""
+    return {**numbers, "pass_rate": None} if numbers.get("graded") == 0 else numbers

@@ -1,85 +1,42 @@
-"""Agents that are served elsewhere: registered by who serves them, then listed, probed and removed by anybody in the
-workspace; whoever may run an evaluation may register one. No reply ever holds a key.
+"""Served agents on other machines. Every member of a workspace may register, list, probe and remove them.
+
+No reply contains an agent's key.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from fastapi import Depends
 
 from osmosis_ai.api.wire import rollout_servers as wire
 from osmosis_ai.driving.agent_address import AgentAddress
-from osmosis_ai.platform.accounts import Principal
 from osmosis_ai.platform.http.authentication import (
     Authenticated,
     GitHeader,
     Services,
-    WorkspaceScope,
     resolve_scope,
 )
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.paging import Paging
 from osmosis_ai.platform.http.routing import api_router
 from osmosis_ai.platform.rollout_servers import RegisteredServer
-from osmosis_ai.platform.services import PlatformServices
 
 router = api_router("/api/cli")
 
 
-@router.post("/rollout-server/register")
-def register(
-    services: Services,
-    principal: Authenticated,
-    body: wire.RolloutServerRegistration,
-    git: GitHeader = None,
-) -> wire.RegisteredRolloutServer:
-    """Keep a served agent under its name, in place of an earlier one, and say whether it answers.
-
-    The workspace is that of the token, or of the repository for who sends one.
-    """
-    registered = services.rollout_servers.register(
-        _workspace_id(services, principal, git),
-        principal.user.id,
-        name=body.agent_loop_name,
-        address=AgentAddress(body.host, body.port),
-        api_key=body.api_key,
-    )
-    return _probed(registered)
-
-
-@router.get("/rollout-servers")
-def list_servers(services: Services, scope: WorkspaceScope, page: Paging) -> wire.RolloutServerList:
-    """List the served agents of the workspace."""
-    listed, total = services.rollout_servers.page(scope.workspace_id, limit=page.limit, offset=page.offset)
-    return wire.RolloutServerList(
-        rollout_servers=[_wire_server(item) for item in listed], **page.keys(total, len(listed))
-    )
-
-
-@router.post("/rollout-servers/{name}/probe")
-def probe(services: Services, scope: WorkspaceScope, name: str) -> wire.RegisteredRolloutServer:
-    """Ask a served agent how it does."""
-    return _probed(services.rollout_servers.probe(scope.workspace_id, name))
-
-
-@router.delete("/rollout-servers/{name}")
-def remove(services: Services, scope: WorkspaceScope, name: str) -> dict[str, Any]:
-    """Forget a served agent."""
-    services.rollout_servers.remove(scope.workspace_id, name)
-    return {}
-
-
-def _workspace_id(services: PlatformServices, principal: Principal, git: str | None) -> str:
-    """Return the workspace that an agent is registered in.
+def _workspace_id(services: Services, principal: Authenticated, git: GitHeader = None) -> str:
+    """Return the workspace of the repository, or of the token if no connected repository is named (a dependency).
 
     Raises:
-        ApiError: it cannot be told, or the user is no member of it.
+        ApiError: the workspace is unknown, or the user is not a member of it.
     """
     if git is not None and git.strip():
         try:
             with services.db.session() as session:
                 return resolve_scope(session, principal, git).workspace_id
         except ApiError as error:
-            # An agent may be served from a repository that the platform need not know.
+            # An agent may be served from a repository that the platform does not know.
             if error.status != 404:
                 raise
     own = [workspace.id for workspace, _, _ in services.workspaces.of_user(principal.user.id)]
@@ -92,10 +49,53 @@ def _workspace_id(services: PlatformServices, principal: Principal, git: str | N
         raise ApiError(
             400,
             "WORKSPACE_REQUIRED",
-            "you are a member of several workspaces; serve the agent from a directory of one of them, "
-            "so that its repository says which is meant.",
+            "you are a member of several workspaces; run the command in a checkout of a repository that is connected "
+            "to one of them.",
         )
     return own[0]
+
+
+ServerWorkspace = Annotated[str, Depends(_workspace_id)]
+
+
+@router.post("/rollout-server/register")
+def register(
+    services: Services,
+    principal: Authenticated,
+    workspace_id: ServerWorkspace,
+    body: wire.RolloutServerRegistration,
+) -> wire.RegisteredRolloutServer:
+    """Register a served agent in place of an earlier one of its name, and return the result of a probe."""
+    registered = services.rollout_servers.register(
+        workspace_id,
+        principal.user.id,
+        name=body.agent_loop_name,
+        address=AgentAddress(body.host, body.port),
+        api_key=body.api_key,
+    )
+    return _probed(registered)
+
+
+@router.get("/rollout-servers")
+def list_servers(services: Services, workspace_id: ServerWorkspace, page: Paging) -> wire.RolloutServerList:
+    """List the served agents of the workspace."""
+    listed, total = services.rollout_servers.page(workspace_id, limit=page.limit, offset=page.offset)
+    return wire.RolloutServerList(
+        rollout_servers=[_wire_server(item) for item in listed], **page.keys(total, len(listed))
+    )
+
+
+@router.post("/rollout-servers/{name}/probe")
+def probe(services: Services, workspace_id: ServerWorkspace, name: str) -> wire.RegisteredRolloutServer:
+    """Probe a served agent."""
+    return _probed(services.rollout_servers.probe(workspace_id, name))
+
+
+@router.delete("/rollout-servers/{name}")
+def remove(services: Services, workspace_id: ServerWorkspace, name: str) -> dict[str, Any]:
+    """Remove a served agent."""
+    services.rollout_servers.remove(workspace_id, name)
+    return {}
 
 
 def _probed(found: RegisteredServer) -> wire.RegisteredRolloutServer:

@@ -22,10 +22,13 @@ OFFERED = frozenset(
         Capability.EVAL_JOURNALS,
         Capability.EVAL_RETRIES,
         Capability.EVAL_SAMPLES,
+        Capability.MODEL_DOWNLOADS,
         Capability.QUICKSTART,
         Capability.RUBRIC_RESULTS,
         Capability.RUN_EVENTS,
         Capability.SECRET_AUDIT,
+        Capability.SERVED_AGENTS,
+        Capability.TRAINING_RESUME,
         Capability.TRAINING_VALIDATION,
     }
 )

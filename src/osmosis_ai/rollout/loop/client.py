@@ -82,6 +82,7 @@ class OsmosisLLMClient:
         self.complete_rollout_retries = _given(
             complete_rollout_retries, self._settings.complete_rollout_retries
         )
+        self.connect_timeout_s = CONNECT_TIMEOUT_S
         self._client: httpx.AsyncClient | None = None
         self._shares_connections = False
         self._metrics = RolloutMetrics()
@@ -205,7 +206,7 @@ class OsmosisLLMClient:
     async def _get_client(self) -> httpx.AsyncClient:
         if self._client is None:
             self._client = httpx.AsyncClient(
-                timeout=httpx.Timeout(self.timeout_seconds, connect=CONNECT_TIMEOUT_S),
+                timeout=httpx.Timeout(self.timeout_seconds, connect=self.connect_timeout_s),
                 limits=httpx.Limits(
                     max_connections=self._settings.max_connections,
                     max_keepalive_connections=self._settings.max_keepalive_connections,
@@ -270,7 +271,7 @@ class OsmosisLLMClient:
 
         from ..model_client import post_shared
 
-        timeout = aiohttp.ClientTimeout(self.timeout_seconds, sock_connect=CONNECT_TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(self.timeout_seconds, connect=self.connect_timeout_s)
         try:
             status, content = await post_shared(
                 url, dumps(body), headers, timeout=timeout, most_bytes=MAX_REPLY_BYTES

@@ -54,6 +54,21 @@ __all__ = [
 
 _MAX_ROLLOUT_ID_CHARACTERS = 256
 
+
+def _is_not_blank(value: str) -> str:
+    if not value.strip():
+        # Of the kind that `min_length` would give, whose text does not mention whitespace.
+        kind: Literal["string_too_short", "value_error"] = "value_error" if value else "string_too_short"
+        raise PydanticCustomError(kind, "rollout_id cannot be empty or whitespace")
+    return value
+
+
+RolloutId = Annotated[
+    str,
+    Field(max_length=_MAX_ROLLOUT_ID_CHARACTERS, json_schema_extra={"minLength": 1}),
+    AfterValidator(_is_not_blank),
+]
+
 _limit_lock = threading.Lock()
 _limit_set_by_hand: int | None = None
 
@@ -215,7 +230,7 @@ class RolloutRequest(BaseModel):
         idempotency_key: two requests with the same one start one rollout.
     """
 
-    rollout_id: str = Field(max_length=_MAX_ROLLOUT_ID_CHARACTERS, json_schema_extra={"minLength": 1})
+    rollout_id: RolloutId
     server_url: str
     # One wrong message says enough: a body may hold millions, and each would become a problem of its own.
     messages: Annotated[list[MessageDict], FailFast()]
@@ -226,15 +241,6 @@ class RolloutRequest(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict)
     api_key: str | None = Field(default=None, repr=False)
     idempotency_key: str | None = None
-
-    @field_validator("rollout_id")
-    @classmethod
-    def _is_not_blank(cls, value: str) -> str:
-        if not value.strip():
-            # Of the kind that `min_length` would give, whose text says nothing of whitespace.
-            kind: Literal["string_too_short", "value_error"] = "value_error" if value else "string_too_short"
-            raise PydanticCustomError(kind, "rollout_id cannot be empty or whitespace")
-        return value
 
     @field_validator("server_url")
     @classmethod
@@ -290,7 +296,7 @@ class CompletionsRequest(BaseModel):
 
     model: str = "default"
     messages: list[MessageDict]
-    rollout_id: str
+    rollout_id: RolloutId
     temperature: float = 1.0
     top_p: float = 1.0
     max_tokens: int = 512

@@ -5,6 +5,6 @@ from __future__ import annotations
 import sys
 
 from osmosis_ai.rollout.loop.server.registration import Registration as Registration
-from osmosis_ai.rollout.loop.server.registration import registering as registering
+from osmosis_ai.rollout.loop.server.registration import start_registering as start_registering
 
 sys.modules[__name__] = sys.modules["osmosis_ai.rollout.loop.server.registration"]

@@ -121,20 +121,22 @@ def _step(message: Mapping[str, Any], step_id: int) -> Step:
     source = _SOURCES.get(role) if isinstance(role, str) else None
     if source != "agent":
         orphan = role in ("tool", "function")
-        return Step(
+        step = Step(
             step_id=step_id,
             timestamp=_timestamp(message),
             source="system" if orphan else source or "user",
-            message=_text(message.get("content")),
+            message="" if orphan else _text(message.get("content")),
             extra=_kept(
                 original_role=None if source else role,
-                tool_call_id=message.get("tool_call_id") if orphan else None,
-                tool_name=message.get("name") if orphan else None,
                 reasoning_content=_reasoning(message),
                 tool_calls=message.get("tool_calls") or message.get("function_call"),
             ),
         )
+        if orphan:
+            _observe(step, message)
+        return step
     tool_calls, no_place = _tool_calls(message, step_id)
+    metrics = _inline_metrics(message)
     return Step(
         step_id=step_id,
         timestamp=_timestamp(message),
@@ -143,7 +145,8 @@ def _step(message: Mapping[str, Any], step_id: int) -> Step:
         message=_text(message.get("content")),
         reasoning_content=_reasoning(message),
         tool_calls=tool_calls or None,
-        metrics=_inline_metrics(message),
+        metrics=metrics,
+        llm_call_count=None if metrics is None else 1,
         extra=_kept(tool_calls=no_place or None),
     )
 
@@ -155,7 +158,7 @@ def _kept(**facts: Any) -> dict[str, Any] | None:
 
 
 def _observe(step: Step, message: Mapping[str, Any]) -> None:
-    """Fold a tool's answer into the agent step that asked for it."""
+    """Add a tool's answer to the observation of a step."""
     call_id = message.get("tool_call_id")
     known = {call.tool_call_id for call in step.tool_calls or ()}
     answers = isinstance(call_id, str) and call_id in known
@@ -271,13 +274,13 @@ def _timestamp(message: Mapping[str, Any]) -> str | None:
     late = extra.get("timestamp") if isinstance(extra, Mapping) else None
     for value in (message.get("created_at"), message.get("timestamp"), message.get("completed_at"), late):
         try:
-            if isinstance(value, datetime):
-                return value.isoformat()
             if isinstance(value, str) and value:
-                parse_timestamp(value)
-                return value
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                return datetime.fromtimestamp(value, tz=timezone.utc).isoformat()
+                value = parse_timestamp(value)
+            elif isinstance(value, (int, float)) and not isinstance(value, bool):
+                value = datetime.fromtimestamp(value, tz=timezone.utc)
+            if isinstance(value, datetime):
+                zoned = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+                return zoned.astimezone(timezone.utc).isoformat()
         except (ValueError, OverflowError, OSError):
             continue
     return None
@@ -320,4 +323,7 @@ def _model_of(applied: SampleReport | None, report: TrajectoryReport | None) -> 
 
 
 def _plain(model: LlmCallMetrics | SampleReport) -> dict[str, Any]:
-    return dict(json_safe(model.model_dump(exclude_none=True)))
+    plain = dict(json_safe(model.model_dump(exclude_none=True)))
+    if not plain.get("final_metrics", True):
+        del plain["final_metrics"]
+    return plain

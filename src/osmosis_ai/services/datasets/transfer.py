@@ -133,18 +133,14 @@ class _Sender:
 
     def start(self, *, overwrite: bool) -> Dataset:
         """Announce the upload and send everything."""
-        dataset, replaces = self._create(overwrite=overwrite)
+        dataset = self._create(overwrite=overwrite)
         if dataset.upload is None:
             self._abort(dataset.id)
             raise OsmosisError(
                 "the platform took the dataset's name but did not say where its bytes go.",
                 code="PLATFORM_ERROR",
             )
-        sent = self._send(dataset.id, dataset.upload)
-        if not replaces:
-            # One that is being replaced has the size of its former bytes until the new ones are checked.
-            require_whole(sent, self.report)
-        return sent
+        return self._send(dataset.id, dataset.upload)
 
     def _can_go_on(self, unfinished: UnfinishedUpload) -> bool:
         """Tell whether the platform waits for parts, or may have been told already that all are there."""
@@ -158,16 +154,15 @@ class _Sender:
         )
         return was_completed or dataset.status in ("pending", "uploading")
 
-    def _create(self, *, overwrite: bool) -> tuple[Dataset, bool]:
-        """Return the announced dataset, and whether it had bytes before."""
+    def _create(self, *, overwrite: bool) -> Dataset:
+        """Announce the upload, and return the dataset."""
         from osmosis_ai.api.http_errors import PlatformError
 
         size, extension = self.report.file_size, self.report.extension
         try:
-            created = self.client.datasets.create(
+            return self.client.datasets.create(
                 self.name, size_bytes=size, extension=extension, intent=self.noted.intent
             )
-            return created, False
         except PlatformError as error:
             existing = error.body.get("existing_dataset_id")
             if error.status != 409 or not isinstance(existing, str) or not existing:
@@ -178,14 +173,13 @@ class _Sender:
                     details=error.details,
                     hint="replace its content with `--overwrite`, or rename the file",
                 ) from None
-        announced = self.client.datasets.create(
+        return self.client.datasets.create(
             self.name,
             size_bytes=size,
             extension=extension,
             overwrite_id=existing,
             intent=self.noted.intent,
         )
-        return announced, True
 
     def _send(self, dataset_id: str, instructions: UploadInstructions) -> Dataset:
         from osmosis_ai.api.http_errors import PlatformError
@@ -230,21 +224,14 @@ class _Sender:
             )
 
 
-def require_whole(dataset: Dataset, report: DatasetReport) -> None:
-    """Compare what the platform has with what was sent, where it keeps the file as it came.
-
-    Raises:
-        OsmosisError: bytes are missing.
-    """
+def warn_of_size(dataset: Dataset, report: DatasetReport, warn: Warn) -> None:
+    """Warn if the platform stores another number of bytes than it was sent, unless it converted the file."""
     converted = dataset.file_format not in (None, report.extension)
-    if dataset.file_size in (0, report.file_size) or converted:
-        return
-    raise OsmosisError(
-        f"the platform has {dataset.file_size} bytes of {report.file_name}, which has {report.file_size}.",
-        code="PLATFORM_ERROR",
-        details={"expected_size": report.file_size, "file_size": dataset.file_size},
-        hint="upload it again with `--overwrite`",
-    )
+    if dataset.file_size not in (0, report.file_size) and not converted:
+        warn(
+            f"The platform stores {dataset.file_size} bytes of {report.file_name}, which has {report.file_size}.",
+            "DATASET_SIZE_DIFFERS",
+        )
 
 
 def _broken_off(error: PlatformError) -> PlatformError:
@@ -279,7 +266,6 @@ def follow_check(client: PlatformClient, name: str) -> LogFollower:
 def wait_until_checked(
     client: PlatformClient,
     dataset: Dataset,
-    report: DatasetReport,
     log: LogFollower,
     *,
     pause: Callable[[], None],
@@ -290,7 +276,6 @@ def wait_until_checked(
     Args:
         client: the platform.
         dataset: as the upload returned it.
-        report: of the file that was uploaded.
         log: of the dataset, from before the upload.
         pause: waits between two looks.
         tell: takes each line of the platform's log, as it comes.
@@ -308,7 +293,6 @@ def wait_until_checked(
             break
         pause()
     if dataset.status == READY and dataset.upload_error is None:
-        require_whole(dataset, report)
         return dataset
     said = [dataset.upload_error] if dataset.upload_error else _errors(lines)
     problems = "".join(f"\n  - {message}" for message in said)

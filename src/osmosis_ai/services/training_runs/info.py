@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         Checkpoint,
         CheckpointList,
         DescribedTrainingRun,
-        ResumeReply,
         TrainingMetrics,
         TrainingRun,
         TrainingRunDetail,
@@ -141,29 +140,6 @@ def describe_run(client: PlatformClient, name: str) -> DescribedTraining:
     except PlatformError as error:
         return DescribedTraining(detail, metrics_error=error.message, checkpoints=checkpoints)
     return DescribedTraining(detail, metrics, checkpoints=checkpoints)
-
-
-def resume_run(client: PlatformClient, name: str) -> ResumeReply:
-    """Let a run that failed or was stopped go on from its last checkpoint.
-
-    Raises:
-        PlatformError: no such run, it can not be resumed, or as every call.
-        OsmosisError: the platform knows no resuming.
-    """
-    from osmosis_ai.api.http_errors import PlatformError
-    from osmosis_ai.errors import OsmosisError
-
-    try:
-        return client.training_runs.resume(name)
-    except PlatformError as error:
-        if error.status not in (404, 405) or error.platform_code == "SECRETS_NOT_FOUND":
-            raise
-        # Is it the run that is not there, or the route? Of a run that is not there, this says so.
-        run = client.training_runs.get(name).training_run
-        raise OsmosisError(
-            "this platform can not resume a training run: it has no such request.",
-            hint=f"submit again; see what was saved with `osmosis train checkpoints {run.name or name}`",
-        ) from error
 
 
 def list_checkpoints(client: PlatformClient, name: str) -> CheckpointList:

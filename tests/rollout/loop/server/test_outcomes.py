@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -113,6 +114,20 @@ async def test_a_shutdown_reports_what_it_cuts_off_and_what_still_waits(trainer:
         # The word by which a controller knows that the rollout is to be made again, and not to be counted.
         assert (offer["status"], offer["finish_reason"]) == ("ERROR", "cancelled")
         assert "shut down" in offer["error_message"]
+
+
+async def test_a_shutdown_ends_a_report_whose_controller_cannot_be_reached(
+    trainer: Trainer, caplog: pytest.LogCaptureFixture, unused_tcp_port: int
+) -> None:
+    async with served(Calculator(), settings=hurried()) as server:
+        await start(server, trainer, server_url=f"http://127.0.0.1:{unused_tcp_port}")
+        for _ in range(6000):
+            if "its outcome is offered again" in caplog.text:
+                break
+            await asyncio.sleep(0.01)
+        asked_to_end = time.monotonic()
+    assert time.monotonic() - asked_to_end < 8  # It used to be offered for another 10 s.
+    assert "rollout R1: its outcome (ERROR) is lost" in caplog.text
 
 
 async def test_a_full_server_says_when_to_come_again_and_keeps_what_it_took(

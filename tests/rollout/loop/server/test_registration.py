@@ -209,10 +209,11 @@ async def test_a_shutdown_waits_for_a_registration_under_way(platform: Platform)
     assert len(platform.registrations) == 1 and told[0].startswith("[OK] Registered with ")
 
 
+@pytest.mark.parametrize("in_a_checkout", [True, False])
 async def test_who_registered_itself_withdraws_at_its_end_unless_another_has_its_name(
-    platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_a_checkout: bool
 ) -> None:
-    monkeypatch.chdir(make_checkout(tmp_path / "maze").root)
+    monkeypatch.chdir(make_checkout(tmp_path / "maze").root if in_a_checkout else tmp_path)
     own = {
         "id": "rs_1",
         "name": "calculator",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
 
 
 class SlotLimiter:
@@ -26,8 +29,14 @@ class SlotLimiter:
         """How many wait for a slot."""
         return len(self._waiting)
 
-    async def acquire(self, timeout_s: float | None = None) -> bool:
-        """Wait for a slot, at most ``timeout_s`` seconds; return whether it was got."""
+    def acquire(self, timeout_s: float | None = None) -> Acquisition:
+        """Wait for a slot, at most ``timeout_s`` seconds.
+
+        Await it for whether a slot was acquired, or enter it with ``async with``, which releases the slot at the end.
+        """
+        return Acquisition(self, timeout_s)
+
+    async def _wait(self, timeout_s: float | None) -> bool:
         if self.max_concurrent is None or self.running < self.max_concurrent:
             self.running += 1
             return True
@@ -59,3 +68,21 @@ class SlotLimiter:
         self._waiting.pop(turn, None)
         if not turn.done():
             turn.set_result(False)
+
+
+@dataclass(frozen=True)
+class Acquisition:
+    """A slot that is waited for: awaitable, and an asynchronous context manager."""
+
+    limiter: SlotLimiter
+    timeout_s: float | None
+
+    def __await__(self) -> Generator[Any, None, bool]:
+        return self.limiter._wait(self.timeout_s).__await__()
+
+    async def __aenter__(self) -> None:
+        if not await self:
+            raise asyncio.TimeoutError(f"no slot was free within {self.timeout_s:g} s")
+
+    async def __aexit__(self, *_: object) -> None:
+        self.limiter.release()

@@ -106,8 +106,14 @@ class OsmosisLitellmModel(LitellmModel):
         """Return the answer's events.
 
         Raises:
-            RuntimeError: no session of this rollout's exists.
+            RuntimeError: no session of this rollout's exists, or the call is made in another rollout.
         """
+        running = get_rollout_context()
+        if running is not None and running is not self._rollout:
+            raise RuntimeError(
+                "this OsmosisLitellmModel belongs to another rollout: make one in `run` for each rollout, like its "
+                "`OsmosisMemorySession()`"
+            )
         source = self._rollout.sample_source
         if source is None:
             raise RuntimeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agent import RolloutAgentLoop
 from .admission import RolloutAdmission
-from .registration import Registration, registering
+from .registration import Registration, start_registering
 from .state import AppState
 
 if TYPE_CHECKING:
@@ -101,11 +102,14 @@ def create_app(
             # The user's own last: rollouts may use until their end what it closes.
             stack.push_async_callback(_call, on_shutdown)
             stack.push_async_callback(close_shared_connections)
-            stack.push_async_callback(state.cancel_all)
             await _call(on_startup)
+            endings: list[Callable[[], Awaitable[None]]] = [state.cancel_all]
             if registration is not None:
-                await stack.enter_async_context(registering(registration, settings, say))
-            yield
+                endings.append(start_registering(registration, settings, say))
+            try:
+                yield
+            finally:
+                await asyncio.gather(*(end() for end in endings))
 
     app = fastapi.FastAPI(title=f"Osmosis agent loop: {agent_loop.name}", lifespan=life)
     admission = RolloutAdmission(agent_loop, state, open_client=open_client, debug_dir=debug_dir)

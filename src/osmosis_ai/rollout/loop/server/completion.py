@@ -15,7 +15,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..exceptions import OsmosisRolloutError, OsmosisValidationError
+from ..exceptions import (
+    OsmosisRolloutError,
+    OsmosisTimeoutError,
+    OsmosisTransportError,
+    OsmosisValidationError,
+)
 
 if TYPE_CHECKING:
     from ..agent import RolloutResult
@@ -28,7 +33,10 @@ COMPLETION_WINDOW_S = 600.0
 """How long an outcome is offered to a controller that does not take it, in seconds."""
 
 SHUTDOWN_WINDOW_S = 10.0
-"""How long it is offered by a server that is shutting down, in seconds."""
+"""How long a server that is shutting down offers it to a controller that can be reached, in seconds."""
+
+SHUTDOWN_CONNECT_TIMEOUT_S = 1.5
+"""How long such a server tries to connect, in seconds: long enough for one lost packet to be sent again."""
 
 LONGEST_ERROR_MESSAGE = 4000
 """How many characters of an error the controller is told."""
@@ -101,6 +109,7 @@ async def report(
     outcome: Outcome,
     *,
     window_s: float = COMPLETION_WINDOW_S,
+    closing: bool = False,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> bool:
     """Offer ``outcome`` to the controller until it is taken; return whether it was.
@@ -110,15 +119,20 @@ async def report(
         rollout_id: for the log.
         outcome: what is offered, always the same.
         window_s: give up when this many seconds have passed.
+        closing: the server is shutting down, so give up as soon as the controller cannot be reached.
         sleep: waits between the client's rounds of tries; tests give their own.
     """
+    if closing:
+        client.complete_rollout_retries = 0
+        client.connect_timeout_s = SHUTDOWN_CONNECT_TIMEOUT_S
     give_up_at = time.monotonic() + window_s
     pause_s = _FIRST_PAUSE_S
     while True:
         trouble = await _offer(client, outcome, give_up_at - time.monotonic())
         if trouble is None:
             return True
-        if not trouble.passing or time.monotonic() + pause_s > give_up_at:
+        lost = not trouble.passing or (closing and trouble.unreachable)
+        if lost or time.monotonic() + pause_s > give_up_at:
             what = "did not take" if trouble.passing else "refused"
             logger.error(
                 "rollout %s: its outcome (%s) is lost: the controller %s it: %s",
@@ -137,6 +151,7 @@ async def report(
 class _Trouble:
     message: str
     passing: bool
+    unreachable: bool = False
 
 
 async def _offer(client: OsmosisLLMClient, outcome: Outcome, timeout_s: float) -> _Trouble | None:
@@ -154,7 +169,8 @@ async def _offer(client: OsmosisLLMClient, outcome: Outcome, timeout_s: float) -
     except OsmosisValidationError as error:
         return _Trouble(str(error), passing=error.status_code in _ASKED_TO_WAIT)
     except OsmosisRolloutError as error:
-        return _Trouble(str(error), passing=True)
+        unreachable = isinstance(error, OsmosisTransportError | OsmosisTimeoutError)
+        return _Trouble(str(error), passing=True, unreachable=unreachable)
     except asyncio.TimeoutError:
         return _Trouble("the controller did not answer in time", passing=True)
     except Exception as error:  # what cannot be sent now cannot be sent later; the loss of it is told

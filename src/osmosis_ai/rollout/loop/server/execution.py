@@ -108,17 +108,15 @@ class ServedRollout:
         return _failure(context, text_of(error) or type(error).__name__)
 
     async def _report(self, client: OsmosisLLMClient, outcome: Outcome, state: AppState) -> None:
-        window_s = SHUTDOWN_WINDOW_S if state.closing else COMPLETION_WINDOW_S
-        reporting = asyncio.ensure_future(
-            report(client, self._request.rollout_id, outcome, window_s=window_s)
-        )
-        try:
-            await asyncio.shield(reporting)
-        except asyncio.CancelledError:
-            if state.closing:
-                await asyncio.wait({reporting}, timeout=SHUTDOWN_WINDOW_S)
-            reporting.cancel()
-            raise
+        rollout_id = self._request.rollout_id
+        if not state.closing:
+            try:
+                await report(client, rollout_id, outcome, window_s=COMPLETION_WINDOW_S)
+                return
+            except asyncio.CancelledError:
+                if not state.closing:
+                    raise
+        await report(client, rollout_id, outcome, window_s=SHUTDOWN_WINDOW_S, closing=True)
 
 
 async def _until_a_result(agent: RolloutAgentLoop, context: AgentLoopContext) -> RolloutResult:

@@ -1,15 +1,14 @@
-"""Telling a platform of a served agent, once it answers, and when it ends: whatever comes of it, the server goes on.
+"""Registers a served agent with a platform once it answers, and withdraws it at the end. No failure stops the server.
 
-The network is asked for this machine's public address only here, and only when a server that binds to every address
-was not told its own, for a platform on another machine.
+The network is asked for this machine's public address only if the server binds to every address, was not given its
+own, and the platform is on another machine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -30,6 +29,7 @@ REGISTRATION_TIMEOUT_S = 15.0
 
 EVERY_ADDRESS = ("0.0.0.0", "::", "")
 _READY_TIMEOUT_S = 5.0
+_WITHDRAWAL_CONNECT_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -53,29 +53,29 @@ class Registration:
     public_host: str | None = None
 
 
-@asynccontextmanager
-async def registering(
+def start_registering(
     registration: Registration, settings: RolloutSettings | None, say: Callable[[str], None]
-) -> AsyncIterator[None]:
-    """Register in the background while the body runs; at its end take that back, after what is under way.
+) -> Callable[[], Awaitable[None]]:
+    """Register in the background, and return a function that withdraws the registration.
 
     Args:
-        registration: what is told.
-        settings: how long is waited (default: the process's).
-        say: is told how it went.
+        registration: the server and the login.
+        settings: the timeouts (default: the process's).
+        say: receives the outcome.
     """
     from ..settings import get_settings
 
     limits = (settings or get_settings()).server
     task = asyncio.ensure_future(_register(registration, limits, say))
-    try:
-        yield
-    finally:
+
+    async def withdraw() -> None:
         await asyncio.wait({task}, timeout=limits.registration_shutdown_timeout_seconds)
         task.cancel()
         (host,) = await asyncio.gather(task, return_exceptions=True)
         if isinstance(host, str):
             await _withdraw(registration, host, limits.registration_shutdown_timeout_seconds, say)
+
+    return withdraw
 
 
 async def _register(registration: Registration, limits: Any, say: Callable[[str], None]) -> str | None:
@@ -108,7 +108,7 @@ async def _register(registration: Registration, limits: Any, say: Callable[[str]
 async def _withdraw(
     registration: Registration, host: str, timeout_s: float, say: Callable[[str], None]
 ) -> None:
-    """Have the platform forget the server, whose runs would else fail one by one to reach it."""
+    """Remove the server from the platform, whose runs would fail one by one to reach it."""
     name, platform_url = registration.agent_loop_name, registration.credentials.platform_url
     try:
         await asyncio.wait_for(asyncio.to_thread(_forget, registration, host), timeout_s)
@@ -118,10 +118,16 @@ async def _withdraw(
 
 
 def _forget(registration: Registration, host: str) -> None:
-    """Remove the agent, unless somebody has registered another server under its name since."""
-    with _client(registration) as client:
-        listed = client.rollout_servers.list().rollout_servers
-        ours = (registration.agent_loop_name, host, registration.port)
+    """Remove the agent, unless another server has been registered under its name since."""
+    from osmosis_ai.api.paging import iterate_pages
+
+    ours = (registration.agent_loop_name, host, registration.port)
+    with _client(registration, connect_timeout_s=_WITHDRAWAL_CONNECT_TIMEOUT_S) as client:
+        pages = iterate_pages(
+            lambda limit, offset: client.rollout_servers.list(limit=limit, offset=offset),
+            lambda page: page.rollout_servers,
+        )
+        listed = (server for page in pages for server in page.rollout_servers)
         if any((server.name, server.host, server.port) == ours for server in listed):
             client.rollout_servers.remove(registration.agent_loop_name)
 
@@ -185,11 +191,14 @@ def _send(registration: Registration, host: str) -> RegisteredRolloutServer:
         return client.rollout_servers.register(told)
 
 
-def _client(registration: Registration) -> PlatformClient:
+def _client(registration: Registration, *, connect_timeout_s: float | None = None) -> PlatformClient:
     from osmosis_ai.api.client import PlatformClient
 
     return PlatformClient.from_credentials(
-        registration.credentials, git_identity=_git_identity(), timeout_s=REGISTRATION_TIMEOUT_S
+        registration.credentials,
+        git_identity=_git_identity(),
+        timeout_s=REGISTRATION_TIMEOUT_S,
+        connect_timeout_s=connect_timeout_s,
     )
 
 

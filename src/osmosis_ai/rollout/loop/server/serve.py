@@ -294,7 +294,8 @@ def _login() -> Credentials:
         raise ServeError(
             f"registering needs a login: {error.message}",
             code=error.code,
-            hint="log in with `osmosis login`, or serve without the platform with --skip-register",
+            details=error.details,
+            hint=f"{error.hint or 'log in with `osmosis login`'}; or serve without the platform (--skip-register)",
         ) from error
 
 

@@ -229,6 +229,17 @@ def test_sigterm_puts_a_run_aside_with_all_it_has_and_another_machine_goes_on(
     assert samples(run.results) == samples(calm.results)
 
 
+def stop_process(process: int) -> None:
+    """Send SIGSTOP and wait until all threads stand still; a thread that still runs takes a later SIGTERM first."""
+    os.kill(process, signal.SIGSTOP)
+    deadline = time.monotonic() + 300
+    while not all(
+        "(stopped)" in status.read_text() for status in Path(f"/proc/{process}/task").glob("*/status")
+    ):
+        assert time.monotonic() < deadline, "the process does not stop"
+        time.sleep(0.01)
+
+
 def await_pending(process: int, number: signal.Signals) -> None:
     """Wait until a stopped process has been sent a signal."""
     deadline = time.monotonic() + 300
@@ -253,7 +264,7 @@ def test_a_second_sigterm_ends_a_worker_at_once_and_names_the_run_that_it_leaves
     worker = child_of(process_of(first.process.pid), WORKER)
     assert worker is not None
     # A stopped worker cannot release its run before the second signal. Its pending signals show the first one.
-    os.kill(worker, signal.SIGSTOP)
+    stop_process(worker)
     os.kill(process_of(first.process.pid), signal.SIGTERM)
     await_pending(worker, signal.SIGTERM)
     os.kill(process_of(first.process.pid), signal.SIGTERM)

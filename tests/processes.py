@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 
@@ -25,3 +28,14 @@ async def gone(pid: int) -> None:
     """Wait until a process that is no child of ours has ended."""
     while alive(pid):  # noqa: ASYNC110 - another process's end cannot be waited for
         await asyncio.sleep(0.02)
+
+
+def stop_process(process: int) -> None:
+    """Send SIGSTOP and wait until all threads stand still; a thread that still runs takes a later SIGTERM first."""
+    os.kill(process, signal.SIGSTOP)
+    deadline = time.monotonic() + 300
+    while not all(
+        "(stopped)" in status.read_text() for status in Path(f"/proc/{process}/task").glob("*/status")
+    ):
+        assert time.monotonic() < deadline, "the process does not stop"
+        time.sleep(0.01)

@@ -35,6 +35,7 @@ from tests.e2e.relay import Relay
 from tests.e2e.test_demo_platform import numbers, samples
 from tests.e2e.test_platform_kill import published
 from tests.e2e.turnstile import Turnstile, held
+from tests.processes import stop_process
 from tests.warm_osmosis import process_of, warm_osmosis, warm_python
 
 pytestmark = pytest.mark.e2e
@@ -227,17 +228,6 @@ def test_sigterm_puts_a_run_aside_with_all_it_has_and_another_machine_goes_on(
     assert run.finish()["status"] == "finished"
     require_same_results(run, calm)
     assert samples(run.results) == samples(calm.results)
-
-
-def stop_process(process: int) -> None:
-    """Send SIGSTOP and wait until all threads stand still; a thread that still runs takes a later SIGTERM first."""
-    os.kill(process, signal.SIGSTOP)
-    deadline = time.monotonic() + 300
-    while not all(
-        "(stopped)" in status.read_text() for status in Path(f"/proc/{process}/task").glob("*/status")
-    ):
-        assert time.monotonic() < deadline, "the process does not stop"
-        time.sleep(0.01)
 
 
 def await_pending(process: int, number: signal.Signals) -> None:

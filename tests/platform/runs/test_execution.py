@@ -44,6 +44,7 @@ from tests.platform.evaluations import (
     wait_until,
     worker_of,
 )
+from tests.processes import stop_process
 from tests.warm_osmosis import process_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_children_without_torch")]
@@ -285,7 +286,7 @@ def test_a_worker_that_does_not_stop_is_ended_by_force_and_its_samples_are_kept(
         wait_until(lambda: samples_of(services, run["id"]))
         worker = worker_of(executor, run["id"])
         assert worker is not None
-        os.kill(process_of(worker.pid), signal.SIGSTOP)
+        stop_process(process_of(worker.pid))
         api.post(f"{RUNS}/{run['name']}/stop", json={})
         wait_until(lambda: worker.poll() is not None)
         executor._stop_grace_s = 600.0

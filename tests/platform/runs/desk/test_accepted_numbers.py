@@ -47,6 +47,7 @@ RECORDS = [
         judge_calls=2,
         judge_tokens=30,
         judge_cost_usd=0.5,
+        judge_outside_scale=1,
         duration_ms=1500,
         finish_reasons={"length": 1},
     ),
@@ -135,7 +136,8 @@ def test_a_stopped_run_of_a_pool_whose_worker_was_killed_ends_with_the_numbers_o
     assert (found["results"]["graded"], found["overview"]["tokens_used"]) == (5, 49)
     assert found["results"]["headline"]["brief"] == "62.5 % pass (reward >= 1.0), 5 of 15 planned scored"
     assert found["estimates"] == expected["estimates"]
-    assert found["estimates"]["judges"] == {"calls": 3, "tokens": 37, "cost_usd": 0.5}
+    judges = {"calls": 3, "tokens": 37, "cost_usd": 0.5, "outside_scale": 1}
+    assert found["estimates"]["judges"] == judges
     assert file_of(services, run)["summary"] == expected["summary"]
     estimates = expected["estimates"]
     assert (run.reward, run.pass_rate) == (

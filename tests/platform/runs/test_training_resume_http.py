@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import select
 
 from osmosis_ai.platform.blobs.store import BlobError, BlobStoreSilent
-from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.db.tables import DbDataset, DbRun
 from osmosis_ai.platform.runs.execute.leftovers import remove_leftovers
 from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.submit import resuming
@@ -85,6 +86,31 @@ def test_only_a_run_that_ended_early_and_has_a_checkpoint_is_resumed(
     clock.advance(31 * 86_400)
     refused(old, "more than 30 days ago")
     assert_flat_error(api.post(f"{RUNS}/nobody/resume", json={}), 404, "NOT_FOUND")
+
+
+@pytest.mark.parametrize("what", ["replaced", "deleted"])
+def test_a_run_whose_dataset_is_gone_is_refused_with_the_remedy(
+    api: TestClient, services: PlatformServices, what: str
+) -> None:
+    run = ended_with_checkpoint(api, services)
+    with services.db.transaction() as session:
+        dataset = session.scalars(select(DbDataset)).one()
+        if what == "deleted":
+            session.delete(dataset)
+        else:
+            former, dataset.sha256 = dataset.sha256, "0" * 64
+    reply = api.post(f"{RUNS}/{run['name']}/resume", json={})
+    assert_flat_error(reply, 409, "CONFLICT")
+    assert reply.json()["error"] == (
+        f"the run '{run['name']}' cannot be resumed: its dataset 'multiply' was {what}; "
+        f"submit it again: osmosis train resubmit {run['name']}."
+    )
+    detail = api.get(f"{RUNS}/{run['name']}").json()["training_run"]
+    assert (detail["status"], detail.get("resumable")) == ("failed", None)
+    if what == "replaced":
+        with services.db.transaction() as session:
+            session.scalars(select(DbDataset)).one().sha256 = former
+        assert api.post(f"{RUNS}/{run['name']}/resume", json={}).status_code == 200
 
 
 def ended_elsewhere(api: TestClient, services: PlatformServices, outcome: Any = "failed") -> dict[str, Any]:

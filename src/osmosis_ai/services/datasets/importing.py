@@ -241,7 +241,9 @@ def _rows(
         elif not skip_invalid:
             raise StopReading
 
-    reader = open_reader(plan.source, report=add, progress=progress, uniform=False)
+    mapped = {name for columns in plan.mapping.values() for name in columns}
+    mapped |= {name.partition(".")[0] for name in mapped}
+    reader = open_reader(plan.source, report=add, progress=progress, only=mapped, uniform=False)
     try:
         for number, record in reader:
             try:

@@ -17,12 +17,13 @@ from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.blobs.store import BlobError, BlobStore, BlobStoreSilent
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRun, DbRunFile
+from osmosis_ai.platform.db.tables import DbDataset, DbRun, DbRunFile
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
 from osmosis_ai.platform.runs.read.run_store import RunStore
 from osmosis_ai.platform.runs.resume_state import newest_step
+from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.training_request import read_training_request
 from osmosis_ai.platform.runs.training_names import KIND as VALIDATION_FILES
 from osmosis_ai.platform.runs.training_names import RESUME
@@ -59,8 +60,9 @@ class TrainingResumption:
         self._runs_dir = runs_dir
 
     def resumable(self, run: DbRun) -> bool:
-        """Tell whether a run has ended before its end, and has something to go on from."""
-        return run.status in UNFINISHED and self._step(run) is not None
+        """Return whether a run ended early and has a checkpoint and its dataset to continue with."""
+        is_left = run.status in UNFINISHED and self._step(run) is not None
+        return is_left and self._dataset_problem(run) is None
 
     def resume(self, workspace_id: str, name_or_id: str, *, by: str) -> ResumedRun:
         """Let a run go on.
@@ -72,7 +74,7 @@ class TrainingResumption:
 
         Raises:
             NotFoundError: there is no such run.
-            ConflictError: it has not ended, has finished, or has no checkpoint.
+            ConflictError: it has not ended, has finished, has no checkpoint, or its dataset is gone.
             MissingSecretsError: it needs secrets that are not stored.
         """
         found = self._runs.get(workspace_id, name_or_id).run
@@ -141,10 +143,15 @@ class TrainingResumption:
         """Return the step of the checkpoint that a run would go on from, and the scope of each secret it would get.
 
         Raises:
-            ConflictError: it has not ended, has finished, or has no checkpoint.
+            ConflictError: it has not ended, has finished, has no checkpoint, or its dataset is gone.
             MissingSecretsError: it needs secrets that are not stored.
         """
         step = self._step_to_go_on_from(run)
+        if problem := self._dataset_problem(run):
+            raise ConflictError(
+                f"the run '{run.name}' cannot be resumed: {problem}.",
+                hint=f"submit it again: osmosis train resubmit {run.name}",
+            )
         names = read_training_request(run.request).secrets
         return step, resolve_scopes(self._db, run.workspace_id, run.creator_id or "", names)
 
@@ -164,6 +171,14 @@ class TrainingResumption:
                 hint='submit it again; [experiment].model_path = "BASE:CHECKPOINT" begins with a saved adapter',
             )
         return step
+
+    def _dataset_problem(self, run: DbRun) -> str | None:
+        """Return why the rows of a run are not there any more; None if they are."""
+        with self._db.session() as session:
+            dataset = session.get(DbDataset, run.dataset_id) if run.dataset_id else None
+        if dataset is not None and dataset.sha256 == RowSelection.read(run.selection or {}).sha256:
+            return None
+        return f"its dataset '{run.dataset_name}' was {'deleted' if dataset is None else 'replaced'}"
 
     def _step(self, run: DbRun) -> int | None:
         if run.completed_at is None or self._clock.now() - run.completed_at > CHECKPOINT_KEPT:

@@ -33,9 +33,8 @@ from osmosis_ai.api.http_errors import (
 from osmosis_ai.api.platform_url import ensure_secure, normalize_platform_url
 from osmosis_ai.api.redaction import ReplyRedactor
 from osmosis_ai.api.resources.auth import Auth
-from osmosis_ai.api.resources.benchmarks import BenchmarkRuns, Benchmarks
+from osmosis_ai.api.resources.benchmarks import BenchmarkRuns
 from osmosis_ai.api.resources.datasets import Datasets
-from osmosis_ai.api.resources.dev_servers import DevServers
 from osmosis_ai.api.resources.eval_imports import EvalImports
 from osmosis_ai.api.resources.eval_runs import EvalRuns
 from osmosis_ai.api.resources.models import Models
@@ -145,9 +144,7 @@ class PlatformClient:
         self.eval_runs = EvalRuns(self)
         self.eval_imports = EvalImports(self)
         self.training_runs = TrainingRuns(self)
-        self.benchmarks = Benchmarks(self)
         self.benchmark_runs = BenchmarkRuns(self)
-        self.dev_servers = DevServers(self)
 
     @classmethod
     def from_credentials(

@@ -29,10 +29,8 @@ from tests.platform.viewer.runs_world import REQUEST, add_file, add_run, add_sam
 from tests.platform.viewer.test_contract import PlatformPlace
 from tests.viewer.source_contract import sample_record
 from tests.viewer.test_conversation_page import STEPS, trajectory
-from tests.viewer.test_rubric_page import a_document
 
 PASSWORD = "correct horse battery"
-JUDGED = f"ünï <img src=x onerror=alert(1)>{{{{ 7*7 }}}} {LONG}"[:255]
 CANARY = "sk-canary-4711"
 # A name of 255 characters, which is as long as one may be.
 NAME = f"a/b {HOSTILE} ünï {LONG}"[:255]
@@ -103,9 +101,6 @@ class PlatformSite:
             "trainings": "/fern/training",
             "training": "/fern/training/learning",
             "conversation of a validation": "/fern/training/learning/validation/5.0",
-            "rubric results": "/fern/rubrics",
-            "no rubric results": "/fern/rubrics?q=nothing-has-this-name",
-            "rubric result": f"/fern/rubrics/{quote(JUDGED, safe='')}",
             "datasets": "/fern/datasets",
             "dataset": f"/fern/datasets/{quote(NAME, safe='')}",
             "models": "/fern/models",
@@ -165,8 +160,6 @@ def _fill(site: PlatformSite) -> None:
     site.runs["waiting"] = site.submit()
     _hostile_evaluation(site)
     _training(site)
-    document = {**a_document(records=12), "model": HOSTILE, "data_path": HOSTILE, "rubric": HOSTILE + LONG}
-    services.rubric_results.add(mara.workspace.id, mara.user.id, JUDGED, document, services.clock.now())
 
 
 def _hostile_evaluation(site: PlatformSite) -> None:

@@ -126,3 +126,47 @@ RUN_DETAIL: dict[str, Any] = {
     ],
     "is_internal_user": True,
 }
+CONFIG_TEXT = """\
+[experiment]
+benchmark = "acme/toy@3"
+
+[tasks]
+categories = ["files", "nets"]
+
+[[agents]]
+harness = "terminus-2"
+[agents.model]
+type = "provider"
+model = "vendor/x"
+api_key_secret = "OPENAI_API_KEY"
+
+[[agents]]
+env = { DEBUG = "1" }
+[agents.model]
+type = "endpoint"
+base_url = "https://models.fern.example/v1"
+model = "policy"
+api_key_secret = "FERN_KEY"
+extra_headers = { X-Team = "sk-canary-header" }
+
+[execution]
+attempts_per_task = 2
+
+[verifier]
+required = ["GRADER_KEY"]
+
+[env]
+LOG_LEVEL = "INFO"
+
+[secrets]
+required = ["OPENAI_API_KEY"]
+"""
+SUBMITTED: dict[str, Any] = {
+    "id": "br_8",
+    "name": "amber-otter-42",
+    "status": "pending",
+    "created_at": "2026-10-02T07:00:00Z",
+    "workflow_id": "wf_1",
+    "task_count": 50,
+    "platform_url": "https://p/br_8",
+}

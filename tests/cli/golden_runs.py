@@ -12,8 +12,6 @@ from tests.cli import benchmark_replies, eval_replies, test_dev_server, train_re
 from tests.cli.eval_submits import commit, store_secrets
 from tests.cli.golden_cases import ENDED, TRAINING_ID, TRAINING_RUN, Case, answers, file, together
 from tests.cli.maze import Maze, replies
-from tests.cli.test_benchmark_submit import SUBMITTED as BENCHMARK_SUBMITTED
-from tests.cli.test_benchmark_submit import TEXT as BENCHMARK
 from tests.cli.test_dataset_transfer import dataset
 from tests.cli.test_eval_retry import CHECK, OURS
 from tests.cli.test_eval_upload import Importer
@@ -219,12 +217,12 @@ CASES = (
         "benchmark submit configs/benchmark/toy.toml --yes",
         together(
             lambda maze: (maze.workspace.root / "configs/benchmark").mkdir(),
-            file("configs/benchmark/toy.toml", BENCHMARK),
+            file("configs/benchmark/toy.toml", benchmark_replies.CONFIG_TEXT),
             lambda maze: store_secrets(
                 maze, *((name, "workspace") for name in ("OPENAI_API_KEY", "FERN_KEY", "GRADER_KEY"))
             ),
             answers("get", "/verify", VERIFIED),
-            answers("post", "/benchmark-runs", BENCHMARK_SUBMITTED),
+            answers("post", "/benchmark-runs", benchmark_replies.SUBMITTED),
         ),
     ),
     Case(

@@ -82,11 +82,12 @@ def test_every_example_is_a_line_that_its_command_takes(
 def test_what_an_empty_list_of_runs_suggests_is_a_line_that_its_command_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from osmosis_ai.viewer.pages.runs import FIRST_COMMANDS
+    from osmosis_ai.viewer.pages.runs import LOCAL_COMMANDS, PLATFORM_COMMANDS
 
     monkeypatch.chdir(tmp_path)
     Path("FILE.jsonl").touch()
-    for line in {line for lines in FIRST_COMMANDS.values() for line in lines}:
+    listed = [*LOCAL_COMMANDS.values(), *PLATFORM_COMMANDS.values()]
+    for line in {line for lines in listed for line in lines}:
         _, *words = shlex.split(line)
         assert line.startswith(parse(words))
 

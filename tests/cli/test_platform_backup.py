@@ -29,7 +29,6 @@ from osmosis_ai.platform.services import PlatformServices, build_services
 from tests.cli.conftest import Cli
 from tests.logins import hash_passwords_quickly
 from tests.platform.databases import put_migrated_database
-from tests.platform.rubric_documents import a_result
 
 pytestmark = pytest.mark.integration
 
@@ -127,24 +126,6 @@ def test_what_is_restored_is_what_was_backed_up(
     assert [user.email for user in again.accounts.users()] == ["admin@localhost"]
     sealed = platform.vault.seal(b"value", context="secrets:1")
     assert again.vault.open(sealed, context="secrets:1") == b"value"
-
-
-def test_a_rubric_result_is_backed_up_with_its_document(
-    cli: Cli, platform: PlatformServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (workspace,) = platform.workspaces.all()
-    whose = workspace.id, platform.accounts.users()[0].id
-    kept, _ = platform.rubric_results.add(*whose, "answers", a_result(), platform.clock.now())
-    monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path / "restored"))
-    for lost in (0, 1):
-        file = tmp_path / f"{lost}.tar"
-        backed_up = create_backup(platform.config, file)
-        assert backed_up.missing_blobs == lost
-        platform.blobs.delete(kept.row.blob_key)
-    done = cli("platform", "restore", str(tmp_path / "0.tar"))
-    assert done.status == 0, done.err
-    again = build_services(PlatformConfig(home=tmp_path / "restored")).rubric_results
-    assert json.loads(again.read(again.get(workspace.id, "answers").row)) == a_result()
 
 
 def test_a_backup_of_a_busy_platform_is_of_one_moment(

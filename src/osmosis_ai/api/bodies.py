@@ -28,13 +28,6 @@ def encode(body: WireModel | Mapping[str, Any]) -> bytes:
         raise OsmosisError("nan and inf are no values that can be sent to a platform.") from None
 
 
-def pack(content: bytes) -> bytes:
-    """Return a message as a body with ``Content-Encoding: gzip`` has it."""
-    import gzip
-
-    return gzip.compress(content, compresslevel=6, mtime=0)
-
-
 def decode(content: bytes, model: type[M], call: str) -> M:
     """Return the message that a success reply to ``call`` is; an empty one has no fields.
 

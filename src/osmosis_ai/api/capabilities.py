@@ -37,7 +37,6 @@ class Capability(Enum):
     EVAL_RETRIES = "eval-retries", "retrying evaluations", False
     EVAL_SAMPLES = "eval-samples", "listing the attempts of an evaluation", False
     MODEL_DOWNLOADS = "model-downloads", "downloading models", False
-    RUBRIC_RESULTS = "rubric-results", "rubric results", False
     SERVED_AGENTS = "served-agents", "served agents", False
     TRAINING_RESUME = "training-resume", "resuming training runs", False
     TRAINING_VALIDATION = "training-validation", "the validation samples of training runs", False
@@ -64,7 +63,6 @@ _OWN_ROUTES = {
         r"/models/[^/]+/download": Capability.MODEL_DOWNLOADS,
         r"/rollout-server/register": Capability.SERVED_AGENTS,
         r"/rollout-servers(/[^/]+(/probe)?)?": Capability.SERVED_AGENTS,
-        r"/rubric-results(/[^/]+)?": Capability.RUBRIC_RESULTS,
         r"/training-runs/[^/]+/resume": Capability.TRAINING_RESUME,
         r"/training-runs/[^/]+/validation(/[^/]+/[^/]+)?": Capability.TRAINING_VALIDATION,
     }.items()

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from osmosis_ai._version import __version__
-from osmosis_ai.api.bodies import decode, encode, pack
+from osmosis_ai.api.bodies import decode, encode
 from osmosis_ai.api.capabilities import HOSTED, Capability, capability_of_route, read_capabilities
 from osmosis_ai.api.connections import connection_hint, open_http, reason
 from osmosis_ai.api.http_errors import (
@@ -33,15 +33,13 @@ from osmosis_ai.api.http_errors import (
 from osmosis_ai.api.platform_url import ensure_secure, normalize_platform_url
 from osmosis_ai.api.redaction import ReplyRedactor
 from osmosis_ai.api.resources.auth import Auth
-from osmosis_ai.api.resources.benchmarks import BenchmarkRuns, Benchmarks
+from osmosis_ai.api.resources.benchmarks import BenchmarkRuns
 from osmosis_ai.api.resources.datasets import Datasets
-from osmosis_ai.api.resources.dev_servers import DevServers
 from osmosis_ai.api.resources.eval_imports import EvalImports
 from osmosis_ai.api.resources.eval_runs import EvalRuns
 from osmosis_ai.api.resources.models import Models
 from osmosis_ai.api.resources.rollout_servers import RolloutServers
 from osmosis_ai.api.resources.rollouts import Rollouts
-from osmosis_ai.api.resources.rubric_results import RubricResults
 from osmosis_ai.api.resources.secrets import Secrets
 from osmosis_ai.api.resources.training_runs import TrainingRuns
 from osmosis_ai.api.resources.workspaces import Workspaces
@@ -145,11 +143,8 @@ class PlatformClient:
         self.models = Models(self)
         self.eval_runs = EvalRuns(self)
         self.eval_imports = EvalImports(self)
-        self.rubric_results = RubricResults(self)
         self.training_runs = TrainingRuns(self)
-        self.benchmarks = Benchmarks(self)
         self.benchmark_runs = BenchmarkRuns(self)
-        self.dev_servers = DevServers(self)
 
     @classmethod
     def from_credentials(
@@ -213,7 +208,6 @@ class PlatformClient:
         retry: Retry = NEVER,
         git: GitScope = "required",
         headers: Mapping[str, str] | None = None,
-        packed: bool = False,
     ) -> M:
         """Send ``body`` (None sends ``{}``) to ``path``; once, unless ``retry`` says otherwise."""
         return self.request(
@@ -225,7 +219,6 @@ class PlatformClient:
             retry=retry,
             git=git,
             headers=headers,
-            packed=packed,
         )
 
     def delete(
@@ -252,7 +245,6 @@ class PlatformClient:
         timeout_s: float | None = None,
         retry: Retry = NEVER,
         headers: Mapping[str, str] | None = None,
-        packed: bool = False,
     ) -> M:
         """Send one request and return the reply as a ``model``.
 
@@ -267,7 +259,6 @@ class PlatformClient:
             timeout_s: the longest one attempt may take (default: the client's).
             retry: when to try again.
             headers: more of them; what a platform does not know of it passes over.
-            packed: send the body compressed, for routes that take it so.
 
         Raises:
             PlatformError: the platform refused, could not be understood or reached.
@@ -275,8 +266,6 @@ class PlatformClient:
         """
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         content = None if body is None else encode(body)
-        if packed and content is not None:
-            content, headers = pack(content), {**(headers or {}), "Content-Encoding": "gzip"}
         request = self._http.build_request(
             method,
             f"{self.platform_url}{path}",

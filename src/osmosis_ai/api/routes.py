@@ -26,7 +26,6 @@ BASE_MODELS = f"{PREFIX}/models/base"
 LORA_MODELS = f"{PREFIX}/models/lora"
 EVAL_RUNS = f"{PREFIX}/eval-runs"
 EVAL_IMPORTS = f"{EVAL_RUNS}/imports"
-RUBRIC_RESULTS = f"{PREFIX}/rubric-results"
 TRAINING_RUNS = f"{PREFIX}/training-runs"
 BENCHMARKS = f"{PREFIX}/benchmarks"
 BENCHMARK_RUNS = f"{PREFIX}/benchmark-runs"
@@ -203,11 +202,6 @@ def dev_server_logs(server_id: str) -> str:
 def dev_server_log_stream(server_id: str) -> str:
     """What a development rollout server says, line by line as it comes."""
     return f"{dev_server_logs(server_id)}/stream"
-
-
-def rubric_result(name_or_id: str) -> str:
-    """One result of a judging session; with the list, a route of self-hosted platforms."""
-    return f"{RUBRIC_RESULTS}/{segment(name_or_id)}"
 
 
 def eval_import_uploads(session_id: str) -> str:

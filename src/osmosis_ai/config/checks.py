@@ -34,7 +34,6 @@ class ConfigKind:
         sections: what every platform reads, checked by everybody.
         advanced: the keys of ``[advanced]`` that this release knows.
         free: the sections whose keys the user chooses.
-        arrays: arrays of tables, which are checked by who declares them.
     """
 
     name: str
@@ -44,7 +43,6 @@ class ConfigKind:
     secrets_required: bool
     advanced: type[ConfigSection] = ConfigSection
     free: tuple[str, ...] = _FREE_SECTIONS
-    arrays: tuple[str, ...] = ()
 
     @property
     def parts(self) -> dict[str, str]:
@@ -108,7 +106,7 @@ def _section_of(issue: Issue) -> str:
 
 
 def _unknown_sections(document: Mapping[str, Any], kind: ConfigKind) -> Iterator[Issue]:
-    known = (*kind.sections, *kind.free, *kind.arrays)
+    known = (*kind.sections, *kind.free)
     others = [other for other in (EVAL, TRAINING) if other is not kind]
     for name, value in document.items():
         if name in known:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from osmosis_ai.config.benchmark import BENCHMARK, BenchmarkAgent
 from osmosis_ai.config.checks import EVAL, TRAINING
 from osmosis_ai.config.decisions import DecideSettings
 from osmosis_ai.config.execution import ExecutionSection
@@ -22,12 +21,10 @@ SECTIONS: Mapping[str, type[ConfigSection]] = {
 
 _TABLES: Mapping[str, type[ConfigSection]] = {
     **SECTIONS,
-    **{f"benchmark-{name}": section for name, section in BENCHMARK.sections.items()},
-    "benchmark-agents": BenchmarkAgent,
     "decide": DecideSettings,
     "execution": ExecutionSection,
 }
-"""What a table of the docs can be of; names of sections mean other things in the configs of benchmarks."""
+"""Tables of the docs, by name."""
 
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 _COMMENTS_AT = 41

@@ -27,7 +27,6 @@ from osmosis_ai.platform.readiness import Readiness
 from osmosis_ai.platform.request_counts import RequestCounts
 from osmosis_ai.platform.rollout_servers import RolloutServerStore
 from osmosis_ai.platform.rollouts import RolloutStore
-from osmosis_ai.platform.rubric_results import RubricResultStore
 from osmosis_ai.platform.runs.deleting import RunDeletion
 from osmosis_ai.platform.runs.demands import Demands
 from osmosis_ai.platform.runs.desk.run_desk import RunDesk
@@ -80,7 +79,6 @@ class PlatformServices:
     submitter: RunSubmitter
     eval_runs: RunStore
     eval_imports: EvalImportStore
-    rubric_results: RubricResultStore
     training_runs: RunStore
     resumption: TrainingResumption
     run_deletion: RunDeletion
@@ -147,7 +145,7 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     rollouts, datasets = RolloutStore(db, mirrors, used_clock), DatasetStore(db, blobs, used_clock, logs)
     counts: dict[RunKind, RunCounts] = {kind: RunCounts(kind, used_clock) for kind in get_args(RunKind)}
     sources, shards = SourceArchives(db, blobs, used_clock, mirrors), ShardMerging(db, blobs, used_clock)
-    packing, rubrics = SourcePacking(db, used_clock, logs, sources), RubricResultStore(db, blobs, used_clock)
+    packing = SourcePacking(db, used_clock, logs, sources)
     submitter = RunSubmitter(config, db, used_clock, vault, mirrors, rollouts, counts, packing)
     training_runs = RunStore("training", db, used_clock, logs, counts["training"])
     resuming = TrainingResumption(db, blobs, used_clock, logs, training_runs, config.runs_dir)
@@ -179,16 +177,13 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         eval_retries=EvalRetries(db, submitter),
         eval_runs=RunStore("eval", db, used_clock, logs, counts["eval"]),
         eval_imports=imports,
-        rubric_results=rubrics,
         training_runs=training_runs,
         resumption=resuming,
         run_deletion=deletion,
         lora_models=LoraModelStore(db, blobs, used_clock),
         downloads=Downloads(db, blobs, signer),
         sample_filling=SampleFilling(db, blobs, used_clock),
-        maintenance=_maintenance(
-            blobs, datasets, imports, resuming, sources, desk, access, shards, deletion, rubrics
-        ),
+        maintenance=_maintenance(blobs, datasets, imports, resuming, sources, desk, access, shards, deletion),
         shard_merging=shards,
         frequent_maintenance=_frequent_maintenance(desk, shards),
         sample_counts=SampleCounts(),
@@ -209,7 +204,6 @@ def _maintenance(
     access: WorkerAccess,
     merging: ShardMerging,
     deletion: RunDeletion,
-    rubrics: RubricResultStore,
 ) -> Maintenance:
     """Return what tidies up after all that stores something."""
     return Maintenance(
@@ -217,7 +211,6 @@ def _maintenance(
             "blobs": blobs.sweep,
             "datasets": datasets.ingest.recover,
             "uploads of runs": imports.tidy,
-            "rubric results": rubrics.sweep,
             "checkpoints of runs": resumption.forget_old,
             "commits of runs that have ended": sources.sweep,
             "uploads and journals of runs that have ended": desk.clear_ended,

@@ -124,16 +124,7 @@ def read_result(path: Path) -> ReadResult:
     size = path.stat().st_size
     if size > _LARGEST_BYTES:
         raise ValueError(f"it has {size:,} bytes; {_LARGEST_BYTES:,} are read")
-    return parse_result(path.read_bytes())
-
-
-def parse_result(content: bytes) -> ReadResult:
-    """Read what a result file holds.
-
-    Raises:
-        ValueError, RecursionError: it is none that can be read.
-    """
-    document = loads(content.decode("utf-8-sig", "replace"))
+    document = loads(path.read_bytes().decode("utf-8-sig", "replace"))
     if not isinstance(document, dict):
         raise ValueError("it is no JSON object")
     return ReadResult(document)

@@ -1,4 +1,4 @@
-"""Deleting what a platform keeps: datasets, runs that have ended, rubric results. What refers to them keeps their names."""
+"""Delete datasets and ended runs from a platform. What refers to them keeps their names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.wire.datasets import Dataset
-    from osmosis_ai.api.wire.rubric_results import StoredRubricResult
     from osmosis_ai.api.wire.runs import Run
     from osmosis_ai.services.runs.lifecycle import RunKind
 
@@ -48,19 +47,6 @@ def find_deletable_run(client: PlatformClient, kind: RunKind, name: str) -> Run:
     return run
 
 
-def find_deletable_rubric_result(client: PlatformClient, name: str) -> StoredRubricResult:
-    """Return the rubric result that is to be deleted.
-
-    Raises:
-        PlatformError: there is none, or the platform keeps none; or as every call.
-    """
-    from osmosis_ai.api.capabilities import Capability
-    from osmosis_ai.services.capabilities import require_offered
-
-    require_offered(client, Capability.RUBRIC_RESULTS)
-    return client.rubric_results.get(name)
-
-
 def count_adapters(client: PlatformClient, kind: RunKind, run: Run) -> int:
     """Return how many adapters would go with a run."""
     return len(client.training_runs.checkpoints(run.id).checkpoints) if kind == "train" else 0
@@ -79,13 +65,6 @@ def delete_run(client: PlatformClient, kind: RunKind, run: Run) -> None:
     """Delete a run, for good; raises as :func:`delete_dataset`."""
     runs = client.eval_runs if kind == "eval" else client.training_runs
     _delete(lambda: runs.delete(run.id), f"osmosis {kind} list")
-
-
-def delete_rubric_result(client: PlatformClient, result: StoredRubricResult) -> None:
-    """Delete a rubric result, for good; raises as :func:`delete_dataset`."""
-    from osmosis_ai.api.wire.rubric_results import deletion_command
-
-    _delete(lambda: client.rubric_results.delete(result.id), deletion_command(result.name))
 
 
 def _delete(call: Callable[[], None], look: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from osmosis_ai.config.benchmark import BENCHMARK, benchmark_issues, referenced_secrets
+from osmosis_ai.config.benchmark import BENCHMARK, BenchmarkConfig, parse_benchmark_config
 from osmosis_ai.config.checks import EVAL, TRAINING, ConfigKind, document_issues, in_file_order
 from osmosis_ai.config.decisions import (
     Decisions,
@@ -34,7 +34,6 @@ _NAMED = 5
 """How many of a directory's configs an error names."""
 
 __all__ = [
-    "BenchmarkConfig",
     "Decisions",
     "EvalConfig",
     "EvaluationSettings",
@@ -105,46 +104,6 @@ class TrainingConfig(_Config):
         return read_settings(self.written)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchmarkConfig:
-    """A file of `configs/benchmark/`.
-
-    Attributes:
-        secrets: names of ``[secrets].required``, for which values may be given with a submit.
-        referenced: names of all secrets that a run needs, those among them.
-        written: the document as parsed.
-    """
-
-    path: Path
-    secrets: tuple[str, ...]
-    referenced: tuple[str, ...]
-    written: Mapping[str, Any] = field(repr=False)
-
-    @property
-    def env(self) -> Mapping[str, str]:
-        """The variables of every agent."""
-        return dict(self.written.get("env", {}))
-
-    def payload(self) -> dict[str, Any]:
-        """Return the body that submits this config: what is written in the file, empty sections left out."""
-        verifier = self.written.get("verifier", {}).get("required")
-        parts = {
-            "tasks_config": self.written.get("tasks"),
-            "execution_config": {
-                **self.written.get("execution", {}),
-                **({"verifier_secrets": list(verifier)} if verifier else {}),
-            },
-            "env_config": self.written.get("env"),
-            "secrets": {"required": list(self.secrets), "provided": {}} if self.secrets else None,
-        }
-        return {
-            "experiment_config": dict(self.written["experiment"]),
-            # Unlike any other part, an agent's variables are sent when there are none.
-            "agents": [{**agent, "env": agent.get("env", {})} for agent in self.written["agents"]],
-            **{name: part for name, part in parts.items() if part},
-        }
-
-
 def load_eval_config(path: Path, workspace: WorkspaceDirectory) -> EvalConfig:
     """Read and check a config of `configs/eval/`.
 
@@ -171,16 +130,7 @@ def load_benchmark_config(path: Path, workspace: WorkspaceDirectory) -> Benchmar
     found = _locate(path, workspace, BENCHMARK)
     shown = found.relative_to(workspace.root).as_posix()
     text = _read_text(found, shown)
-    document = parse_toml(text, shown)
-    issues = benchmark_issues(document)
-    if issues:
-        raise InvalidConfigError(BENCHMARK.name, shown, in_file_order(issues, text))
-    return BenchmarkConfig(
-        path=found,
-        secrets=tuple(document.get("secrets", {}).get("required", ())),
-        referenced=referenced_secrets(document),
-        written=document,
-    )
+    return parse_benchmark_config(parse_toml(text, shown), shown, text)
 
 
 def load_decisions(path: Path, workspace: WorkspaceDirectory | None = None) -> Decisions:

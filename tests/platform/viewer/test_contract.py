@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -27,7 +25,6 @@ from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.databases import platform_database, postgres_database
 from tests.platform.training_desk import DeskSink
 from tests.platform.viewer.runs_world import REQUEST, add_run, source_of
-from tests.viewer.rubric_contract import RubricContract
 from tests.viewer.source_contract import SourceContract, leave_validation
 
 
@@ -82,13 +79,6 @@ class PlatformPlace:
         assert set(services.blobs.keys(f"runs/{id}")) == keys, "nothing is left of the validation before"
         leases.release(id, token)
 
-    def judge(self, name: str, document: Mapping[str, Any]) -> None:
-        written = datetime.fromisoformat(document["generated_at"])
-        whose = self._member.workspace.id, self._member.user.id
-        self._services.rubric_results.add(*whose, name, document, written)
-        assert isinstance(self._services.clock, ManualClock)
-        self._services.clock.advance(1)
-
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformPlace]:
@@ -103,24 +93,6 @@ class TestPlatformSource(SourceContract):
     @pytest.fixture
     def place(self, shared: PlatformPlace) -> PlatformPlace:
         return shared
-
-
-class TestPlatformResults(RubricContract):
-    @pytest.fixture
-    def place(self, shared: PlatformPlace) -> PlatformPlace:
-        return shared
-
-
-@pytest.mark.integration
-class TestResultsOnPostgresql(RubricContract):
-    @pytest.fixture(scope="class")
-    def place(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformPlace]:
-        home = tmp_path_factory.mktemp("contract") / "platform"
-        with postgres_database() as url:
-            config = PlatformConfig(home=home, database_url=url, port=8737)
-            services = build_services(config, clock=ManualClock())
-            yield PlatformPlace(services, World(services).member())
-            services.db.dispose()
 
 
 def find_letters(place: PlatformPlace, services: PlatformServices, member: Member) -> None:

@@ -11,13 +11,12 @@ from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.resources.resource import LogDirection, Resource
 from osmosis_ai.api.retrying import REPEATING, SIGNING
 from osmosis_ai.api.wire.base import LogPage
-from osmosis_ai.api.wire.benchmarks import BenchmarkRunSubmit
 from osmosis_ai.api.wire.eval_runs import DownloadItem, DownloadUrls, DownloadUrlsRequest, SampleManifest
 from osmosis_ai.api.wire.runs import EvalRunSubmit, StopReply, SubmitCheck, SubmittedRun, TrainingRunSubmit
 
 _NO_ROUTE = (404, 405, 410, 501)
 
-_SubmitT = TypeVar("_SubmitT", EvalRunSubmit, TrainingRunSubmit, BenchmarkRunSubmit)
+_SubmitT = TypeVar("_SubmitT", EvalRunSubmit, TrainingRunSubmit)
 _SubmittedT = TypeVar("_SubmittedT", bound=SubmittedRun)
 
 

@@ -7,18 +7,8 @@ from pydantic import ConfigDict
 from osmosis_ai.api.wire.base import Page, Timestamp, WireModel
 
 
-class DevServerRequest(WireModel):
-    """What to serve, from which commit; ``ttl_hours`` None serves it until it is taken down."""
-
-    rollout_name: str
-    commit_sha: str
-    repository_path: str
-    entrypoint: str
-    ttl_hours: int | None = None
-
-
 class DevServerReply(WireModel):
-    """What the platform says of a server that it starts or stops; shown as it comes, whatever else is in it."""
+    """A reply that is printed as it comes, including keys that we do not know."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -1,4 +1,4 @@
-"""`osmosis eval upload`: a run of this machine, or a result of judges, becomes one of the platform."""
+"""`osmosis eval upload`: upload a run of this machine to the platform."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.evaluation.summary import RunSummary
     from osmosis_ai.services.eval_runs.upload import OpenProgress, UploadedRun
-    from osmosis_ai.services.rubric.upload import LocalRubricResult
 
 
 def upload(
@@ -31,29 +30,22 @@ def upload(
         str,
         typer.Argument(
             metavar="RUN_DIR",
-            help="Directory of a finished run of this machine, or its name; or the result of `osmosis eval rubric`: its "
-            "file, or the directory that it is in alone.",
+            help="Directory of a finished run of this machine, or its name.",
             show_default=False,
             autocompletion=complete_local_run,
         ),
     ],
 ) -> OperationResult:
-    """Upload a finished run of this machine to the platform, with its conversations and artifacts; or a rubric result.
+    """Upload a finished run of this machine to the platform, with its conversations and artifacts.
 
-    A run is marked as imported there. Run the same command again to go on with an upload that was cut off.
-
-    Of a rubric result go the rubric, the judges and what they said; of files that it tells of, their names alone.
+    The platform marks the run as imported. Run the same command again to resume an interrupted upload.
 
     Examples:
         osmosis eval upload .osmosis/evals/baseline
-        osmosis eval upload results.json
     """
-    from osmosis_ai.services.rubric.upload import find_rubric_result, find_run_beside_results
+    from osmosis_ai.services.eval_runs.resolver import find_local_run
 
-    judged = find_rubric_result(run)
-    if judged is not None:
-        return _upload_judged(judged)
-    directory = find_run_beside_results(run)
+    directory = find_local_run(run)
     with platform_context() as context:
         uploaded = upload_shown(context.client, directory)
         return OperationResult(
@@ -62,26 +54,6 @@ def upload(
             resource={**uploaded.resource(), **context.resource()},
             next_steps=next_steps(uploaded),
             next_steps_structured=next_steps_structured(uploaded),
-        )
-
-
-def _upload_judged(local: LocalRubricResult) -> OperationResult:
-    """Upload a result of judges."""
-    from osmosis_ai.services.rubric.upload import upload_rubric_result
-
-    with platform_context() as context:
-        said = f"Uploading {local.path.name} ({formats.size(local.size_bytes)}: rubric, judges, and what they said)"
-        with current().status(said):
-            uploaded = upload_rubric_result(context.client, local)
-        stored = uploaded.stored
-        done = "Uploaded rubric result" if stored.is_new else "This rubric result is there already"
-        url = stored.platform_url
-        return OperationResult(
-            operation="eval.upload",
-            message=f"{done}: {stored.name}",
-            resource={**uploaded.resource(), **context.resource()},
-            next_steps=[f"View: {url}"] if url else [],
-            next_steps_structured=[{"action": "open_url", "url": url}] if url else [],
         )
 
 

@@ -13,11 +13,10 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStore
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbDataset, DbLoraModel, DbRubricResult, DbRun, DbRunFile
+from osmosis_ai.platform.db.tables import DbDataset, DbLoraModel, DbRun, DbRunFile
 
 _OF_EACH = 5
-"""The oldest and the newest datasets, journals, rubric results, conversations and adapters: some 50 files, and what was lost from some day on is
-among them."""
+"""The oldest and the newest datasets, journals, conversations and adapters, about 40 files: a loss from some day on shows in the newest."""
 
 
 def missing_files(db: Database, blobs: BlobStore, shown: str) -> str | None:
@@ -47,7 +46,6 @@ def _some_keys(db: Database) -> Iterator[str]:
         for key, at in (
             (DbDataset.blob_key, DbDataset.created_at),
             (DbRun.journal_blob, DbRun.created_at),
-            (DbRubricResult.blob_key, DbRubricResult.created_at),
         ):
             for order in (at.asc(), at.desc()):
                 asked = select(key).where(key.is_not(None)).order_by(order).limit(_OF_EACH)

@@ -1,8 +1,8 @@
 """Pages of a table in the order of an index, whatever their number: no page sorts, and none skips.
 
 An order has two parts in either direction, first the rows with a value, then those without one: SQLite and PostgreSQL
-put NULL at opposite ends, and each part is a range of the same index. What several ranges have to say (two parts, two
-kinds of runs, a run and its retries) is asked in one statement.
+put NULL at opposite ends, and each part is a range of the same index. Several ranges (two parts, two kinds of runs, a run
+and its retries) are read in one statement.
 """
 
 from __future__ import annotations
@@ -40,33 +40,11 @@ class KeysetOrder:
 
 @dataclass(frozen=True, slots=True)
 class KeysetPlace:
-    """A place in an order: behind the row with this value and these ties, or before it.
-
-    Attributes:
-        inclusive: whether a row with these very ties is behind it, too, where the ties are one column.
-    """
+    """A place in an order: behind the row with this value and these ties, or before it."""
 
     value: Any
     ties: tuple[Any, ...]
     backward: bool = False
-    inclusive: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class KeysetRange:
-    """Rows of another table that stand in the same list: of the same columns by name, its order by its own.
-
-    Attributes:
-        rows: the statement.
-        order: as that of the list, by the columns of this table.
-        place: as that of the list.
-        valueless: whether none of them has a value, and the column is there for the others' sake.
-    """
-
-    rows: Select[Any]
-    order: KeysetOrder
-    place: KeysetPlace | None
-    valueless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +80,6 @@ def read_page(
     place: KeysetPlace | None,
     *,
     limit: int,
-    others: Sequence[KeysetRange] = (),
 ) -> list[Any]:
     """Return the first rows behind (or before) a place, the nearest first; one statement.
 
@@ -112,9 +89,8 @@ def read_page(
         order: the order of all of them together.
         place: where to begin; None for the order's beginning.
         limit: how many, at most.
-        others: ranges of other tables that are listed, too; rows that no column of the order tells apart are by their ids.
     """
-    return read_pages(session, ranges, order, [place], limit=limit, others=others)[0]
+    return read_pages(session, ranges, order, [place], limit=limit)[0]
 
 
 def read_pages(
@@ -125,7 +101,6 @@ def read_pages(
     *,
     limit: int,
     is_last: bool = False,
-    others: Sequence[KeysetRange] = (),
 ) -> list[list[Any]]:
     """As :func:`read_page` for each of some places, in one statement.
 
@@ -133,13 +108,6 @@ def read_pages(
     """
     parts = [(number, part) for number, place in enumerate(places) for part in _parts(order, place)]
     pieces = [part.of(rows, tag, limit) for tag, (_, part) in enumerate(parts) for rows in ranges]
-    for other in others:
-        for tag, part in enumerate(_parts(other.order, other.place)):
-            if not other.valueless:
-                pieces.append(part.of(other.rows, tag, limit))
-            elif part.missing:
-                # By what is the same in all of them SQLite would sort.
-                pieces.append(replace(part, missing=()).of(other.rows, tag, limit))
     found: list[list[Any]] = [[] for _ in parts]
     if pieces:
         with nullcontext() if order.few else _walking(session, is_last=is_last):
@@ -147,15 +115,11 @@ def read_pages(
                 found[row.part].append(row)
     pages: list[list[Any]] = [[] for _ in places]
     for (number, part), rows in zip(parts, found, strict=True):
-        if len(ranges) + len(others) > 1:
+        if len(ranges) > 1:
             first, *rest = (column.key for column in part.columns)
             ranks = _ranks(session, {getattr(row, first) for row in rows})
             rows.sort(
-                key=lambda row: (
-                    ranks[getattr(row, first)],
-                    *(getattr(row, name) for name in rest),
-                    *((row.id,) if others else ()),
-                ),
+                key=lambda row: (ranks[getattr(row, first)], *(getattr(row, name) for name in rest)),
                 reverse=part.descending,
             )
         pages[number] += rows
@@ -201,9 +165,7 @@ def reversed_place(place: KeysetPlace) -> KeysetPlace:
 def _parts(order: KeysetOrder, place: KeysetPlace | None) -> list[_Part]:
     backward = place is not None and place.backward
     if order.value is None:
-        inclusive = place is not None and place.inclusive
-        descending = order.descending != backward
-        return [_part((), order.ties, descending, place.ties if place else None, inclusive=inclusive)]
+        return [_part((), order.ties, order.descending != backward, place.ties if place else None)]
     key = (order.value, *order.ties)
     has_value = (order.value.is_not(None),) if order.nullable else ()
     begins_at = None if place is None or place.value is None else (place.value, *place.ties)
@@ -227,17 +189,12 @@ def _part(
     columns: tuple[Any, ...],
     descending: bool,
     key: tuple[Any, ...] | None,
-    *,
-    inclusive: bool = False,
 ) -> _Part:
     if key is None:
         return _Part(tuple(conditions), columns, descending)
     if len(columns) == 1:
         column, value = columns[0], key[0]
-        if inclusive:
-            behind = column <= value if descending else column >= value
-        else:
-            behind = column < value if descending else column > value
+        behind = column < value if descending else column > value
     else:
         values = tuple_(*(literal(value, column.type) for value, column in zip(key, columns, strict=True)))
         behind = tuple_(*columns) < values if descending else tuple_(*columns) > values

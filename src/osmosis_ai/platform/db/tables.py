@@ -28,7 +28,6 @@ from osmosis_ai.platform.db.base import Base as Base
 from osmosis_ai.platform.db.eval_import_tables import DbEvalImport as DbEvalImport
 from osmosis_ai.platform.db.eval_import_tables import DbEvalImportFile as DbEvalImportFile
 from osmosis_ai.platform.db.log_tables import DbLogLine as DbLogLine
-from osmosis_ai.platform.db.rubric_tables import DbRubricResult as DbRubricResult
 from osmosis_ai.platform.db.run_numbers import CONFIG_COLUMNS, SORT_COLUMNS, RunNumbers
 from osmosis_ai.platform.db.worker_access_tables import DbKnownWorker as DbKnownWorker
 from osmosis_ai.platform.db.worker_access_tables import DbSecretHandout as DbSecretHandout

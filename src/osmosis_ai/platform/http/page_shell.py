@@ -49,7 +49,6 @@ TABS = {
     (): "Runs",
     ("evals",): "Evaluations",
     ("training",): "Training",
-    ("rubrics",): "Rubric results",
     ("datasets",): "Datasets",
     ("models",): "Models",
     ("secrets",): "Secrets",

@@ -24,7 +24,6 @@ OFFERED = frozenset(
         Capability.EVAL_SAMPLES,
         Capability.MODEL_DOWNLOADS,
         Capability.QUICKSTART,
-        Capability.RUBRIC_RESULTS,
         Capability.RUN_EVENTS,
         Capability.SECRET_AUDIT,
         Capability.SERVED_AGENTS,

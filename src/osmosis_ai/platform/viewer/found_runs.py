@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, CompoundSelect, Select, String, literal, or_, select, type_coerce, union
+from sqlalchemy import ColumnElement, CompoundSelect, Select, String, or_, select, type_coerce, union
 from sqlalchemy.orm import Session
 
 from osmosis_ai.config.issues import nearest
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.run_places import RunKind
-from osmosis_ai.platform.db.tables import DbRubricResult, DbRun
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES
 from osmosis_ai.platform.runs.read.merging import RunFamily
@@ -54,20 +54,8 @@ def find_families(
 
 def kinds_of(session: Session, workspace_id: str, names: Sequence[str]) -> dict[str, frozenset[RunKind]]:
     """Return of which kinds a workspace has a run of each name or id, in one statement."""
-    asked: Any = union(*_named(workspace_id, names).selects, *_rubrics_named(workspace_id, names))
-    found = session.execute(asked).all()
+    found = session.execute(_named(workspace_id, names)).all()
     return {name: frozenset(run.kind for run in found if name in (run.name, run.id)) for name in names}
-
-
-def _rubrics_named(workspace_id: str, names: Sequence[str]) -> list[Select[Any]]:
-    """Return two looks for results of judges, as :func:`_named` has them."""
-    known = [storable(name)[:255] for name in names]
-    kind: Any = literal("rubric", String).label("kind")
-    asked: Any = select(DbRubricResult.id, kind, DbRubricResult.name)
-    return [
-        asked.where(DbRubricResult.workspace_id == workspace_id, DbRubricResult.name.in_(known)),
-        asked.where(_not_by_index(DbRubricResult.workspace_id) == workspace_id, DbRubricResult.id.in_(known)),
-    ]
 
 
 def of_family(asked: Select[Any], workspace_id: str, kind: RunKind, *names: str) -> Select[Any]:

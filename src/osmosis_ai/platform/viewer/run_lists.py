@@ -1,4 +1,4 @@
-"""Pages of a workspace's runs, uploaded results of judges among them, whatever their number, and each run's line.
+"""Pages of a workspace's runs, whatever their number, and each run's line.
 
 The order comes from an index alone; whole rows are read of the page's runs, which are few.
 """
@@ -11,6 +11,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, get_args
 
+import orjson
 from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
@@ -19,17 +20,10 @@ from osmosis_ai.platform.db.keyed_lists import moment_of, text_of
 from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, read_page
 from osmosis_ai.platform.db.run_numbers import duration_ms
 from osmosis_ai.platform.db.tables import DbRun, DbUser
-from osmosis_ai.platform.rubric_results import ID_PREFIX
+from osmosis_ai.platform.db.text_search import one_holds
 from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
 from osmosis_ai.platform.runs.waiting import STOPPING
-from osmosis_ai.platform.viewer.list_parts import asked_of, numbers_by_id, read_trends
-from osmosis_ai.platform.viewer.rubric_lists import (
-    rubric_conditions,
-    rubric_count,
-    rubric_entries,
-    rubric_range,
-)
 from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, order_of, refused
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery
 
@@ -46,8 +40,9 @@ _NEVER_NULL = ("started", "status")
 _SEARCHED = (DbRun.name, DbRun.model_path, DbRun.dataset_name, DbRun.rollout_name)
 SUMMARIES = select(DbRun, DbUser.name, DbUser.email).outerjoin(DbUser, DbUser.id == DbRun.creator_id)
 """What :meth:`WorkspaceRuns.entry` takes, of every run."""
-_RUN_IDS = "run_"
 _LOOKED_AT = 100
+_TREND = 10
+"""The most numbers of a trend, including the run's own."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +71,7 @@ class WorkspaceRuns:
         order = _order(query)
         keys = (DbRun.id, *((order.value,) if order.value is not None else order.ties))
         ranges = [self._of_kind(select(*keys), kind).where(*conditions) for kind in kinds]
-        others = []
-        if query.kind in (None, "rubric"):
-            of_rubrics = _of_one_table(query, place, ID_PREFIX)
-            others = [rubric_range(self.session, self.workspace_id, query, order, of_rubrics)]
-        of_runs = _of_one_table(query, place, _RUN_IDS)
-        found = read_page(self.session, ranges, order, of_runs, limit=limit + 1, others=others)
+        found = read_page(self.session, ranges, order, place, limit=limit + 1)
         entries = self.entries([row.id for row in found[:limit]])
         page = item_page(
             found,
@@ -94,14 +84,11 @@ class WorkspaceRuns:
 
     def entries(self, ids: Sequence[str]) -> dict[str, RunEntry]:
         """Return the lines of some runs by their ids, each with how those before it went."""
-        rubrics = [id for id in ids if id.startswith(ID_PREFIX)]
-        runs = [id for id in ids if not id.startswith(ID_PREFIX)]
-        found = self._entries(SUMMARIES.where(DbRun.id.in_(runs)), {}) if runs else {}
-        return found | rubric_entries(self.session, rubrics)
+        return self._entries(SUMMARIES.where(DbRun.id.in_(ids)), {}) if ids else {}
 
     def _entries(self, summaries: Any, bound: Mapping[str, str]) -> dict[str, RunEntry]:
         rows = self.session.execute(summaries, bound).all()
-        trends = read_trends(self.session, _last_numbers, [row[0].id for row in rows])
+        trends = _read_trends(self.session, [row[0].id for row in rows])
         return {row[0].id: self.entry(*row, trend=trends.get(row[0].id, ())) for row in rows}
 
     def with_previous(self, run: DbRun) -> tuple[RunEntry, RunEntry | None]:
@@ -131,11 +118,6 @@ class WorkspaceRuns:
         mine = select(func.count()).select_from(DbRun)
         mine = mine.where(DbRun.workspace_id == self.workspace_id, DbRun.kind.in_(kinds))
         asked = [mine.scalar_subquery(), *([mine.where(*conditions).scalar_subquery()] if conditions else [])]
-        if query.kind in (None, "rubric"):
-            judged: list[Sequence[ColumnElement[bool]]] = [()]
-            judged += [rubric_conditions(self.session, query)] if conditions else []
-            counts = (rubric_count(self.workspace_id, each) for each in judged)
-            asked = [runs + rubrics for runs, rubrics in zip(asked, counts, strict=True)]
         counted = self.session.execute(select(*asked)).one()
         return {"unfiltered": counted[0], "total": counted[-1]}
 
@@ -144,11 +126,23 @@ class WorkspaceRuns:
 def _last_numbers(*, is_sqlite: bool) -> Select[tuple[str, Any]]:
     """Return the statement that lists the numbers of up to ten runs up to each of ``ids``, the newest first.
 
-    They are those that a run can be compared with. It is made once: made anew for the runs of a page, it cost more than
-    the page.
+    They are those that a run can be compared with. The statement is cached: building it for each page cost more than the
+    page.
     """
     earlier = aliased(DbRun)
-    return numbers_by_id(DbRun, _comparable(DbRun, earlier, _number(earlier)), is_sqlite=is_sqlite)
+    last = _comparable(DbRun, earlier, _number(earlier)).limit(_TREND).correlate(DbRun).subquery()
+    listed = (func.json_group_array if is_sqlite else func.json_agg)(last.c.wanted)
+    numbers = select(listed).correlate(DbRun).scalar_subquery()
+    return select(DbRun.id, numbers).where(DbRun.id.in_(bindparam("ids", expanding=True)))
+
+
+def _read_trends(session: Session, ids: Sequence[str]) -> dict[str, tuple[float | None, ...]]:
+    """Return the trend of each run, oldest number first, in one statement."""
+    is_sqlite = session.get_bind().dialect.name == "sqlite"
+    found = session.execute(_last_numbers(is_sqlite=is_sqlite), {"ids": list(ids)})
+    # SQLite returns JSON text, PostgreSQL a list.
+    lists = ((id, orjson.loads(numbers) if is_sqlite else numbers) for id, numbers in found)
+    return {id: tuple(reversed(numbers or ())) for id, numbers in lists}
 
 
 @lru_cache
@@ -273,9 +267,22 @@ def _order(query: RunQuery) -> KeysetOrder:
 
 
 def _conditions(session: Session, query: RunQuery) -> list[ColumnElement[bool]]:
-    found = asked_of(session, query, DbRun, _SEARCHED)
-    if query.rollout:
-        found.append(DbRun.rollout_name == query.rollout)
+    equal = {
+        DbRun.status: query.status,
+        DbRun.model_path: query.model,
+        DbRun.dataset_name: query.dataset,
+        DbRun.rollout_name: query.rollout,
+    }
+    found: list[ColumnElement[bool]] = [column == value for column, value in equal.items() if value]
+    if query.person:
+        people = select(DbUser.id).where(or_(DbUser.name == query.person, DbUser.email == query.person))
+        found.append(DbRun.creator_id.in_(people))
+    if query.since is not None:
+        found.append(DbRun.created_at >= query.since)
+    if query.until is not None:
+        found.append(DbRun.created_at <= query.until)
+    if query.text:
+        found.append(one_holds(session, _SEARCHED, query.text))
     if query.commit:
         found.append(DbRun.commit_sha.startswith(query.commit, autoescape=True))
     return found
@@ -283,7 +290,7 @@ def _conditions(session: Session, query: RunQuery) -> list[ColumnElement[bool]]:
 
 def _cursor(query: RunQuery, row: Any, backward: bool) -> str:
     if query.sort == "name":
-        return encode(order_of(query), [row.name, row.id], backward=backward)
+        return encode(order_of(query), [row.name], backward=backward)
     value = getattr(row, _ORDERS[query.sort].key)
     key = value.isoformat() if isinstance(value, datetime) else value
     return encode(order_of(query), [key, row.id], backward=backward)
@@ -291,24 +298,10 @@ def _cursor(query: RunQuery, row: Any, backward: bool) -> str:
 
 def _place(query: RunQuery, cursor: str) -> KeysetPlace:
     if query.sort == "name":
-        (name, id), backward = decode(cursor, order_of(query), parts=2)
-        return KeysetPlace(None, (text_of(name, cursor), text_of(id, cursor)), backward)
+        (name,), backward = decode(cursor, order_of(query), parts=1)
+        return KeysetPlace(None, (text_of(name, cursor),), backward)
     (value, id), backward = decode(cursor, order_of(query), parts=2)
     return KeysetPlace(_value(query, value, cursor), (text_of(id, cursor),), backward)
-
-
-def _of_one_table(query: RunQuery, place: KeysetPlace | None, prefix: str) -> KeysetPlace | None:
-    """Return a place among the rows of one table, whose ids begin with ``prefix``.
-
-    A name is there once in each table, and rows of one name are by their ids: so the name is enough of a place, and the
-    row with that very name is behind it where that of the other table is the place, and comes first.
-    """
-    if place is None or query.sort != "name":
-        return place
-    name, id = place.ties
-    falls = query.descending != place.backward
-    after = prefix < id if falls else prefix > id
-    return KeysetPlace(None, (name,), place.backward, inclusive=after and not id.startswith(prefix))
 
 
 def _value(query: RunQuery, value: Scalar, cursor: str) -> datetime | str | float | None:

@@ -30,7 +30,6 @@ from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.log_lines import storable
-from osmosis_ai.platform.name_lookup import NoSuchNameError
 from osmosis_ai.platform.runs.eval_results import written_estimates
 from osmosis_ai.platform.runs.read.merging import RunFamily, merge
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
@@ -42,7 +41,6 @@ from osmosis_ai.platform.runs.work.sample_files import diagnostics_path
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.changes import read_changes
 from osmosis_ai.platform.viewer.found_runs import find_families, find_family, kinds_of, of_family
-from osmosis_ai.platform.viewer.rubric_lists import rubric_detail
 from osmosis_ai.platform.viewer.run_details import (
     compared_training,
     eval_detail,
@@ -103,7 +101,9 @@ class PlatformSource:
     services: PlatformServices
     workspace_id: str
     counts: SampleCounts
-    capabilities: frozenset[Capability] = field(default=frozenset(get_args(Capability)), init=False)
+    capabilities: frozenset[Capability] = field(
+        default=frozenset(get_args(Capability)) - {"rubrics"}, init=False
+    )
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
         """Return runs."""
@@ -111,13 +111,7 @@ class PlatformSource:
             return self._runs(session).page(query, limit=limit, cursor=cursor)
 
     def run(self, kind: RunKind, name: str) -> RunDetail:
-        """Return a run.
-
-        Raises:
-            BlobStoreError: it is the result of judges, and the store is away.
-        """
-        if kind == "rubric":
-            return self._rubric(name)
+        """Return a run."""
         with self.services.db.session() as session:
             family = self._family(session, kind, name)
             run, lists = family.original, self._runs(session)
@@ -310,15 +304,6 @@ class PlatformSource:
         with self.services.db.session() as session:
             families = find_families(session, self.workspace_id, "eval", runs)
             return samples_of_row(session, families, digest, limit=limit)
-
-    def _rubric(self, name: str) -> RunDetail:
-        store = self.services.rubric_results
-        try:
-            found = store.get(self.workspace_id, name)
-        except NoSuchNameError as error:
-            error.details = {"nearest": list(error.nearest)}
-            raise
-        return rubric_detail(store, found)
 
     def _runs(self, session: Session) -> WorkspaceRuns:
         return WorkspaceRuns(

@@ -88,7 +88,7 @@ EVAL_FILES = FileLayout(
 BENCHMARK_FILES = FileLayout(
     key="benchmark_run",
     noun="Benchmark",
-    follow="osmosis benchmark runs logs --follow",
+    follow="osmosis benchmark runs info",
     patterns={
         "summary": re.compile(r"summary\.csv"),
         "results": re.compile(r"results\.csv"),

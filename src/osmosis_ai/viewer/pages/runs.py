@@ -15,13 +15,18 @@ from osmosis_ai.viewer.source import RunEntry
 
 RUNS_A_PAGE = 50
 _SUBMIT = "osmosis eval submit configs/eval/NAME.toml"
-FIRST_COMMANDS: dict[RunKind | None, Sequence[str]] = {
-    None: (_SUBMIT, "osmosis eval run configs/eval/NAME.toml", "osmosis demo"),
-    "eval": (_SUBMIT, "osmosis eval run configs/eval/NAME.toml", "osmosis demo"),
+_RUN = ("osmosis eval run configs/eval/NAME.toml", "osmosis demo")
+PLATFORM_COMMANDS: dict[RunKind | None, Sequence[str]] = {
+    None: (_SUBMIT,),
+    "eval": (_SUBMIT,),
     "training": ("osmosis train submit configs/training/NAME.toml",),
-    "rubric": ("osmosis eval upload FILE.json", "osmosis eval rubric -d DATA -r @RUBRIC.md --model MODEL"),
 }
-"""What makes the first one: the first command on a platform, the others on this machine."""
+LOCAL_COMMANDS: dict[RunKind | None, Sequence[str]] = {
+    None: _RUN,
+    "eval": _RUN,
+    "rubric": ("osmosis eval rubric -d DATA -r @RUBRIC.md --model MODEL",),
+}
+"""Commands that create the first run of an empty list."""
 
 
 def page(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) -> RenderedPage:
@@ -45,7 +50,7 @@ def page(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) ->
             "address": lambda **more: here + queries.query_string(filters, **more),
             "filtered": queries.is_filtered(query),
             "narrowed": queries.is_filtered(replace(query, text="", status=None)) or query.archived,
-            "commands": FIRST_COMMANDS[kind][1:] if view.is_local else FIRST_COMMANDS[kind][:1],
+            "commands": (LOCAL_COMMANDS if view.is_local else PLATFORM_COMMANDS).get(kind, ()),
             "compares": view.can("compare") and kind != "rubric" and bool(found.items),
             "compared": kind or "eval",
             "compare": view.href("compare"),

@@ -89,8 +89,6 @@ def test_programs_that_happen_upon_a_page_find_nothing(client: TestClient, membe
         ("/fern/secrets/", "/fern/secrets"),
         ("/fern/evals/one/nosuch/deep", "/fern/evals"),
         ("/fern/integrations/gti", "/fern/integrations/git"),
-        ("/fern/rubric", "/fern/rubrics"),
-        ("/fern/rubrics/answers/deep", "/fern/rubrics"),
     ],
 )
 def test_a_page_that_is_not_there_is_told_with_the_three_nearest_and_leads_back(

@@ -1,0 +1,147 @@
+"""Benchmarks of the hosted platform: the catalog and the runs of agents on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.api import routes
+from osmosis_ai.api.capabilities import Capability
+from osmosis_ai.api.wire.benchmarks import (
+    BenchmarkDetail,
+    BenchmarkList,
+    BenchmarkRun,
+    BenchmarkRunDetail,
+    BenchmarkRunList,
+    ListedBenchmark,
+    SubmittedBenchmarkRun,
+)
+from osmosis_ai.config.benchmark import BenchmarkConfig
+from osmosis_ai.redaction import exposure_warnings
+from osmosis_ai.services.capabilities import require_offered
+from osmosis_ai.services.listing import Listing, fetch_listing
+from osmosis_ai.services.runs.finite import jsonable
+from osmosis_ai.services.runs.secrets import (
+    RunSecret,
+    explaining_failures,
+    plan_run_secrets,
+    supplied_values,
+    unused_values,
+)
+from osmosis_ai.workspace.config_files import load_benchmark_config
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.services.context import PlatformContext
+
+ENDED = ("finished", "failed", "stopped")
+
+
+@dataclass(frozen=True)
+class PreparedBenchmarkRun:
+    """A benchmark run that is ready to be submitted; ``body`` may contain values of secrets."""
+
+    config: BenchmarkConfig
+    body: Mapping[str, Any] = field(repr=False)
+    secrets: tuple[RunSecret, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def advice(self) -> str | None:
+        """Why results will not compare with published ones."""
+        if self.config.experiment.benchmark != "hle" or self.config.tasks.task_set == "parity":
+            return None
+        return 'published results on hle use its parity tasks: set task_set = "parity" in [tasks].'
+
+
+def list_benchmarks(client: PlatformClient, *, limit: int, everything: bool) -> Listing[ListedBenchmark]:
+    """Return the catalog; arguments as in ``fetch_listing``."""
+
+    def fetch(size: int, offset: int) -> BenchmarkList:
+        return client.get(routes.BENCHMARKS, model=BenchmarkList, params={"limit": size, "offset": offset})
+
+    return fetch_listing(fetch, lambda page: page.benchmarks, limit=limit, everything=everything)
+
+
+def describe_benchmark(client: PlatformClient, key: str, *, limit: int, everything: bool) -> dict[str, Any]:
+    """Return a benchmark by its key, name or id, with the workspace's runs on it, as scripts see it."""
+    detail = client.get(routes.benchmark(key), model=BenchmarkDetail)
+    runs = list_runs(client, benchmark=detail.benchmark.id, limit=limit, everything=everything)
+    return {
+        **jsonable(detail.model_dump(mode="json")),
+        "runs": [listed_run(run) for run in runs.items],
+        "runs_total_count": runs.total_count,
+        "runs_has_more": runs.has_more,
+        "runs_next_offset": runs.next_offset,
+    }
+
+
+def list_runs(
+    client: PlatformClient, *, limit: int, everything: bool, benchmark: str | None = None
+) -> Listing[BenchmarkRun]:
+    """Return the workspace's runs, optionally of one benchmark (its id)."""
+
+    def fetch(size: int, offset: int) -> BenchmarkRunList:
+        params = {"limit": size, "offset": offset, "benchmark": benchmark}
+        return client.get(routes.BENCHMARK_RUNS, model=BenchmarkRunList, params=params)
+
+    return fetch_listing(fetch, lambda page: page.benchmark_runs, limit=limit, everything=everything)
+
+
+def get_run(client: PlatformClient, name_or_id: str) -> BenchmarkRunDetail:
+    """Return one run."""
+    return client.get(routes.run(routes.BENCHMARK_RUNS, name_or_id), model=BenchmarkRunDetail)
+
+
+def describe_run(client: PlatformClient, name_or_id: str) -> dict[str, Any]:
+    """Return one run as scripts see it."""
+    detail = get_run(client, name_or_id)
+    return {**jsonable(detail.model_dump(mode="json")), "benchmark_run": _run_item(detail.benchmark_run)}
+
+
+def listed_run(run: BenchmarkRun) -> dict[str, Any]:
+    """Return a run of a list as scripts see it, with its progress."""
+    if run.expected_results is None:
+        return _run_item(run)
+    done = run.ingested_results or 0
+    progress = {"completed": done, "total": max(run.expected_results, done), "unit": "results"}
+    return {**_run_item(run), "progress": progress}
+
+
+def prepare_run(
+    context: PlatformContext, path: Path, secret_values: Mapping[str, str]
+) -> PreparedBenchmarkRun:
+    """Check everything that a submit needs.
+
+    Args:
+        context: workspace directory, login and platform.
+        path: a file of ``configs/benchmark/``.
+        secret_values: values for names of `[secrets].required`, for this run only.
+
+    Raises:
+        PlatformError: ``NOT_OFFERED`` when the platform has no benchmarks.
+        OsmosisError: the config is invalid, or a secret is missing.
+    """
+    config = load_benchmark_config(path, context.workspace)
+    names = config.secrets.required
+    supplied = supplied_values(names, secret_values)
+    context.client.hide(supplied.values())
+    require_offered(context.client, Capability.BENCHMARKS)
+    plan = plan_run_secrets(context.client, config.referenced_secrets, supplied, suppliable=names)
+    doubts = (plan.doubt, unused_values(names, secret_values), *exposure_warnings(supplied))
+    warnings = tuple(doubt for doubt in doubts if doubt)
+    return PreparedBenchmarkRun(config, config.payload(supplied), plan.secrets, warnings)
+
+
+def submit_run(client: PlatformClient, body: Mapping[str, Any]) -> SubmittedBenchmarkRun:
+    """Submit a run, exactly once."""
+    with explaining_failures("osmosis benchmark runs list"):
+        return client.post(routes.BENCHMARK_RUNS, body, model=SubmittedBenchmarkRun)
+
+
+def _run_item(run: BenchmarkRun) -> dict[str, Any]:
+    left_out = {"error", "waits"} if run.platform_url else {"error", "waits", "platform_url"}
+    item: dict[str, Any] = jsonable(run.model_dump(mode="json", exclude=left_out))
+    return item

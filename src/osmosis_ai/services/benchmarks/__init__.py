@@ -1,1 +1,0 @@
-"""Benchmarks of the hosted platform: the catalogue, and the runs of agents on them."""

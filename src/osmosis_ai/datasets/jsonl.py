@@ -19,6 +19,7 @@ import orjson
 
 from osmosis_ai.datasets.reader import (
     MAX_RECORD_BYTES,
+    METADATA_COLUMN,
     Record,
     RecordReader,
     WrittenFloat,
@@ -30,7 +31,6 @@ from osmosis_ai.datasets.reader import (
     repeated_keys,
 )
 from osmosis_ai.datasets.record_places import RecordPlace
-from osmosis_ai.datasets.rows import METADATA_COLUMN
 
 # Small enough for its records to stay in the processor's cache: 5 % faster than 256 KiB.
 _BLOCK_BYTES = 64 << 10

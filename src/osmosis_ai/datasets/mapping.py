@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from typing import Any, Literal, cast
 
 from osmosis_ai.datasets.chat import conversation_of, read_conversation
-from osmosis_ai.datasets.reader import Record, WrittenFloat, decode_json, quote_names
-from osmosis_ai.datasets.rows import METADATA_COLUMN, PROMPT_COLUMN, SYSTEM_COLUMN, as_text
+from osmosis_ai.datasets.reader import METADATA_COLUMN, Record, WrittenFloat, decode_json, quote_names
+from osmosis_ai.datasets.rows import PROMPT_COLUMN, SYSTEM_COLUMN, as_text
 
 Field = Literal["prompt", "ground_truth", "system", "metadata"]
 ColumnMapping = Mapping[Field, Sequence[str]]

@@ -12,12 +12,13 @@ import math
 from typing import Any
 
 from osmosis_ai.datasets.reader import (
+    METADATA_COLUMN,
     may_have_lost_digits,
     may_repeat_keys,
     name_of_type,
     repeated_keys,
 )
-from osmosis_ai.datasets.rows import METADATA_COLUMN, as_object
+from osmosis_ai.datasets.rows import as_object
 
 MOST_PATHS = 100_000
 MOST_LEVELS = 100

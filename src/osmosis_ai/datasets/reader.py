@@ -32,6 +32,7 @@ NoteRepeats = Callable[[int, list[str]], None]
 BLOCK_BYTES = 1 << 20
 # One record: a line, a CSV field, an element of a JSON array. It bounds the memory of a reader
 # that meets a file without line ends, and is far above any prompt a model can take.
+METADATA_COLUMN = "metadata"
 MAX_RECORD_BYTES = 16 << 20
 _TYPE_NAMES: dict[type, str] = {
     type(None): "null",

@@ -20,6 +20,7 @@ from typing import Any
 
 from osmosis_ai.datasets.formats import open_reader, raise_for
 from osmosis_ai.datasets.reader import (
+    METADATA_COLUMN,
     Record,
     StopReading,
     WrittenFloat,
@@ -32,7 +33,6 @@ from osmosis_ai.datasets.reader import (
 SYSTEM_COLUMN = "system_prompt"
 PROMPT_COLUMN = "user_prompt"
 ANSWER_COLUMNS = ("ground_truth", "label")
-METADATA_COLUMN = "metadata"
 KNOWN_COLUMNS = frozenset({SYSTEM_COLUMN, PROMPT_COLUMN, *ANSWER_COLUMNS, METADATA_COLUMN})
 
 _JSON_AS_IT_IS = frozenset({str, int, bool, NoneType})

@@ -23,6 +23,7 @@ from osmosis_ai.datasets.formats import (
 )
 from osmosis_ai.datasets.metadata import MOST_PATHS, MetadataChecker
 from osmosis_ai.datasets.reader import (
+    METADATA_COLUMN,
     Record,
     RecordReader,
     StopReading,
@@ -32,7 +33,6 @@ from osmosis_ai.datasets.reader import (
 from osmosis_ai.datasets.rows import (
     ANSWER_COLUMNS,
     KNOWN_COLUMNS,
-    METADATA_COLUMN,
     PROMPT_COLUMN,
     as_text,
     missing_columns,

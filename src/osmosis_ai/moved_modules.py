@@ -134,8 +134,6 @@ MOVED = {
     "services.demo.training": "services.demo.walk",
     "services.doctor": "services.workspaces.doctor",
     "services.entrypoint_probe": "services.rollouts.entrypoint_probe",
-    "services.env_consents": "services.env.consents",
-    "services.env_files": "services.env.files",
     "services.eval_download": "services.runs.download",
     "services.eval_gate": "services.eval_runs.gate",
     "services.eval_rubric": "services.rubric.eval_rubric",

@@ -214,7 +214,7 @@ def test_a_platform_on_this_machine_that_is_slow_is_not_to_be_started(failure: E
 
 def test_a_name_nobody_knows_and_a_port_without_tls_are_told_apart() -> None:
     unknown = httpx.ConnectError("[Errno -2] Name or service not known")
-    assert "name is not known" in _hint(BASE, unknown, socket.gaierror(-2, "x"))
+    assert "name is unknown" in _hint(BASE, unknown, socket.gaierror(-2, "x"))
     no_tls = httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number")
     assert "does not speak HTTPS" in _hint("https://127.0.0.1:8642", no_tls, ssl.SSLError())
 

@@ -157,7 +157,7 @@ def test_the_token_follows_no_redirect_elsewhere(client: PlatformClient, target:
         with pytest.raises(PlatformError, match="redirects to") as caught:
             client.datasets.list()
     assert not elsewhere.called
-    assert caught.value.hint and "OSMOSIS_PLATFORM_URL=" in caught.value.hint
+    assert caught.value.hint and "osmosis --platform " in caught.value.hint
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])

@@ -2,13 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from osmosis_ai.api.platform_url import (
-    DEFAULT_PLATFORM_URL,
-    is_loopback,
-    is_secure,
-    normalize_platform_url,
-    platform_url,
-)
+from osmosis_ai.api.platform_url import is_loopback, is_secure, normalize_platform_url
 from osmosis_ai.errors import OsmosisError
 
 
@@ -64,9 +58,3 @@ def test_credentials_travel_over_https_or_within_this_machine() -> None:
     assert is_secure("https://a.example")
     assert is_secure("http://localhost:8000")
     assert not is_secure("http://a.example")
-
-
-def test_the_hosted_platform_is_the_default() -> None:
-    assert platform_url({}) == DEFAULT_PLATFORM_URL
-    assert platform_url({"OSMOSIS_PLATFORM_URL": " "}) == DEFAULT_PLATFORM_URL
-    assert platform_url({"OSMOSIS_PLATFORM_URL": "A.example/"}) == "https://a.example"

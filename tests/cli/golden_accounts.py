@@ -1,4 +1,4 @@
-"""Cases of login, quickstart, upgrade, workspaces and the `.env` file."""
+"""Cases of login, quickstart, upgrade, and workspaces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from tests.cli.golden_cases import MEMBERSHIPS, Case, answers, file, together
+from tests.cli.golden_cases import MEMBERSHIPS, Case, answers, together
 from tests.cli.maze import Maze
 from tests.logins import FERN, LATER, MARA, NEW_TOKEN, save_login
 
@@ -20,11 +20,6 @@ AUTHORIZED = {
     "interval": 5,
 }
 ISSUED = {"token": NEW_TOKEN, "token_id": "ct_NEW", "expires_at": LATER, "user": MARA}
-ENV = """\
-OPENAI_API_KEY=sk-golden-canary
-OPENAI_BASE_URL=https://models.fern.example/v1
-LD_PRELOAD=/canary.so
-"""
 
 
 class Terminal(io.StringIO):
@@ -57,13 +52,6 @@ def user_types(*typed: str) -> Callable[[Maze], Any]:
         maze.patch.setattr("osmosis_ai.cli.quickstart._copy", lambda text: False)
 
     return prepare
-
-
-def env_allowed(maze: Maze) -> None:
-    from osmosis_ai.services.env.files import allow_env_file
-
-    file(".env", ENV)(maze)
-    allow_env_file(None)
 
 
 def up_to_date(maze: Maze) -> None:
@@ -103,6 +91,5 @@ CASES = (
         "workspace switch fern-lab",
         together(MEMBERSHIPS, answers("get", "/workspaces", {"workspaces": [LAB]})),
     ),
-    Case("env allow", file(".env", ENV), screen="rich"),
-    Case("env revoke", env_allowed),
+    Case(f"login --platform {FERN}", revoked, screen="rich"),
 )

@@ -418,7 +418,6 @@ CASES: tuple[Case, ...] = (
         together(_benchmark_run, answers("post", "/benchmark-runs/br_8/stop", {})),
     ),
     Case("doctor --fix", MEMBERSHIPS, screen="rich"),
-    Case("env status"),
     Case("whoami", MEMBERSHIPS),
     Case("auth whoami", MEMBERSHIPS),
     Case("workspace list", MEMBERSHIPS),

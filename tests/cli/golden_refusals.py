@@ -45,7 +45,6 @@ CASES = (
     Case("serve -m golden_loop:nosuch --local", loop),
     Case("test -m golden_loop:agent_loop -d nosuch.jsonl", loop),
     Case("dev server down nosuch", lambda maze: maze.delete("/dev-rollout-server/nosuch").respond(404)),
-    Case("env allow nosuch"),
     Case("login nosuch", login_saved),
     Case(
         "auth login --token osm_u_wrong",

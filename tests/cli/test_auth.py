@@ -101,6 +101,7 @@ def test_both_spellings_log_in_and_say_the_same(cli: Cli, home: Path, command: t
             "verified": True,
             "saved": True,
             "token_store": "file",
+            "directory": None,
         },
         "message": "Logged in as mara@fern.example.",
         "next_steps_structured": [{"action": "platform.clone_repository"}, {"action": "doctor"}],
@@ -179,8 +180,8 @@ def test_a_platform_that_is_not_there_is_named(cli: Cli, platform: respx.MockRou
     outcome = cli("login", "--token", TOKEN)
     assert outcome.err.splitlines()[-2:] == [
         f"Error: Connection error: Connection refused ({FERN})",
-        "hint: the host is there, but nothing listens at that port: check the platform's URL "
-        "(OSMOSIS_PLATFORM_URL), or ask who runs it",
+        "hint: nothing listens at that port; check the platform's URL: "
+        "https://osmosis.fern.example (OSMOSIS_PLATFORM_URL)",
     ]
 
 
@@ -348,6 +349,7 @@ def test_there_may_be_nobody_to_log_out(cli: Cli, monkeypatch: pytest.MonkeyPatc
             "effective_source": None,
             "platform_url": FERN,
             "platforms": [],
+            "directories": [],
         },
         "message": "Not logged in.",
     }
@@ -454,8 +456,8 @@ def test_nobody_is_told_how_to_become_somebody(cli: Cli) -> None:
 @pytest.mark.parametrize(
     "code, in_environment, message",
     [
-        ("TOKEN_EXPIRED", False, "Your session has expired."),
-        ("TOKEN_REVOKED", False, "Your session has been revoked."),
+        ("TOKEN_EXPIRED", False, f"Your session on {FERN} has expired."),
+        ("TOKEN_REVOKED", False, f"Your session on {FERN} has been revoked."),
         ("TOKEN_EXPIRED", True, "OSMOSIS_TOKEN has expired."),
         ("TOKEN_REVOKED", True, "OSMOSIS_TOKEN has been revoked."),
         ("TOKEN_INVALID", True, f"OSMOSIS_TOKEN is not valid on {FERN}."),

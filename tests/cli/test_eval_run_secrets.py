@@ -33,7 +33,7 @@ def resolve(monkeypatch: pytest.MonkeyPatch) -> Resolve:
     return resolve
 
 
-def test_a_key_of_the_workspaces_env_file_needs_no_permission(resolve: Resolve) -> None:
+def test_names_that_a_config_lists_come_from_the_env_file(resolve: Resolve) -> None:
     Path(".env").write_text("OPENAI_API_KEY=k\nSEARCH_KEY=s\nOTHER=o\n")
     assert resolve("OPENAI_API_KEY", "SEARCH_KEY") == {"OPENAI_API_KEY": "k", "SEARCH_KEY": "s"}
 
@@ -54,7 +54,36 @@ def test_a_name_that_starts_programs_is_missing_whatever_the_file_says(resolve: 
         resolve("NODE_OPTIONS")
 
 
-def test_a_key_of_the_secrets_file_is_not_paired_with_an_address_of_the_env_file(resolve: Resolve) -> None:
-    Path(".env").write_text("OPENAI_API_KEY=bait\nOPENAI_BASE_URL=https://elsewhere.example/v1\n")
-    with pytest.raises(ConflictError, match=r"`OPENAI_BASE_URL` of .* would send `OPENAI_API_KEY`"):
-        resolve("OPENAI_API_KEY", secrets_file={"OPENAI_API_KEY": "mine"})
+ELSEWHERE = "https://elsewhere.example/v1"
+
+
+@pytest.mark.parametrize("service", ["OPENAI", "SEARCH"])
+def test_a_key_of_the_secrets_file_is_not_paired_with_an_address_of_the_env_file(
+    resolve: Resolve, service: str
+) -> None:
+    key, address = f"{service}_API_KEY", f"{service}_BASE_URL"
+    Path(".env").write_text(f"{key}=bait\n{address}={ELSEWHERE}\n")
+    assert resolve(key, address) == {key: "bait", address: ELSEWHERE}
+    with pytest.raises(
+        ConflictError, match=f"{address} in .* is accepted only with {key} from the same file"
+    ):
+        resolve(key, address, secrets_file={key: "mine"})
+
+
+def test_an_address_of_a_service_is_not_given_to_a_rollout_that_has_the_shells_key(
+    resolve: Resolve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(".env").write_text(f"SEARCH_KEY=bait\nSEARCH_BASE_URL={ELSEWHERE}\n")
+    assert resolve("SEARCH_BASE_URL") == {"SEARCH_BASE_URL": ELSEWHERE}
+    monkeypatch.setenv("SEARCH_TOKEN", "mine")
+    with pytest.raises(ConflictError, match="SEARCH_TOKEN"):
+        resolve("SEARCH_BASE_URL")
+
+
+def test_a_key_that_is_not_sent_to_a_server_here_is_missing(
+    resolve: Resolve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(".env").write_text("OPENAI_BASE_URL=http://127.0.0.1:8000/v1\n")
+    monkeypatch.setenv("OPENAI_API_KEY", "mine")
+    with pytest.raises(InteractiveRequiredError, match="OPENAI_API_KEY"):
+        resolve("OPENAI_API_KEY")

@@ -230,7 +230,7 @@ def test_people_read_how_to_go_on(tmp_path: Path) -> None:
     url = line.removeprefix("The platform is ready at ").strip()
     assert url.startswith("http://127.0.0.1:") and out == ""
     assert "user admin@localhost, password " in err
-    assert f"export OSMOSIS_PLATFORM_URL={url}" in err
+    assert f"osmosis --platform {url} login" in err
     assert "Stopping" in err
     assert stat.S_IMODE((tmp_path / "platform").stat().st_mode) == 0o700
 

@@ -58,19 +58,20 @@ def test_without_a_workspace_no_directory_above_is_looked_at(
 
 
 @pytest.mark.parametrize("through", ["option", "variable"])
-def test_a_named_env_file_is_read_instead_and_is_allowed_by_its_name(
+def test_a_named_env_file_is_read_instead_under_the_same_rules(
     cli: Cli, tmp_path: Path, through: str
 ) -> None:
     Path(".env").write_text("XAI_API_KEY=1\n")
     named = tmp_path / "named.env"
     named.write_text("OPENAI_API_KEY=1\nOSMOSIS_TOKEN=t\nLD_PRELOAD=/evil.so\n")
+    named.chmod(0o666)
     if through == "variable":
         os.environ["OSMOSIS_ENV_FILE"] = str(named)
     outcome = cli(*(["--env-file", str(named)] if through == "option" else []), "fleet", "bare", "--plain")
     assert outcome.status == 0
-    assert outcome.err == f"warning: {named}: ignored LD_PRELOAD (never taken from a file)\n"
-    assert {"OPENAI_API_KEY", "OSMOSIS_TOKEN"} <= os.environ.keys()
-    assert not {"XAI_API_KEY", "LD_PRELOAD"} & os.environ.keys()
+    assert outcome.err == f"warning: {named}: ignored OSMOSIS_TOKEN, LD_PRELOAD (not accepted from a file)\n"
+    assert "OPENAI_API_KEY" in os.environ
+    assert not {"XAI_API_KEY", "LD_PRELOAD", "OSMOSIS_TOKEN"} & os.environ.keys()
 
 
 @pytest.mark.parametrize("name", ["absent.env", "."])
@@ -85,14 +86,14 @@ def test_a_bad_line_is_warned_of_by_number_and_never_quoted(cli: Cli) -> None:
     Path(".env").write_text("XAI_API_KEY=1\nmy secret = 'open\nOPENAI_API_KEY=2\n")
     outcome = cli("fleet", "bare", "--plain")
     assert outcome.status == 0
-    assert outcome.err == f"warning: {Path.cwd() / '.env'}, line 2: not `NAME=value`, ignored.\n"
+    assert outcome.err == f"warning: {Path.cwd() / '.env'}, line 2: ignored, not `NAME=value`\n"
 
 
 def test_an_env_file_that_is_not_utf8_is_an_error(cli: Cli) -> None:
     Path(".env").write_bytes(b"A=\xff\n")
     outcome = cli("fleet", "bare")
     assert outcome.status == 1
-    assert "cannot read the environment file" in outcome.err
+    assert f"Environment file cannot be read: {Path.cwd() / '.env'} (not UTF-8)." in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -121,6 +122,9 @@ def test_an_env_file_that_is_not_utf8_is_an_error(cli: Cli) -> None:
             "OSMOSIS_CONFIG_DIR",
             "OSMOSIS_ENV_FILE",
             "OSMOSIS_ALLOW_INSECURE_PLATFORM_URL",
+            "OSMOSIS_TOKEN",
+            "OSMOSIS_TOKEN_PLATFORM_URL",
+            "OSMOSIS_INFERENCE_URL",
             "_OSMOSIS_LIFELINE_FD",
         ),
     ],
@@ -130,71 +134,170 @@ def test_what_changes_how_programs_start_is_never_taken_from_a_file(cli: Cli, na
     before = os.environ.get(name)
     outcome = cli("fleet", "bare", "--plain")
     assert (outcome.status, outcome.out) == (0, "fleet.noop: noop\n")
-    assert outcome.err == f"warning: {Path.cwd() / '.env'}: ignored {name} (never taken from a file)\n"
+    assert outcome.err == f"warning: {Path.cwd() / '.env'}: ignored {name} (not accepted from a file)\n"
     assert os.environ.get(name) == before
     assert "/evil" not in outcome.err
 
 
-def test_names_of_nobodys_are_kept_for_rollouts_which_is_said_once(cli: Cli) -> None:
-    Path(".env").write_text("SEARCH_KEY=1\nOPENAI_API_KEY=2\n")
-    first = cli("fleet", "bare", "--plain")
-    assert "ignored SEARCH_KEY (only for a rollout whose config lists it as a secret)\n" in first.err
-    assert "OPENAI_API_KEY" not in first.err
+def test_a_platform_url_in_a_file_is_answered_with_the_login_that_replaces_it(cli: Cli) -> None:
+    Path(".env").write_text("OSMOSIS_PLATFORM_URL=https://evil.example\n")
+    outcome = cli("fleet", "bare", "--plain")
+    assert outcome.err == (
+        f"warning: {Path.cwd() / '.env'}: ignored OSMOSIS_PLATFORM_URL (not accepted from a file; use "
+        "`osmosis --platform URL login`)\n"
+    )
+    assert "OSMOSIS_PLATFORM_URL" not in os.environ
+
+
+def test_other_names_are_silently_left_to_rollouts(cli: Cli) -> None:
+    Path(".env").write_text("SEARCH_KEY=1\nGOOGLE_APPLICATION_CREDENTIALS=steal.json\n")
     assert cli("fleet", "bare") == (0, "fleet.noop: noop\n", "")
-    assert "SEARCH_KEY" not in os.environ
-    Path(".env").write_text("SEARCH_KEY=1\nOTHER=2\n")
-    assert "SEARCH_KEY, OTHER" in cli("fleet", "bare").err
+    assert not {"SEARCH_KEY", "GOOGLE_APPLICATION_CREDENTIALS"} & os.environ.keys()
 
 
-ADDRESS = "OPENAI_BASE_URL=https://elsewhere.example/v1\n"
+def test_a_cloud_setting_cannot_lead_away_from_the_cloud(cli: Cli) -> None:
+    Path(".env").write_text("AWS_REGION=eu-west-1\nAWS_REGION_NAME=evil.example/\n")
+    assert "ignored AWS_REGION_NAME (not accepted from a file)" in cli("fleet", "bare").err
+    assert os.environ["AWS_REGION"] == "eu-west-1"
+    assert "AWS_REGION_NAME" not in os.environ
 
 
-def test_an_address_counts_for_a_key_of_the_same_file(cli: Cli) -> None:
-    Path(".env").write_text(ADDRESS + "OPENAI_API_KEY=of-the-file\n")
-    assert cli("fleet", "bare") == (0, "fleet.noop: noop\n", "")
-    assert os.environ["OPENAI_BASE_URL"] == "https://elsewhere.example/v1"
+REMOTE, LOCAL = "https://elsewhere.example/v1", "http://localhost:8000/v1"
 
 
-@pytest.mark.parametrize("file", [ADDRESS, ADDRESS + "OPENAI_API_KEY=of-the-file\n"])
-def test_an_address_never_counts_for_a_key_of_the_shell_until_the_file_is_allowed(
-    cli: Cli, file: str
+def variables(values: dict[str, str]) -> str:
+    return "".join(f"{name}={value}\n" for name, value in values.items())
+
+
+@pytest.mark.parametrize(
+    "file, shell",
+    [
+        pytest.param({"OPENAI_BASE_URL": REMOTE, "OPENAI_API_KEY": "file"}, {}, id="its own key"),
+        pytest.param(
+            {"OPENAI_BASE_URL": REMOTE, "OPENAI_API_KEY": "same"}, {"OPENAI_API_KEY": "same"}, id="same key"
+        ),
+        pytest.param({"OPENAI_BASE_URL": LOCAL}, {}, id="loopback"),
+        pytest.param({"OPENAI_API_BASE": "http://[::1]:1"}, {}, id="IPv6 loopback"),
+        pytest.param({"HOSTED_VLLM_API_BASE": REMOTE}, {}, id="takes no key"),
+        pytest.param({"OLLAMA_API_BASE": "127.0.0.1:11434"}, {}, id="no scheme"),
+        pytest.param(
+            {"OPENAI_BASE_URL": REMOTE, "OPENAI_API_KEY": "file"},
+            {"ANTHROPIC_API_KEY": "k"},
+            id="another's key",
+        ),
+        pytest.param(
+            {"TOGETHER_AI_API_BASE": REMOTE, "TOGETHERAI_API_KEY": "file"}, {}, id="another spelling"
+        ),
+    ],
+)
+def test_an_address_counts_for_a_key_of_the_same_file(
+    cli: Cli, file: dict[str, str], shell: dict[str, str]
 ) -> None:
-    Path(".env").write_text(file)
-    os.environ["OPENAI_API_KEY"] = "of-the-shell"
+    Path(".env").write_text(variables(file))
+    os.environ.update(shell)
+    assert cli("fleet", "bare") == (0, "fleet.noop: noop\n", "")
+    assert {**file, **shell}.items() <= os.environ.items()
+
+
+@pytest.mark.parametrize(
+    "file, shell, named",
+    [
+        pytest.param({"OPENAI_BASE_URL": REMOTE}, {}, "OPENAI_API_KEY", id="no key anywhere"),
+        pytest.param({"OPENAI_BASE_URL": REMOTE}, {"OPENAI_API_KEY": "mine"}, "OPENAI_API_KEY", id="my key"),
+        pytest.param(
+            {"OPENAI_BASE_URL": REMOTE, "OPENAI_API_KEY": "bait"},
+            {"OPENAI_API_KEY": "mine"},
+            "OPENAI_API_KEY",
+            id="bait and my key",
+        ),
+        pytest.param(
+            {"OPENAI_BASE_URL": LOCAL, "OPENAI_API_KEY": "bait"},
+            {"OPENAI_API_KEY": "mine"},
+            "OPENAI_API_KEY",
+            id="bait at loopback",
+        ),
+        pytest.param(
+            {"TOGETHER_AI_API_BASE": REMOTE, "TOGETHER_API_KEY": "bait"},
+            {"TOGETHERAI_API_KEY": "mine"},
+            "TOGETHERAI_API_KEY",
+            id="another spelling of my key",
+        ),
+        pytest.param(
+            {"ANTHROPIC_API_BASE": REMOTE, "ANTHROPIC_API_KEY": "bait"},
+            {"ANTHROPIC_AUTH_TOKEN": "mine"},
+            "ANTHROPIC_AUTH_TOKEN",
+            id="another credential of mine",
+        ),
+        pytest.param(
+            {"AZURE_AI_API_BASE": REMOTE, "AZURE_AI_API_KEY": "bait"},
+            {"AZURE_AD_TOKEN": "mine"},
+            "AZURE_AD_TOKEN",
+            id="a token of Azure",
+        ),
+        pytest.param(
+            {"HOSTED_VLLM_API_BASE": REMOTE, "HOSTED_VLLM_API_KEY": "bait"},
+            {"HOSTED_VLLM_API_KEY": "mine"},
+            "HOSTED_VLLM_API_KEY",
+            id="a provider that needs no key",
+        ),
+        pytest.param(
+            {"OPENAI_BASE_URL": "http://localhost@evil.example"}, {}, "OPENAI_API_KEY", id="user info"
+        ),
+        pytest.param({"OPENAI_BASE_URL": "https://[localhost"}, {}, "OPENAI_API_KEY", id="not a URL"),
+        pytest.param(
+            {"OPENAI_BASE_URL": "http://localhost.evil.example"}, {}, "OPENAI_API_KEY", id="subdomain"
+        ),
+    ],
+)
+def test_an_address_without_its_own_key_is_an_error_that_names_both(
+    cli: Cli, file: dict[str, str], shell: dict[str, str], named: str
+) -> None:
+    Path(".env").write_text(variables(file))
+    os.environ.update(shell)
+    before = dict(os.environ)
+    outcome = cli("fleet", "bare", "--json")
+    assert (outcome.status, outcome.out) == (1, "")
+    error = json.loads(outcome.err)["error"]
+    assert error["code"] == "CONFLICT"
+    assert error["details"] == {
+        "variable": next(iter(file)),
+        "key": named,
+        "env_file": str(Path.cwd() / ".env"),
+    }
+    assert named in error["message"]
+    assert "mine" not in outcome.err and "bait" not in outcome.err
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    "address, value, key",
+    [
+        ("OPENAI_BASE_URL", LOCAL, "OPENAI_API_KEY"),
+        ("HOSTED_VLLM_API_BASE", REMOTE, "HOSTED_VLLM_API_KEY"),
+        ("ANTHROPIC_API_BASE", LOCAL, "ANTHROPIC_AUTH_TOKEN"),
+    ],
+)
+def test_no_key_of_the_shell_is_sent_to_an_address_that_is_accepted_without_one(
+    cli: Cli, address: str, value: str, key: str
+) -> None:
+    Path(".env").write_text(f"{address}={value}\n")
+    os.environ[key] = "mine"
     outcome = cli("fleet", "bare", "--plain")
     assert (outcome.status, outcome.out) == (0, "fleet.noop: noop\n")
     path = Path.cwd() / ".env"
-    assert outcome.err == (
-        f"warning: {path}: ignored OPENAI_BASE_URL (until you have read the file and allow it: "
-        f"osmosis env allow {path})\n"
-    )
-    assert "OPENAI_BASE_URL" not in os.environ
-    assert cli("env", "allow").status == 0
+    assert outcome.err == (f"warning: {key} from the environment is not used: {address} is from {path}\n")
+    assert os.environ[address] == value
+    assert key not in os.environ
+
+
+@pytest.mark.parametrize("address", ["OPENAI_BASE_URL", "OPENAI_API_BASE"])
+def test_an_address_of_the_shell_wins_over_the_file(cli: Cli, address: str) -> None:
+    Path(".env").write_text(f"OPENAI_BASE_URL={REMOTE}\nOPENAI_API_KEY=file\n")
+    mine = {address: "https://mine.example/v1", "OPENAI_API_KEY": "mine"}
+    os.environ.update(mine)
     assert cli("fleet", "bare") == (0, "fleet.noop: noop\n", "")
-    assert os.environ["OPENAI_BASE_URL"] == "https://elsewhere.example/v1"
-
-
-def test_a_permission_is_for_one_content_in_one_place(cli: Cli, tmp_path: Path) -> None:
-    Path(".env").write_text(ADDRESS)
-    assert cli("env", "allow").status == 0
-    Path(".env").write_text(ADDRESS.replace("elsewhere", "nowhere"))
-    assert "ignored OPENAI_BASE_URL" in cli("fleet", "bare").err
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / ".env").write_text(ADDRESS)
-    os.chdir(other)
-    assert "ignored OPENAI_BASE_URL" in cli("fleet", "bare").err
-    assert "OPENAI_BASE_URL" not in os.environ
-
-
-def test_a_token_and_a_platform_of_a_file_count_when_it_is_allowed(cli: Cli) -> None:
-    Path(".env").write_text("OSMOSIS_TOKEN=t\nOSMOSIS_PLATFORM_URL=https://a.example\n")
-    outcome = cli("fleet", "bare")
-    assert "ignored OSMOSIS_TOKEN, OSMOSIS_PLATFORM_URL (until" in outcome.err
-    assert not {"OSMOSIS_TOKEN", "OSMOSIS_PLATFORM_URL"} & os.environ.keys()
-    assert cli("env", "allow").status == 0
-    assert cli("fleet", "bare") == (0, "fleet.noop: noop\n", "")
-    assert (os.environ["OSMOSIS_TOKEN"], os.environ["OSMOSIS_PLATFORM_URL"]) == ("t", "https://a.example")
+    assert mine.items() <= os.environ.items()
+    assert REMOTE not in os.environ.values()
 
 
 def test_a_reference_in_a_value_means_a_name_of_the_file_never_one_of_the_shell(cli: Cli) -> None:
@@ -206,6 +309,15 @@ def test_a_reference_in_a_value_means_a_name_of_the_file_never_one_of_the_shell(
     assert "ignored GROQ_API_KEY (refers to a name that the file does not set)" in outcome.err
     assert (os.environ["OPENAI_API_KEY"], os.environ["MISTRAL_API_KEY"]) == ("k-mine", "none")
     assert "GROQ_API_KEY" not in os.environ
+
+
+def test_a_key_of_the_shell_does_not_get_into_an_address(cli: Cli) -> None:
+    os.environ["ANTHROPIC_API_KEY"] = "mine"
+    Path(".env").write_text(
+        "HOSTED_VLLM_API_BASE=https://a.example\nHOSTED_VLLM_API_BASE=https://evil.example/${ANTHROPIC_API_KEY}\n"
+    )
+    assert "ignored HOSTED_VLLM_API_BASE (refers to" in cli("fleet", "bare").err
+    assert "HOSTED_VLLM_API_BASE" not in os.environ
 
 
 @pytest.mark.parametrize("tracked_as", [".env", ".ENV"])
@@ -225,31 +337,71 @@ def test_an_env_file_that_git_tracks_is_ignored_and_no_code_of_the_repository_ru
     subprocess.run(["git", "config", "core.fsmonitor", str(trap)], check=True)
     outcome = cli("fleet", "bare", "--plain")
     assert (outcome.status, outcome.out) == (0, "fleet.noop: noop\n")
-    assert outcome.err == (
-        f"warning: {root}/.env is ignored: Git tracks it, so that whoever writes to the repository writes it; "
-        f"to mend that: git rm --cached {root}/.env\n"
-    )
+    assert outcome.err == (f"warning: {root}/.env is ignored: Git tracks it (git rm --cached {root}/.env)\n")
     assert "OPENAI_API_KEY" not in os.environ
     assert not (tmp_path / "sprung").exists()
-    assert cli("env", "allow").status == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["keys/prod.env", "keys/[p]rod.env", "link.env", "keys/there.env", "../way/prod.env"]
+)
+def test_a_named_env_file_that_git_tracks_is_ignored(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Also through a link to the file, to its directory, and when the link is what Git tracks."""
+    root = repository(tmp_path / "work")
+    (root / "keys").mkdir()
+    for file in ("prod.env", "[p]rod.env"):
+        (root / "keys" / file).write_text("OPENAI_API_KEY=theirs\n")
+    (tmp_path / "mine.env").write_text("OPENAI_API_KEY=theirs\n")
+    (root / "keys" / "there.env").symlink_to(tmp_path / "mine.env")
+    subprocess.run(["git", "-C", str(root), "add", "keys"], check=True)
+    (root / "link.env").symlink_to(root / "keys" / "prod.env")
+    (tmp_path / "way").symlink_to(root / "keys")
+    monkeypatch.chdir(root)
+    outcome = cli("--env-file", name, "fleet", "bare", "--plain")
+    assert (outcome.status, outcome.out) == (0, "fleet.noop: noop\n")
+    assert "is ignored: Git tracks it" in outcome.err
+    assert "OPENAI_API_KEY" not in os.environ
+
+
+def test_an_untracked_env_file_is_read_through_a_link_and_by_name(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = repository(tmp_path / "work")
+    (tmp_path / "mine.env").write_text("OPENAI_API_KEY=1\n")
+    (root / ".env").symlink_to(tmp_path / "mine.env")
+    monkeypatch.chdir(root)
+    assert cli("fleet", "bare") == (0, "fleet.noop: noop\n", "")
+    assert os.environ.pop("OPENAI_API_KEY") == "1"
+    (root / "*.env").write_text("OPENAI_API_KEY=2\n")
+    subprocess.run(["git", "add", ".env"], check=True)
+    assert cli("--env-file", "*.env", "fleet", "bare") == (0, "fleet.noop: noop\n", "")
+    assert os.environ["OPENAI_API_KEY"] == "2"
+
+
+def test_a_pipe_that_is_named_is_read(cli: Cli) -> None:
+    read, write = os.pipe()
+    os.write(write, b"OPENAI_API_KEY=piped\n")
+    os.close(write)
+    assert cli("--env-file", f"/dev/fd/{read}", "fleet", "bare") == (0, "fleet.noop: noop\n", "")
+    os.close(read)
+    assert os.environ["OPENAI_API_KEY"] == "piped"
 
 
 def test_an_env_file_is_ignored_when_git_cannot_say_whether_it_tracks_it(cli: Cli) -> None:
     repository(Path.cwd(), "OPENAI_API_KEY=1\n")
     Path(".git/HEAD").write_text("nonsense")
-    assert ".env is ignored: Git does not say whether it tracks it" in cli("fleet", "bare").err
+    assert ".env is ignored: Git cannot tell whether it is tracked (" in cli("fleet", "bare").err
     assert "OPENAI_API_KEY" not in os.environ
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "writable", "foreign"])
+@pytest.mark.parametrize("kind", ["pipe", "writable", "foreign"])
 def test_an_env_file_that_others_may_have_made_is_ignored(
-    cli: Cli, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Path(".env")
-    if kind == "link":
-        (tmp_path / "theirs").write_text("OPENAI_API_KEY=1\n")
-        place.symlink_to(tmp_path / "theirs")
-    elif kind == "pipe":
+    if kind == "pipe":
         os.mkfifo(place)
     else:
         place.write_text("OPENAI_API_KEY=1\n")
@@ -262,14 +414,13 @@ def test_an_env_file_that_others_may_have_made_is_ignored(
             os, "fstat", lambda fd: os.stat_result([*found(fd)[:4], others, *found(fd)[5:10]])
         )
     reason = {
-        "link": "it is a symbolic link",
-        "pipe": "it is no regular file",
-        "writable": "everybody on this machine may write to it",
+        "pipe": "it is not a regular file",
+        "writable": "every user of this machine may write to it",
         "foreign": "it belongs to another user",
     }[kind]
     outcome = cli("fleet", "bare")
     assert (outcome.status, outcome.out) == (0, "fleet.noop: noop\n")
-    assert f".env is ignored: {reason}; to mend that: " in outcome.err
+    assert f".env is ignored: {reason}" in outcome.err
     assert "OPENAI_API_KEY" not in os.environ
 
 
@@ -285,41 +436,9 @@ def test_json_stays_clean_and_the_warning_has_a_code(cli: Cli) -> None:
     assert json.loads(outcome.err)["warning"]["code"] == "ENV_FILE_NAMES_IGNORED"
 
 
-def test_a_profile_that_environment_and_file_disagree_on_is_a_conflict(cli: Cli) -> None:
-    Path(".env").write_text("OSMOSIS_TOKEN=from-the-file\nOSMOSIS_PLATFORM_URL=https://a.example\n")
-    os.environ["OSMOSIS_TOKEN"] = "from-the-shell"
-    outcome = cli("--env-file", ".env", "fleet", "bare", "--json")
-    assert outcome.status == 1
-    error = json.loads(outcome.err)["error"]
-    assert error["code"] == "CONFLICT"
-    assert error["details"]["variables"] == ["OSMOSIS_TOKEN"]
-    assert "from-the" not in outcome.err
-
-
-@pytest.mark.parametrize(
-    "shell, file",
-    [
-        ({"OSMOSIS_TOKEN": "same"}, "OSMOSIS_TOKEN=same"),
-        ({"OSMOSIS_TOKEN": "t"}, "OSMOSIS_PLATFORM_URL=https://a.example"),
-        ({"OSMOSIS_PLATFORM_URL": "https://A.example:443/"}, "OSMOSIS_PLATFORM_URL=a.example"),
-        ({"OSMOSIS_TOKEN": ""}, "OSMOSIS_TOKEN=from-the-file"),
-    ],
-)
-def test_a_profile_that_agrees_or_does_not_overlap_is_fine(
-    cli: Cli, shell: dict[str, str], file: str
-) -> None:
-    Path(".env").write_text(file + "\n")
-    os.environ.update(shell)
-    assert cli("--env-file", ".env", "fleet", "bare") == (0, "fleet.noop: noop\n", "")
-    name, _, value = file.partition("=")
-    assert os.environ[name] == (shell.get(name) or value)
-
-
-def test_platform_beats_environment_and_file_and_leaves_the_comparison(cli: Cli) -> None:
-    Path("my.env").write_text("OSMOSIS_PLATFORM_URL=https://file.example\n")
+def test_platform_beats_the_environment(cli: Cli) -> None:
     os.environ["OSMOSIS_PLATFORM_URL"] = "https://shell.example"
-    words = ("--env-file", "my.env", "--platform", "Platform.Example/", "fleet", "bare")
-    assert cli(*words).status == 0
+    assert cli("--platform", "Platform.Example/", "fleet", "bare").status == 0
     assert os.environ["OSMOSIS_PLATFORM_URL"] == "https://platform.example"
 
 

@@ -121,7 +121,13 @@ def test_doctor_in_a_hostile_repository_runs_no_code_and_hands_over_no_token(
     assert done.returncode == 0
     assert json.loads(done.stdout)["resource"]["valid"] is True
     (warning,) = [json.loads(line)["warning"] for line in done.stderr.splitlines()]
-    for name in ("LD_PRELOAD", "PATH", "GIT_CONFIG_COUNT", "OSMOSIS_PLATFORM_URL", "osmosis env allow"):
+    for name in (
+        "LD_PRELOAD",
+        "PATH",
+        "GIT_CONFIG_COUNT",
+        "OSMOSIS_PLATFORM_URL",
+        "osmosis --platform URL login",
+    ):
         assert name in warning["message"]
     given = victim.given_to_git.read_text()
     assert "evil" not in given
@@ -129,11 +135,14 @@ def test_doctor_in_a_hostile_repository_runs_no_code_and_hands_over_no_token(
     assert TOKEN not in done.stdout + done.stderr
 
 
-def test_a_key_of_the_shell_does_not_follow_an_address_of_the_file_until_it_is_allowed(
-    victim: Victim, thief: Thief
+@pytest.mark.parametrize(
+    "lines, reached", [(("HOSTED_VLLM_API_KEY=bait",), False), ((), True)], ids=["bait", "no key"]
+)
+def test_a_key_of_the_shell_does_not_follow_an_address_of_the_file(
+    victim: Victim, thief: Thief, lines: tuple[str, ...], reached: bool
 ) -> None:
     (victim.root / "records.jsonl").write_text('{"id": "1", "solution_str": "four"}\n')
-    victim.hostile_env(f"HOSTED_VLLM_API_BASE={thief.url}/v1", "HOSTED_VLLM_API_KEY=bait")
+    victim.hostile_env(f"HOSTED_VLLM_API_BASE={thief.url}/v1", *lines)
     judge = (
         "eval",
         "rubric",
@@ -146,12 +155,7 @@ def test_a_key_of_the_shell_does_not_follow_an_address_of_the_file_until_it_is_a
         "--plain",
     )
     refused = victim.run(*judge, HOSTED_VLLM_API_KEY=KEY)
-    assert thief.heard == []
     assert refused.returncode == 1
-    assert (
-        f"ignored HOSTED_VLLM_API_BASE (until you have read the file and allow it: osmosis env allow {victim.root}/.env)"
-        in (refused.stderr)
-    )
-    assert victim.run("env", "allow").returncode == 0
-    victim.run(*judge, HOSTED_VLLM_API_KEY=KEY)
-    assert any(KEY in request for request in thief.heard)
+    assert "HOSTED_VLLM_API_BASE" in refused.stderr and "HOSTED_VLLM_API_KEY" in refused.stderr
+    assert bool(thief.heard) is reached
+    assert not any(KEY in request for request in thief.heard)

@@ -40,9 +40,7 @@ def decode(content: bytes, model: type[M], call: str) -> M:
         value = None
     if not isinstance(value, dict):
         page = "a web page came, perhaps a proxy's or a sign-in's; " if content.lstrip()[:1] == b"<" else ""
-        raise UnreadableReply(
-            "Invalid JSON response from platform", hint=f"{page}is OSMOSIS_PLATFORM_URL a platform's URL?"
-        )
+        raise UnreadableReply("Invalid JSON response from platform", hint=f"{page}check the platform's URL")
     try:
         return model.model_validate(value)
     except ValidationError as error:

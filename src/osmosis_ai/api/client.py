@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from osmosis_ai._version import __version__
+from osmosis_ai.api.active_platform import describe_platform
 from osmosis_ai.api.bodies import decode, encode
 from osmosis_ai.api.capabilities import HOSTED, Capability, capability_of_route, read_capabilities
 from osmosis_ai.api.connections import connection_hint, open_http, reason
@@ -345,6 +346,7 @@ class PlatformClient:
         try:
             return decode(reply.content, model, f"{request.method} {request.url.path}")
         except PlatformError as error:
+            error.hint = error.hint and f"{error.hint}: {describe_platform(self.platform_url)}"
             if retry.after_nonsense:
                 raise Transient(error) from None
             raise
@@ -397,12 +399,12 @@ class PlatformClient:
             return PlatformError(
                 f"{self.platform_url} answers with a redirect (HTTP {status}), which is not followed.",
                 details={"status_code": status},
-                hint="check the platform's URL (OSMOSIS_PLATFORM_URL) and the proxy in front of it",
+                hint=f"check the platform's URL: {describe_platform(self.platform_url)}, and the proxy in front of it",
             )
         return PlatformError(
             f"{self.platform_url} redirects to {elsewhere}; your token is not sent there.",
             details={"status_code": status},
-            hint=f"if that is your platform, set OSMOSIS_PLATFORM_URL={elsewhere}",
+            hint=f"if that is your platform: osmosis --platform {elsewhere} login",
         )
 
     def unreachable(self, error: Exception) -> PlatformError:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from osmosis_ai.api.active_platform import describe_platform
 from osmosis_ai.api.platform_url import is_loopback
 from osmosis_ai.errors import NetworkError
 
@@ -86,27 +87,24 @@ def connection_hint(url: str, error: Exception) -> str:
 
     import httpx
 
-    text = str(error).lower()
+    text, url_used = str(error).lower(), f"the platform's URL: {describe_platform(url)}"
     here = is_loopback(urlsplit(url).hostname)
     if "certificate" in text:
         return "if its certificate comes from a private authority, name that in SSL_CERT_FILE"
     if _is_caused_by(error, ssl.SSLError):
-        return "its port does not speak HTTPS as it should: check the platform's URL (OSMOSIS_PLATFORM_URL)"
+        return f"its port does not speak HTTPS; check {url_used}"
     if isinstance(error, httpx.TimeoutException) and (here or not isinstance(error, httpx.ConnectTimeout)):
         where = "its log" if here else "the network and any proxy in between"
         return f"it was reached and is slow to answer: try again, and if it stays so look at {where}"
     if _is_caused_by(error, ConnectionRefusedError) or "refused" in text:
         if here:
             return "is the platform running? start it with `osmosis platform start`"
-        return (
-            "the host is there, but nothing listens at that port: check the platform's URL (OSMOSIS_PLATFORM_URL), "
-            "or ask who runs it"
-        )
+        return f"nothing listens at that port; check {url_used}"
     if _is_caused_by(error, socket.gaierror):
-        return "the host's name is not known: check the platform's URL (OSMOSIS_PLATFORM_URL) and the network"
+        return f"the host's name is unknown; check {url_used}"
     if here:
-        return "is it a platform that listens there? check OSMOSIS_PLATFORM_URL, and the platform's log"
-    return "check the network, the proxy settings and the platform's URL (OSMOSIS_PLATFORM_URL)"
+        return f"check the platform's log and {url_used}"
+    return f"check the network, the proxy settings and {url_used}"
 
 
 def _is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:

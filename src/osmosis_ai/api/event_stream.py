@@ -55,7 +55,7 @@ def json_events(
         except SSEError:
             raise PlatformError(
                 "Invalid JSON response from platform: what it answers is no stream of events.",
-                hint="is OSMOSIS_PLATFORM_URL a platform's URL?",
+                hint="check the platform's URL",
             ) from None
         except httpx.TransportError as error:
             raise StreamCut(unreachable(error).message) from None

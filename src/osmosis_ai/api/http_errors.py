@@ -177,7 +177,7 @@ def _one_line(text: str) -> str:
 
 def _unauthorized(platform_code: str | None, request: RequestInfo) -> tuple[str, str]:
     what = {"environment": "OSMOSIS_TOKEN", "given": "This token"}.get(
-        request.token_origin or "saved", "Your session"
+        request.token_origin or "saved", f"Your session on {request.platform_url}"
     )
     mend = {
         "environment": "set OSMOSIS_TOKEN to a valid token, or unset it and run `osmosis login`",
@@ -198,7 +198,7 @@ def _unauthorized(platform_code: str | None, request: RequestInfo) -> tuple[str,
         mend += "; for another platform, also set OSMOSIS_PLATFORM_URL and OSMOSIS_TOKEN_PLATFORM_URL"
     if request.token_origin in ("environment", "given"):
         return f"{what} is not valid on {request.platform_url}.", mend
-    return "Your session has expired or is no longer valid.", mend
+    return f"{what} has expired or is no longer valid.", mend
 
 
 def _outdated(body: Mapping[str, Any], request: RequestInfo) -> tuple[str, str]:

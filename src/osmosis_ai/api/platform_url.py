@@ -43,7 +43,7 @@ def normalize_platform_url(raw: str) -> str:
     if parts.username is not None or parts.password is not None:
         raise OsmosisError(
             "a platform URL must not carry a user name or password.",
-            hint="log in with `osmosis login` instead",
+            hint="osmosis --platform URL login",
         )
     bracketed = f"[{host}]" if ":" in host else host
     explicit_port = "" if port is None or port == _DEFAULT_PORTS[parts.scheme] else f":{port}"
@@ -85,16 +85,6 @@ def ensure_secure(url: str, env: Mapping[str, str] | None = None) -> None:
             details={"platform_url": url},
             hint=f"use https://, or set {ALLOW_INSECURE_ENV}=1 on a network you trust",
         )
-
-
-def platform_url(env: Mapping[str, str] | None = None) -> str:
-    """Return the platform this process talks to: ``OSMOSIS_PLATFORM_URL``, else the hosted one.
-
-    Raises:
-        OsmosisError: when the variable holds no valid URL.
-    """
-    value = (os.environ if env is None else env).get(PLATFORM_URL_ENV, "").strip()
-    return normalize_platform_url(value) if value else DEFAULT_PLATFORM_URL
 
 
 def _is_host(host: str) -> bool:

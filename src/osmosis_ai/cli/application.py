@@ -73,10 +73,10 @@ def _run_command(output: OutputContext, arguments: list[str], trail: list[str]) 
     from osmosis_ai.cli.output.results import RESULT_TYPES
     from osmosis_ai.cli.root import PROGRAM, TRAIL, build_root
 
-    def start(env_file: Path | None, platform: str | None, command: str | None) -> None:
+    def start(env_file: Path | None, platform: str | None) -> None:
         from osmosis_ai.cli.startup import prepare_environment
 
-        prepare_environment(output, env_file=env_file, platform=platform, command=command)
+        prepare_environment(output, env_file=env_file, platform=platform)
 
     _silence_libraries()
     root = build_root(start)

@@ -27,6 +27,7 @@ _CLIPBOARD_TIMEOUT_S = 5.0
 
 
 def quickstart(
+    line: typer.Context,
     workspace: Annotated[
         str | None,
         typer.Option("--workspace", "-w", metavar="NAME", help="A workspace of yours.", show_default=False),
@@ -45,9 +46,12 @@ def quickstart(
             "The quickstart asks questions: it needs a person at a terminal.",
             hint="without one: `osmosis login --token -`, clone the workspace's repository, `osmosis doctor`",
         )
+    from osmosis_ai.api.active_platform import active_platform, record_platform
     from osmosis_ai.services.quickstart import run_quickstart
 
     done = run_quickstart(_Guide(output), workspace=workspace, start=Path.cwd())
+    if line.find_root().params.get("platform") is not None:
+        record_platform(done.directory, active_platform().url)
     copied = _copy(done.agent_prompt)
     here = done.directory == Path.cwd()
     return OperationResult(

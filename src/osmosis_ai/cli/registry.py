@@ -82,9 +82,6 @@ COMMANDS: dict[str, CommandEntry] = {
         "osmosis_ai.cli.workspaces.doctor:app",
         "Check the workspace directory, and mend it with --fix.",
     ),
-    "env": CommandEntry(
-        "group", "osmosis_ai.cli.env:app", "See what the .env here may do, and allow it more."
-    ),
     "dev": CommandEntry("group", "osmosis_ai.cli.dev_servers:app", "Develop rollouts.", hidden=True),
     "login": CommandEntry("command", "osmosis_ai.cli.auth.login:app", "Log in to a platform.", PLATFORM),
     "logout": CommandEntry("command", "osmosis_ai.cli.auth.logout:logout", "Log out.", PLATFORM),

@@ -193,11 +193,10 @@ def make_command(held: Any) -> Any:
 
 
 def build_root(start: Any) -> Any:
-    """Return the root group; ``start(env_file, platform, command)`` runs before any command does."""
+    """Return the root group; ``start(env_file, platform)`` runs before any command does."""
     app = typer.Typer(cls=RootGroup, context_settings=_CONTEXT_SETTINGS)
 
     def callback(
-        context: typer.Context,
         version: Annotated[  # noqa: ARG001 - its callback has printed it
             bool,
             typer.Option(
@@ -219,7 +218,7 @@ def build_root(start: Any) -> Any:
             str | None, typer.Option("--platform", metavar="URL", help=_MEANINGS["--platform URL"])
         ] = None,
     ) -> None:
-        start(env_file=env_file, platform=platform, command=context.invoked_subcommand)
+        start(env_file=env_file, platform=platform)
 
     app.callback()(callback)
     root: Any = typer.main.get_group(app)

@@ -146,21 +146,21 @@ _LITELLM_BASES = {
     "azure_ai": "AZURE_AI_API_BASE",
     "anthropic": "ANTHROPIC_API_BASE",
 }
-# What LiteLLM looks up by itself for clouds whose credentials are not one key: their parts, and, as addresses are,
-# what says where they go. No credential of a file's own belongs to a name with none.
+# LiteLLM looks up the credentials of clouds, and where they go, by itself.
 _CLOUD_CREDENTIALS = frozenset(
     {
         *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_BEARER_TOKEN_BEDROCK"),
         *("AZURE_AD_TOKEN", "AZURE_CLIENT_SECRET"),
     }
 )
-_AWS = ("AWS_ACCESS_KEY_ID", "AWS_BEARER_TOKEN_BEDROCK")
-_AZURE = ("AZURE_API_KEY", "AZURE_AD_TOKEN", "AZURE_CLIENT_SECRET")
-_CLOUD_ADDRESSES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("AWS_REGION", "AWS_REGION_NAME", "AWS_DEFAULT_REGION"), _AWS),
-    **dict.fromkeys(("AZURE_API_BASE", "AZURE_API_VERSION", "AZURE_TENANT_ID", "AZURE_CLIENT_ID"), _AZURE),
-    **dict.fromkeys(("VERTEXAI_PROJECT", "VERTEXAI_LOCATION", "GOOGLE_APPLICATION_CREDENTIALS"), ()),
-}
+_AZURE_KEYS = ("AZURE_API_KEY", "AZURE_AD_TOKEN", "AZURE_CLIENT_SECRET")
+CLOUD_SETTINGS = frozenset(
+    {
+        *("AWS_REGION", "AWS_REGION_NAME", "AWS_DEFAULT_REGION"),
+        *("AZURE_API_VERSION", "AZURE_TENANT_ID", "AZURE_CLIENT_ID"),
+    }
+)
+"""Parts of an address at the cloud's own host."""
 _KEYLESS_BY_OTHER_MEANS = frozenset({"azure"})  # Entra ID tokens
 _LITELLM_MACHINERY = frozenset(
     {"__pycache__", "base_llm", "custom_httpx", "deprecated_providers", "pass_through"}
@@ -293,7 +293,14 @@ def address_variables() -> dict[str, tuple[str, ...]]:
     """Every variable that says where a provider is, with those that hold the credentials sent there."""
     found = {base: provider.keys for provider in OPENAI_COMPATIBLE.values() for base in provider.bases}
     found |= {base: LITELLM_KEYS.get(name, ()) for name, base in _LITELLM_BASES.items()}
-    return found | _CLOUD_ADDRESSES
+    return found | {base: (*found[base], *_AZURE_KEYS) for base in ("AZURE_API_BASE", "AZURE_AI_API_BASE")}
+
+
+def keyless_address_variables() -> frozenset[str]:
+    """The address variables of providers that take no key."""
+    return frozenset(
+        base for provider in OPENAI_COMPATIBLE.values() if not provider.needs_key for base in provider.bases
+    )
 
 
 def address_variables_of(provider: str) -> tuple[str, ...]:
@@ -301,7 +308,8 @@ def address_variables_of(provider: str) -> tuple[str, ...]:
     known = OPENAI_COMPATIBLE.get(provider)
     if known is not None:
         return known.bases
-    return (_LITELLM_BASES[provider],) if provider in _LITELLM_BASES else ()
+    # LiteLLM has variants such as `azure_text` and `text-completion-openai`.
+    return tuple(base for base in address_variables() if base.partition("_")[0].lower() in provider)
 
 
 def compatible_base_url(name: str, env: Mapping[str, str]) -> str | None:

@@ -82,7 +82,7 @@ def value_from_environment(variable: str) -> str:
     if value is None:
         raise OsmosisError(
             f"The environment variable {variable} is not set.",
-            hint="export it in this shell; of a `.env` only the keys of model providers are taken",
+            hint=f"export {variable}=…",
         )
     return check_value(value, source=f"The environment variable {variable}")
 

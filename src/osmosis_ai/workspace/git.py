@@ -106,13 +106,18 @@ def worktree_root(directory: Path) -> Path | None:
     return None
 
 
+def checkout_root(directory: Path) -> Path | None:
+    """Return the top of the checkout around ``directory`` without asking Git, which costs a process."""
+    return next((place for place in (directory, *directory.parents) if os.path.lexists(place / ".git")), None)
+
+
 def is_tracked(root: Path, name: str) -> bool:
-    """Whether the repository holds a file ``name`` (in any case of letters) at the top of its work tree.
+    """Whether the repository holds a file at ``name`` (in any case of letters), relative to its work tree.
 
     Raises:
         OsmosisError: when Git cannot tell.
     """
-    found = run_git(["ls-files", "--cached", "-z", "--", f":(icase){name}"], cwd=root)
+    found = run_git(["ls-files", "--cached", "-z", "--", f":(icase,literal){name}"], cwd=root)
     if found.returncode != 0:
         raise OsmosisError(f"Git cannot read {root}: {found.stderr.strip()}")
     return bool(found.stdout)

@@ -45,6 +45,7 @@ def test_in_a_connected_repository_the_account_has_its_workspace(
     assert whoami(make_checkout(tmp_path).root).data() == {
         "account": {**facts, "token_id": "ct_01J8"},
         **facts,
+        "platform_directory": None,
         "workspace": {"id": "ws_1", "name": "fern-lab", "role": "admin"},
         "workspaces": [{"id": "ws_1", "name": "fern-lab", "role": None}],
     }

@@ -31,6 +31,7 @@ def test_logging_out_revokes_and_forgets(platform: respx.MockRouter, working: Me
         "effective_source": None,
         "platform_url": FERN,
         "platforms": [FERN],
+        "directories": [],
     }
     assert working.kept == {}
     assert not store.path.exists()

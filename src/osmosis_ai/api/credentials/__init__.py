@@ -2,7 +2,6 @@
 
 from osmosis_ai.api.credentials.login import Credentials, SavedLogin
 from osmosis_ai.api.credentials.resolution import (
-    active_platform_url,
     environment_credentials,
     require_credentials,
 )
@@ -16,7 +15,6 @@ __all__ = [
     "CredentialWarning",
     "Credentials",
     "SavedLogin",
-    "active_platform_url",
     "environment_credentials",
     "require_credentials",
 ]

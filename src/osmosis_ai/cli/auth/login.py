@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from osmosis_ai.cli.browser import open_browser
 from osmosis_ai.cli.output.context import OutputContext, current
 from osmosis_ai.cli.output.results import OperationResult, Text
+from osmosis_ai.cli.startup import use_platform
 from osmosis_ai.errors import InteractiveRequiredError, OsmosisError
 
 if TYPE_CHECKING:
@@ -25,6 +27,15 @@ CONTEXT_SETTINGS = {"allow_extra_args": True}
 @app.command(context_settings=CONTEXT_SETTINGS)
 def login(
     line: typer.Context,
+    platform: Annotated[
+        str | None,
+        typer.Option(
+            "--platform",
+            metavar="URL",
+            help="Log in to the platform at URL, and let this directory use it.",
+            show_default=False,
+        ),
+    ] = None,
     token: Annotated[
         str | None,
         typer.Option(
@@ -41,42 +52,47 @@ def login(
         bool, typer.Option("--force", "-f", help="Log in again although you are logged in.")
     ] = False,
 ) -> OperationResult:
-    """Log in: confirm a code in your browser, or give a token.
+    """Log in with a code that you confirm in a browser, or with a token.
 
-    The token is kept in the system's keyring; where there is none, in a file that only you can read.
-    The token it replaces is revoked.
+    The token is saved in the system's keyring, or without one in a file that only you can read. The
+    token it replaces is revoked. With --platform, commands in this Git checkout, or in this directory
+    outside Git, use that platform from then on.
 
     Examples:
         osmosis login
-        osmosis --platform http://127.0.0.1:8765 login
+        osmosis --platform http://127.0.0.1:8733 login
     """
     from osmosis_ai.services import auth
 
     output = current()
     if line.args:
         line.fail("`osmosis login` takes no arguments. A token is given with --token.")
+    if platform is not None:
+        use_platform(output, platform)
+    login = _log_in(output, token=token, no_browser=no_browser, force=force)
+    chosen = platform is not None or line.find_root().params.get("platform") is not None
+    return _result(login, auth.use_in_this_directory(login.credentials.platform_url) if chosen else None)
+
+
+def _log_in(output: OutputContext, *, token: str | None, no_browser: bool, force: bool) -> Login:
+    from osmosis_ai.services import auth
+
     if token is not None:
         secret = _token_from_stdin(output) if token == "-" else token
         if not secret.strip():
             raise OsmosisError("The token is empty.", hint="give one: osmosis login --token - < FILE")
         with output.status("Checking the token"):
-            return _logged_in(auth.login_with_token(secret, warn=output.warn))
+            return auth.login_with_token(secret, warn=output.warn)
     auth.require_device_login()
+    if not force and (known := auth.saved_login(warn=output.warn)) is not None:
+        return known
     if output.mode != "rich":
         raise InteractiveRequiredError(
             "Logging in without a token needs a person: the code is confirmed in a browser.",
             details={"flags": ["--token"]},
             hint="give a token with `osmosis login --token -`, or set OSMOSIS_TOKEN",
         )
-    if not force and (known := auth.saved_login(warn=output.warn)) is not None:
-        return OperationResult(
-            operation="auth.login",
-            status="noop",
-            message=f"Already logged in as {known.user.email} on {known.credentials.platform_url}.",
-            resource=known.resource(),
-            next_steps=["Log in again, as yourself or another: osmosis login --force"],
-        )
-    return _logged_in(log_in_with_device(output, open_page=output.interactive and not no_browser))
+    return log_in_with_device(output, open_page=output.interactive and not no_browser)
 
 
 def log_in_with_device(output: OutputContext, *, open_page: bool) -> Login:
@@ -117,24 +133,36 @@ def _announce(output: OutputContext, authorization: DeviceAuthorization, *, open
     )
 
 
-def _logged_in(login: Login) -> OperationResult:
+def _result(login: Login, directory: Path | None) -> OperationResult:
     from osmosis_ai.cli.output import formats
 
+    resource = {**login.resource(), "directory": None if directory is None else str(directory)}
+    url = login.credentials.platform_url
+    uses = [] if directory is None else [f"Commands in {directory} now use {url}."]
+    if login.source == "saved":
+        return OperationResult(
+            operation="auth.login",
+            status="noop",
+            message=f"Already logged in as {login.user.email} on {url}.",
+            resource=resource,
+            next_steps=[*uses, "Log in again, as yourself or another: osmosis login --force"],
+        )
     outranked = ["OSMOSIS_TOKEN is set and is used instead: unset OSMOSIS_TOKEN"]
     facts = {
         "Email": login.user.email,
         "Name": login.user.name or formats.MISSING,
-        "Platform": login.credentials.platform_url,
+        "Platform": url,
         "Expires": formats.date(login.credentials.expires_at, seconds=True),
     }
     return OperationResult(
         operation="auth.login",
         message=f"Logged in as {login.user.email}.",
-        resource=login.resource(),
+        resource=resource,
         blocks=[
             Text("\n".join(f"{label + ':':<10}{value}" for label, value in facts.items()), title="Osmosis")
         ],
         next_steps=[
+            *uses,
             *(outranked if os.environ.get("OSMOSIS_TOKEN") else []),
             "Go to a repository that is connected to a workspace: git clone URL",
             "Check it: osmosis doctor",

@@ -16,11 +16,13 @@ _UNSET_ACTION: dict[str, Any] = {"action": "unset_env", "variable": "OSMOSIS_TOK
 
 def logout(
     everywhere: Annotated[
-        bool, typer.Option("--all", help="Log out of every platform, not only the active one.")
+        bool, typer.Option("--all", help="Log out of all platforms, not only the active one.")
     ] = False,
     yes: YesOption = False,
 ) -> OperationResult:
-    """Log out: the token is revoked on the platform and removed from this machine.
+    """Revoke and remove the saved login of the platform.
+
+    Directories that were set to the platform no longer use it.
 
     Examples:
         osmosis logout
@@ -41,7 +43,10 @@ def logout(
     output.confirm(
         "Logout from Osmosis AI?",
         yes=yes,
-        summary={"Platforms": ", ".join(plan.platforms or [plan.platform_url])},
+        summary={
+            "Platforms": ", ".join(plan.platforms or [plan.platform_url]),
+            **({"Directories": ", ".join(plan.directories)} if plan.directories else {}),
+        },
     )
     with output.status("Logging out"):
         revoked = auth.logout(plan, warn=output.warn)

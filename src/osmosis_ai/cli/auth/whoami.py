@@ -38,12 +38,13 @@ def _workspaces(account: Account) -> list[Section]:
 
 
 def _rows(account: Account) -> list[Row]:
+    place = account.directory
     return [
         ("Email", account.user.email),
         ("Name", account.user.name),
         ("Workspace", account.workspace.name if account.workspace else None),
         ("Role", account.workspace.role if account.workspace else None),
-        ("Platform", account.credentials.platform_url),
+        ("Platform", account.credentials.platform_url + (f" (set for {place})" if place else "")),
         ("Auth Source", _SOURCES[account.credentials.source]),
         ("Saved Login", f"yes ({account.saved_in})" if account.saved_in else "no"),
         ("Expires", Timestamp(account.expires_at, seconds=True)),

@@ -10,7 +10,7 @@ from osmosis_ai.cli.graceful_stop import GracefulStop
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.cli.runs.following import evaluation_note
-from osmosis_ai.cli.startup import current_env_file
+from osmosis_ai.cli.startup import current_env_file, environment_with_file
 from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
@@ -94,11 +94,9 @@ class LiveRun(GracefulStop, RunHooks):
         ask = self._ask if self._output.interactive else None
         given = self._prepared.request.secret_values or {}
         file = current_env_file()
-        exported = {name: value for name in names if (value := os.environ.get(name))}
-        environ = {**(file.values_for_rollout(names) if file is not None else {}), **exported}
-        found = find_secret_values(names, given=given, environ=environ, ask=ask)
+        found = find_secret_values(names, given=given, environ=environment_with_file(), ask=ask)
         if file is not None:
-            file.refuse_redirected(found)
+            file.refuse_foreign_keys({**os.environ, **found})
         return found
 
     def _ask(self, name: str) -> str:

@@ -163,9 +163,9 @@ def _ready(platform: RunningPlatform, saved_in: str | None) -> OperationResult:
             f"workspace {first.workspace_name}."
         )
     steps.append(f"Data: {platform.config.home}")
-    steps.append(f"Use it:  export OSMOSIS_PLATFORM_URL={url}")
-    steps.append("  this command has logged you in" if saved_in else "  osmosis login")
-    steps.append("  osmosis platform connect PATH|URL      in the Git repository of your rollouts")
+    steps.append("Use it in the Git repository of your rollouts:")
+    steps.append(f"  osmosis --platform {url} login")
+    steps.append("  osmosis platform connect .")
     return OperationResult(
         operation="platform.start",
         message=f"The platform is ready at {url}",

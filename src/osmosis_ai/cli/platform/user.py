@@ -61,7 +61,10 @@ def add(
             "workspace": home.name if home is not None else None,
             **({"password": password} if made else {}),
         },
-        next_steps=[*member, f"They log in with `osmosis login` and approve it at {page}"],
+        next_steps=[
+            *member,
+            f"They log in with `osmosis --platform {platform.url} login` and approve it at {page}",
+        ],
     )
 
 

@@ -51,7 +51,8 @@ def worker(
         ),
     ] = None,
     url: Annotated[
-        str | None, typer.Option(help="The platform (OSMOSIS_PLATFORM_URL).", show_default=False)
+        str | None,
+        typer.Option(help="URL of the platform (default: the one of this directory).", show_default=False),
     ] = None,
     token_file: Annotated[
         str | None,
@@ -102,13 +103,14 @@ def worker(
         osmosis platform worker --url https://osmosis.example.org --pool gpu --token-file gpu-worker.token --gpus 1
         osmosis platform worker --url https://osmosis.example.org --run run_3f2a9c10 --token-env OSMOSIS_TICKET
     """
-    from osmosis_ai.api.platform_url import normalize_platform_url, platform_url
+    from osmosis_ai.api.active_platform import active_platform
+    from osmosis_ai.api.platform_url import normalize_platform_url
     from osmosis_ai.cli.output.context import current
     from osmosis_ai.cli.platform.local_platform import platform_extra
 
     if (pool is None) == (run is None):
         raise typer.BadParameter("say which runs to take.", param_hint="one of '--pool' and '--run'")
-    address = normalize_platform_url(url) if url is not None else platform_url()
+    address = normalize_platform_url(url) if url is not None else active_platform().url
     with platform_extra():
         import alembic  # noqa: F401 - the extra is missed here, before there is a run
 

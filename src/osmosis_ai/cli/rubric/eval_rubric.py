@@ -10,6 +10,7 @@ import typer
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.report_files import RUBRIC_HOLDS, require_report, tell_what_goes_in
 from osmosis_ai.cli.output.results import OperationResult
+from osmosis_ai.cli.startup import environment_with_file
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import expanded
 
@@ -299,7 +300,7 @@ def _prepare(request: RubricRequest) -> PreparedRubric:
     from osmosis_ai.services.rubric.inputs import JudgeRequiredError
 
     try:
-        return prepare_rubric(request, reading=_tell_reading)
+        return prepare_rubric(request, env=environment_with_file(), reading=_tell_reading)
     except JudgeRequiredError as error:
         raise typer.BadParameter(
             "who should judge? For instance `--model openai/gpt-5-mini`.", param_hint="'--model'"

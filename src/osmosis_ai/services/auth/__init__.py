@@ -8,6 +8,7 @@ from osmosis_ai.services.auth.login import (
     login_with_token,
     require_device_login,
     saved_login,
+    use_in_this_directory,
 )
 from osmosis_ai.services.auth.logout import LogoutPlan, logout, plan_logout
 
@@ -22,6 +23,7 @@ __all__ = [
     "plan_logout",
     "require_device_login",
     "saved_login",
+    "use_in_this_directory",
     "verify_with_workspace",
     "whoami",
 ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.api import routes
+from osmosis_ai.api.active_platform import active_platform
 from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.credentials import Credentials, CredentialStore, require_credentials
 from osmosis_ai.api.credentials.login import TokenStoreKind
@@ -23,6 +24,7 @@ class Account:
 
     Args:
         credentials: what one asked with.
+        directory: the one whose platform it is; None where the environment or the default chose it.
         user: whose they are.
         expires_at: when the token ends; None when nobody says.
         token_id: its name at the platform.
@@ -32,6 +34,7 @@ class Account:
     """
 
     credentials: Credentials
+    directory: Path | None
     user: User
     expires_at: datetime | None
     token_id: str | None
@@ -53,6 +56,7 @@ class Account:
         return {
             "account": facts if self.token_id is None else {**facts, "token_id": self.token_id},
             **facts,
+            "platform_directory": None if self.directory is None else str(self.directory),
             "workspace": None if self.workspace is None else _membership(self.workspace),
             "workspaces": None
             if self.workspaces is None
@@ -78,6 +82,7 @@ def whoami(
         workspaces = _workspaces_of(client)
     return Account(
         credentials=credentials,
+        directory=active_platform().directory,
         user=known_user(verified.user),
         expires_at=verified.expires_at or credentials.expires_at,
         token_id=verified.token_id or credentials.token_id,

@@ -12,14 +12,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any, Literal
 
+from osmosis_ai.api.active_platform import active_platform, record_platform
 from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.credentials import (
     TOKEN_ENV,
     Credentials,
     CredentialStore,
-    active_platform_url,
     keychain,
 )
 from osmosis_ai.api.credentials.store import DEFAULT_LIFETIME, TOKEN_STORE_ENV
@@ -30,6 +31,7 @@ from osmosis_ai.services.auth.account import iso, known_user
 from osmosis_ai.services.auth.device_code import Time, await_token, device_name
 from osmosis_ai.services.auth.logout import pass_on_warnings, revoke
 from osmosis_ai.services.context import Warn, connect, keep_retries_off_stdout, log_warning
+from osmosis_ai.workspace.git import checkout_root
 
 LoginSource = Literal["token", "device", "saved"]
 
@@ -70,7 +72,7 @@ def saved_login(store: CredentialStore | None = None, *, warn: Warn = log_warnin
         PlatformError: the platform cannot be asked.
     """
     try:
-        credentials = (store or CredentialStore()).load(active_platform_url())
+        credentials = (store or CredentialStore()).load(active_platform().url)
     except OsmosisError:
         return None
     if credentials is None or credentials.is_expired():
@@ -96,13 +98,24 @@ def login_with_token(token: str, store: CredentialStore | None = None, *, warn: 
         OsmosisError: the platform does not accept the token, or it cannot be saved; the former login is
             then untouched.
     """
-    store, platform_url = store or CredentialStore(), active_platform_url()
+    store, platform_url = store or CredentialStore(), active_platform().url
     _require_place_for_token(store)
     with _client(platform_url, token, warn) as client:
         verified = client.verify()
     if not verified.valid:
         raise OsmosisError(f"This token is not valid on {platform_url}.", code="AUTH_REQUIRED")
     return _keep(store, _credentials(platform_url, token, verified), "token", warn)
+
+
+def use_in_this_directory(platform_url: str) -> Path:
+    """Let commands in this checkout, or in the current directory outside Git, use a platform; return the directory.
+
+    Raises:
+        OsmosisError: that cannot be recorded.
+    """
+    directory = checkout_root(Path.cwd()) or Path.cwd()
+    record_platform(directory, platform_url)
+    return directory
 
 
 def require_device_login() -> None:
@@ -139,7 +152,7 @@ def login_with_device(
             ``TOKEN_REVOKE_FAILED`` when the new token could be neither saved nor revoked.
     """
     require_device_login()
-    store, platform_url = store or CredentialStore(), active_platform_url()
+    store, platform_url = store or CredentialStore(), active_platform().url
     _require_place_for_token(store)
     with _client(platform_url, None, warn) as client:
         authorization = client.auth.authorize_device(device_name())

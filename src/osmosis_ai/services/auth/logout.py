@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from osmosis_ai.api.credentials import TOKEN_ENV, Credentials, CredentialStore, active_platform_url
+from osmosis_ai.api.active_platform import active_platform, forget_directories, recorded_directories
+from osmosis_ai.api.credentials import TOKEN_ENV, Credentials, CredentialStore
 from osmosis_ai.api.resources.auth import REVOKE_TIMEOUT_S
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.context import Warn, connect, log_warning
@@ -19,19 +20,21 @@ class LogoutPlan:
     Args:
         platform_url: the active platform.
         platforms: those whose saved login ends.
+        directories: those that no longer use the platform.
         damaged: whether the saved logins cannot be read and will be moved aside.
         env_token_set: whether ``OSMOSIS_TOKEN`` goes on after that.
     """
 
     platform_url: str
     platforms: tuple[str, ...]
+    directories: tuple[str, ...]
     damaged: bool
     env_token_set: bool
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to end."""
-        return not self.platforms and not self.damaged
+        return not (self.platforms or self.directories or self.damaged)
 
     def resource(self, *, revoked: bool = False) -> dict[str, Any]:
         """Return how things are afterwards, as scripts see it."""
@@ -43,6 +46,7 @@ class LogoutPlan:
             "effective_source": "environment" if self.env_token_set else None,
             "platform_url": self.platform_url,
             "platforms": list(self.platforms),
+            "directories": list(self.directories),
         }
 
 
@@ -52,7 +56,7 @@ def plan_logout(store: CredentialStore | None = None, *, everywhere: bool = Fals
     Raises:
         OsmosisError: ``CREDENTIALS_UNAVAILABLE`` when the saved logins cannot be reached.
     """
-    platform_url, damaged = active_platform_url(), False
+    platform_url, damaged = active_platform().url, False
     saved: list[str] = []
     try:
         saved = [login.platform_url for login in (store or CredentialStore()).all()]
@@ -63,6 +67,7 @@ def plan_logout(store: CredentialStore | None = None, *, everywhere: bool = Fals
     return LogoutPlan(
         platform_url,
         tuple(url for url in saved if everywhere or url == platform_url),
+        recorded_directories(None if everywhere else platform_url),
         damaged,
         bool(os.environ.get(TOKEN_ENV, "").strip()),
     )
@@ -78,6 +83,7 @@ def logout(plan: LogoutPlan, store: CredentialStore | None = None, *, warn: Warn
     revoked = [_end(store, url, warn) for url in plan.platforms]
     if plan.damaged:
         store.delete(plan.platform_url)
+    forget_directories(plan.directories)
     pass_on_warnings(store, warn)
     return bool(revoked) and all(revoked)
 

@@ -191,9 +191,9 @@ def _checkout_hint(member: Membership) -> str:
 
 
 def _is_hosted() -> bool:
-    from osmosis_ai.api.credentials import active_platform_url
+    from osmosis_ai.api.active_platform import active_platform
 
-    return active_platform_url() == DEFAULT_PLATFORM_URL
+    return active_platform().url == DEFAULT_PLATFORM_URL
 
 
 def _current_of(client: PlatformClient) -> WorkspaceMembership | None:

@@ -1,1 +1,0 @@
-"""The `.env` file of a workspace directory: what of it counts, and who allowed it."""

@@ -1,0 +1,216 @@
+"""Which platform commands use: option, environment, directory, default."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import respx
+
+from osmosis_ai.files import config_dir
+from tests.cli.conftest import Cli
+from tests.logins import FERN, LATER, MARA, NEW_TOKEN, TOKEN, VERIFIED, save_login, use_platform
+
+HOSTED = "https://platform.osmosis.ai"
+OTHER = "https://other.example"
+
+
+@pytest.fixture(autouse=True)
+def platforms(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, respx.Route]]:
+    """Platforms that know the token; each is the only one to answer at its address."""
+    use_platform(monkeypatch)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    del os.environ["OSMOSIS_PLATFORM_URL"]
+    os.environ["OSMOSIS_TOKEN_STORE"] = "file"
+    with respx.mock(assert_all_called=False) as router:
+        routes = {}
+        for url in (FERN, OTHER, HOSTED):
+            routes[url] = router.get(f"{url}/api/cli/verify").respond(json=VERIFIED)
+            router.get(f"{url}/api/cli/workspaces").respond(json={"workspaces": []})
+            router.delete(url__startswith=f"{url}/api/cli/tokens/").respond(204)
+        yield routes
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Git checkout; the current directory is below its root."""
+    root = tmp_path / "checkout"
+    subprocess.run(["git", "init", "--quiet", str(root)], check=True)
+    (root / "rollouts").mkdir()
+    monkeypatch.chdir(root / "rollouts")
+    return root
+
+
+def used(cli: Cli) -> tuple[str, str | None]:
+    """The platform that `whoami` asks, and the directory that names it."""
+    data = json.loads(cli("whoami", "--json").out)["data"]
+    return data["platform_url"], data["platform_directory"]
+
+
+def record() -> Path:
+    return config_dir() / "platforms.json"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--platform", FERN, "login"), ("login", "--platform", FERN), ("--platform", FERN, "auth", "login")],
+)
+def test_a_login_with_a_platform_makes_the_checkout_use_it(
+    cli: Cli, checkout: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    done = cli(*words, "--token", TOKEN, "--json")
+    resource = json.loads(done.out)["resource"]
+    assert (resource["platform_url"], resource["directory"]) == (FERN, str(checkout))
+    os.environ.pop("OSMOSIS_PLATFORM_URL")
+    assert used(cli) == (FERN, str(checkout))
+    assert f"Platform: {FERN} (set for {checkout})" in cli("whoami", "--plain").out
+    assert json.loads(record().read_text()) == {str(checkout): FERN}
+    assert stat.S_IMODE(record().stat().st_mode) == 0o600
+    assert not (checkout / "platforms.json").exists()
+    os.chdir(tmp_path)
+    save_login(HOSTED)
+    assert used(cli) == (HOSTED, None)
+
+
+def test_a_person_reads_which_platform_the_directory_uses_now(cli: Cli) -> None:
+    shown = cli("--platform", FERN, "login", "--token", TOKEN, "--plain").out
+    assert f"Commands in {Path.cwd()} now use {FERN}." in shown
+
+
+def test_option_then_environment_then_nearest_directory_then_default(
+    cli: Cli, checkout: Path, tmp_path: Path
+) -> None:
+    for url in (HOSTED, FERN, OTHER):
+        save_login(url)
+    assert used(cli) == (HOSTED, None)
+    os.chdir(tmp_path)
+    cli("login", "--platform", OTHER)
+    os.chdir(checkout)
+    cli("login", "--platform", FERN)
+    os.environ.pop("OSMOSIS_PLATFORM_URL")
+    assert used(cli) == (FERN, str(checkout))
+    os.environ["OSMOSIS_PLATFORM_URL"] = HOSTED
+    assert used(cli) == (HOSTED, None)
+    assert cli("--platform", OTHER, "whoami", "--json").status == 0
+    assert os.environ["OSMOSIS_PLATFORM_URL"] == OTHER
+    os.environ["OSMOSIS_PLATFORM_URL"] = ""
+    (tmp_path / "elsewhere").mkdir()
+    os.chdir(tmp_path / "elsewhere")
+    assert used(cli) == (OTHER, str(tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["--json", "--plain"])
+def test_a_saved_login_is_enough(cli: Cli, mode: str) -> None:
+    save_login()
+    done = cli("--platform", FERN, "login", mode)
+    assert (done.status, done.err) == (0, "")
+    if mode == "--json":
+        assert json.loads(done.out)["status"] == "noop"
+    assert json.loads(record().read_text()) == {str(Path.cwd()): FERN}
+
+
+def test_a_login_uses_the_platform_of_the_directory(cli: Cli, platforms: dict[str, respx.Route]) -> None:
+    save_login()
+    cli("login", "--platform", FERN)
+    os.environ.pop("OSMOSIS_PLATFORM_URL")
+    resource = json.loads(cli("login", "--token", NEW_TOKEN, "--json").out)["resource"]
+    assert (resource["platform_url"], resource["directory"]) == (FERN, None)
+    assert platforms[FERN].calls.last.request.headers["authorization"] == f"Bearer {NEW_TOKEN}"
+    assert not platforms[HOSTED].called
+
+
+def test_a_login_that_fails_changes_nothing(cli: Cli, platforms: dict[str, respx.Route]) -> None:
+    platforms[FERN].respond(401, json={"code": "TOKEN_INVALID"})
+    assert cli("--platform", FERN, "login", "--token", TOKEN).status == 1
+    assert cli("login", "--platform", "http://insecure.example", "--token", TOKEN).status == 1
+    assert not record().exists()
+
+
+def test_a_login_without_a_platform_records_nothing(cli: Cli) -> None:
+    os.environ["OSMOSIS_PLATFORM_URL"] = FERN
+    assert cli("login", "--token", TOKEN).status == 0
+    assert not record().exists()
+
+
+@pytest.mark.parametrize("everywhere, left", [((), {"/other": OTHER}), (("--all",), {})])
+def test_a_logout_forgets_the_directories_of_the_platform(
+    cli: Cli, everywhere: tuple[str, ...], left: dict[str, Any]
+) -> None:
+    here = str(Path.cwd())
+    save_login()
+    record().write_text(json.dumps({here: FERN, "/more": FERN, "/other": OTHER}))
+    resource = json.loads(cli("logout", "--yes", "--json", *everywhere).out)["resource"]
+    assert {here, "/more"} <= set(resource["directories"])
+    assert json.loads(record().read_text()) == left
+
+
+def test_a_directory_is_forgotten_when_its_login_is_gone_already(cli: Cli) -> None:
+    record().parent.mkdir(parents=True, exist_ok=True)
+    record().write_text(json.dumps({str(Path.cwd()): FERN}))
+    assert cli("logout", "--yes").status == 0
+    assert json.loads(record().read_text()) == {}
+    assert cli("logout", "--plain").out == "Not logged in.\n"
+
+
+def test_errors_say_which_platform_is_used_and_why(cli: Cli, platforms: dict[str, respx.Route]) -> None:
+    here = Path.cwd()
+    record().parent.mkdir(parents=True, exist_ok=True)
+    record().write_text(json.dumps({str(here): FERN}))
+    assert f"{FERN} (set for {here})" in cli("whoami").err
+    save_login()
+    platforms[FERN].mock(side_effect=httpx.ConnectError("refused"))
+    assert f"check the platform's URL: {FERN} (set for {here})" in cli("whoami").err
+    platforms[FERN].mock(return_value=httpx.Response(200, text="<html>sign in</html>"))
+    assert f"check the platform's URL: {FERN} (set for {here})" in cli("whoami").err
+    os.environ.update(OSMOSIS_TOKEN=TOKEN, OSMOSIS_TOKEN_PLATFORM_URL=OTHER)
+    assert f"the active platform is {FERN} (set for {here})" in cli("whoami").err
+
+
+@pytest.mark.parametrize("content", ['{"/a": ', "[]", '{"/a": 1}'])
+def test_a_damaged_record_is_an_error_and_not_the_default(
+    cli: Cli, platforms: dict[str, respx.Route], content: str
+) -> None:
+    save_login(HOSTED)
+    record().write_text(content)
+    done = cli("whoami")
+    assert (done.status, done.out) == (1, "")
+    assert f"File is damaged: {record()}." in done.err
+    assert not platforms[HOSTED].called
+    save_login()
+    assert cli("--platform", FERN, "whoami").status == 0
+
+
+def test_the_clone_of_a_quickstart_uses_its_platform(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from types import SimpleNamespace
+
+    done = SimpleNamespace(directory=tmp_path / "maze", agent_prompt="", resource=dict)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("osmosis_ai.services.quickstart.run_quickstart", lambda *_, **__: done)
+    monkeypatch.setattr("osmosis_ai.cli.quickstart._copy", lambda text: False)
+    assert cli("--platform", FERN, "quickstart").status == 0
+    assert json.loads(record().read_text()) == {str(tmp_path / "maze"): FERN}
+
+
+def test_a_device_login_records_the_directory(cli: Cli) -> None:
+    authorized = {
+        "device_code": "dc",
+        "user_code": "WXYZ-1234",
+        "verification_uri": f"{FERN}/device",
+        "expires_in": 600,
+        "interval": 5,
+    }
+    issued = {"token": NEW_TOKEN, "token_id": "ct_NEW", "expires_at": LATER, "user": MARA}
+    with respx.mock(base_url=f"{FERN}/api/cli/device") as router:
+        router.post("/authorize").respond(json=authorized)
+        router.post("/token").respond(json=issued)
+        assert cli("--platform", FERN, "login").status == 0
+    assert json.loads(record().read_text()) == {str(Path.cwd()): FERN}

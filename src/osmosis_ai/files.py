@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import stat
 import tempfile
@@ -60,8 +59,7 @@ def replacing(path: Path, *, mode: int = 0o600, durable: bool = True) -> Iterato
     For content that is written piece by piece; the arguments and errors are those of :func:`write_atomic`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    prefix, suffix = _affixes(path)
-    descriptor, temporary = tempfile.mkstemp(prefix=prefix, suffix=suffix, dir=path.parent)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb", buffering=_BUFFER_BYTES) as handle:
             yield handle
@@ -75,18 +73,6 @@ def replacing(path: Path, *, mode: int = 0o600, durable: bool = True) -> Iterato
         raise
     if durable:
         sync_directory(path.parent)
-
-
-def remove_left_parts(path: Path) -> None:
-    """Remove what processes that were killed in :func:`replacing` have left beside ``path``, which nobody writes now."""
-    prefix, suffix = _affixes(path)
-    for left in path.parent.glob(f"{glob.escape(prefix)}*{suffix}"):
-        left.unlink(missing_ok=True)
-
-
-def _affixes(path: Path) -> tuple[str, str]:
-    """Return how the names of the files begin and end that are to become ``path``."""
-    return f".{path.name}.", ".tmp"
 
 
 @contextlib.contextmanager

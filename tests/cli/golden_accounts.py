@@ -54,15 +54,13 @@ def user_types(*typed: str) -> Callable[[Maze], Any]:
     return prepare
 
 
-def up_to_date(maze: Maze) -> None:
-    """Pretend that the package was installed from the newest wheel."""
-    from osmosis_ai.installation import InstallationSource
-    from osmosis_ai.services.upgrade import UpgradeReport
+def from_a_repository(maze: Maze) -> None:
+    """Pretend that uv installed the package from a repository."""
+    from osmosis_ai.services.upgrade import UpgradeCommand
 
-    source = InstallationSource(kind="wheel", location="/wheels/osmosis_ai-0.3.77-py3-none-any.whl")
-    report = UpgradeReport(source, "pip", latest_version="0.3.77")
-    maze.patch.setattr("osmosis_ai.services.upgrade.__version__", "0.3.77")
-    maze.patch.setattr("osmosis_ai.services.upgrade.upgrade", lambda: report)
+    command = "uv pip install 'osmosis-ai @ git+https://git.fern.example/osmosis.git'"
+    maze.patch.setattr("osmosis_ai._version.__version__", "0.3.77")
+    maze.patch.setattr("osmosis_ai.services.upgrade.upgrade_command", lambda: UpgradeCommand("uv", command))
 
 
 CASES = (
@@ -86,7 +84,7 @@ CASES = (
         ),
         screen="rich",
     ),
-    Case("upgrade", up_to_date),
+    Case("upgrade", from_a_repository),
     Case(
         "workspace switch fern-lab",
         together(MEMBERSHIPS, answers("get", "/workspaces", {"workspaces": [LAB]})),

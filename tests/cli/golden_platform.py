@@ -15,8 +15,6 @@ from osmosis_ai.platform.accounts import bootstrap
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db import tables
-from osmosis_ai.platform.db.row_copies import TableDigest
-from osmosis_ai.platform.moving.database_move import DatabaseMove
 from osmosis_ai.platform.offboarding import Offboarding
 from osmosis_ai.platform.process_state import PlatformProcess
 from osmosis_ai.platform.services import PlatformServices, build_services
@@ -27,7 +25,6 @@ from tests.platform.databases import put_migrated_database
 
 NOW = datetime(2026, 10, 2, 7, tzinfo=timezone.utc)
 AGENTS = "https://git.fern.example/agents.git"
-MOVED = (tables.DbUser.__table__, tables.DbWorkspace.__table__, tables.DbRun.__table__)
 TOKEN_ID = "tok_0123456789abcdef01234567"
 WORKER_TOKEN_ID = "wkt_0123456789abcdef01234567"
 PROCESS = PlatformProcess(
@@ -129,13 +126,6 @@ def backed_up(maze: Maze) -> None:
     create_backup(from_environment(), maze.scratch / "kept.tar", overwrite=True)
 
 
-def fixed_digests(maze: Maze) -> None:
-    """Give the moved tables fixed digests."""
-    rows = {table.name: TableDigest(number, f"{number:064x}") for number, table in enumerate(MOVED)}
-    maze.patch.setattr(DatabaseMove, "copy", lambda *_: None)
-    maze.patch.setattr(DatabaseMove, "depart", lambda _: rows)
-
-
 def at(command: str, *more: Callable[[Maze], Any], screen: Literal["rich", "plain"] | None = None) -> Case:
     return Case(f"platform {command}", together(here, *more), screen=screen)
 
@@ -146,7 +136,6 @@ CASES = (
     at("stop", runs),
     at("backup kept.tar --force"),
     at("restore ../scratch/kept.tar", backed_up, new_home),
-    at("move --database sqlite:///moved.db", fixed_digests),
     at(f"connect {AGENTS} --identity fern/agents --workspace fern --branch main --no-check"),
     at("disconnect fern/agents --yes"),
     at("repository list"),

@@ -17,16 +17,14 @@ SILENT = BlobStoreSilent("the bucket 'my-bucket' cannot be reached (X); it is as
 
 
 @pytest.mark.parametrize(
-    ("words", "work", "setting"),
+    ("words", "work"),
     [
-        (("move", "--blobs", ADDRESS), "moving.move_platform", "--blobs"),
-        (("move", "--blobs", "local"), "moving.move_platform", "OSMOSIS_BLOBS_URL"),
-        (("backup", "all.tar.gz", "--with-bucket"), "backup.create_backup", "OSMOSIS_BLOBS_URL"),
-        (("restore", "all.tar.gz"), "backup.restore_backup", "OSMOSIS_BLOBS_URL"),
+        (("backup", "all.tar.gz", "--with-bucket"), "backup.create_backup"),
+        (("restore", "all.tar.gz"), "backup.restore_backup"),
     ],
 )
 def test_a_command_that_found_no_bucket_says_what_to_do_and_promises_nothing(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...], work: str, setting: str
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...], work: str
 ) -> None:
     def silent(*_: object, **__: object) -> NoReturn:
         raise SILENT
@@ -36,7 +34,7 @@ def test_a_command_that_found_no_bucket_says_what_to_do_and_promises_nothing(
     done = cli("platform", *words)
     said = " ".join(done.err.split())
     assert done.status == 1 and "the bucket 'my-bucket' cannot be reached (X)." in said
-    assert f"see whether it runs and {setting} has its address, then run the command again" in said
+    assert "check that it runs and that OSMOSIS_BLOBS_URL is its address, then run the command again" in said
     assert "asked again" not in said
 
 
@@ -53,10 +51,10 @@ def test_a_bucket_that_is_busy_is_no_wrong_address(
         raise busy
 
     monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path))
-    monkeypatch.setattr("osmosis_ai.platform.moving.move_platform", refused)
-    done = cli("platform", "move", "--blobs", ADDRESS)
+    monkeypatch.setattr("osmosis_ai.platform.backup.restore_backup", refused)
+    done = cli("platform", "restore", "all.tar.gz")
     said = " ".join(done.err.split())
-    assert done.status == 1 and "answered 500" in said and "when it works again run the command again" in said
+    assert done.status == 1 and "answered 500" in said and "later run the command again" in said
     assert "asked again" not in said
 
 
@@ -67,6 +65,6 @@ def test_what_a_command_can_not_mend_by_waiting_is_said_as_it_is(
         raise BlobStoreError("the bucket 'my-bucket' is full: nothing was stored.", hint="make room in it")
 
     monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path))
-    monkeypatch.setattr("osmosis_ai.platform.moving.move_platform", refused)
-    done = cli("platform", "move", "--blobs", ADDRESS)
+    monkeypatch.setattr("osmosis_ai.platform.backup.restore_backup", refused)
+    done = cli("platform", "restore", "all.tar.gz")
     assert done.status == 1 and "make room in it" in done.err and "again" not in done.err

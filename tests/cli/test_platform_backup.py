@@ -20,11 +20,9 @@ from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform import backup
 from osmosis_ai.platform.accounts import bootstrap
 from osmosis_ai.platform.backup import create_backup, restore_backup
-from osmosis_ai.platform.backup.collection import stage_in
+from osmosis_ai.platform.backup.collection import STAGE_PREFIX, stage_in
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.move_marks import write_mark
 from osmosis_ai.platform.db.tables import DbDataset, new_id
-from osmosis_ai.platform.move_marks import Mark
 from osmosis_ai.platform.services import PlatformServices, build_services
 from tests.cli.conftest import Cli
 from tests.logins import hash_passwords_quickly
@@ -327,19 +325,6 @@ def test_what_is_lost_already_is_told(cli: Cli, platform: PlatformServices, tmp_
     assert done.status == 0 and "1 files that the database knows are not in" in done.err
 
 
-def test_a_backup_of_a_place_that_the_platform_left_says_so(
-    cli: Cli, platform: PlatformServices, tmp_path: Path
-) -> None:
-    assert "moved to" not in cli("platform", "backup", str(tmp_path / "before.tar")).err
-    with platform.db.transaction() as session:
-        mark = Mark("move_1", "postgresql://osmosis@db.example/osmosis", finished=True)
-        write_mark(session.connection(), "departure", mark)
-    done = cli("platform", "backup", str(tmp_path / "after.tar"))
-    said = " ".join(done.err.split())
-    assert done.status == 0 and "database moved to postgresql://osmosis@db.example/osmosis" in said
-    assert "set OSMOSIS_DATABASE_URL to where it is now" in said
-
-
 def test_there_must_be_a_platform(cli: Cli, config: PlatformConfig, tmp_path: Path) -> None:
     done = cli("platform", "backup", str(tmp_path / "backup.tar"), "--json")
     assert json.loads(done.err)["error"]["code"] == "NOT_FOUND"
@@ -347,7 +332,7 @@ def test_there_must_be_a_platform(cli: Cli, config: PlatformConfig, tmp_path: Pa
 
 
 def test_backups_are_made_one_at_a_time(platform: PlatformServices, tmp_path: Path) -> None:
-    with stage_in(platform.config.home), pytest.raises(ConflictError, match="another backup"):
+    with stage_in(platform.config.home, STAGE_PREFIX), pytest.raises(ConflictError, match="another backup"):
         create_backup(platform.config, tmp_path / "backup.tar")
 
 

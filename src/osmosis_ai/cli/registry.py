@@ -96,7 +96,7 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "secret": CommandEntry("group", "osmosis_ai.cli.secrets:app", "Keep the keys that runs need.", PLATFORM),
     "upgrade": CommandEntry(
-        "command", "osmosis_ai.cli.upgrade:upgrade", "Bring Osmosis up to date from where it came.", PLATFORM
+        "command", "osmosis_ai.cli.upgrade:upgrade", "Print the command that upgrades Osmosis.", PLATFORM
     ),
     "platform": CommandEntry(
         "group", "osmosis_ai.cli.platform:app", "Run and administer your own platform.", PLATFORM

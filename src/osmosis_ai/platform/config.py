@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from osmosis_ai.driving.agent_address import NETWORKS_ENV, allowed_networks
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import expanded
 from osmosis_ai.platform.ray_cluster import RayCluster, ray_cluster, ray_warnings
 from osmosis_ai.platform.s3_address import parse_s3_address
@@ -28,6 +28,8 @@ DEFAULT_PORT = 8733
 LOCAL_SLOTS = 2
 RAY_SLOTS = 100
 """Jobs that may wait in a cluster or run there: it has room for them or not."""
+RESTORE_NOTE = "restoring.json"
+"""A file that is in the data directory while a backup is restored into it."""
 _EVERY_INTERFACE = ("0.0.0.0", "::", "")
 
 
@@ -140,12 +142,31 @@ class PlatformConfig:
         """Where runs keep their working files."""
         return self.home / "runs"
 
+    @property
+    def restore_note(self) -> Path:
+        """The note of a restore that is not finished."""
+        return self.home / RESTORE_NOTE
+
+    def require_restored(self) -> None:
+        """Refuse a data directory that a backup was not completely restored into.
+
+        Raises:
+            ConflictError: the restore is running, or was interrupted.
+        """
+        if self.restore_note.exists():
+            raise ConflictError(
+                f"the restore into {self.home} is not finished.",
+                hint="run the same `osmosis platform restore` again",
+            )
+
     def prepare_home(self) -> None:
         """Create the data directory, readable by its owner alone.
 
         Raises:
+            ConflictError: a backup was not completely restored into it.
             OsmosisError: when it cannot be created or belongs to somebody else.
         """
+        self.require_restored()
         try:
             self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.home.chmod(0o700)

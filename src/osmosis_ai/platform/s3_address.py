@@ -6,7 +6,7 @@ No credential belongs into such an address, and what is refused is never repeate
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
 from osmosis_ai.api.platform_url import is_loopback
@@ -32,7 +32,6 @@ class S3Address:
         region: of the bucket; what boto3 finds when empty.
         path_style: whether the bucket stands in the path of a URL instead of its host.
         public_endpoint: how clients reach the store, where that is not ``endpoint``.
-        given_by: the setting or option that said all this, for whoever has to correct it.
     """
 
     bucket: str
@@ -41,7 +40,6 @@ class S3Address:
     region: str = ""
     path_style: bool = False
     public_endpoint: str = ""
-    given_by: str = field(default="OSMOSIS_BLOBS_URL", compare=False)
 
     @property
     def shown(self) -> str:

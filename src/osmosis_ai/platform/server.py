@@ -29,7 +29,6 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.accounts import FirstLogin, bootstrap
 from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.blobs.missing_files import missing_files
-from osmosis_ai.platform.blobs.move_marks import read_file_marks
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
@@ -167,11 +166,9 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
 
 
 def _check_blobs(services: PlatformServices) -> None:
-    """Refuse to start where files cannot be kept, unless that may pass, and where they are no more."""
+    """Refuse to start if files cannot be stored; a store that is busy only causes a warning."""
     try:
         services.blobs.check()
-        marks = read_file_marks(services.blobs)
-        marks.require_here("files", services.config.blobs_shown, "OSMOSIS_BLOBS_URL")
     except BlobStoreBusy as error:
         logger.warning("%s", error.message)
 

@@ -8,7 +8,6 @@ from osmosis_ai.cli.platform import member, repository, secret_key, token, user,
 from osmosis_ai.cli.platform.backup import backup
 from osmosis_ai.cli.platform.connect import connect
 from osmosis_ai.cli.platform.disconnect import disconnect
-from osmosis_ai.cli.platform.move import move
 from osmosis_ai.cli.platform.restore import restore
 from osmosis_ai.cli.platform.start import start
 from osmosis_ai.cli.platform.status import status
@@ -23,7 +22,6 @@ app.command("connect")(connect)
 app.command("disconnect")(disconnect)
 app.command("backup")(backup)
 app.command("restore")(restore)
-app.command("move")(move)
 app.command("worker")(worker)
 
 tokens = typer.Typer(help="Make, list and revoke tokens.")

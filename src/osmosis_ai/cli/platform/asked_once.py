@@ -1,4 +1,4 @@
-"""What a command says of a store that did not answer: the platform asks it again, a command has ended by then."""
+"""Errors of a bucket that did not answer: the platform asks it again later, but a command has ended by then."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ _LATER = re.compile(r"[;.] it is asked again later\.$", re.IGNORECASE)
 
 
 @contextmanager
-def asked_once(setting: str) -> Iterator[None]:
+def asked_once() -> Iterator[None]:
     """Say of a bucket that does not answer what to do about it.
-
-    Args:
-        setting: where its address is from.
 
     Raises:
         BlobStoreError: it did not answer, or not as it should.
@@ -25,9 +22,7 @@ def asked_once(setting: str) -> Iterator[None]:
         yield
     except BlobStoreBusy as error:
         is_silent = isinstance(error, BlobStoreSilent)
-        look = (
-            f"see whether it runs and {setting} has its address, then" if is_silent else "when it works again"
-        )
+        look = "check that it runs and that OSMOSIS_BLOBS_URL is its address, then" if is_silent else "later"
         raise BlobStoreError(
             _LATER.sub(".", error.message), hint=error.hint or f"{look} run the command again"
         ) from error

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import OperationResult
+from osmosis_ai.errors import OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.platform.config import PlatformConfig
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(help="What `osmosis platform backup` wrote.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="Backup written by `osmosis platform backup`.", show_default=False)
+    ],
+    database_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with the URL of the database to restore into. Default: OSMOSIS_DATABASE_URL, else SQLite.",
+        ),
+    ] = None,
 ) -> OperationResult:
-    """Make the platform of OSMOSIS_HOME, which must be empty, from a backup. Nothing is kept of a damaged one.
+    """Restore a backup into an empty platform.
+
+    The data directory (OSMOSIS_HOME) and the database must be empty, and also the bucket (OSMOSIS_BLOBS_URL) if the
+    backup holds files. The database and the bucket may be of another kind than before: to move a platform, back it up
+    and restore it. If a restore is interrupted, run the same command again.
 
     Examples:
         osmosis platform restore osmosis.tar.gz
+        osmosis platform restore osmosis.tar.gz --database-file database-url
     """
     from osmosis_ai.cli.output import formats
     from osmosis_ai.cli.platform.asked_once import asked_once
@@ -28,14 +47,17 @@ def restore(
         from osmosis_ai.platform.config import from_environment
 
     config = from_environment()
-    with current().status(f"Restoring {file}"), asked_once("OSMOSIS_BLOBS_URL"):
+    if database_file is not None:
+        config = _with_database(config, database_file)
+    with current().status(f"Restoring {file}"), asked_once():
         report = restore_backup(config, file)
     if report.missing_blobs:
         current().warn(
-            f"{report.missing_blobs} files that the database knows are not in the backup: they lie in the bucket that it was made "
-            "with (start with the same OSMOSIS_BLOBS_URL), or were lost before.",
+            f"{report.missing_blobs} files that the database names are not in the backup. They are in the bucket that "
+            "the platform used (set OSMOSIS_BLOBS_URL to it), or were lost before.",
             code="MISSING_FILES",
         )
+    settings = f'OSMOSIS_DATABASE_URL="$(cat {database_file})" ' if database_file else ""
     return OperationResult(
         operation="platform.restore",
         message=f"Restored {config.home} from the backup of {formats.iso(report.created_at)}: "
@@ -44,5 +66,23 @@ def restore(
             "home": str(config.home),
             **report.facts(),
         },
-        next_steps=["Start it: osmosis platform start"],
+        next_steps=[f"Start it: {settings}osmosis platform start"],
     )
+
+
+def _with_database(config: PlatformConfig, file: Path) -> PlatformConfig:
+    """Return the settings with the database whose URL, perhaps with a password, is in ``file``."""
+    from osmosis_ai.platform.db.engine import Database
+
+    try:
+        words = file.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise OsmosisError(f"{file} cannot be read: {reason}.") from None
+    if len(words) != 1:
+        raise OsmosisError(
+            f"{file} holds {len(words)} words instead of one URL.",
+            hint="write it as postgresql://user:password@host/database",
+        )
+    Database(words[0], named=str(file)).dispose()
+    return replace(config, database_url=words[0])

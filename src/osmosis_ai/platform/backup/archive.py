@@ -25,6 +25,10 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import sync_directory
 
 HOME = "home"
+DATABASE = "platform.db"
+"""The name of the database in a backup, whatever its own."""
+OBJECTS = Path("blobs", "objects")
+"""Where a backup holds stored files."""
 FORMAT = 1
 _ABOUT, _SEAL = "backup.json", "seal.json"
 _BLOCK_BYTES = 1 << 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -14,22 +15,26 @@ from pathlib import Path
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.process_state import LOCK_NAME, STATE_NAME
 
-_STAGE_PREFIX = ".backup-"
+STAGE_PREFIX = ".backup-"
 _CANNOT_LINK = frozenset({errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.ENOTSUP})
 
 
 @contextlib.contextmanager
-def stage_in(home: Path) -> Iterator[Path]:
-    """Make a directory to collect in, on the file system of what is collected; one backup at a time."""
-    descriptor = os.open(home, os.O_RDONLY)
+def stage_in(directory: Path, prefix: str) -> Iterator[Path]:
+    """Make a directory inside ``directory`` to work in, and remove what killed processes left of theirs.
+
+    Raises:
+        ConflictError: another backup or restore works in ``directory``.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConflictError(f"another backup of {home} is being made.") from None
-        for abandoned in home.glob(f"{_STAGE_PREFIX}*"):
+            raise ConflictError(f"another backup or restore is running in {directory}.") from None
+        for abandoned in directory.glob(f"{glob.escape(prefix)}*"):
             shutil.rmtree(abandoned, ignore_errors=True)
-        stage = Path(tempfile.mkdtemp(prefix=_STAGE_PREFIX, dir=home))
+        stage = Path(tempfile.mkdtemp(prefix=prefix, dir=directory))
         try:
             yield stage
         finally:
@@ -75,7 +80,7 @@ class Collection:
         place, _, name = path.rpartition("/")
         return (
             path in (LOCK_NAME, STATE_NAME, "platform.db", "blobs/incoming", "blob-copies")
-            or path.startswith(_STAGE_PREFIX)
+            or path.startswith(STAGE_PREFIX)
             or (path == "blobs" and not self._holds_blobs)
             or (name in self._beside_database and self._home / place == self._database.parent)
             or (path.startswith("git/") and name.endswith(".lock"))

@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
+from sqlalchemy.orm import Session
+
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
-from osmosis_ai.platform.backup.archive import damaged
+from osmosis_ai.platform.backup.archive import DATABASE, OBJECTS, damaged
+from osmosis_ai.platform.backup.rows import (
+    copy_all,
+    digests,
+    require_this_schema,
+    schema_step,
+    what_is_in,
+)
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database, opened_database
-from osmosis_ai.platform.db.move_marks import MARKS_TABLE, write_mark
-from osmosis_ai.platform.db.row_copies import copy_all, require_this_schema, what_is_in
+from osmosis_ai.platform.db.migrations import newest_step
 from osmosis_ai.platform.process_state import require_same_database
+
+_NEW_DATABASE = "name a new database in OSMOSIS_DATABASE_URL or --database-file"
 
 
 def sqlite_file(config: PlatformConfig) -> Path | None:
@@ -30,10 +39,11 @@ def require_platform(config: PlatformConfig) -> None:
 
     Raises:
         NotFoundError: there is no platform.
-        ConflictError: the one that runs there has its rows in another database.
+        ConflictError: the one that runs there has its rows in another database, or was not restored completely.
         OsmosisError: its database has the schema of another release, or cannot be reached.
     """
     path = sqlite_file(config)
+    config.require_restored()
     if config.home.is_dir():
         require_same_database(config.home, Database(config.database_url).shown)
     if not config.home.is_dir() or (path is not None and not path.is_file()):
@@ -75,65 +85,79 @@ def check_database(path: Path) -> None:
         )
 
 
-def known_blobs(path: Path) -> Iterator[str]:
-    """Yield the keys of blobs that a database refers to, in whatever table."""
-    with contextlib.closing(sqlite3.connect(path)) as connection:
+def missing_blobs(home: Path) -> int:
+    """Count the stored files that the database of an unpacked backup refers to, in any table, and that are not there."""
+    with contextlib.closing(sqlite3.connect(home / DATABASE)) as connection:
         tables = connection.execute(
             "SELECT t.name FROM sqlite_master t, pragma_table_info(t.name) c "
             "WHERE t.type = 'table' AND c.name = 'blob_key'"
         ).fetchall()
-        for (table,) in tables:
-            for (key,) in connection.execute(f'SELECT blob_key FROM "{table}" WHERE blob_key IS NOT NULL'):
-                yield key
+        keys = [
+            key
+            for (table,) in tables
+            for (key,) in connection.execute(f'SELECT blob_key FROM "{table}" WHERE blob_key IS NOT NULL')
+        ]
+    return sum(not (home / OBJECTS / key).is_file() for key in keys)
 
 
-def let_it_start(path: Path) -> None:
-    """Forget that what a database holds moved elsewhere: who restores it wants it here."""
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        marked = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (MARKS_TABLE,)).fetchone()
-        if marked:
-            connection.execute(f"DELETE FROM {MARKS_TABLE} WHERE name = 'departure'")
+def require_known_schema(path: Path) -> None:
+    """Refuse the database of a backup that a newer release wrote.
+
+    Raises:
+        OsmosisError: the database has a schema that this release does not know.
+    """
+    with opened_database(f"sqlite:///{path}") as database:
+        step = schema_step(database)
+    if step is None:
+        raise damaged("its database has no schema")
+    if step > newest_step():
+        raise OsmosisError(
+            "the backup was written by a newer release of Osmosis.", hint="upgrade this installation"
+        )
 
 
 def require_empty(config: PlatformConfig) -> None:
     """Refuse to restore into a database that holds something.
 
     Raises:
-        ConflictError: it does.
+        ConflictError: the database is not empty.
     """
     path = sqlite_file(config)
-    if path is not None:
-        if path.exists():
-            raise _occupied(str(path))
-        return
-    with opened_database(config.database_url) as database:
-        if table := what_is_in(database):
-            raise ConflictError(
-                f"{database.shown} is not empty: it holds the table {table}.",
-                hint="a backup is restored into a new database: name one in OSMOSIS_DATABASE_URL",
-            )
+    if path is None:
+        with opened_database(config.database_url) as database, database.session() as session:
+            _require_no_rows(database, session)
+    elif path.exists():
+        raise ConflictError(f"{path} exists already.", hint=_NEW_DATABASE)
 
 
-def restore_rows(path: Path, url: str) -> None:
-    """Bring the rows of a backup into an empty database on a server, all of them or none.
+def restore_rows(path: Path, url: str, *, again: bool) -> None:
+    """Copy the rows of a backup into an empty database, all of them or none.
+
+    Args:
+        path: the database of the backup.
+        url: the database to fill.
+        again: whether an interrupted restore may have copied these rows already.
 
     Raises:
-        OsmosisError: it does not take them, or the backup is of a newer release.
+        ConflictError: the database is not empty.
+        OsmosisError: the database does not accept the rows.
     """
     with opened_database(f"sqlite:///{path}") as backup, opened_database(url) as database:
-        backup.bring_up_to_date()
-        database.bring_up_to_date()
+        if database.sqlite_path is not None:
+            database.sqlite_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            database.sqlite_path.touch(mode=0o600)
+        backup.migrate()
+        database.migrate()
         with backup.session() as rows, database.transaction() as arriving:
+            if again and digests(rows) == digests(arriving):
+                return
+            _require_no_rows(database, arriving)
             copy_all(rows, arriving)
-            for direction in ("arrival", "departure"):
-                write_mark(arriving.connection(), direction, None)
 
 
-def _occupied(place: str) -> ConflictError:
-    return ConflictError(
-        f"{place} is there already; a backup is restored into an empty data directory.",
-        hint="set OSMOSIS_HOME to a directory that does not exist yet",
-    )
+def _require_no_rows(database: Database, session: Session) -> None:
+    if (table := what_is_in(session)) is not None:
+        raise ConflictError(f"{database.shown} is not empty: it holds the table {table}.", hint=_NEW_DATABASE)
 
 
 def _copy_sqlite(source: Path, target: Path) -> None:
@@ -148,7 +172,7 @@ def _copy_sqlite(source: Path, target: Path) -> None:
 
 def _copy_rows(url: str, target: Path) -> None:
     with opened_database(url) as database, opened_database(f"sqlite:///{target}") as copy:
-        copy.bring_up_to_date()
+        copy.migrate()
         with database.session() as rows, copy.transaction() as arriving:
             copy_all(rows, arriving)
     with contextlib.closing(sqlite3.connect(target)) as connection:

@@ -62,7 +62,7 @@ class LocalBlobStore:
         self._clock = clock
         # Two requests may send the same part: the one that comes last replaces the other, not both each other. No other
         # process takes parts: they come through the platform's HTTP alone, and its data directory has one platform,
-        # which holds its lock; a move and a restore want it stopped, and a backup only reads.
+        # which holds its lock; a restore fills an empty directory, and a backup only reads.
         self._replacing = threading.Lock()
 
     def check(self) -> None:

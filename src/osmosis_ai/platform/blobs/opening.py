@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
 
 from osmosis_ai.errors import MissingExtraError
 from osmosis_ai.platform.blobs.copies import BlobCopies
@@ -15,13 +14,8 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.s3_address import parse_s3_address
 
 
-def open_blob_store(config: PlatformConfig, clock: Clock, *, given_by: str | None = None) -> BlobStore:
+def open_blob_store(config: PlatformConfig, clock: Clock) -> BlobStore:
     """Return the store that the platform of ``config`` keeps its blobs in.
-
-    Args:
-        config: of the platform.
-        clock: its clock.
-        given_by: what named the bucket, where that is not the platform's setting.
 
     Raises:
         OsmosisError: the address is none.
@@ -32,6 +26,4 @@ def open_blob_store(config: PlatformConfig, clock: Clock, *, given_by: str | Non
     address = parse_s3_address(config.blobs_url)
     if importlib.util.find_spec("boto3") is None:
         raise MissingExtraError("s3", "boto3")
-    if given_by is not None:
-        address = replace(address, given_by=given_by)
     return S3BlobStore(address, clock, BlobCopies(config.blob_copies_dir))

@@ -113,7 +113,7 @@ def refusal(address: S3Address, doing: str, code: str, status: int) -> BlobStore
     answer = f"{address.shown} answered {status} {code}".rstrip()
     if code == "NoSuchBucket":
         return BlobStoreError(
-            f"{address.shown} does not exist.", hint=f"make the bucket, or correct {address.given_by}"
+            f"{address.shown} does not exist.", hint="make the bucket, or correct OSMOSIS_BLOBS_URL"
         )
     if code in _CREDENTIALS:
         return BlobStoreError(
@@ -125,9 +125,7 @@ def refusal(address: S3Address, doing: str, code: str, status: int) -> BlobStore
     if code == "RequestTimeTooSkewed":
         return BlobStoreError(f"{answer}: this machine's clock is wrong.", hint="set the clock")
     if code in _ELSEWHERE or status == 301:
-        return BlobStoreError(
-            f"{answer}: it is in another region.", hint=f"add region=… to {address.given_by}"
-        )
+        return BlobStoreError(f"{answer}: it is in another region.", hint="add region=… to OSMOSIS_BLOBS_URL")
     if status in (401, 403, 405):
         return BlobStoreError(
             f"the platform's credentials may not {doing} in {address.shown} ({code or status}).",

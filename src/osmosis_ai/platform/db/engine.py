@@ -34,8 +34,6 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.db.connection_failures import PATIENCE, TEXT, connection_failure
-from osmosis_ai.platform.db.move_marks import read_marks
-from osmosis_ai.platform.move_marks import Marks
 from osmosis_ai.sqlite_text import teach_holds
 
 Read = TypeVar("Read")
@@ -177,29 +175,12 @@ class Database:
         """Bring the schema up to this release; safe when several processes do so at once.
 
         Raises:
-            ConflictError: what it holds moved elsewhere, or is not all here yet.
-            OsmosisError: when the database was written by a newer release.
-        """
-        self.move_marks().require_here("database", self.shown, "OSMOSIS_DATABASE_URL")
-        self.bring_up_to_date()
-
-    def bring_up_to_date(self) -> None:
-        """Bring the schema up to this release, also of a database that no platform may start on.
-
-        Raises:
             OsmosisError: when the database was written by a newer release.
         """
         from osmosis_ai.platform.db.migrations import upgrade
 
         with self._translated():
             upgrade(self._url, self.sqlite_path, self.shown)
-
-    def move_marks(self) -> Marks:
-        """Return what moves have left here."""
-        if self.sqlite_path is not None and not self.sqlite_path.exists():
-            return Marks()
-        with self.session() as session:
-            return read_marks(session.connection())
 
     def dispose(self) -> None:
         """Close every idle connection."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -19,9 +21,32 @@ from osmosis_ai.platform.db.tables import DbLogLine, DbUser, DbWorkspace
 from osmosis_ai.platform.moving.database_move import DatabaseMove
 from osmosis_ai.platform.moving.sides import Stage
 from tests.platform.databases import postgres_database, put_migrated_database
-from tests.platform.db.test_migrations import ROWS, value
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]
+
+ROWS = 3
+MOMENT = datetime(2026, 3, 29, 1, 30, 15, 250_000, tzinfo=timezone.utc)
+
+
+def value(column: sa.Column[Any], row: int) -> Any:
+    """Return what the ``row``-th row holds in a column: nothing in the last row, wherever that may be."""
+    if column.nullable and row == ROWS - 1:
+        return None
+    for key in column.foreign_keys:
+        return value(key.column, row)
+    kind = column.type.impl if isinstance(column.type, sa.TypeDecorator) else column.type
+    if isinstance(kind, sa.JSON):
+        return {"row": row, "text": "grüezi"}
+    if isinstance(kind, sa.Boolean):
+        return bool(row % 2)
+    if isinstance(kind, sa.DateTime):
+        return MOMENT
+    if isinstance(kind, sa.Integer):
+        return row
+    if isinstance(kind, (sa.Numeric, sa.Float)):
+        return row + 0.5
+    text = f"{row} {column.table.name} {column.name}"[: getattr(kind, "length", None)]
+    return text.encode() if isinstance(kind, sa.LargeBinary) else text
 
 
 class Ended(BaseException):
@@ -230,30 +255,15 @@ def test_the_same_database_under_another_name_is_seen(target: Database) -> None:
         assert digests(session) == held
 
 
-@pytest.mark.parametrize(("step", "says"), [("0001", "earlier release"), ("9999", "newer release")])
-def test_a_schema_of_another_release_is_told(
-    step: str, says: str, source: Database, target: Database
-) -> None:
+@pytest.mark.parametrize("step", ["0001", "9999"])
+def test_a_schema_of_another_release_is_refused(step: str, source: Database, target: Database) -> None:
     def set_step(session: Session) -> None:
         session.execute(sa.text("UPDATE alembic_version SET version_num = :step"), {"step": step})
 
     with source.transaction() as session:
         set_step(session)
-    with pytest.raises(OsmosisError, match=says):
+    with pytest.raises(OsmosisError, match=f"unknown: revision {step}"):
         move(source, target)
-
-
-def test_an_upgrade_in_between_begins_anew(source: Database, target: Database) -> None:
-    with pytest.raises(Ended):
-        move(source, target, ends_after=5)
-    import alembic.command
-
-    from osmosis_ai.platform.db.migrations import alembic_config
-
-    with target._engine.begin() as connection:
-        alembic.command.downgrade(alembic_config(connection), "-1")
-    move(source, target)
-    assert all_rows(target) == all_rows(source)
 
 
 def test_a_server_that_is_gone_or_full_is_a_sentence_and_the_move_goes_on(

@@ -28,6 +28,7 @@ from osmosis_ai.platform.backup.databases import (
     known_blobs,
     let_it_start,
     require_empty,
+    require_known_schema,
     require_platform,
     restore_rows,
     sqlite_file,
@@ -140,7 +141,7 @@ def restore_backup(config: PlatformConfig, source: Path) -> BackupReport:
         ConflictError: the data directory or the database is not empty.
         NotFoundError: there is no such file.
         OsmosisError: the file is no backup, is damaged or cut off, or is of a newer format; it holds files, and they
-            are to be in a bucket; the database does not take it.
+            are to be in a bucket; another release wrote it; the database does not take it.
         OSError: the disk is full; nothing is left behind.
     """
     home = config.home.resolve()
@@ -159,6 +160,7 @@ def restore_backup(config: PlatformConfig, source: Path) -> BackupReport:
         restored.mkdir(mode=0o700)
         report = extract(source, stage)
         check_database(restored / DATABASE)
+        require_known_schema(restored / DATABASE)
         let_it_start(restored / DATABASE)
         (restored / _OBJECTS / _DEPARTURE).unlink(missing_ok=True)
         missing = 0 if config.blobs_url else _missing_blobs(restored)

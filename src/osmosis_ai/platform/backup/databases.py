@@ -14,6 +14,7 @@ from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.backup.archive import damaged
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database, opened_database
+from osmosis_ai.platform.db.migrations import revisions, unknown_schema
 from osmosis_ai.platform.db.move_marks import MARKS_TABLE, write_mark
 from osmosis_ai.platform.db.row_copies import copy_all, require_this_schema, what_is_in
 from osmosis_ai.platform.process_state import require_same_database
@@ -75,6 +76,18 @@ def check_database(path: Path) -> None:
         )
 
 
+def require_known_schema(path: Path) -> None:
+    """Refuse the database of a backup that a release with another schema wrote.
+
+    Raises:
+        OsmosisError: one did.
+    """
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        (revision,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    if revision not in revisions():
+        raise unknown_schema("the backup", revision)
+
+
 def known_blobs(path: Path) -> Iterator[str]:
     """Yield the keys of blobs that a database refers to, in whatever table."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
@@ -118,7 +131,7 @@ def restore_rows(path: Path, url: str) -> None:
     """Bring the rows of a backup into an empty database on a server, all of them or none.
 
     Raises:
-        OsmosisError: it does not take them, or the backup is of a newer release.
+        OsmosisError: it does not take them.
     """
     with opened_database(f"sqlite:///{path}") as backup, opened_database(url) as database:
         backup.bring_up_to_date()

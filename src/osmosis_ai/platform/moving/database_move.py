@@ -13,9 +13,8 @@ from pathlib import Path
 
 from sqlalchemy import Table, delete, func, select
 
-from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.migrations import newest_step
 from osmosis_ai.platform.db.move_marks import forget_last_keys, read_last_keys, write_last_key, write_mark
 from osmosis_ai.platform.db.postgres_demands import permitted, require_unicode
 from osmosis_ai.platform.db.row_copies import (
@@ -28,7 +27,6 @@ from osmosis_ai.platform.db.row_copies import (
     insert_rows,
     key_of,
     require_this_schema,
-    schema_step,
     set_sequences,
     tables,
     what_is_in,
@@ -80,14 +78,8 @@ class DatabaseMove:
             self._target.shown,
             self._content,
         )
-        step = schema_step(self._target)
-        if step is not None and step > newest_step():
-            raise OsmosisError(
-                f"{self._target.shown} was written by a newer release of Osmosis.",
-                hint="upgrade this installation",
-            )
-        if self.stage is Stage.BEGUN and step != newest_step():
-            self.stage = Stage.NEW  # an upgrade came between: what has arrived is of another schema
+        if self.stage is Stage.BEGUN:
+            require_this_schema(self._target)
 
     @property
     def backup(self) -> Path | None:

@@ -426,7 +426,6 @@ def upgrade() -> None:
         sa.Column("grader_digest", sa.String(length=64), nullable=True),
         sa.Column("imported", sa.JSON(), nullable=True),
         sa.Column("journal_blob", sa.String(length=255), nullable=True),
-        sa.Column("samples_filled_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("lease_token", sa.String(length=64), nullable=True),
         sa.Column("lease_expires_at", sa.DateTime(timezone=True), nullable=True),

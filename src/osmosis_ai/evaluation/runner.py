@@ -283,8 +283,6 @@ class _Session:
                 log.write(
                     "resume", "continuing from the journal", finished=self._resumed, from_checkpoint=known
                 )
-            if state.unverified:
-                self._note_unverified(state.unverified, log)
             self._indexed = state.records, state.projector.copied
             self._write_snapshots("running")
             execution: Execution | None = None
@@ -295,14 +293,6 @@ class _Session:
         finally:
             await journal.close()
         return await self._finalize(stop, execution)
-
-    def _note_unverified(self, count: int, log: RunLog) -> None:
-        told = (
-            f"{count} {'result has' if count == 1 else 'results have'} no digest in the journal "
-            "(0.3.10 wrote none): damage to them could not be seen."
-        )
-        log.write("resume", told, level="WARNING", unverified=count)
-        self._hooks.note(told)
 
     def _replay(self, journal: Journal, log: RunLog) -> RunState:
         job, spec = self._job, self._job.spec

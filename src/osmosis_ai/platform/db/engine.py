@@ -178,7 +178,7 @@ class Database:
 
         Raises:
             ConflictError: what it holds moved elsewhere, or is not all here yet.
-            OsmosisError: when the database was written by a newer release.
+            OsmosisError: the schema of the database is unknown.
         """
         self.move_marks().require_here("database", self.shown, "OSMOSIS_DATABASE_URL")
         self.bring_up_to_date()
@@ -187,7 +187,7 @@ class Database:
         """Bring the schema up to this release, also of a database that no platform may start on.
 
         Raises:
-            OsmosisError: when the database was written by a newer release.
+            OsmosisError: the schema of the database is unknown.
         """
         from osmosis_ai.platform.db.migrations import upgrade
 

@@ -201,7 +201,7 @@ def test_a_line_of_the_list_follows_its_run(local: LocalPlace) -> None:
     # Done again in part: numbers are written at the end, and a directory knows of that.
     local.add("a", [sample_record(1, 0, error="boom")])
     directory = local.evals / "a"
-    RunDirectory(directory).write_metrics({}, read_local_results(directory).metrics)
+    RunDirectory(directory).write_results({}, read_local_results(directory).metrics)
     assert shown() == [("a", "finished", 1)]
     local.start("b", rows=1, n=1)
     assert shown() == [("a", "finished", 1), ("b", "incomplete", 0)]
@@ -274,7 +274,7 @@ def test_a_run_tells_how_many_rows_of_how_many_it_uses(local: LocalPlace) -> Non
     local.add("run", [sample_record(row, 0, 1.0) for row in range(2)])
     directory = local.evals / "run"
     metrics = read_local_results(directory).metrics
-    RunDirectory(directory).write_metrics({"rows": asdict(RowsDrawn(2, 20, "first"))}, metrics)
+    RunDirectory(directory).write_results({"rows": asdict(RowsDrawn(2, 20, "first"))}, metrics)
     headline = local.source.run("eval", "run").summary.headline
     assert headline is not None and headline.rows == RowsDrawn(2, 20, "first")
     assert headline.words.endswith("2 of 20 rows, the first")

@@ -191,7 +191,7 @@ def test_results_that_a_journal_has_lost_since_its_numbers_were_written_are_said
     journal = evals / "finished" / "events.jsonl"
     whole = journal.read_bytes()
     metrics = read_local_results(evals / "finished").metrics
-    RunDirectory(evals / "finished").write_metrics({}, metrics, journal_bytes=len(whole))
+    RunDirectory(evals / "finished").write_results({}, metrics, journal_bytes=len(whole))
     assert "missing" not in page_text(pages.get("/evals/finished"))
     journal.write_bytes(whole[:-40])
     for below in ("", "/samples"):

@@ -186,8 +186,7 @@ def numbers_alone(directory: Path) -> Iterator[Path]:
         local.path.mkdir()
         started = as_text(facts.get("started_at")) or ""
         Manifest(_digest(run_id), name, started, inputs, provenance).write(local.manifest)
-        # How much of the journal they are of would say, where there is none, that they are old.
-        write_json(local.metrics, {key: value for key, value in written.items() if key != "journal_bytes"})
+        _linked(RunDirectory(directory).metrics, local.metrics)
         yield local.path
 
 

@@ -50,13 +50,13 @@ def write_large_run(directory: Path, samples: int) -> None:
             journal.write(whole)
     (found.trajectories / "row_0_run_0.json").write_text(json.dumps(_TRAJECTORY))
     counted = found.events.stat().st_size
-    found.write_metrics(
+    found.write_results(
         {"duration_ms": 1_000_000}, read_local_results(directory).metrics, journal_bytes=counted
     )
 
 
 def write_small_runs(root: Path, count: int, *, with_numbers: bool = True) -> None:
-    """Write runs of one row as `osmosis eval run` leaves them; without numbers, as an early release did."""
+    """Write runs of one row as `osmosis eval run` leaves them, with or without numbers."""
     write_large_run(root / "small", ATTEMPTS)
     manifest, metrics, journal = (
         (root / "small" / name).read_text() for name in ("manifest.json", "metrics.json", "events.jsonl")

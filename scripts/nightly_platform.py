@@ -88,7 +88,6 @@ def nightly_routes(seconds: float, first_seed: int) -> Iterator[str]:
                 if time.monotonic() >= deadline:
                     break
             round_number += 1
-        services.sample_filling.close()
         services.db.dispose()
     kinds = Counter({f"{status // 100}xx": 0 for status in statuses})
     for status, count in statuses.items():

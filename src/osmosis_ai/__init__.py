@@ -6,9 +6,6 @@ They are resolved on first use, so that importing the package costs nothing.
 
 from __future__ import annotations
 
-import atexit
-import sys
-
 from osmosis_ai._version import __version__
 
 TYPE_CHECKING = False  # what type checkers take for true; `typing` itself costs a third of a start
@@ -123,25 +120,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES})
-
-
-class _OldPaths:
-    """Asked for modules that nothing else finds: those that have moved are imported under their old path too."""
-
-    @classmethod
-    def find_spec(cls, name: str, path: object = None, target: object = None) -> object:
-        if not name.startswith("osmosis_ai."):
-            return None
-        from osmosis_ai.moved_modules import find_moved
-
-        return find_moved(cls, name)
-
-
-def _forget_old_paths() -> None:
-    for _ in range(sys.meta_path.count(_OldPaths)):  # type: ignore[arg-type]
-        sys.meta_path.remove(_OldPaths)  # type: ignore[arg-type]
-
-
-sys.meta_path.append(_OldPaths)  # type: ignore[arg-type]  # `ModuleSpec` would have to be imported
-# Else it would keep this module, and all that was resolved here, alive beyond the end of the interpreter.
-atexit.register(_forget_old_paths)

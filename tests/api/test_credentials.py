@@ -228,7 +228,7 @@ def test_two_logins_at_once_are_both_kept(home: Path) -> None:
         (DEFAULT_PLATFORM_URL, "default"),
     ],
 )
-def test_a_token_that_an_older_version_put_away_is_found_and_removed(
+def test_a_token_that_the_public_cli_saved_is_found_and_removed(
     home: Path, working: MemoryKeyring, platform: str, account: str
 ) -> None:
     _write(home, {"version": 2, "platforms": {platform: _entry(platform_url=platform)}})

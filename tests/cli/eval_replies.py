@@ -103,9 +103,16 @@ ESTIMATES: dict[str, Any] = {
         "skipped": 1,
         "pending": 0,
     },
-    "tokens": {"prompt": 10000, "completion": 2345, "total": 12345, "per_sample": 1371.6, "known_samples": 9},
+    "tokens": {
+        "prompt": 10000,
+        "completion": 2345,
+        "total": 12345,
+        "per_sample": 1371.6,
+        "known_samples": 9,
+        "unreported_samples": 0,
+    },
     "cost_usd": {"total": None, "known_samples": 0, "recorded_samples": 9},
-    "latency": {"rollout_ms": None, "model_ms": None, "model_call_mean_ms": None},
+    "latency": {"rollout_ms": None, "model_ms": None, "elsewhere_ms": None, "model_call_mean_ms": None},
 }
 METRICS_FILE = b'{"eval_run": {}, "summary": {}}\n'
 

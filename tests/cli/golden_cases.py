@@ -207,7 +207,7 @@ def flaky_run(maze: Maze) -> None:
     write_run(directory, outcomes)
     manifest = directory / "manifest.json"
     replace(Manifest.load(manifest), created_at="2026-10-02T07:00:00.000Z").write(manifest)
-    RunDirectory(directory).write_metrics({}, read_local_results(directory).metrics)
+    RunDirectory(directory).write_results({}, read_local_results(directory).metrics)
 
 
 def logged_run(maze: Maze) -> None:

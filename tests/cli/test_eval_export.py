@@ -16,7 +16,7 @@ from tests.cli.eval_downloads import DownloadableRun
 from tests.cli.eval_replies import DETAIL
 from tests.cli.maze import Maze
 from tests.evaluation.builders import record
-from tests.evaluation.recorded_runs import write_run
+from tests.evaluation.recorded_runs import journal_of, write_run
 
 TRAJECTORY: dict[str, Any] = {
     "schema_version": "ATIF-v1.7",
@@ -105,6 +105,7 @@ def test_json_lines_have_one_flat_record_a_sample(maze: Maze, tmp_path: Path) ->
         "reward": 1.0,
         "passed": True,
         "duration_ms": 10,
+        "row_digest": f"{1:016x}" * 2,
         "notes": "as it should",
         "parts": {"format": 1.0},
         "label": "6",
@@ -164,7 +165,7 @@ def test_a_log_has_the_tokens_that_are_known(
     maze: Maze, tmp_path: Path, known: dict[str, int], usage: dict[str, int]
 ) -> None:
     directory = write_run(maze.workspace.evals_dir / "counted", [[1.0]])
-    (directory / "events.jsonl").write_bytes(record(**known).to_line())
+    (directory / "events.jsonl").write_bytes(journal_of([record(**known)]))
     target = tmp_path / "counted.eval"
     assert maze.osmosis("eval", "export", "counted", "--format", "inspect", "-o", str(target)).status == 0
     with zipfile.ZipFile(target) as archive:

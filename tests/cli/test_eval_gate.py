@@ -85,11 +85,6 @@ def test_the_reward_at_which_samples_pass_is_told_where_it_is_unusual(
     assert ("a sample passes at a reward of 0." in rate["reason"]) == said
 
 
-def test_results_that_could_have_been_changed_unseen_are_told(maze: Maze) -> None:
-    resource = gate(maze, "good", "--min", "pass_rate=0.6").json["resource"]
-    assert [warning[:38] for warning in resource["warnings"]] == ["40 results have no digest in the journ"]
-
-
 def test_rows_cannot_be_left_out_of_a_run_by_its_manifest(maze: Maze) -> None:
     directory = write_run(maze.workspace.evals_dir / "cut", [[1.0]] * 60 + [[0.0]] * 40)
     manifest = directory / "manifest.json"

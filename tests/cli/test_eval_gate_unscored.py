@@ -14,7 +14,7 @@ import pytest
 from tests.cli.eval_replies import DETAIL, METRICS, OWN, RESULTS
 from tests.cli.maze import Maze, Outcome
 from tests.evaluation.comparison.builders import write_journalled_run
-from tests.evaluation.recorded_runs import passing, record, write_run
+from tests.evaluation.recorded_runs import journal_of, passing, record, write_run
 
 ROWS, HARD, ATTEMPTS = 117, 11, 4
 EASY: list[list[float | None]] = [[1.0] * ATTEMPTS] * (ROWS - HARD)
@@ -218,8 +218,8 @@ def test_amounts_use_what_attempts_reported_and_count_the_others(maze: Maze) -> 
                 tokens=100 + row if known else None,
                 cost_usd=0.01 + row / 1e4 if known else None,
             )
-            lines.append(told.to_line())
-    (directory / "events.jsonl").write_bytes(b"".join(lines))
+            lines.append(told)
+    (directory / "events.jsonl").write_bytes(journal_of(lines))
     rules = ("--max", "tokens=200", "--max", "cost_per_row=1", "--max", "latency=60")
     tokens, cost, latency = rules_of(gate(maze, "partly", *rules))
     assert (tokens["verdict"], tokens["unreported"], tokens["samples"]) == ("pass", 12, 108)
@@ -236,7 +236,7 @@ def test_an_amount_of_0_is_not_nothing_if_other_attempts_did_not_report_it(maze:
         for row in range(10)
         for attempt in range(4)
     ]
-    (directory / "events.jsonl").write_bytes(b"".join(each.to_line() for each in records))
+    (directory / "events.jsonl").write_bytes(journal_of(records))
     outcome = gate(maze, "silent", "--max", "tokens=100", "--max", "cost_per_row=1")
     tokens, cost = rules_of(outcome)
     assert (outcome.status, tokens["verdict"], cost["verdict"]) == (3, "unclear", "unclear")
@@ -248,12 +248,10 @@ def test_a_ratio_that_few_rows_leave_open_is_no_error(maze: Maze) -> None:
     for name, amounts in (("base", (100, 100)), ("other", (100, 1200))):
         directory = write(maze, name, [[1.0], [1.0]])
         lines = [
-            replace(
-                record(row, 0, 1.0), tokens=amount, row_digest=hashlib.md5(str(row).encode()).hexdigest()
-            ).to_line()
+            replace(record(row, 0, 1.0), tokens=amount, row_digest=hashlib.md5(str(row).encode()).hexdigest())
             for row, amount in enumerate(amounts)
         ]
-        (directory / "events.jsonl").write_bytes(b"".join(lines))
+        (directory / "events.jsonl").write_bytes(journal_of(lines))
     rule = ("--margin", "tokens=0.1", "--against", "base", "--confidence", "0.999")
     outcome = gate(maze, "other", *rule)
     assert (outcome.status, rules_of(outcome)[0]["verdict"]) == (3, "unclear"), outcome.err

@@ -31,7 +31,7 @@ from tests.cli.eval_replies import (
 )
 from tests.cli.maze import Maze, replies
 from tests.evaluation.builders import record
-from tests.evaluation.recorded_runs import write_run
+from tests.evaluation.recorded_runs import journal_of, write_run
 
 
 @pytest.fixture
@@ -501,6 +501,6 @@ def test_a_list_of_runs_does_not_wrap_in_a_terminal_of_120_columns(
 def test_latencies_say_over_how_many_and_which_attempts_they_are(maze: Maze) -> None:
     directory = write_run(maze.workspace.evals_dir / "good", [[1.0], [0.0]])
     lines = [record(0, model_latency_ms=57.0), record(1)]
-    (directory / "events.jsonl").write_bytes(b"".join(line.to_line() for line in lines))
+    (directory / "events.jsonl").write_bytes(journal_of(lines))
     shown = maze.osmosis("eval", "info", "good", "--plain").out
     assert "over 2 attempts that ended" in shown and "over 1 attempt that called the model" in shown

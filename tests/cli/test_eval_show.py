@@ -416,7 +416,7 @@ def retry_of(stored: DownloadableRun, original: dict[str, Any]) -> respx.Route:
     def page(request: httpx.Request) -> httpx.Response:
         own = request.url.params.get("own") == "true"
         first = {**MADE, "row": 0, "run_id": "er_8"}
-        told = {"samples": [MADE], "own": True} if own else {"samples": [first, MADE]}
+        told = {"samples": [MADE]} if own else {"samples": [first, MADE]}
         return httpx.Response(200, json=told, headers=ours)
 
     return stored.maze.get("/eval-runs/er_9/samples").mock(side_effect=page)
@@ -438,15 +438,6 @@ def test_of_a_retry_whose_first_run_is_gone_no_other_command_is_named(stored: Do
     retry_of(stored, {"id": "er_8", "name": "amber-otter-42"})
     data = stored.maze.osmosis("eval", "show", "platform:amber-otter-43", "--json").json["data"]
     assert data["extent"] == f"{ALONE}; the run that it is of is gone."
-
-
-def test_an_older_platform_tells_of_a_retry_what_all_together_came_to(stored: DownloadableRun) -> None:
-    route = retry_of(stored, {"id": "er_8", "name": "amber-otter-42", "status": "finished"})
-    told = {"samples": [{**MADE, "row": 0, "run_id": "er_8"}, MADE]}
-    route.mock(return_value=httpx.Response(200, json=told))
-    stored.maze.get("/eval-runs/er_8/samples/manifest").respond(json={"files": [], "totals": {"files": 0}})
-    data = stored.maze.osmosis("eval", "show", "platform:amber-otter-43", "--json").json["data"]
-    assert [each["row"] for each in data["samples"]] == [0, 1] and "extent" not in data
 
 
 # -- any conversation ----------------------------------------------------------------------

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform import backup
@@ -266,6 +267,18 @@ def test_nothing_of_a_damaged_backup_is_restored(
     with pytest.raises(OsmosisError, match="damaged"):
         restore_backup(PlatformConfig(home=tmp_path / "restored"), file)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["backup.tar", "platform"]
+
+
+def test_a_backup_with_another_schema_is_refused(
+    cli: Cli, platform: PlatformServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with platform.db.transaction() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '0024'"))
+    file = create_backup(platform.config, tmp_path / "backup.tar").path
+    monkeypatch.setenv("OSMOSIS_HOME", str(tmp_path / "restored"))
+    done = cli("platform", "restore", str(file))
+    assert done.status == 1 and "The schema of the backup is unknown: revision 0024" in done.err
+    assert not (tmp_path / "restored").exists()
 
 
 def test_a_damaged_compressed_backup_is_refused(platform: PlatformServices, tmp_path: Path) -> None:

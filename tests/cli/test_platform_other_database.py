@@ -62,7 +62,7 @@ def running_on(home: Path, database: str) -> Iterator[None]:
 
     class Ready(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = b'{"status": "ready", "checks": {}, "runs_to_fill": 0}'
+            body = b'{"status": "ready", "checks": {}}'
             self.send_response(200)
             self.send_header("content-length", str(len(body)))
             self.end_headers()

@@ -205,7 +205,7 @@ def test_a_platform_of_a_release_that_notes_more_of_itself_is_shown_and_stopped(
     ):
         assert newer.stdout is not None and newer.stdout.readline()
         known = PlatformProcess(newer.pid, "2031-05-04T12:00:00Z", "99.0.0")
-        ray = {"address": address, "of_a_newer_one": True}
+        ray = {"address": address, "token_file": None, "allow_open": False, "of_a_newer_one": True}
         written = {**asdict(known), "ray": ray, "of_a_newer_one": [1]}
         (home / "platform.json").write_text(json.dumps(written))
         done = cli("platform", "status", "--json")

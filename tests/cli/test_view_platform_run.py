@@ -318,19 +318,13 @@ def test_a_report_of_a_run_that_was_retried_has_what_the_run_itself_came_to(
 
     def page(request: httpx.Request) -> httpx.Response:
         own = request.url.params.get("own") == "true"
-        told = {"samples": [FAILED], "own": True} if own else {"samples": [again]}
+        told = {"samples": [FAILED]} if own else {"samples": [again]}
         return httpx.Response(200, json=told, headers=OURS)
 
     route.mock(side_effect=page)
     text = written(stored, tmp_path)
     assert '<th scope="row">grader</th><td>invalid_value</td>' in text and "not known" not in text
     assert "the grader gave banana" in cells_of_samples(text)[1]
-
-
-def test_what_a_retry_came_to_is_not_told_as_the_run_s_own(stored: DownloadableRun, tmp_path: Path) -> None:
-    tells(stored, {"samples": [{**FAILED, "run_id": "er_9", "status": "success", "reward": 1.0}]})
-    text = written(stored, tmp_path)
-    assert "validation_error" in text and not any(each in text for each in TEXTS[:4])
 
 
 def test_what_the_list_of_samples_says_stays(stored: DownloadableRun, tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, opened, sealed
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
 
@@ -23,8 +24,30 @@ def write_run(directory: Path, outcomes: Sequence[Sequence[Outcome]]) -> Path:
         for attempt, outcome in enumerate(attempts)
         if outcome != ""
     ]
-    (directory / "events.jsonl").write_bytes(b"".join(record.to_line() for record in records))
+    (directory / "events.jsonl").write_bytes(journal_of(records))
     return directory
+
+
+def journal_of(records: Iterable[TerminalRecord], *, last: bytes = BEFORE_THE_FIRST) -> bytes:
+    """Return journal lines of these records, behind a line with the digest ``last``."""
+    return chained((each.to_line() for each in records), last=last)
+
+
+def chained(bodies: Iterable[bytes], *, last: bytes = BEFORE_THE_FIRST) -> bytes:
+    """Return lines with their digests, behind a line with the digest ``last``."""
+    lines = []
+    for body in bodies:
+        line, last = sealed(body, last)
+        lines.append(line)
+    return b"".join(lines)
+
+
+def append_records(events: Path, records: Iterable[TerminalRecord]) -> None:
+    """Append records to a journal, which may not exist yet."""
+    written = events.read_bytes().splitlines(keepends=True) if events.exists() else []
+    last = opened(written[-1])[1] if written else BEFORE_THE_FIRST
+    with events.open("ab") as journal:
+        journal.write(journal_of(records, last=last or BEFORE_THE_FIRST))
 
 
 def passing(rows: int, attempts: int, passes: int) -> list[list[Outcome]]:
@@ -49,4 +72,5 @@ def record(row: int, attempt: int, outcome: Outcome) -> TerminalRecord:
         reward=None if isinstance(outcome, str) else outcome,
         boundary=outcome if failed else None,  # type: ignore[arg-type]
         error_type="error" if failed else None,
+        row_digest=f"{row + 1:016x}" * 2,
     )

@@ -102,19 +102,16 @@ def test_an_agent_below_the_limit_passes_at_most_once_in_twenty_however_small_th
     assert passed / runs <= 0.05 + 3 * (0.05 * 0.95 / runs) ** 0.5
 
 
-def test_estimates_of_an_earlier_release_serve_with_the_ends_of_their_interval() -> None:
-    old = {
-        "pass_rate": {"value": 0.8, "low": 0.7, "high": 0.9, "n": 40, "clusters": 10},
-        "pass_at_k": {"2": {"value": 0.9, "low": 0.8, "high": 0.97, "n": 40, "clusters": 10}},
+def test_metrics_that_estimates_lack_are_counted_or_unknown() -> None:
+    estimates = {
+        "pass_at_k": {"2": {"value": 0.9, "at_least": 0.81, "at_most": 0.96, "n": 40, "clusters": 10}},
         "counts": {"planned": 40, "pending": 0, "skipped": 0, "scored": 40, "infrastructure_failures": 2},
     }
-    found = evidence_of("pass_rate", old)
-    assert (found.at_least, found.at_most, found.rows) == (0.7, 0.9, 10)
-    assert evidence_of("pass@2", old).at_least == 0.8
-    assert "but pass@2" in evidence_of("pass@3", old).note
-    assert evidence_of("unscored", old, rows=10).value == 0
-    assert evidence_of("infrastructure", old, rows=10).value == 0.05
-    assert evidence_of("reward", old).value is None
+    assert evidence_of("pass@2", estimates).at_least == 0.81
+    assert "but pass@2" in evidence_of("pass@3", estimates).note
+    assert evidence_of("unscored", estimates, rows=10).value == 0
+    assert evidence_of("infrastructure", estimates, rows=10).value == 0.05
+    assert evidence_of("reward", estimates).value is None
 
 
 def test_of_several_judges_the_one_that_meets_a_rule_least_decides() -> None:

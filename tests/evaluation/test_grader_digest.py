@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.evaluation.grader_digest import graded_differently, grader_digest
+from osmosis_ai.evaluation.grader_digest import grader_digest
 
 GRADER = "from osmosis_ai.rollout.grader import Grader\nfrom checks.numbers import equal\n\nclass Mine(Grader):\n    same = equal\n"
 PROJECT = """[project]
@@ -277,16 +277,3 @@ def test_an_agent_that_its_grader_names_counts(one_file: Path) -> None:
     before = digest(one_file)
     (one_file / "main.py").write_text(graded.replace("TURNS = 4", "TURNS = 8"))
     assert digest(one_file) != before
-
-
-def test_a_digest_fits_its_column_and_says_nothing_of_one_of_an_older_release(rollout: Path) -> None:
-    found = digest(rollout)
-    assert len(found) == 64
-    assert found.startswith("3:")
-    assert graded_differently(found, "0" * 64) is None
-    assert graded_differently(found, "2:" + found[2:]) is None
-    assert graded_differently("0" * 64, "2:" + "0" * 62) is None
-    assert graded_differently("2:" + "0" * 62, "2:" + "1" * 62) is True
-    assert graded_differently(found, None) is None
-    assert graded_differently(found, found) is False
-    assert graded_differently(found, found[:-1] + ("0" if found[-1] != "0" else "1")) is True

@@ -20,11 +20,13 @@ from osmosis_ai.evaluation.journal import (
 )
 from osmosis_ai.evaluation.record import TerminalRecord
 from tests.evaluation.builders import record
+from tests.evaluation.recorded_runs import chained
 from tests.full_disk import NO_CACHED_CODE
 
 RECORDS = [record(row, status="failed", reward=None, error="naïve\n“quotes”") for row in range(5)]
-LINES = [each.to_line() for each in RECORDS]
-CONTENT = b"".join(LINES)
+BODIES = [each.to_line() for each in RECORDS]
+CONTENT = chained(BODIES)
+LINES = CONTENT.splitlines(keepends=True)
 
 
 @given(cut=st.integers(0, len(CONTENT)))
@@ -116,17 +118,17 @@ async def test_a_cancelled_append_is_still_written(tmp_path: Path) -> None:
         b"{}\n",
         b"not json\n",
         b"[1]\n",
-        LINES[0].replace(b'"failed"', b'"done"'),
-        LINES[0].replace(b'"row_index":0', b'"row_index":true'),
-        LINES[0].replace(b'"row_index":0', b'"row_index":"0"'),
-        LINES[0].replace(b'"duration_ms":12', b'"duration_ms":-1'),
+        BODIES[0].replace(b'"failed"', b'"done"'),
+        BODIES[0].replace(b'"row_index":0', b'"row_index":true'),
+        BODIES[0].replace(b'"row_index":0', b'"row_index":"0"'),
+        BODIES[0].replace(b'"duration_ms":12', b'"duration_ms":-1'),
         record(rollout_id="../../etc").to_line(),
         b'{"row_index":0,"run_index":0,"status":"success","duration_ms":1}\n',
     ],
 )
 def test_a_damaged_committed_line_is_refused_with_its_number(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_bytes(LINES[0] + line + LINES[2])
+    path.write_bytes(chained([BODIES[0], line]) + LINES[2])
 
     with pytest.raises(JournalCorruptionError, match="damaged at line 2") as refused:
         list(replay(path))
@@ -135,7 +137,7 @@ def test_a_damaged_committed_line_is_refused_with_its_number(line: bytes, tmp_pa
 
 def test_keys_of_a_later_release_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_bytes(LINES[0].replace(b"{", b'{"added_later":[1],', 1))
+    path.write_bytes(chained([BODIES[0].replace(b"{", b'{"added_later":[1],', 1)]))
     assert [entry.record for entry in replay(path)] == [RECORDS[0]]
 
 

@@ -8,10 +8,11 @@ import pytest
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import JournalCorruptionError
+from osmosis_ai.evaluation.journal_chain import opened
 from osmosis_ai.evaluation.local_samples import read_local_samples
+from osmosis_ai.evaluation.record import TerminalRecord
 from tests.evaluation.comparison.builders import write_journalled_run
-
-OF_0_3_10 = Path(__file__).parent / "runs_0_3_10" / "evals"
+from tests.evaluation.recorded_runs import append_records
 
 
 def test_a_run_directory_gives_its_rows_its_attempts_and_what_it_was_computed_from(tmp_path: Path) -> None:
@@ -61,16 +62,7 @@ def test_a_torn_last_line_is_an_attempt_that_is_pending(tmp_path: Path) -> None:
 def test_a_retried_attempt_counts_once_as_it_ended_last(tmp_path: Path) -> None:
     directory = write_journalled_run(tmp_path / "fox", [[1.0], [0.0]])
     journal = directory / "events.jsonl"
-    again = {
-        "row_index": 1,
-        "run_index": 0,
-        "rollout_id": "again",
-        "status": "success",
-        "duration_ms": 1,
-        "reward": 1.0,
-        "row_digest": f"{1:032x}",
-    }
-    journal.write_bytes(journal.read_bytes() + json.dumps(again).encode() + b"\n")
+    append_records(journal, [TerminalRecord(1, 0, "again", "success", 1, reward=1.0, row_digest=f"{1:032x}")])
     run = read_local_samples(directory)
     assert run.samples["reward"].tolist() == [1.0, 1.0]
     assert np.isnan(run.samples["cost_usd"][1])
@@ -120,9 +112,15 @@ def test_a_manifest_that_makes_no_sense_is_refused(tmp_path: Path, inputs: dict[
         read_local_samples(directory)
 
 
-def test_a_run_of_0_3_10_is_known_by_its_dataset_and_the_places_in_it_and_says_so() -> None:
-    run = read_local_samples(OF_0_3_10 / "finished")
-    assert run.keyed_by == "dataset-and-index"
-    assert run.row_keys[0] == f"{run.inputs.dataset_sha256}:{run.source_rows[0]}"
-    assert "0.3.10" in run.notes[0]
-    assert run.unverified == run.samples.size
+def test_a_journal_without_digests_is_refused(tmp_path: Path) -> None:
+    directory = write_journalled_run(tmp_path / "fox", [[1.0]])
+    journal = directory / "events.jsonl"
+    journal.write_bytes(opened(journal.read_bytes())[0])
+    with pytest.raises(JournalCorruptionError, match="damaged at line 1: it has no digest"):
+        read_local_samples(directory)
+
+
+def test_a_result_without_a_row_digest_is_refused(tmp_path: Path) -> None:
+    directory = write_journalled_run(tmp_path / "fox", [[1.0]], digests=[None])
+    with pytest.raises(JournalCorruptionError, match="damaged at line 1: no `row_digest`"):
+        read_local_samples(directory)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from osmosis_ai.evaluation.metrics import Estimates, MetricsAccumulator, RunMetrics
+from osmosis_ai.evaluation.metrics import MetricsAccumulator, RunMetrics
 from osmosis_ai.evaluation.metrics_models import total_of
 from osmosis_ai.evaluation.pass_at_k import pass_at_k
 
@@ -245,14 +245,6 @@ def test_copies_of_a_row_are_one_flaky_row() -> None:
     found = metrics.summary().estimates.flaky
     assert found is not None and (found.count, found.of) == (1, 2)
     assert (found.worst[0].row_index, found.worst[0].passed, found.worst[0].scored) == (0, 2, 4)
-
-
-def test_numbers_that_an_older_release_wrote_can_be_read() -> None:
-    estimates = written(passed("10", "11").summary())["estimates"]
-    for name in ("pass_hat_k", "variance", "flaky"):
-        del estimates[name]
-    read = Estimates.read(estimates)
-    assert read is not None and (read.pass_hat_k, read.variance, read.flaky) == ({}, None, None)
 
 
 def test_a_later_result_of_the_same_attempt_replaces_the_first() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from osmosis_ai.evaluation.journal import Journal, JournalCorruptionError, replay
-from osmosis_ai.evaluation.journal_chain import Chain, opened
+from osmosis_ai.evaluation.journal_chain import opened
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.salvage import salvage
 from tests.evaluation.builders import record
@@ -51,9 +51,6 @@ def rows(path: Path) -> list[int]:
 def test_every_line_is_json_and_states_its_digest(journal: Path) -> None:
     assert [entry.record for entry in replay(journal)] == RECORDS
     assert all(len(json.loads(line)["sha256"]) == 64 for line in lines(journal))
-    chain = Chain()
-    list(replay(journal, chain=chain))
-    assert chain.without_digest == 0
 
 
 def edit(found: list[bytes]) -> list[bytes]:
@@ -97,7 +94,7 @@ def test_damage_is_named_by_its_line_and_what_is_intact_is_kept(
 
     found = salvage(journal, lambda _: True)
     assert rows(journal) == kept
-    assert found.kept == len(kept) and found.unverified == 0
+    assert found.kept == len(kept)
     assert found.damaged == journal.with_name("events.jsonl.damaged")
     assert found.damaged.read_bytes() == damaged
     write(journal, [record(9), record(10)])
@@ -121,14 +118,8 @@ def test_no_changed_byte_is_taken_for_what_was_written(
     place = data.draw(st.integers(0, len(content) - 2))
     content[place] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)
-    chain = Chain()
-    try:
-        list(replay(path, chain=chain))
-    except JournalCorruptionError:
-        pass
-    else:
-        # The last line's key of its digest was hit, and nothing stands behind it.
-        assert chain.without_digest == 1
+    with pytest.raises(JournalCorruptionError):
+        list(replay(path))
     salvage(path, lambda _: True)
     kept = [entry.record for entry in replay(path)]
     assert all(each in RECORDS for each in kept)
@@ -159,27 +150,13 @@ def test_records_that_are_not_of_the_run_are_left_out(journal: Path) -> None:
     assert rows(journal) == [0, 1, 2, 3, 4]
 
 
-def test_lines_of_0_3_10_count_as_unverified_and_are_covered_by_what_is_written_behind_them(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "events.jsonl"
-    old = [each.to_line() for each in RECORDS[:3]]
-    path.write_bytes(b"".join(old))
-    write(path, RECORDS[3:5])
-    chain = Chain()
-    assert [entry.record for entry in replay(path, chain=chain)] == RECORDS[:5]
-    assert chain.without_digest == 3
-    assert lines(path)[:3] == old
-    assert all(opened(line)[1] is not None for line in lines(path)[3:])
-
-    path.write_bytes(path.read_bytes().replace(b'"reward":1.0', b'"reward":0.5', 1))
-    with pytest.raises(
-        JournalCorruptionError, match="line 4: it, or one of the 3 lines without digest before"
-    ):
-        list(replay(path))
-    found = salvage(path, lambda _: True)
-    assert (found.kept, found.unverified, found.dropped) == (4, 3, (4,))
-    assert rows(path) == [0, 1, 2, 4]
+def test_lines_without_a_digest_are_refused_and_dropped_by_a_salvage(journal: Path) -> None:
+    found = lines(journal)
+    journal.write_bytes(b"".join([*found[:-1], opened(found[-1])[0]]))
+    with pytest.raises(JournalCorruptionError, match="line 8: it has no digest"):
+        list(replay(journal))
+    assert salvage(journal, lambda _: True).dropped == (8,)
+    assert rows(journal) == list(range(7))
 
 
 def test_a_salvage_that_cannot_be_written_leaves_the_old_journal(

@@ -106,20 +106,6 @@ def test_only_keys_that_were_replaced_long_ago_and_seal_nothing_are_forgotten(ke
         Vault(key_file).open(first, context="c")
 
 
-def test_a_key_file_of_an_earlier_release_is_rotated_like_any(key_file: Path) -> None:
-    vault = Vault(key_file)
-    sealed = vault.seal(CANARY, context="c")
-    document = json.loads(key_file.read_text())
-    del document["replaced"]
-    key_file.write_text(json.dumps(document))
-    vault = Vault(key_file)
-    vault.rotate(NOW)
-
-    assert vault.open(sealed, context="c") == CANARY
-    assert vault.forget_replaced_keys(before=NOW) == 0
-    assert vault.forget_replaced_keys(before=NOW + DAY) == 1
-
-
 def test_a_forgotten_key_opens_nothing_and_the_error_says_what_to_do(key_file: Path) -> None:
     vault = Vault(key_file)
     sealed = vault.seal(CANARY, context="secrets:sec_1")

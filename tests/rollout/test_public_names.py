@@ -40,8 +40,13 @@ PATHS = {
     "UnknownRolloutIdError duplicate_callback_payload",
     "osmosis_ai.rollout.controller.listener": "CallbackListener create_callback_app",
     "osmosis_ai.rollout.controller.llm_bridge": "LiteLLMBridge",
+    "osmosis_ai.rollout.driver": "RolloutDriver RolloutOutcome RolloutRunRequest",
+    "osmosis_ai.rollout.http_driver": "HttpRolloutDriver RolloutProtocolError",
     "osmosis_ai.rollout.trajectory": "TrajectoryReport convert_sample_to_trajectory report_from_response "
     "save_trajectory",
+    "osmosis_ai.eval.rubric": "MissingAPIKeyError ModelNotFoundError ProviderRequestError RubricResult evaluate_rubric",
+    "osmosis_ai.eval.rubric.engine": "DEFAULT_API_KEY_ENV DEFAULT_REQUEST_TIMEOUT_SECONDS evaluate_rubric",
+    "osmosis_ai.eval.rubric.types": "MissingAPIKeyError ModelNotFoundError ProviderRequestError RubricResult",
 }
 
 

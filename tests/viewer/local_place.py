@@ -12,6 +12,7 @@ from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.local.source import LocalSource
+from tests.evaluation.recorded_runs import append_records
 from tests.viewer.source_contract import (
     leave_validation,
 )
@@ -34,8 +35,7 @@ class LocalPlace:
         (directory / "events.jsonl").touch()
 
     def add(self, name: str, records: Sequence[TerminalRecord]) -> None:
-        with (self.evals / name / "events.jsonl").open("ab") as journal:
-            journal.write(b"".join(record.to_line() for record in records))
+        append_records(self.evals / name / "events.jsonl", records)
 
     def validate(
         self, name: str, samples: ValidationSamples, conversations: Mapping[tuple[int, int], bytes]

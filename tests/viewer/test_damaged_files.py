@@ -17,6 +17,7 @@ from osmosis_ai.evaluation.log_pages import cursor_at, parse_line, read_log
 from osmosis_ai.viewer.cursors import encode
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import RunQuery
+from tests.evaluation.recorded_runs import chained
 from tests.viewer.browsing import visitor
 from tests.viewer.local_place import LocalPlace
 from tests.viewer.source_contract import sample_record
@@ -100,7 +101,7 @@ def test_numbers_that_nobody_can_have_written_are_worked_out_anew(
 def test_a_line_of_a_journal_may_hold_what_no_record_does(place: LocalPlace, odd: dict[str, Any]) -> None:
     journal = place.evals / "run" / "events.jsonl"
     line = {**json.loads(sample_record(0, 0, 1.0).to_line()), **odd}
-    journal.write_text(json.dumps(line) + "\n")
+    journal.write_bytes(chained([json.dumps(line).encode() + b"\n"]))
     look(place, *PAGES)
 
 

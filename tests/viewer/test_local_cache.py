@@ -289,7 +289,7 @@ def test_numbers_of_a_part_of_the_journal_are_not_taken_for_all_of_it(local: Loc
     local.add("run", [sample_record(0, 0, 1.0)])
     run = RunDirectory(local.evals / "run")
     metrics = read_local_results(run.path).metrics
-    run.write_metrics({}, metrics, journal_bytes=run.events.stat().st_size)
+    run.write_results({}, metrics, journal_bytes=run.events.stat().st_size)
     local.add("run", [sample_record(1, 0, 1.0)])
 
     def scored() -> int | None:
@@ -300,11 +300,11 @@ def test_numbers_of_a_part_of_the_journal_are_not_taken_for_all_of_it(local: Loc
         return headline.scored if headline is not None else None
 
     assert scored() == 2
-    # A release that did not write how much it counted, killed in the midst of it.
-    run.write_metrics({"status": "running"}, metrics)
+    # Killed while more was being counted.
+    run.write_results({"status": "running"}, metrics)
     assert scored() == 2
     # Or the copy of one whose last session was killed: nothing says that these are of the whole journal.
-    run.write_metrics({"status": "finished"}, metrics)
+    run.write_results({"status": "finished"}, metrics)
     assert scored() == 2
     # Without a journal they are all there is.
     run.events.unlink()

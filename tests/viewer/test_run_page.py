@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,7 +19,7 @@ from osmosis_ai.evaluation.comparison.verdict import signed_words
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
 from osmosis_ai.viewer.cursors import changes_cursor
-from osmosis_ai.viewer.source import FailureCount, Histogram, ItemPage, RunDetail, SampleEntry
+from osmosis_ai.viewer.source import FailureCount, Histogram, RunDetail
 from tests.datasets.builders import jsonl
 from tests.evaluation.comparison.builders import run_of
 from tests.evaluation.recorded_runs import record
@@ -413,14 +413,3 @@ def test_a_word_of_the_samples_that_makes_no_sense_is_refused(words: str) -> Non
     source = FakeSource([a_run("fern")], listed={"fern": [a_sample(0), a_sample(0, 1)]})
     page_text(visitor(source).get(f"/evals/fern/samples?{words}"), status=400)
     assert "2 of 2 shown passed" in page_text(visitor(source).get("/evals/fern/samples?group=row&in="))
-
-
-def test_what_is_still_being_read_of_an_older_run_is_said_where_it_is_missing() -> None:
-    class Filling(FakeSource):
-        def samples(self, *words: Any, **more: Any) -> ItemPage[SampleEntry]:
-            return replace(super().samples(*words, **more), filling=0.25)
-
-    said = "is being read from the conversations, 25.0 % so far"
-    for known, is_said in (({}, True), ({"output": "four"}, False)):
-        source = Filling([a_run("fern")], listed={"fern": [a_sample(0, **known)]})
-        assert (said in page_text(visitor(source).get("/evals/fern/samples"))) == is_said

@@ -1,4 +1,4 @@
-"""Runs that were killed, failed throughout, kept no conversations or are of 0.3.10: each has its pages and report."""
+"""Runs that were killed, failed throughout, or kept no conversations or previews: each has its pages and report."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from osmosis_ai.evaluation.local_results import read_local_results
+from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.services.eval_runs.watch import RunWatcher
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.viewing import report_run
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.report import RunReportOptions
 from tests.evaluation.recorded_runs import write_run
-from tests.evaluation.test_runs_of_0_3_10 import RUNS
 from tests.viewer.browsing import page_text, visitor
 
 if TYPE_CHECKING:
@@ -29,7 +30,14 @@ NOT_KEPT = "The conversation was not kept"
 @pytest.fixture
 def evals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "cache"))
-    return Path(shutil.copytree(RUNS / "evals", tmp_path / ".osmosis" / "evals"))
+    evals = tmp_path / ".osmosis" / "evals"
+    write_run(evals / "partial", [[1.0], [""], [""], [""]])
+    finished = write_run(evals / "finished", [[1.0], ["agent"], [None], [0.0]])
+    (finished / "trajectories").mkdir()
+    steps = [{"step_id": 1, "source": "user", "message": "write a note"}]
+    conversation = {"schema_version": "ATIF-v1.7", "agent": {}, "steps": steps}
+    (finished / "trajectories" / "row_0_run_0.json").write_text(json.dumps(conversation))
+    return evals
 
 
 @pytest.fixture
@@ -45,9 +53,7 @@ def reported(run: Path, file: Path) -> str:
     return file.read_text()
 
 
-def test_a_run_of_0_3_10_is_shown_with_what_was_recorded_then(
-    evals: Path, pages: TestClient, tmp_path: Path
-) -> None:
+def test_a_run_without_previews_is_shown(evals: Path, pages: TestClient, tmp_path: Path) -> None:
     runs = page_text(pages.get("/evals"))
     assert "/evals/finished" in runs and "/evals/partial" in runs
     assert "of 2 scored samples pass" in page_text(pages.get("/evals/finished"))
@@ -184,8 +190,8 @@ def test_results_that_a_journal_has_lost_since_its_numbers_were_written_are_said
 ) -> None:
     journal = evals / "finished" / "events.jsonl"
     whole = journal.read_bytes()
-    numbers = evals / "finished" / "metrics.json"
-    numbers.write_text(json.dumps({**json.loads(numbers.read_text()), "journal_bytes": len(whole)}))
+    metrics = read_local_results(evals / "finished").metrics
+    RunDirectory(evals / "finished").write_results({}, metrics, journal_bytes=len(whole))
     assert "missing" not in page_text(pages.get("/evals/finished"))
     journal.write_bytes(whole[:-40])
     for below in ("", "/samples"):

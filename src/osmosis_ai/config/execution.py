@@ -138,10 +138,7 @@ def is_of_our_table(issue: Issue, advanced: Mapping[str, Any]) -> bool:
 
 
 def read_execution(advanced: Mapping[str, Any] | None) -> ExecutionSection:
-    """Return what the ``[advanced]`` of a run asks for; where it is wrong, nothing.
-
-    A run that was accepted by an earlier release may hold what was nobody's business then.
-    """
+    """Return what the ``[advanced]`` of a run asks for; the defaults if it is wrong."""
     document = {"advanced": advanced or {}}
     if any(_unreadable(document)):
         return ExecutionSection()

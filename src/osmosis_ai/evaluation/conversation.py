@@ -281,7 +281,7 @@ def _step(number: int, step: Mapping[str, Any]) -> ConversationStep:
 
 
 def _timing(told: Mapping[str, Any]) -> tuple[datetime | None, float | None]:
-    """Return when a model call began and how long it took, where trajectories before 0.3.16 tell it."""
+    """Return when a model call began and how long it took, as the controller reported it."""
     return _moment(told.get("started_at")), _duration(told.get("latency_ms"))
 
 

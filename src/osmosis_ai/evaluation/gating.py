@@ -392,9 +392,6 @@ def evidence_of(
 ) -> Evidence:
     """Return what the ``estimates`` of a run's metrics say of a metric.
 
-    Estimates of earlier releases have no one-sided bounds; the ends of their two-sided interval lie further out, so
-    they serve as well and only ask for more.
-
     Args:
         metric: one of :data:`RUN_METRICS`, K being a number.
         estimates: as JSON.
@@ -417,8 +414,8 @@ def evidence_of(
         return Evidence(note="no sample of the run has a score.")
     return Evidence(
         value=found.get("value"),
-        at_least=_first(found, "at_least", "low"),
-        at_most=_first(found, "at_most", "high"),
+        at_least=found.get("at_least"),
+        at_most=found.get("at_most"),
         rows=found.get("clusters"),
         samples=found.get("n"),
         note=_clause(found),
@@ -547,10 +544,6 @@ def _counted_share(metric: str, counts: Mapping[str, Any], rows: int | None, con
 def _clause(found: Mapping[str, Any]) -> str:
     said = [found[key].rstrip(".") for key in ("reason", "warning") if found.get(key)]
     return f"{'; '.join(said)}." if said else ""
-
-
-def _first(found: Mapping[str, Any], *names: str) -> float | None:
-    return next((float(found[name]) for name in names if found.get(name) is not None), None)
 
 
 def _unknown_k(metric: str, known: Mapping[str, Any]) -> str:

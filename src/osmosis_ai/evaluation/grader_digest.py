@@ -34,10 +34,6 @@ _READS_BY_NAME = re.compile(
     rb"""(?:\benviron(?:\.get\(|\[)|\bgetenv\()\s*(?:"[^"{]*"|'[^'{]*')\s*(?=[\]),])"""
 )
 
-# What a digest covers has changed twice, after 0.3.14 ("") and after 0.3.18 ("2:"): digests of two schemes say nothing of
-# each other.
-_SCHEME = "3:"
-_LENGTH = 64
 _PROJECT = "pyproject.toml"
 _ONLY_NAMES = ("name", "version", "description")
 """Of a project, what decides about nothing that grades."""
@@ -50,7 +46,7 @@ def grader_digest(
     env: Mapping[str, str],
     output_root: Path | None = None,
 ) -> str:
-    """Return the digest of what makes the rollout's grader: ``3:`` and 62 hex digits of a SHA-256.
+    """Return the digest of what makes the rollout's grader: a SHA-256 in hexadecimal.
 
     Args:
         rollout_dir: the rollout's directory.
@@ -73,19 +69,7 @@ def grader_digest(
     variables = _variables_of_graders(env, b"\n".join(grading.values()), b"\n".join(sources.values()))
     config = {"grader_timeout_s": grader_timeout_s, "env": variables}
     digest.update(json.dumps(config, sort_keys=True, separators=(",", ":")).encode())
-    return (_SCHEME + digest.hexdigest())[:_LENGTH]
-
-
-def graded_differently(one: str | None, other: str | None) -> bool | None:
-    """Tell whether two digests are those of different graders; None where they do not say."""
-    if one is None or other is None or _scheme(one) != _scheme(other):
-        return None
-    return one != other
-
-
-def _scheme(digest: str) -> str:
-    scheme, colon, _ = digest.partition(":")
-    return scheme if colon else ""
+    return digest.hexdigest()
 
 
 def _without_names(content: bytes) -> bytes:

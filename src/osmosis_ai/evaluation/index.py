@@ -18,6 +18,10 @@ from osmosis_ai.errors import OsmosisError
 
 ROLLOUT_ID = re.compile(r"[0-9a-f]{32}")
 TRAJECTORY_NAME = re.compile(r"trajectory[A-Za-z0-9._-]{0,200}\.json")
+_KEYS = (
+    *("row_index", "run_index", "rollout_id", "trajectory_filename", "status"),
+    *("reward", "tokens", "duration_ms", "error_type", "resumed"),
+)
 _LARGEST_COUNT = 2**31 - 1
 _MOST_ERROR_CHARS = 64
 _LONGEST_LINE = 64 * 1024
@@ -37,6 +41,13 @@ class IndexEntry:
     tokens: int | None = None
     error_type: str | None = None
     resumed: bool = False
+
+    def to_line(self) -> bytes:
+        """Return the entry as a line, newline included; what is not known is left out."""
+        known = {name: value for name in _KEYS if (value := getattr(self, name)) is not None}
+        if not self.resumed:
+            del known["resumed"]
+        return orjson.dumps(known, option=orjson.OPT_APPEND_NEWLINE)
 
     @classmethod
     def from_line(cls, line: bytes) -> IndexEntry:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn, TypeVar
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.journal_chain import Chain, opened, sealed
+from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, Chain, opened, sealed
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.files import open_regular, regular_descriptor, sync_directory
 
@@ -301,16 +301,12 @@ def _committed_size(descriptor: int, *, before: int | None = None) -> int:
 
 
 def _last_digest(path: Path) -> bytes:
-    """Return the digest that the next record is chained to: that of the last line, stated or worked out."""
-    chain = Chain()
+    """Return the digest that the next record is chained to: that of the last line."""
     for _, line in _from_last_line(path):
         _, stated = opened(line)
         if stated is not None:
             return stated
-    for _, line in committed_lines(path):
-        with contextlib.suppress(ValueError):
-            chain.follow(line)
-    return chain.last
+    return BEFORE_THE_FIRST
 
 
 def _from_last_line(path: Path) -> Iterator[tuple[int, bytes]]:

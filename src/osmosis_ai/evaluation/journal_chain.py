@@ -5,8 +5,7 @@ SHA-256 of the predecessor's digest (as 64 hex digits; nothing before the first 
 merge or an editor changes, inserts, moves or takes out of the middle no longer fits what stands after it. Lines at
 the end that are missing altogether leave no trace, and who computes digests anew is not caught: this is no signature.
 
-A line without a digest was written by 0.3.10, or by hand. It counts as *unverified*; the next line that has a digest
-covers it, too.
+A journal of the public SDK has no digests. Only the upload of a run accepts one.
 """
 
 from __future__ import annotations
@@ -44,39 +43,36 @@ class Chain:
 
     Attributes:
         last: the digest of the last line followed.
-        without_digest: lines that had none.
-        uncovered: of them, those behind the last line that had one.
-        lines: how many were followed, those before this object was made among them, where that is known.
+        lines: how many were followed.
     """
 
     def __init__(
-        self, last: bytes = BEFORE_THE_FIRST, *, lines: int = 0, without_digest: int = 0, uncovered: int = 0
+        self, last: bytes = BEFORE_THE_FIRST, *, lines: int = 0, without_digests: bool = False
     ) -> None:
-        self.lines = lines
-        self.last = last
-        self.without_digest = without_digest
-        self.uncovered = uncovered
+        """Follow a journal after ``lines`` lines, the last of which has the digest ``last``.
 
-    def follow(self, line: bytes) -> bool:
-        """Take the next line; return whether it states its digest.
+        Args:
+            last, lines: of a journal that was followed before.
+            without_digests: accept a journal that has none.
+        """
+        self.last = last
+        self.lines = lines
+        self._without_digests = without_digests
+
+    def follow(self, line: bytes) -> None:
+        """Take the next line.
 
         Raises:
-            ValueError: it states another digest than it has; the message says what that means.
+            ValueError: it states no digest, or another one than it has; the message says what that means.
         """
         body, stated = opened(line)
-        digest = digest_of(body, self.last)
-        if stated == digest:  # as nearly all are
-            self.last, self.uncovered = digest, 0
-            self.lines += 1
-            return True
-        before, self.uncovered = self.uncovered, self.uncovered + 1 if stated is None else 0
-        self.without_digest += stated is None
         if stated is None:
-            self.last = digest
-            self.lines += 1
-            return False
-        # What follows is chained to what the line states.
-        self.last = stated
-        if before:
-            raise ValueError(f"it, or one of the {before} lines without digest before it, was changed")
-        raise ValueError("it was changed, or the line before it was changed, moved or taken out")
+            if not (self._without_digests and self.last == BEFORE_THE_FIRST):
+                raise ValueError("it has no digest")
+        elif stated != digest_of(body, self.last):
+            # The next line is chained to what this one states.
+            self.last = stated
+            raise ValueError("it was changed, or the line before it was changed, moved or removed")
+        else:
+            self.last = stated
+        self.lines += 1

@@ -38,7 +38,7 @@ from osmosis_ai.files import open_regular, write_atomic
 
 EVERY = 10_000
 """Records of a block."""
-_VERSION = 1
+_VERSION = 2
 _MEANING = repr((_VERSION, RECORD, STATUSES, BOUNDARIES, sys.byteorder)).encode()
 SCHEMA = hashlib.sha256(_MEANING).hexdigest()[:16]
 """Of what a block's numbers mean; one of another schema is as good as none."""
@@ -57,7 +57,7 @@ class Block:
         journal_sha256: of the journal's bytes from start to end, hex.
         reasons: the words behind their numbers.
         spent: by all records up to ``end``.
-        chain: what is known of the journal's chain of digests there: the last digest, and the lines without one.
+        last_digest: of the journal's lines there.
         digest: the block's own.
         table_at: where its table starts in the checkpoint.
     """
@@ -68,7 +68,7 @@ class Block:
     journal_sha256: str
     reasons: list[str]
     spent: Spendings
-    chain: tuple[str, int, int]
+    last_digest: str
     digest: bytes
     table_at: int
 
@@ -111,8 +111,7 @@ class JournalCheckpoint:
         """Return the journal's chain of digests up to :attr:`end`."""
         if not self.blocks:
             return Chain()
-        last, without_digest, uncovered = self.blocks[-1].chain
-        return Chain(last.encode(), lines=self.records, without_digest=without_digest, uncovered=uncovered)
+        return Chain(self.blocks[-1].last_digest.encode(), lines=self.records)
 
     def columns(self) -> Iterator[RecordColumns]:
         """Yield the records, in the journal's order, block by block.
@@ -200,7 +199,7 @@ class CheckpointWriter:
             "journal_sha256": digest.hexdigest(),
             "reasons": columns.reasons,
             "spent": tuple(self._spending.counted),
-            "chain": (self._chain.last.decode(), self._chain.without_digest, self._chain.uncovered),
+            "last_digest": self._chain.last.decode(),
         }
         table = columns.table.tobytes()
         line, self._last = sealed(
@@ -245,12 +244,10 @@ def _whole_blocks(file: IO[bytes]) -> Iterator[Block]:
 
 
 def _block(header: dict[str, Any], digest: bytes, table_at: int) -> Block:
-    names = ("start", "end", "records", "journal_sha256", "reasons")
-    last, without_digest, uncovered = header["chain"]
+    names = ("start", "end", "records", "journal_sha256", "reasons", "last_digest")
     return Block(
         **{name: header[name] for name in names},
         spent=Spendings(*header["spent"]),
-        chain=(last, without_digest, uncovered),
         digest=digest,
         table_at=table_at,
     )

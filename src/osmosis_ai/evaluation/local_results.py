@@ -1,7 +1,4 @@
-"""The numbers of a run directory: those written beside its journal where they are of all of it, else worked out anew.
-
-What an earlier release has written into ``metrics.json`` may lack what this one knows; the records lack nothing.
-"""
+"""The numbers of a run directory: those in ``metrics.json`` if they cover the whole journal, otherwise computed again."""
 
 from __future__ import annotations
 
@@ -40,7 +37,6 @@ class LocalResults:
         pending: work items without a result.
         running: whether a process works on it.
         pass_threshold: the reward at which a sample passes.
-        unverified: records without a digest, so that a change of them could not be seen.
         metrics: over all results that are there.
         ledger: where in the journal each result is.
     """
@@ -51,7 +47,6 @@ class LocalResults:
     pending: int
     running: bool
     pass_threshold: float
-    unverified: int
     metrics: RunMetrics
     ledger: Ledger
 
@@ -88,11 +83,6 @@ class JournalNumbers:
         self._copies, self._chain = RowCopies(self.rows), Chain()
         self._summed_up: tuple[RunMetrics | None, int] = (None, 0)
         self.read = 0
-
-    @property
-    def unverified(self) -> int:
-        """Records without a digest, so that a change of them could not be seen."""
-        return self._chain.without_digest
 
     def still_holds(self) -> bool:
         """Tell whether the directory still has the run that was followed, and its journal what was read of it."""
@@ -148,7 +138,6 @@ def read_local_results(directory: Path) -> LocalResults:
         pending=numbers.ledger.open_count,
         running=running,
         pass_threshold=numbers.pass_threshold,
-        unverified=numbers.unverified,
         metrics=numbers.summary(),
         ledger=numbers.ledger,
     )

@@ -22,7 +22,6 @@ from osmosis_ai.evaluation.comparison.run_samples import (
     SampleTable,
 )
 from osmosis_ai.evaluation.journal import parsed_lines
-from osmosis_ai.evaluation.journal_chain import Chain
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
 from osmosis_ai.evaluation.local_results import pass_threshold_of, unfinished_words
 from osmosis_ai.evaluation.manifest import Manifest, inputs_digest
@@ -51,12 +50,12 @@ def read_local_samples(directory: Path) -> RunSamples:
     running = is_running(directory.parent, directory.name)
     manifest = Manifest.load(found.manifest)
     places, n = _planned(manifest, found.manifest)
-    reader, chain = _Reader(places.size, n, found.events), Chain()
+    reader = _Reader(places.size, n, found.events)
     if found.events.exists():
-        for _ in parsed_lines(found.events, reader.take, chain=chain):
+        for _ in parsed_lines(found.events, reader.take):
             pass
     inputs = _inputs(manifest, found, reader.judges)
-    rows, row_of, keyed = reader.rows(places, inputs.dataset_sha256 or manifest.local_run_id)
+    rows, row_of = reader.rows(places)
     samples = reader.table.structured(row_of)
     planned, pending = places.size * n, reader.table.pending
     return RunSamples(
@@ -67,21 +66,13 @@ def read_local_samples(directory: Path) -> RunSamples:
         status="running" if running else "incomplete" if pending else "finished",
         inputs=inputs,
         row_keys=rows.keys,
-        keyed_by="row_digest" if keyed else "dataset-and-index",
+        keyed_by="row_digest",
         source_rows=rows.source_rows(),
         samples=samples,
         planned=planned,
         unfinished=unfinished_words(pending, planned, running=running),
-        notes=() if keyed else (_WITHOUT_DIGESTS.format(name=directory.name),),
-        unverified=chain.without_digest,
         reward_range=manifest.reward_range,
     )
-
-
-_WITHOUT_DIGESTS = (
-    "the results of {name} do not say what the rows are (0.3.10 wrote no digests): its rows are known by the dataset's "
-    "digest and their place in it."
-)
 
 
 class _Reader:
@@ -91,7 +82,7 @@ class _Reader:
         self.table = SampleTable(rows, n)
         self.judges: set[str] = set()
         self._rows, self._n, self._journal = rows, n, journal
-        self._digests: list[str | None] = [None] * rows
+        self._digests = [""] * rows
         self._columns = list(self.table.floats.items())
 
     def take(self, line: bytes) -> None:
@@ -115,8 +106,9 @@ class _Reader:
         read, written = record.get("prompt_tokens"), record.get("completion_tokens")
         if "tokens" not in record and type(read) is int and type(written) is int:
             self.table.floats["tokens"][item] = read + written
-        digest = record.get("row_digest")
-        if digest is not None and self._digests[row] is None:
+        if (digest := record.get("row_digest")) is None:
+            raise ValueError("no `row_digest`")
+        if not self._digests[row]:
             check_field("row_digest", digest)
             self._digests[row] = digest
         if "judgements" in record:
@@ -144,23 +136,21 @@ class _Reader:
         models = (judgement.get("model") for judgement in judgements)
         self.judges.update(model for model in models if isinstance(model, str))
 
-    def rows(self, places: Integers, dataset: str) -> tuple[RowTable, Integers, bool]:
-        """Return the distinct rows, which of them each selected row is, and whether their digests are known.
+    def rows(self, places: Integers) -> tuple[RowTable, Integers]:
+        """Return the distinct rows, and which of them each selected row is.
 
         Args:
             places: of each selected row, its place in the dataset.
-            dataset: stands for the dataset where rows have no digests.
         """
         import numpy as np
 
         tried = np.frombuffer(self.table.statuses, dtype=np.uint8).reshape(places.size, self._n)
         there = np.flatnonzero((tried != PENDING).any(axis=1)).tolist()
-        keyed = all(self._digests[row] is not None for row in there)
         table, row_of = RowTable(), np.full(places.size, -1, dtype=np.int64)
         for row in there:
             place = int(places[row])
-            row_of[row] = table.position(self._digests[row] or "" if keyed else f"{dataset}:{place}", place)
-        return table, row_of, keyed
+            row_of[row] = table.position(self._digests[row], place)
+        return table, row_of
 
 
 def _planned(manifest: Manifest, path: Path) -> tuple[Integers, int]:

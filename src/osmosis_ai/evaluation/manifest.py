@@ -52,7 +52,7 @@ class Manifest:
     """``manifest.json``, written once per run.
 
     Attributes:
-        grader_digest: what graded the run (``grader_digest.py``); None where nothing does, and in runs of 0.3.10.
+        grader_digest: what graded the run (``grader_digest.py``); None if nothing does.
             It is no input: what it covers is covered by the rollout's digest, too.
     """
 

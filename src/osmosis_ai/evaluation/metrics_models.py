@@ -68,7 +68,7 @@ class Counts(_Model):
 class TokenTotals(_Model):
     """Tokens of all recorded attempts; ``per_sample`` is their mean over the ``known_samples``.
 
-    ``unreported_samples`` called a model that did not report its tokens; None if that was not recorded.
+    ``unreported_samples`` called a model that did not report its tokens.
     """
 
     prompt: int
@@ -76,7 +76,7 @@ class TokenTotals(_Model):
     total: int
     per_sample: float | None
     known_samples: int
-    unreported_samples: int | None = None
+    unreported_samples: int
 
 
 class FinishTotals(_Model):
@@ -117,12 +117,12 @@ class Latency(_Model):
     """Milliseconds: whole rollouts; the time each waited for the model; the mean of single model calls.
 
     ``elsewhere_ms``: what else each that called the model took (agent, tools, grader, queue), 0 where calls at once took
-    longer together than the rollout. Releases before 0.3.23 did not write it down.
+    longer together than the rollout.
     """
 
     rollout_ms: Percentiles | None
     model_ms: Percentiles | None
-    elsewhere_ms: Percentiles | None = None
+    elsewhere_ms: Percentiles | None
     model_call_mean_ms: float | None
 
 
@@ -162,9 +162,8 @@ class Estimates(_Model):
 
     ``pass_at_k`` maps k to the estimate over the rows that have k scored attempts, and so does ``pass_hat_k`` for
     pass^k, that all of k attempts pass. ``variance`` is None where the data do not tell. ``unscored`` is the
-    share of finished attempts, skipped ones aside, that have no score; None where none finished. Any of them may be absent
-    from numbers that an older version wrote. ``warnings`` should stand beside the numbers.
-    ``judges`` is None where no grader asked one. ``finish`` is None if no attempt states a finish reason.
+    share of finished attempts, skipped ones aside, that have no score; None where none finished. ``warnings`` belong next to
+    the numbers. ``judges`` is None where no grader asked one. ``finish`` is None if no attempt states a finish reason.
     """
 
     pass_threshold: float
@@ -221,14 +220,13 @@ class RunMetrics(_Model):
 class MeasuredRun(_Model):
     """The numbers of a run as a platform keeps them beside it; ``duration_ms``: how long the engine has worked.
 
-    ``journal_bytes``: of how much of the journal they are; None while more is being counted, absent where whoever said them
-    does not tell (workers of releases up to 0.3.23).
+    ``journal_bytes``: how much of the journal they cover; None while more is being counted.
     """
 
     duration_ms: float
     summary: WireSummary
     estimates: Estimates
-    journal_bytes: int | None = None
+    journal_bytes: int | None
 
     @field_validator("duration_ms")
     @classmethod
@@ -240,12 +238,11 @@ class MeasuredRun(_Model):
     def record(self) -> dict[str, Any]:
         """Return them as JSON values, as the engine has written them."""
         numbers = RunMetrics(wire=self.summary, estimates=self.estimates)
-        told = {"journal_bytes": self.journal_bytes} if "journal_bytes" in self.model_fields_set else {}
         return {
             "duration_ms": self.duration_ms,
             "summary": numbers.summary,
             "estimates": self.estimates.model_dump(mode="json"),
-            **told,
+            "journal_bytes": self.journal_bytes,
         }
 
 

@@ -84,7 +84,7 @@ def number_lines(estimates: Estimates) -> Iterator[NumberLine]:
 
 def _spent(estimates: Estimates) -> Iterator[NumberLine]:
     tokens, cost, judges = estimates.tokens, estimates.cost_usd, estimates.judges
-    unreported = tokens.unreported_samples or 0
+    unreported = tokens.unreported_samples
     is_known = tokens.known_samples > 0 or not unreported
     said = [f"{tokens.prompt:,} prompt, {tokens.completion:,} completion"] if is_known else []
     if tokens.per_sample is not None:

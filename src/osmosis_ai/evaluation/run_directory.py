@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from osmosis_ai.evaluation.index import IndexEntry
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.ledger import Ledger
 from osmosis_ai.evaluation.lenient_json import has_usual_numbers
@@ -90,70 +91,67 @@ class RunDirectory:
         """Keep what the agent runs in; that of the newest session counts."""
         write_atomic(self.path / ENVIRONMENT_FILE, f"{words}\n")
 
-    def write_progress(self, *, sampled_rows: int, n: int, total_dataset_rows: int) -> None:
-        """Write how large the run is."""
-        write_json(
-            self.progress,
-            {
-                "total_runs": sampled_rows * n,
-                "sampled_rows": sampled_rows,
-                "total_dataset_rows": total_dataset_rows,
-            },
-        )
-
-    def write_metrics(
-        self, eval_run: Mapping[str, Any], metrics: RunMetrics, *, journal_bytes: int | None = None
+    def write_results(
+        self,
+        eval_run: Mapping[str, Any],
+        metrics: RunMetrics,
+        *,
+        journal_bytes: int | None = None,
+        progress: Mapping[str, int] | None = None,
+        index: Iterable[IndexEntry] | None = None,
     ) -> None:
-        """Write the numbers of the run: the product's summary, and our estimates beside it.
+        """Write ``metrics.json``, ``progress.json``, and ``index.jsonl`` with its twin ``summary.jsonl``.
 
         Args:
             eval_run: what the run is.
-            metrics: its numbers.
-            journal_bytes: of how much of the journal they are; None while more is being counted.
+            metrics: its numbers: the product's summary, and our estimates next to it.
+            journal_bytes: how much of the journal they cover; None while more is being counted.
+            progress: how large the run is; None keeps the file.
+            index: its results by row and attempt; None keeps both files.
         """
+        if progress is not None:
+            write_json(self.progress, progress)
+        if index is not None:
+            with replacing(self.index) as file, replacing(self.summary) as twin:
+                for entry in index:
+                    line = entry.to_line()
+                    file.write(line)
+                    twin.write(line)
         numbers = {"summary": metrics.summary, "estimates": metrics.estimates.model_dump(mode="json")}
         write_json(self.metrics, {"eval_run": dict(eval_run), **numbers, "journal_bytes": journal_bytes})
 
-    def read_metrics(self) -> dict[str, Any] | None:
-        """Return the last written metrics, or None when there are none to be read."""
-        return _read_object(self.metrics)
-
-    def write_index(
+    def index_entries(
         self, ledger: Ledger, *, resumed_before: int, has_trajectory: Callable[[int, int], bool]
-    ) -> None:
-        """Write ``index.jsonl`` and its twin ``summary.jsonl``, sorted by row and attempt.
+    ) -> Iterator[IndexEntry]:
+        """Yield the results in the journal by row and attempt.
 
         Args:
             resumed_before: records that start before this byte of the journal are of earlier sessions.
             has_trajectory: whether the item's trajectory is in ``trajectories/``.
         """
-        with (
-            JournalReader(self.events) as journal,
-            replacing(self.index) as index,
-            replacing(self.summary) as summary,
-        ):
+        with JournalReader(self.events) as journal:
             for row_index, run_index, offset in ledger.recorded():
                 line = journal.line(offset)
                 if line is None:
                     continue
-                # A record that the session has read, and checked, or written.
+                # The session has read and checked this record, or written it.
                 record = orjson.loads(line)
-                entry = {
-                    "row_index": row_index,
-                    "run_index": run_index,
-                    "rollout_id": record["rollout_id"],
-                    "trajectory_filename": TRAJECTORY_FILE if has_trajectory(row_index, run_index) else None,
-                    "status": record["status"],
-                    "reward": record.get("reward"),
-                    "tokens": record.get("tokens"),
-                    "duration_ms": record["duration_ms"],
-                    "error_type": record.get("error_type"),
-                    "resumed": True if offset < resumed_before else None,
-                }
-                known = {key: value for key, value in entry.items() if value is not None}
-                line = orjson.dumps(known, option=orjson.OPT_APPEND_NEWLINE)
-                index.write(line)
-                summary.write(line)
+                yield IndexEntry(
+                    row_index,
+                    run_index,
+                    record["rollout_id"],
+                    record["status"],
+                    duration_ms=record["duration_ms"],
+                    trajectory_filename=TRAJECTORY_FILE if has_trajectory(row_index, run_index) else None,
+                    reward=record.get("reward"),
+                    tokens=record.get("tokens"),
+                    error_type=record.get("error_type"),
+                    resumed=offset < resumed_before,
+                )
+
+    def read_metrics(self) -> dict[str, Any] | None:
+        """Return the last written metrics, or None when there are none to be read."""
+        return _read_object(self.metrics)
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:

@@ -67,7 +67,6 @@ class RunState:
     Attributes:
         tally: of what holds this session back.
         records: of the journal that are in it.
-        unverified: replayed records that have no digest, so that damage to them could not be seen.
     """
 
     def __init__(
@@ -88,7 +87,6 @@ class RunState:
         self.log = log
         self.redact = redact
         self.records = 0
-        self.unverified = 0
         self._pass_threshold = pass_threshold
         self.tally = LimitTally()
         self._reward_sum = 0.0
@@ -108,12 +106,10 @@ class RunState:
             require_all_part_of_run(self.ledger, columns, journal.path)
             self._count_columns(columns)
         self.spending.go_on_from(checkpoint.spent)
-        chain = checkpoint.chain()
-        for offset, _, record in journal.replay(chain, checkpoint.end):
+        for offset, _, record in journal.replay(checkpoint.chain(), checkpoint.end):
             require_part_of_run(self.ledger, record, journal.path)
             self.spend(record)
             self._count(record, offset)
-        self.unverified = chain.without_digest
 
     def spend(self, record: TerminalRecord) -> None:
         """Count what an attempt has cost; its place is free before its record is durable, the money is not."""

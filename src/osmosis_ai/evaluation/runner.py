@@ -283,8 +283,6 @@ class _Session:
                 log.write(
                     "resume", "continuing from the journal", finished=self._resumed, from_checkpoint=known
                 )
-            if state.unverified:
-                self._note_unverified(state.unverified, log)
             self._indexed = state.records, state.projector.copied
             self._write_snapshots("running")
             execution: Execution | None = None
@@ -295,14 +293,6 @@ class _Session:
         finally:
             await journal.close()
         return await self._finalize(stop, execution)
-
-    def _note_unverified(self, count: int, log: RunLog) -> None:
-        told = (
-            f"{count} {'result has' if count == 1 else 'results have'} no digest in the journal "
-            "(0.3.10 wrote none): damage to them could not be seen."
-        )
-        log.write("resume", told, level="WARNING", unverified=count)
-        self._hooks.note(told)
 
     def _replay(self, journal: Journal, log: RunLog) -> RunState:
         job, spec = self._job, self._job.spec
@@ -390,27 +380,30 @@ class _Session:
 
     def _write_snapshots(self, status: str) -> None:
         job, state = self._job, self._state
-        job.directory.write_progress(
-            sampled_rows=len(job.selection),
-            n=job.spec.evaluation.n,
-            total_dataset_rows=job.selection.total_rows,
-        )
-        shown = state.records, state.projector.copied
-        # What a session begins with is in the index, but for what a killed one had not written: that has time.
+        progress = {
+            "total_runs": len(job.selection) * job.spec.evaluation.n,
+            "sampled_rows": len(job.selection),
+            "total_dataset_rows": job.selection.total_rows,
+        }
+        shown, index = (state.records, state.projector.copied), None
+        # The index has what a session starts with, except what a killed session did not write; that can wait.
         if status != "running" or shown != self._indexed or not job.directory.index.exists():
-            job.directory.write_index(
+            index = job.directory.index_entries(
                 state.ledger,
                 resumed_before=self._resumed_before,
                 has_trajectory=state.projector.has_trajectory,
             )
-            self._indexed = shown
         duration_ms = round(state.spending.elapsed_s * 1000)
         described = describe_run(
             job.spec, self._manifest, job.selection.drawn, status=status, duration_ms=duration_ms
         )
         # While results come in, the journal has some that are not counted yet.
         counted = None if status == "running" else job.directory.events.stat().st_size
-        job.directory.write_metrics(described, state.summary(), journal_bytes=counted)
+        job.directory.write_results(
+            described, state.summary(), journal_bytes=counted, progress=progress, index=index
+        )
+        if index is not None:
+            self._indexed = shown
 
     async def _finalize(self, stop: Stop | None, execution: Execution | None) -> RunSummary:
         state, directory = self._state, self._job.directory

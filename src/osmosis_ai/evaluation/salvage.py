@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from osmosis_ai.evaluation.journal import committed_lines
-from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, Chain, digest_of, opened, sealed
+from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, Chain, opened, sealed
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.files import replacing
 
@@ -23,13 +23,11 @@ class Salvage:
 
     Attributes:
         kept: results in the new journal.
-        unverified: those of them that had no digest, and still have none: nobody can tell whether they were changed.
         dropped: numbers of the lines that were left out, from 1.
         damaged: where the damaged journal is; None when nothing was damaged and nothing was written.
     """
 
     kept: int
-    unverified: int
     dropped: tuple[int, ...]
     damaged: Path | None
 
@@ -60,38 +58,35 @@ def salvage(path: Path, belongs: Belongs) -> Salvage:
     Raises:
         OSError: the new one cannot be written; the old one is as it was.
     """
-    kept = unverified = 0
-    dropped = []
-    for number, _, stated, intact in _judged(path, belongs):
+    kept, dropped = 0, []
+    for number, _, intact in _judged(path, belongs):
         kept += intact
-        unverified += intact and not stated
         if not intact:
             dropped.append(number)
     if not dropped:
-        return Salvage(kept, unverified, (), None)
+        return Salvage(kept, (), None)
     aside = _free_name(path)
     with replacing(path) as new:
         last = BEFORE_THE_FIRST
-        for _, body, stated, intact in _judged(path, belongs):
+        for _, body, intact in _judged(path, belongs):
             if intact:
-                line, digest = sealed(body, last) if stated else (body, digest_of(body, last))
+                line, last = sealed(body, last)
                 new.write(line)
-                last = digest
         _keep(path, aside)
-    return Salvage(kept, unverified, tuple(dropped), aside)
+    return Salvage(kept, tuple(dropped), aside)
 
 
-def _judged(path: Path, belongs: Belongs) -> Iterator[tuple[int, bytes, bool, bool]]:
-    """Yield (number, body, whether it states a digest, whether it is intact) of every line."""
+def _judged(path: Path, belongs: Belongs) -> Iterator[tuple[int, bytes, bool]]:
+    """Yield (number, body, whether it is intact) of every line."""
     chain = Chain()
     for number, (_, line) in enumerate(committed_lines(path), start=1):
-        body, stated = opened(line)
+        body, _ = opened(line)
         try:
             chain.follow(line)
             intact = belongs(TerminalRecord.from_line(body))
         except ValueError:
             intact = False
-        yield number, body, stated is not None, intact
+        yield number, body, intact
 
 
 def _free_name(path: Path) -> Path:

@@ -90,13 +90,13 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Percentiles of ``n`` values, interpolated linearly; releases before 0.3.19 did not write down of how many."""
+    """Percentiles of ``n`` values, interpolated linearly."""
 
     p50: float
     p90: float
     p95: float
     p99: float
-    n: int | None = None
+    n: int
 
 
 def describe(values: Values) -> Description | None:

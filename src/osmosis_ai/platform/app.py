@@ -129,13 +129,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await anyio.to_thread.run_sync(services.run_deletion.finish)
     services.maintenance.start()
     services.frequent_maintenance.start()
-    services.sample_filling.start()
     app.state.live_hub = LiveHub()
     try:
         yield
     finally:
         live_hub(app).close()
-        await anyio.to_thread.run_sync(services.sample_filling.close)
         await anyio.to_thread.run_sync(services.frequent_maintenance.close)
         await anyio.to_thread.run_sync(services.maintenance.close)
         await anyio.to_thread.run_sync(services.datasets.ingest.close)

@@ -47,9 +47,9 @@ class RayCluster:
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> RayCluster:
-        """Return what :meth:`to_json` has written, be it that of another release."""
-        file = written.get("token_file")
-        return cls(written["address"], Path(file) if file else None, bool(written.get("allow_open")))
+        """Return what :meth:`to_json` has written."""
+        file = written["token_file"]
+        return cls(written["address"], Path(file) if file else None, written["allow_open"])
 
     def token(self) -> str | None:
         """Return the cluster's token, read anew; None where there is none.

@@ -18,7 +18,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.migrations import newest_step
+from osmosis_ai.platform.db.migrations import newest_revision
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Readiness:
     def _migrations(self) -> str:
         with self._db.session() as session:
             found = session.scalar(text("SELECT version_num FROM alembic_version"))
-        wanted = newest_step()
+        wanted = newest_revision()
         return "" if found == wanted else f"its schema is {found}, and this release works with {wanted}"
 
     def _stored_files(self) -> str:

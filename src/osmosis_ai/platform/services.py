@@ -38,7 +38,6 @@ from osmosis_ai.platform.runs.read.downloads import Downloads
 from osmosis_ai.platform.runs.read.run_counts import RunCounts
 from osmosis_ai.platform.runs.read.run_store import RunStore
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
-from osmosis_ai.platform.runs.sample_filling import SampleFilling
 from osmosis_ai.platform.runs.secret_handouts import SecretHandouts
 from osmosis_ai.platform.runs.source_archives import SourceArchives
 from osmosis_ai.platform.runs.submit.packing import PACKING, SourcePacking
@@ -85,7 +84,6 @@ class PlatformServices:
     eval_retries: EvalRetries
     lora_models: LoraModelStore
     downloads: Downloads
-    sample_filling: SampleFilling
     maintenance: Maintenance
     shard_merging: ShardMerging
     frequent_maintenance: Maintenance
@@ -182,7 +180,6 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         run_deletion=deletion,
         lora_models=LoraModelStore(db, blobs, used_clock),
         downloads=Downloads(db, blobs, signer),
-        sample_filling=SampleFilling(db, blobs, used_clock),
         maintenance=_maintenance(blobs, datasets, imports, resuming, sources, desk, access, shards, deletion),
         shard_merging=shards,
         frequent_maintenance=_frequent_maintenance(desk, shards),

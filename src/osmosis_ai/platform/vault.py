@@ -256,8 +256,7 @@ def _from_json(document: dict[str, Any]) -> _KeyRing:
         for key_id, key in document["keys"].items()
     }
     replaced = {
-        bytes.fromhex(key_id): datetime.fromisoformat(at)
-        for key_id, at in document.get("replaced", {}).items()
+        bytes.fromhex(key_id): datetime.fromisoformat(at) for key_id, at in document["replaced"].items()
     }
     ring = _KeyRing(bytes.fromhex(document["active"]), keys, replaced)
     lengths_fit = all(len(key_id) == _KEY_ID_BYTES and len(key) == _KEY_BYTES for key_id, key in keys.items())

@@ -1,7 +1,7 @@
 """An earlier session, as its result file tells it: its statistics, and what it knows of each record.
 
-Result files of every release can be a baseline. One that says of its records what was judged is compared record by
-record (:mod:`~osmosis_ai.rubric.baseline_comparison`); of others there is less to say, and it is said.
+A result file, or any JSON with its statistics, can be a baseline. A file that states what was judged is compared record by
+record (:mod:`~osmosis_ai.rubric.baseline_comparison`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ScoredRecord:
 
     Attributes:
         score: the mean of its judges' means, on its session's scale.
-        digest: of all that was judged; None where an older release wrote the file.
+        digest: of all that was judged; None if the file does not state it.
         question: of what the judged text is an answer to; None where the record does not tell.
     """
 
@@ -80,7 +80,7 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def _inputs(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the scores depend on; of a file of an older release the little that it says."""
+    """Return what the scores depend on, as far as the file states it."""
     from osmosis_ai.rubric.session_spec import text_digest
 
     known: dict[str, Any] = {}

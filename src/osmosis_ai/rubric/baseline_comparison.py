@@ -110,7 +110,7 @@ class SessionComparison:
         return f"95 % interval {low:.4f} to {high:.4f}, {over}"
 
     def data(self) -> dict[str, Any]:
-        """Return it as files and scripts have it: first the keys of earlier releases."""
+        """Return it as result files have it; the first three keys are those of the public 0.2 SDK."""
         return {
             "source_path": str(self.source_path),
             "baseline_statistics": dict(self.baseline.statistics),

@@ -118,7 +118,7 @@ def _calls(journal: JournalReader, offsets: list[int]) -> list[CallRecord | None
 def statistics(scores: Iterable[float]) -> dict[str, float]:
     """Return mean, population variance and deviation, and extremes of the scores that are not NaN.
 
-    All are 0.0 where there is no score, as scripts of earlier releases expect; counts tell the difference.
+    All are 0.0 where there is no score, as in the public 0.2 SDK; counts tell the difference.
     """
     known = [score for score in scores if not math.isnan(score)]
     if not known:

@@ -186,8 +186,7 @@ def numbers_alone(directory: Path) -> Iterator[Path]:
         local.path.mkdir()
         started = as_text(facts.get("started_at")) or ""
         Manifest(_digest(run_id), name, started, inputs, provenance).write(local.manifest)
-        # How much of the journal they are of would say, where there is none, that they are old.
-        write_json(local.metrics, {key: value for key, value in written.items() if key != "journal_bytes"})
+        _linked(RunDirectory(directory).metrics, local.metrics)
         yield local.path
 
 
@@ -257,8 +256,7 @@ def _note(directory: Path, beside: Mapping[str, Any]) -> None:
 def _fill_in(client: PlatformClient, run_id: str, listing: Path, *, text: bool) -> bool:
     """Add to a list of samples what the platform tells of each, and return whether that could be read.
 
-    Both are by row and attempt, so that one sample of each is held at a time. What stands in the list stays, and so does
-    all of a sample of which the platform, being an older one, tells what a retry came to.
+    Both are by row and attempt, so that one sample of each is in memory at a time. Values of the list take precedence.
 
     Raises:
         PlatformError: as every call.
@@ -273,7 +271,7 @@ def _fill_in(client: PlatformClient, run_id: str, listing: Path, *, text: bool) 
     target = listing.with_name(f"{listing.name}.filled")
     try:
         with listing.open("rb") as lines, target.open("wb") as filled:
-            filled.writelines(_filled(lines, _told(client, run_id), run_id, text=text))
+            filled.writelines(_filled(lines, _told(client, run_id), text=text))
     except UnreadableReply:
         target.unlink()
         return False
@@ -294,9 +292,7 @@ def _told(client: PlatformClient, run_id: str) -> Iterator[EvalSample]:
         yield sample
 
 
-def _filled(
-    lines: Iterable[bytes], told: Iterator[EvalSample], run_id: str, *, text: bool
-) -> Iterator[bytes]:
+def _filled(lines: Iterable[bytes], told: Iterator[EvalSample], *, text: bool) -> Iterator[bytes]:
     """Yield the lines of a list of samples with what is told beside; those that are no sample as they are."""
     sample = next(told, None)
     for line in lines:
@@ -306,7 +302,7 @@ def _filled(
             while sample is not None and (sample.row, sample.attempt) < (row, attempt):
                 sample = next(told, None)
             if sample is not None and (sample.row, sample.attempt) == (row, attempt):
-                listed = _beside(sample, run_id, text=text) | listed
+                listed = _beside(sample, text=text) | listed
                 line = orjson.dumps(listed, option=orjson.OPT_APPEND_NEWLINE)
         yield line
 
@@ -320,10 +316,8 @@ def _object_in(line: bytes) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _beside(sample: EvalSample, run_id: str, *, text: bool) -> dict[str, Any]:
+def _beside(sample: EvalSample, *, text: bool) -> dict[str, Any]:
     """Return what is told of a run's own sample; what can be no value of its field is left out where the list is read."""
-    if sample.run_id not in (None, run_id):
-        return {}
     known = {name: getattr(sample, name) for name in (*_TOLD, *(_TOLD_IN_WORDS if text else ()))}
     took = sample.duration_ms
     known["duration_ms"] = round(took) if took is not None and math.isfinite(took) else None

@@ -50,7 +50,6 @@ class ItemPage(Generic[ItemT]):
         next, previous: cursors of the pieces behind and before it; None at an end.
         counts: how many there are, by a word (``total`` is of the filter, ``unfiltered`` without it).
         progress: which share of a place was read so far, while the list is not complete for that; None when it is.
-        filling: which share was read so far for what an earlier release did not record of these; None when all was.
         problems: what a reader of the list should know, such as why it lacks some; a sentence each.
     """
 
@@ -59,7 +58,6 @@ class ItemPage(Generic[ItemT]):
     previous: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     progress: float | None = None
-    filling: float | None = None
     problems: Sequence[str] = ()
 
 

@@ -18,6 +18,7 @@ from osmosis_ai.evaluation.agent_loop.results import (
 )
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_directory import RunDirectory
+from tests.evaluation.recorded_runs import journal_of
 
 
 def record(row: int, run: int, status: Any = "success", **more: Any) -> TerminalRecord:
@@ -118,7 +119,7 @@ def test_the_latest_record_of_a_run_counts_and_what_is_no_part_of_the_run_does_n
     directory = RunDirectory(tmp_path)
     assert list(RecordedRuns(directory, settings(1, 2))) == []
     lines = [record(0, 1), record(0, 0, "failed"), record(3, 0), record(0, 0, scores={"a:fn": 1.0})]
-    directory.events.write_bytes(b"".join(each.to_line() for each in lines))
+    directory.events.write_bytes(journal_of(lines))
     runs = RecordedRuns(directory, settings(1, 2))
     for _ in range(2):
         assert [(each.run_index, each.status) for each in runs] == [(0, "success"), (1, "success")]

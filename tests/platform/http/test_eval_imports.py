@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import select
 
 from osmosis_ai.platform.blobs.store import BlobUpload, Part
+from osmosis_ai.platform.db.tables import DbSample
+from osmosis_ai.platform.runs.imports.announcement import ImportLimits
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
@@ -113,9 +116,7 @@ def test_a_run_without_any_score_has_a_null_pass_rate(api: TestClient) -> None:
         assert (numbers["graded"], numbers["failed"], numbers["pass_rate"]) == (0, 6, None)
 
 
-def test_finish_reasons_of_uploaded_conversations_are_counted(
-    api: TestClient, services: PlatformServices, run: LocalRun
-) -> None:
+def test_finish_reasons_of_uploaded_conversations_are_counted(api: TestClient, run: LocalRun) -> None:
     cut = trajectory(0)
     cut["steps"][1]["metrics"] = {
         "prompt_tokens": 7,
@@ -125,16 +126,76 @@ def test_finish_reasons_of_uploaded_conversations_are_counted(
     }
     run.files[f"rollout_trials/{rollout_id(0)}/trajectory.json"] = json.dumps(cut).encode()
     run.upload(api)
-    where = f"/api/cli/eval-runs/{run.name}/metrics"
-    before = api.get(where).json()["estimates"]
-    services.sample_filling.fill()
-    after = api.get(where).json()["estimates"]
-    assert before["finish"] is None
-    finish = after["finish"]
+    estimates = api.get(f"/api/cli/eval-runs/{run.name}/metrics").json()["estimates"]
+    finish = estimates["finish"]
     assert (finish["truncated"], finish["known_samples"], finish["recorded_samples"]) == (1, 1, 6)
-    assert after["cost_usd"] == {"total": 0.5, "known_samples": 1, "recorded_samples": 6}
-    for same in ("reward", "pass_rate", "counts"):
-        assert after[same] == before[same]
+    assert estimates["cost_usd"] == {"total": 0.5, "known_samples": 1, "recorded_samples": 6}
+
+
+CALL = {
+    "prompt_tokens": 10,
+    "completion_tokens": 2,
+    "cost_usd": 0.25,
+    "extra": {"latency_ms": 5.5, "finish_reason": "length"},
+}
+
+
+def imported_samples(services: PlatformServices) -> list[DbSample]:
+    with services.db.session() as session:
+        return list(session.scalars(select(DbSample).order_by(DbSample.row_index, DbSample.run_index)))
+
+
+def with_trajectories(run: LocalRun, *changes: Mapping[str, Any]) -> LocalRun:
+    """Change the trajectories of the first rows' first attempts."""
+    for row, change in enumerate(changes):
+        path = f"rollout_trials/{rollout_id(row)}/trajectory.json"
+        changed = trajectory(row)
+        changed["extra"]["osmosis"] |= change.get("told", {})
+        changed["steps"] = change.get("steps", changed["steps"])
+        run.files[path] = json.dumps(changed).encode()
+    return run
+
+
+def test_samples_of_an_import_have_what_their_trajectories_state(
+    api: TestClient, services: PlatformServices, run: LocalRun
+) -> None:
+    asks = {"step_id": 1, "source": "user", "message": "two\n\0times two?"}
+    answers = [
+        {"step_id": place, "source": "agent", "message": text, "metrics": CALL}
+        for place, text in ((2, "four"), (3, ""))
+    ]
+    noted = {"sample_extra_fields": {"grader_notes": {"notes": "right", "parts": {"all": 1}}}}
+    unmatched = {"unmatched_llm_call_metrics": [CALL, {**CALL, "cost_usd": None}, 3]}
+    with_trajectories(
+        run, {"steps": [asks, *answers], "told": noted}, {"steps": [asks], "told": unmatched}
+    ).upload(api)
+    whole, _, loose, *_ = imported_samples(services)
+    assert (whole.tokens, whole.prompt_tokens, whole.completion_tokens, whole.model_calls) == (10, 20, 4, 2)
+    assert (whole.cost_usd, whole.model_latency_ms) == (0.5, 11.0)
+    assert whole.finish_reasons == loose.finish_reasons == {"length": 2}
+    assert (whole.input, whole.output) == ("two \N{REPLACEMENT CHARACTER}times two?", "four")
+    assert (whole.notes, whole.parts) == ("right", {"all": 1.0})
+    assert (loose.model_calls, loose.cost_usd, loose.model_latency_ms, loose.output) == (2, None, 11.0, None)
+
+
+def test_hostile_numbers_of_a_trajectory_are_left_out(
+    api: TestClient, services: PlatformServices, run: LocalRun
+) -> None:
+    huge = {"prompt_tokens": 10**12, "completion_tokens": 1, "cost_usd": 1e308, "extra": {"latency_ms": -1}}
+    steps = [{"step_id": place, "source": "agent", "message": "north", "metrics": huge} for place in (1, 2)]
+    assert with_trajectories(run, {"steps": steps}).upload(api).status_code == 200
+    sample = imported_samples(services)[0]
+    assert (sample.model_calls, sample.prompt_tokens, sample.cost_usd) == (2, None, None)
+    assert sample.output == "north"
+
+
+def test_details_are_left_out_when_reading_them_takes_too_long(
+    api: TestClient, services: PlatformServices, run: LocalRun
+) -> None:
+    services.eval_imports.limits = ImportLimits(details_s=0)
+    assert run.upload(api).status_code == 200
+    found = imported_samples(services)
+    assert {sample.input for sample in found} == {None} and {sample.tokens for sample in found} == {10}
 
 
 def test_pages_say_that_a_run_was_imported(

@@ -217,7 +217,7 @@ def test_a_full_disk_and_a_busy_database_say_so(probe: TestClient, how: str, sta
 
 
 def test_the_platform_says_that_it_is_up_without_a_token(client: TestClient) -> None:
-    assert client.get("/health").json() == {"status": "ok", "version": __version__, "runs_to_fill": 0}
+    assert client.get("/health").json() == {"status": "ok", "version": __version__}
 
 
 def test_nothing_is_compressed(probe: TestClient) -> None:

@@ -282,12 +282,6 @@ def test_the_manifest_of_a_run_that_has_ended_is_written_once_but_for_its_log(
     assert made == ["logs.txt"]
     log, same = ({file["path"]: file for file in found["files"]} for found in (first, again))
     assert log.pop("logs.txt") != same.pop("logs.txt") and log == same
-    # What a sample was found to have cost changes the summary.
-    with services.db.transaction() as session:
-        session.get_one(DbRun, finished["id"]).samples_filled_at = services.clock.now()
-    made.clear()
-    api.get(where, params=asked)
-    assert set(made) == {"metrics.json", "summary.jsonl", "logs.txt"}
 
 
 def test_the_journal_is_downloaded_by_name_alone_and_as_it_was_written(

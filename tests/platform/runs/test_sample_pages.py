@@ -107,9 +107,6 @@ def test_a_run_s_own_results_are_told_when_they_are_asked_for_whatever_retries_c
             place: result["status"] for place, result in results.items()
         }
         assert places(told) == sorted(results) and {each["run_id"] for each in told} == {made["id"]}
-    path = f"{RUNS}/{run['id']}/samples"
-    assert api.get(path, params={"own": "true"}).json()["own"] is True
-    assert "own" not in api.get(path).json()
 
 
 @pytest.mark.parametrize("cursor", ["x", "1", "-1-2", "1-2-3", "٣-٣", "9" * 60])

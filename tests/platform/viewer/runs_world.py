@@ -135,7 +135,7 @@ def source_of(services: PlatformServices, member: Member) -> PlatformSource:
     return PlatformSource(services, member.workspace.id, SampleCounts())
 
 
-_CHORES = ("osmosis-maintenance", "osmosis-sample-filling")
+_CHORES = ("osmosis-maintenance",)
 """The names of the threads that do them."""
 
 

@@ -169,8 +169,11 @@ SAME_MODULE = {
 }
 # Path of 0.2 -> names that are imported from it.
 NAMES_OF_PATHS = {
+    "cli": "main",
     "consts": "package_name PACKAGE_VERSION",
     "utils": "osmosis_reward osmosis_rubric",
+    "rubric_eval": "DEFAULT_API_KEY_ENV evaluate_rubric ensure_api_key_available",
+    "rubric_types": "MissingAPIKeyError ModelInfo ModelNotFoundError ProviderRequestError RewardRubricRunResult",
     "rollout.client": "OsmosisLLMClient CompletionsResult httpx",
     "rollout.cli_utils": "load_agent_loop",
     "rollout.config": "RolloutSettings RolloutClientSettings RolloutServerSettings get_settings configure",
@@ -182,21 +185,29 @@ NAMES_OF_PATHS = {
     "load_dataset_rows LocalLLMClientProtocol validate_tools DatasetReader DatasetRow REQUIRED_COLUMNS "
     "dataset_row_to_request ExternalLLMClient LocalRolloutRunner LocalRunResult LocalBatchResult LocalExecutionError "
     "DatasetParseError DatasetValidationError ToolValidationError ProviderError",
+    "rollout.eval.common.cli": "load_agent load_dataset_rows create_llm_client",
     "rollout.eval.common.dataset": "DatasetReader DatasetRow REQUIRED_COLUMNS dataset_row_to_request",
     "rollout.eval.common.errors": "LocalExecutionError DatasetParseError ToolValidationError ProviderError",
     "rollout.eval.common.llm_client": "ExternalLLMClient",
     "rollout.eval.common.runner": "LocalRolloutRunner LocalRunResult LocalBatchResult validate_tools",
     "rollout.eval.evaluation": "EvalFnError EvalFnWrapper load_eval_fn load_eval_fns EvalRunResult EvalRowResult "
     "EvalEvalSummary EvalResult EvalRunner pass_at_k format_eval_report",
+    "rollout.eval.evaluation.cli": "load_agent load_dataset_rows",
     "rollout.eval.evaluation.eval_fn": "EvalFnError EvalFnWrapper load_eval_fn load_eval_fns",
     "rollout.eval.evaluation.report": "format_eval_report",
     "rollout.eval.evaluation.runner": "EvalRunner EvalResult EvalRowResult EvalRunResult pass_at_k",
     "rollout.eval.test_mode": "LocalTestRunner LocalTestRunResult LocalTestBatchResult InteractiveRunner "
     "InteractiveLLMClient InteractiveStep ExternalLLMClient ProviderError",
+    "rollout.eval.test_mode.cli": "load_agent load_dataset_rows",
     "rollout.eval.test_mode.interactive": "InteractiveRunner InteractiveLLMClient InteractiveStep",
     "rollout.eval.test_mode.runner": "LocalTestRunner LocalTestRunResult LocalTestBatchResult",
+    "rollout.network": "detect_public_ip PublicIPDetectionError validate_ipv4",
     "rollout.registry": "AgentLoopRegistry _REGISTRY",
     "rollout.server": "create_app create_rollout_server AppState serve_agent_loop",
+    "rollout.server.api_key": "generate_api_key validate_api_key",
+    "rollout.server.registration": "registering",
+    "rollout.server.serve": "serve_agent_loop validate_and_report ServeError",
+    "rollout.server.state": "AppState",
     "rollout.server.app": "create_app create_rollout_server AppState",
     "rollout.testing": "create_mock_trainer_app RolloutCompletionTracker patch_httpx_for_mock_trainer "
     "fake_token_ids fake_prompt_token_ids",

@@ -124,7 +124,7 @@ def test_an_imported_run_is_marked_and_its_rows_are_known_by_dataset_and_place(
     run = read_platform_samples(client, "amber-otter-42")
     assert run.imported == "executed elsewhere, with 0.3.11 at 1a2b3c4 and uncommitted changes"
     assert (run.keyed_by, run.row_keys) == ("dataset-and-index", (f"{'d' * 64}:7",))
-    assert "their place in it" in run.notes[0]
+    assert "imported runs have no row digests" in run.notes[0]
     assert run.inputs.dirty is True
     # What was uploaded is the run that it was uploaded from.
     assert run.run_id == "0f" * 16

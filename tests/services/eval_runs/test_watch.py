@@ -11,12 +11,12 @@ from osmosis_ai.evaluation.run_lock import RunLock
 from osmosis_ai.services.eval_runs.watch import RunWatcher
 from osmosis_ai.services.runs.lifecycle import watch_run
 from tests.evaluation.builders import inputs, record
+from tests.evaluation.recorded_runs import append_records, journal_of
 from tests.workspace.builders import make_workspace
 
 
 def write(run_dir: Path, *records: TerminalRecord) -> None:
-    with (run_dir / "events.jsonl").open("ab") as events:
-        events.writelines(each.to_line() for each in records)
+    append_records(run_dir / "events.jsonl", records)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_watching_follows_the_journal_until_the_lock_is_free(run_dir: Path) -> N
 
 
 def test_a_half_written_line_is_read_when_it_is_whole(run_dir: Path) -> None:
-    line = record(0, 0).to_line()
+    line = journal_of([record(0, 0)])
     (run_dir / "events.jsonl").write_bytes(line[:20])
     watcher = RunWatcher(run_dir)
     assert watcher.look().progress.completed == 0

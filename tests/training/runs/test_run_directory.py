@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import fcntl
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,12 @@ import pytest
 
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
-from osmosis_ai.driving import rollout_runner
 from osmosis_ai.driving.environment import RolloutEnvironment
 from osmosis_ai.errors import ConflictError, OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.spec import TrainingSpec
-from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.training.runs.validation_samples import MOST_KEPT, ValidationSamples
 from tests.deep_directories import deep_directories
 from tests.evaluation.rollouts import write_rollout, write_rows
@@ -84,60 +81,6 @@ def test_what_would_bend_the_curve_is_refused_and_named(tmp_path, changed, named
         directory.claim(spec(tmp_path).inputs(), {})
         with pytest.raises(ResumeRefusedError, match=named):
             directory.claim(spec(tmp_path, **changed).inputs(), {})
-
-
-def test_a_run_of_a_release_with_other_settings_goes_on(tmp_path):
-    directory = TrainingDirectory(tmp_path / "run")
-    inputs = spec(tmp_path).inputs()
-    earlier = {key: value for key, value in inputs["settings"].items() if key != "grad_clip"}
-    with directory.held():
-        directory.claim({**inputs, "settings": {**earlier, "gone": 3}}, {})
-        directory.claim(inputs, {})
-        with pytest.raises(ResumeRefusedError, match=r"grad_clip.*now 0\.5"):
-            directory.claim(spec(tmp_path, grad_clip=0.5).inputs(), {})
-
-
-def test_a_run_goes_on_as_it_began_when_a_default_has_moved_since(tmp_path):
-    directory = TrainingDirectory(tmp_path / "run")
-    inputs = spec(tmp_path).inputs()
-    with directory.held():
-        directory.claim({**inputs, "settings": {**inputs["settings"], "lr": 1e-6}}, {})
-        settings = directory.settings_as_begun(TrainingSettings(max_steps=9))
-        assert (settings.lr, settings.max_steps) == (1e-6, 9)
-        directory.claim(replace(spec(tmp_path), settings=settings).inputs(), {})
-        written = directory.settings_as_begun(TrainingSettings(lr=1e-5))
-        with pytest.raises(ResumeRefusedError, match="lr"):
-            directory.claim(replace(spec(tmp_path), settings=written).inputs(), {})
-
-
-def test_a_value_that_this_release_does_not_know_is_refused_by_its_name(tmp_path):
-    directory = TrainingDirectory(tmp_path / "run")
-    inputs = spec(tmp_path).inputs()
-    with directory.held():
-        directory.claim({**inputs, "settings": {**inputs["settings"], "loss_type": "ancient"}}, {})
-        settings = directory.settings_as_begun(TrainingSettings())
-        with pytest.raises(ResumeRefusedError, match="loss_type"):
-            directory.claim(replace(spec(tmp_path), settings=settings).inputs(), {})
-
-
-@pytest.mark.imports_much
-async def test_a_trainer_learns_with_the_rate_that_its_run_began_with(tmp_path, monkeypatch):
-    pytest.importorskip("torch")
-    directory = TrainingDirectory(tmp_path / "run")
-    inputs = spec(tmp_path).inputs()
-    with directory.held():
-        directory.claim({**inputs, "settings": {**inputs["settings"], "lr": 1e-6}}, {})
-    learned_with: list[float] = []
-
-    def make_learner(given: TrainingSpec) -> Any:
-        learned_with.append(given.settings.lr)
-        raise OsmosisError("enough is known")
-
-    monkeypatch.setattr(rollout_runner, "prepare_environment", lambda *_args, **_more: NO_VENV)
-    trainer = Trainer(spec(tmp_path), directory.path, make_learner=make_learner)
-    with pytest.raises(OsmosisError, match="enough is known"):
-        await trainer.run()
-    assert learned_with == [1e-6]
 
 
 def test_an_edited_rollout_is_refused(tmp_path):

@@ -28,7 +28,7 @@ def account_for(platform_url: str, token_id: str | None) -> str:
 
 
 def accounts_to_try(platform_url: str, recorded: str | None, email: str | None) -> list[str]:
-    """Return where a saved token may be, the likeliest first; later names are those of older versions."""
+    """Return where a saved token may be, the likeliest first; the later names are those of the public CLI."""
     on_default = platform_url == DEFAULT_PLATFORM_URL
     names = [
         recorded,

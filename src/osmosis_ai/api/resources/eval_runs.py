@@ -74,7 +74,7 @@ class EvalRuns(RunsWithFiles[EvalRunSubmit]):
             limit: how many at most.
             cursor: where the page before ended.
             details: with previews, errors and what graders noted.
-            own: of the run alone, whatever its retries came to; the page says whether it is.
+            own: results of the run alone, without those of its retries.
         """
         params: dict[str, str | int | None] = {"limit": limit, "cursor": cursor}
         if details:

@@ -37,7 +37,7 @@ class Runs(Resource, Generic[_SubmitT]):
         """Ask what a submit of ``run`` would be told; no run comes of it.
 
         Returns:
-            None where the platform cannot be asked that: the hosted service, and releases before 0.3.11.
+            None if the platform has no such route; the hosted service has none.
 
         Raises:
             PlatformError: the submit would be refused so; or as every call.

@@ -202,13 +202,9 @@ class EvalSample(WireModel):
 
 
 class EvalSamplePage(WireModel):
-    """Samples by row and attempt; ``next_cursor`` goes on behind the last, and is absent at the end.
-
-    ``own`` is there, and true, where the run's own results were asked for: an older platform passes the question over.
-    """
+    """Samples by row and attempt; ``next_cursor`` continues after the last, and is absent at the end."""
 
     samples: list[EvalSample]
-    own: bool = False
     next_cursor: Annotated[str, Field(max_length=1000)] | None = None
 
 

@@ -129,9 +129,7 @@ def _serve(config: PlatformConfig, login: bool, logs_json: bool) -> Iterator[dic
 
     handler: type[logging.Handler] = _JsonToStderr if logs_json else _ToStderr
     logging.getLogger().addHandler(handler(level=logging.WARNING))
-    # An update of a large database takes a while, which is worth a word before the platform answers, and what runs
-    # of an earlier release are read for goes on for long after it.
-    for told in ("db.migrations", "runs.sample_filling", *([_STEPS, _REQUESTS] if logs_json else [])):
+    for told in (_STEPS, _REQUESTS) if logs_json else ():
         logger = logging.getLogger(f"osmosis_ai.platform.{told}")
         logger.setLevel(logging.INFO)
         logger.propagate = False

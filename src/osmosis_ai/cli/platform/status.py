@@ -38,11 +38,10 @@ def status() -> DetailResult:
         raise NotFoundError(
             f"no platform runs in {home}.", hint="start it with `osmosis platform start`, or set OSMOSIS_HOME"
         )
-    state, runs_to_fill, problems = _state(process.local_url)
+    state, problems = _state(process.local_url)
     # What another release has in its database, that one knows.
     workers = _workers(config) if (state, process.version) == ("running", __version__) else []
     cluster = _cluster(process.ray)
-    filling = f"{runs_to_fill} to be read for tokens, cost and previews" if runs_to_fill else None
     return DetailResult(
         title="Platform",
         data={
@@ -55,7 +54,6 @@ def status() -> DetailResult:
             "blobs": process.blobs,
             "version": process.version,
             "started_at": process.started_at,
-            "runs_to_fill": runs_to_fill,
             "debuggable": process.debuggable,
             "isolation": process.isolation,
             "executor": process.executor,
@@ -78,7 +76,6 @@ def status() -> DetailResult:
             *_cluster_row(cluster),
             *([("Isolation", process.isolation)] if process.isolation else []),
             *([("Files", process.blobs)] if process.blobs else []),
-            *([("Earlier runs", filling)] if filling else []),
             *(("Warning", Styled(warning, "warn")) for warning in process.warnings),
             *([("Debuggable", _DEBUGGABLE)] if process.debuggable else []),
             *_worker_rows(workers),
@@ -160,23 +157,21 @@ def _words(worker: Mapping[str, Any], now: datetime) -> str:
     return f"{name} of {worker['pool']}{labels}: {', '.join(has)}; {does}, asked last {worker['seen_at']}"
 
 
-def _state(local_url: str | None) -> tuple[str, int, dict[str, str]]:
-    """Return how the platform is, of how many runs it has yet to read what an earlier release did not record, and what
-    keeps it from its work, by what does."""
+def _state(local_url: str | None) -> tuple[str, dict[str, str]]:
+    """Return the platform's status, and the failed checks: name -> reason."""
     if local_url is None:
-        return "starting", 0, {}
+        return "starting", {}
     import httpx
 
     try:
         health = httpx.get(f"{local_url}/health", timeout=_PATIENCE_S, trust_env=False)
-        left = health.json().get("runs_to_fill", 0)
         checks = (
             httpx.get(f"{local_url}/ready", timeout=_PATIENCE_S, trust_env=False).json().get("checks", {})
         )
     except (httpx.HTTPError, ValueError, AttributeError):
-        return "unresponsive", 0, {}
+        return "unresponsive", {}
     problems = {name: why for name, why in checks.items() if why != "ok"}
     if not health.is_success:
         # What `/ready` says may be some seconds old.
         problems.setdefault("database", "it can not be used")
-    return "not ready" if problems else "running", left if isinstance(left, int) else 0, problems
+    return "not ready" if problems else "running", problems

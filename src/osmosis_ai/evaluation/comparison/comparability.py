@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.evaluation.comparison.matching import MatchedRows, counted_rows, match_rows
 from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
-from osmosis_ai.evaluation.grader_digest import graded_differently
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,11 +105,11 @@ def differing_graders(a: RunSamples, b: RunSamples) -> list[str]:
     """Return what differs between how two runs were graded, as far as it is known of both; a clause each."""
     one, other = a.inputs, b.inputs
     found = []
-    if graded_differently(one.grader_digest, other.grader_digest):
+    digests = [one.grader_digest, other.grader_digest]
+    if None not in digests and digests[0] != digests[1]:
         same_files = one.source_digest is not None and one.source_digest == other.source_digest
         what = "the variables or time limit of the grader" if same_files else "the grader"
-        digests = [str(inputs.grader_digest)[:12] for inputs in (one, other)]
-        found.append(f"{what} (digests {digests[0]} and {digests[1]})")
+        found.append(f"{what} (digests {str(digests[0])[:12]} and {str(digests[1])[:12]})")
     if one.judges and other.judges and one.judges != other.judges:
         found.append(f"the judge ({', '.join(one.judges)} and {', '.join(other.judges)})")
     if one.eval_functions != other.eval_functions:
@@ -292,17 +291,14 @@ def _weaknesses(a: RunSamples, b: RunSamples) -> Iterator[str]:
         if run.unfinished is not None:
             yield f"{run.name}: {run.unfinished}"
         if run.inputs.grader_digest is None and _may_be_graded_differently(a, b):
-            yield f"what graded {run.name} is not known: whether both were graded alike cannot be told."
-    if one.grader_digest and other.grader_digest and _may_be_graded_differently(a, b):
-        yield "one of the runs is of 0.3.18 or older, where a digest of the grader covered something else: whether both were graded alike cannot be told."
+            yield f"The grader of {run.name} is unknown; the two runs may have been graded differently."
 
 
 def _may_be_graded_differently(a: RunSamples, b: RunSamples) -> bool:
-    """Tell whether nothing says that two runs were graded alike, nor that they were not."""
+    """Whether it is unknown if two runs, one of them without a grader digest, were graded alike."""
     one, other = a.inputs, b.inputs
     alike = one.source_digest is not None and one.source_digest == other.source_digest
-    known = graded_differently(one.grader_digest, other.grader_digest) is not None
-    return not (alike or known or differing_graders(a, b))
+    return not (alike or differing_graders(a, b))
 
 
 def _attempts(n: int) -> str:

@@ -1,8 +1,8 @@
 """A run as a comparison sees it: what it was computed from, which rows it has, and every attempt's numbers.
 
 Invariant: a row is what the agent and its grader got (``datasets.row_digest``), never a place in a file. Rows that
-are copies of each other are one row here, with the attempts of all of them. Where no digest was recorded (0.3.10),
-a row is the file's SHA-256 and the place in it, and ``keyed_by`` says so.
+are copies of each other are one row here, with the attempts of all of them. Imported runs have no row digests: a row
+is then the file's SHA-256 and the position in it, and ``keyed_by`` says so.
 """
 
 from __future__ import annotations
@@ -129,7 +129,6 @@ class RunSamples:
         planned: attempts that the run is to have, copies of a row included.
         summary: where there are no samples to be had, the counts.
         open_dataset: returns the dataset's file, with the bytes the run used; None where it can not be known.
-        unverified: results that may have been changed by hand without a trace.
         reward_range: the least and the greatest reward there can be, if the decide file next to its config states them.
     """
 
@@ -149,7 +148,6 @@ class RunSamples:
     notes: tuple[str, ...] = ()
     summary: CountsOnly | None = None
     open_dataset: Callable[[], Path] | None = field(default=None, repr=False)
-    unverified: int = 0
     reward_range: tuple[float, float] | None = None
 
     @property

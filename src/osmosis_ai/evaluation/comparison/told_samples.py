@@ -13,10 +13,7 @@ from osmosis_ai.evaluation.comparison.run_samples import PENDING, RowTable, RunS
 
 _STATUS_CODES: dict[str, int] = {name: code for code, name in enumerate(STATUSES)}
 _FLOATS = ("reward", "cost_usd", "tokens", "duration_ms", "model_latency_ms")
-_WITHOUT_DIGESTS = (
-    "the platform does not tell what the rows of {name} are (an imported run, or one of 0.3.10): they are known by the "
-    "dataset's digest and their place in it."
-)
+_WITHOUT_DIGESTS = "The rows of {name} are matched by the dataset's digest and their position, because imported runs have no row digests."
 
 
 class ToldSample(Protocol):

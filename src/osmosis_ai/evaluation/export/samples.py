@@ -169,7 +169,6 @@ class _DownloadedJournal(ExitStack):
         offset = self._newest.get((row, run))
         record = self._reader.record(offset) if offset is not None else None
         found = asdict(record) if record is not None else {}
-        # Of an older run the platform has worked out what its journal does not say.
         return {name: value for name, value in found.items() if value is not None}
 
 

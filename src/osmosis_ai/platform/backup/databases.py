@@ -22,7 +22,7 @@ from osmosis_ai.platform.backup.rows import (
 )
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database, opened_database
-from osmosis_ai.platform.db.migrations import newest_step
+from osmosis_ai.platform.db.migrations import revisions, unknown_schema
 from osmosis_ai.platform.process_state import require_same_database
 
 _NEW_DATABASE = "name a new database in OSMOSIS_DATABASE_URL or --database-file"
@@ -101,7 +101,7 @@ def missing_blobs(home: Path) -> int:
 
 
 def require_known_schema(path: Path) -> None:
-    """Refuse the database of a backup that a newer release wrote.
+    """Refuse the database of a backup that a release with another schema wrote.
 
     Raises:
         OsmosisError: the database has a schema that this release does not know.
@@ -110,10 +110,8 @@ def require_known_schema(path: Path) -> None:
         step = schema_step(database)
     if step is None:
         raise damaged("its database has no schema")
-    if step > newest_step():
-        raise OsmosisError(
-            "the backup was written by a newer release of Osmosis.", hint="upgrade this installation"
-        )
+    if step not in revisions():
+        raise unknown_schema("the backup", step)
 
 
 def require_empty(config: PlatformConfig) -> None:

@@ -33,7 +33,7 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.migrations import newest_step
+from osmosis_ai.platform.db.migrations import newest_revision, unknown_schema
 from osmosis_ai.platform.db.tables import Base
 
 _BATCH_ROWS = 500
@@ -75,21 +75,13 @@ def require_this_schema(database: Database) -> None:
     """Refuse a database whose schema is not that of this release.
 
     Raises:
-        OsmosisError: the schema is older or newer.
+        OsmosisError: the database has no schema or an unknown one.
     """
     step = schema_step(database)
     if step is None:
         raise OsmosisError(f"there is no platform in {database.shown}.", code="NOT_FOUND")
-    if step == newest_step():
-        return
-    if step > newest_step():
-        raise OsmosisError(
-            f"{database.shown} was written by a newer release of Osmosis.", hint="upgrade this installation"
-        )
-    raise OsmosisError(
-        f"the schema of {database.shown} is that of an earlier release.",
-        hint="start the platform once with this release, stop it, then run the same command again",
-    )
+    if step != newest_revision():
+        raise unknown_schema(database.shown, step)
 
 
 def what_is_in(session: Session) -> str | None:

@@ -53,8 +53,7 @@ class PendingUpload(PartedUpload):
             creator_id=record["creator_id"],
             expires_at=datetime.fromisoformat(record["expires_at"]),
             etags=None if etags is None else tuple(etags),
-            # Uploads that an earlier release began have none.
-            intent=UploadIntent.of(record.get("intent")),
+            intent=UploadIntent.of(record["intent"]),
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -175,7 +175,7 @@ class Database:
         """Bring the schema up to this release; safe when several processes do so at once.
 
         Raises:
-            OsmosisError: when the database was written by a newer release.
+            OsmosisError: the schema of the database is unknown.
         """
         from osmosis_ai.platform.db.migrations import upgrade
 

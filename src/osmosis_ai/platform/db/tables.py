@@ -236,10 +236,8 @@ class DbRun(RunNumbers, WorkedOn, Base):
     only until the run has ended. ``selection`` and ``seed`` make its rows reproducible. ``imported`` says of a run
     that was executed elsewhere where it came from; NULL for all others. A retry makes only the work items of
     ``retried`` (``[row_index, run_index]``) of the run ``retry_of_id``. ``journal_blob``: the key of its journal,
-    compressed, once it has ended. ``samples_filled_at``: since when nothing more can be learnt of its samples; NULL
-    while it executes, and of runs before 0.3.16 until their files have been read. ``environment`` and ``isolation`` say, in
-    a few words each, where its rollouts run and what holds them back there (``bubblewrap, network host``, or
-    ``none: <reason>``); NULL before that is known, of an agent that is served elsewhere, and of runs before 0.3.17.
+    compressed, once it has ended. ``environment`` and ``isolation`` say where its rollouts run and what limits them
+    there (``bubblewrap, network host``, or ``none: <reason>``); NULL before that is known, and for remote agents.
     """
 
     __tablename__ = "runs"
@@ -293,7 +291,6 @@ class DbRun(RunNumbers, WorkedOn, Base):
     grader_digest: Mapped[str | None] = mapped_column(String(64))
     imported: Mapped[dict[str, Any] | None]
     journal_blob: Mapped[str | None] = mapped_column(String(255))
-    samples_filled_at: Mapped[datetime | None]
 
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     lease_token: Mapped[str | None] = mapped_column(String(64))
@@ -314,9 +311,7 @@ class DbDeletedRun(Base):
 class DbSample(Base):
     """A finished row x attempt of an evaluation run.
 
-    What is known of a journal's record since 0.3.11 is NULL in samples of runs before that, until it is filled from
-    their trajectories (``DbRun.samples_filled_at``). ``input`` to ``parts`` are those of ``TerminalRecord``.
-    ``position`` is where the record ends in the run's journal, in bytes: what came later has a greater one.
+    ``input`` to ``parts`` are those of ``TerminalRecord``. ``position`` is where the record ends in the run's journal, in bytes: what came later has a greater one.
     SQLite has NULL first and PostgreSQL last: who pages by a column that may be NULL asks for what has a value, and
     then for what has none; either is a piece of the column's index.
     """
@@ -364,8 +359,8 @@ class DbSample(Base):
 class DbRunFile(Base):
     """A file of a run that can be downloaded; ``path`` as in the download layout, ``size`` in bytes.
 
-    With ``shard_offset`` and ``shard_length`` it is a piece of the blob, a shard; without them all of it, whose digest
-    ``sha256`` is (NULL for those of earlier releases; pieces carry checksums of their own).
+    With ``shard_offset`` and ``shard_length`` it is a piece of the blob, a shard, which carries a checksum of its own;
+    without them it is all of it, and ``sha256`` is its digest.
     """
 
     __tablename__ = "run_files"

@@ -19,15 +19,12 @@ router = api_router()
 
 
 @router.get("/health")
-async def health(services: Services) -> dict[str, str | int]:
-    """Answer when the database can be read: for `osmosis platform status`, proxies and supervisors.
-
-    ``runs_to_fill``: runs whose conversations are still to be read for what an earlier release did not record.
-    """
+async def health(services: Services) -> dict[str, str]:
+    """Answer when the database can be read: for `osmosis platform status`, proxies and supervisors."""
     # On SQLite without one of the few threads that requests have: a store that does not answer may hold them all.
     # PostgreSQL is asked from one of them.
     await services.db.read(lambda session: session.execute(text("SELECT 1")))
-    return {"status": "ok", "version": __version__, "runs_to_fill": services.sample_filling.left}
+    return {"status": "ok", "version": __version__}
 
 
 @router.get("/ready", response_class=JSONResponse)

@@ -21,7 +21,7 @@ def engine_metrics(directory: RunDirectory) -> dict[str, Any] | None:
         "duration_ms": duration_ms,
         "summary": written["summary"],
         "estimates": written["estimates"],
-        "journal_bytes": written.get("journal_bytes"),
+        "journal_bytes": written["journal_bytes"],
     }
 
 

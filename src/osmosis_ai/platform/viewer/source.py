@@ -144,10 +144,7 @@ class PlatformSource:
     ) -> ItemPage[SampleEntry]:
         """Return samples of an evaluation, of which the newest result counts."""
         with self.services.db.session() as session:
-            samples = self._samples(session, run)
-            shares = [self.services.sample_filling.share_read(each) for each in samples.family.runs]
-            page = samples.page(query, limit=limit, cursor=cursor)
-        return replace(page, filling=min((share for share in shares if share is not None), default=None))
+            return self._samples(session, run).page(query, limit=limit, cursor=cursor)
 
     def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
         """Return a sample, with its neighbours inside ``query``."""

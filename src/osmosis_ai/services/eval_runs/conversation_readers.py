@@ -242,12 +242,11 @@ class PlatformConversations:
     def _told(self) -> Iterator[SampleEntry]:
         from osmosis_ai.api.paging import iterate_samples
 
+        self._note_extent()
+        own = self._retry_of is not None
+
         def page(cursor: str | None) -> EvalSamplePage:
-            own = self._retry_of is not None
-            found = self._client.eval_runs.samples(self._run.id, cursor=cursor, details=True, own=own)
-            if found.own:
-                self._note_extent()
-            return found
+            return self._client.eval_runs.samples(self._run.id, cursor=cursor, details=True, own=own)
 
         for each in iterate_samples(page):
             if each.notes is not None or each.parts is not None:

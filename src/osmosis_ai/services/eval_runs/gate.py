@@ -51,7 +51,6 @@ class GatedRun:
         scored, tried: attempts with a score, and all that were made; None where that is not known.
         evidence: what it knows of the metric of a rule.
         metrics: all that it may know.
-        unverified: results that may have been changed by hand without a trace.
         passes_at: the k of each pass@k it has, where nothing can be added to them; else None.
         notes: what is to be known of the evidence, a sentence each.
         subject: what stays the same from run to run, such as the config.
@@ -66,7 +65,6 @@ class GatedRun:
     tried: int | None
     evidence: Callable[[Rule, ChangeSettings], Evidence]
     metrics: tuple[str, ...] = RUN_METRICS
-    unverified: int = 0
     passes_at: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
     subject: str = ""
@@ -165,7 +163,6 @@ def local_run(directory: Path) -> GatedRun:
             evidence_of(rule.metric, estimates, rows=found.rows, confidence=settings.confidence),
             found.pass_threshold,
         ),
-        unverified=found.unverified,
         passes_at=_passes_at(estimates) if unfinished is None else None,
         subject=_subject(directory),
     )
@@ -395,11 +392,6 @@ def warnings_of(run: GatedRun, rules: Sequence[Rule]) -> list[str]:
         found.append(
             f"{run.unscored:,} of {run.tried:,} attempts have no score and are excluded from rates; add a rule "
             "such as --max unscored=0.1"
-        )
-    if run.unverified:
-        found.append(
-            f"{run.unverified} results have no digest in the journal (0.3.10 wrote none): whether they were changed "
-            "cannot be told."
         )
     return found
 

@@ -199,13 +199,15 @@ def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
 
 def _ledger(found: RunDirectory, rows: int, n: int) -> Ledger:
     from osmosis_ai.evaluation.journal import replay
+    from osmosis_ai.evaluation.journal_chain import Chain
     from osmosis_ai.evaluation.ledger import Ledger
     from osmosis_ai.evaluation.run_state import require_part_of_run
 
     ledger = Ledger(rows, n)
     if not found.events.is_file():
         raise _refused(f"`{found.events}` is missing", "a run that was downloaded is on its platform already")
-    for offset, _, record in replay(found.events):
+    # The public SDK writes no digests.
+    for offset, _, record in replay(found.events, chain=Chain(without_digests=True)):
         require_part_of_run(ledger, record, found.events)
         ledger.settle(record.row_index, record.run_index, record.status, offset)
     return ledger

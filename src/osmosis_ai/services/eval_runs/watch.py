@@ -61,7 +61,7 @@ class WatchedRun:
 
     @property
     def rows(self) -> RowsDrawn | None:
-        """How many rows of how many, and how they were chosen; None where an older version wrote the run."""
+        """How many rows of how many, and how they were chosen; None before the first metrics."""
         from osmosis_ai.datasets.selection import RowsDrawn
 
         return RowsDrawn.read((self.metrics or {}).get("eval_run", {}).get("rows"))

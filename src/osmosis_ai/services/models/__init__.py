@@ -1,5 +1,1 @@
-"""Models of the platform: listed, deployed, fetched."""
-
-from osmosis_ai.moved_modules import names_of_former_module
-
-__getattr__ = names_of_former_module(__name__)
+"""Models on the platform: list, deploy, download."""

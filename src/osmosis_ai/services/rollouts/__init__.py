@@ -1,5 +1,1 @@
-"""Rollouts: written, listed, and tried before they are sent away."""
-
-from osmosis_ai.moved_modules import names_of_former_module
-
-__getattr__ = names_of_former_module(__name__)
+"""Rollouts: create, list and check before submit."""

@@ -1,5 +1,1 @@
-"""Who learns: the policy's adapter, the passes of a step over one or more devices, and its checkpoints."""
-
-from osmosis_ai.moved_modules import names_of_former_module
-
-__getattr__ = names_of_former_module(__name__)
+"""The learner: adapter, forward and backward passes over one or more devices, checkpoints."""

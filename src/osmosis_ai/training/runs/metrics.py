@@ -110,10 +110,7 @@ class StepRecord:
 
     def to_line(self) -> bytes:
         """Return the record as one line of JSON, newline included."""
-        written = asdict(self)
-        if not self.validation_rewards:
-            del written["validation_rewards"]  # releases up to 0.3.14 read lines without it alone
-        return orjson.dumps(written, option=orjson.OPT_APPEND_NEWLINE)
+        return orjson.dumps(asdict(self), option=orjson.OPT_APPEND_NEWLINE)
 
     @classmethod
     def from_line(cls, line: bytes) -> StepRecord:

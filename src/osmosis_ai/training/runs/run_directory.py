@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
-from pydantic import ValidationError
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest
@@ -81,7 +80,7 @@ class TrainingDirectory:
         """
         if self.manifest.exists():
             manifest = Manifest.load(self.manifest)
-            manifest.require_equal_inputs(_in_the_words_of(manifest.inputs, inputs))
+            manifest.require_equal_inputs(inputs)
             return manifest
         if self.metrics.exists() or any(self.checkpoints.iterdir()):
             raise OsmosisError(
@@ -90,29 +89,6 @@ class TrainingDirectory:
         manifest = Manifest.new(self.path.name, inputs, provenance)
         manifest.write(self.manifest)
         return manifest
-
-    def settings_as_begun(self, settings: TrainingSettings) -> TrainingSettings:
-        """Return ``settings``, those that nobody wrote with the values that the run began with.
-
-        Another release may have other defaults; a run goes on as it began. What is written stays: a change of it is
-        for :meth:`claim` to refuse. Under `torchrun` the other ranks read no manifest, so a moved default is refused.
-
-        Raises:
-            OsmosisError: the manifest cannot be read.
-        """
-        if not self.manifest.exists() or "WORLD_SIZE" in os.environ:
-            return settings
-        locked = Manifest.load(self.manifest).inputs.get("settings", {})
-        moved = {
-            key: locked[key]
-            for key, value in locked_settings(settings).items()
-            if key not in settings.model_fields_set and key in locked and locked[key] != value
-        }
-        written = settings.model_dump(include=settings.model_fields_set)
-        try:
-            return type(settings).model_validate({**written, **moved}) if moved else settings
-        except ValidationError:
-            return settings  # a value that this release does not know: refused by its name
 
     def write_environment(self, words: str) -> None:
         """Keep what the agent runs in; that of the newest session counts."""
@@ -167,20 +143,6 @@ class TrainingDirectory:
         return (
             frozenset(record.rollout_id for record in samples.records) if samples is not None else frozenset()
         )
-
-
-def _in_the_words_of(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``now`` with the settings that the release knew which wrote ``before``.
-
-    A setting that came later changes nothing at its default; one that is gone cannot have been changed.
-    """
-    from osmosis_ai.config.training import TrainingSettings
-
-    known, settings = before.get("settings", {}), now["settings"]
-    defaults = locked_settings(TrainingSettings())
-    added = {key for key in settings if key not in known and settings[key] == defaults.get(key)}
-    kept = {key: value for key, value in settings.items() if key not in added}
-    return {**now, "settings": {**known, **kept}}
 
 
 def locked_settings(settings: TrainingSettings) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import os
 import secrets
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -139,9 +139,7 @@ class Trainer:
                 redact_server_logs(self._directory.server_log, self._redact)
 
     async def _run(self, hooks: TrainingHooks) -> TrainingSummary:
-        directory = self._directory
-        settings = directory.settings_as_begun(self._spec.settings)
-        spec = self._spec = replace(self._spec, settings=settings)
+        directory, spec = self._directory, self._spec
         running = asyncio.get_running_loop()
         hooks.started(lambda: _call_if_alive(running, self.stop))
         processes = int(os.environ.get("WORLD_SIZE", spec.settings.learner_processes))

@@ -138,12 +138,8 @@ def commands_of(known: KnownEvaluation, directory: Path) -> list[str]:
     config = manifest.provenance.get("config") if manifest is not None else None
     if manifest is None or not isinstance(config, str) or entry.status == "running":
         return []
-    # Runs of before 0.3.20 do not say with which options they were started, but which rows and what seed they have.
-    inputs, seed = manifest.inputs, manifest.inputs.get("seed")
-    rows = as_table(inputs.get("dataset")).get("selected_source_rows")
-    older = [*(["--rows", rows] if rows else []), *(["--seed", seed] if seed else [])]
     options = manifest.provenance.get("options")
-    given = map(str, options if isinstance(options, list) else older)
+    given = map(str, options if isinstance(options, list) else ())
     again = shlex.join(["osmosis", "eval", "run", config, "--name", directory.name, *given])
     failed = entry.headline is not None and (entry.headline.failed or entry.headline.skipped)
     found = [again] if entry.status == "incomplete" else []

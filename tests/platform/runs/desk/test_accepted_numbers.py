@@ -183,13 +183,6 @@ def test_numbers_that_a_worker_said_of_the_whole_journal_are_left_alone(
     assert worker.run.metrics == whole
 
 
-def test_numbers_that_a_worker_of_an_earlier_release_said_last_are_left_alone(worker: DeskWorker) -> None:
-    leaves(worker)
-    worker.sync(metrics=said(RECORDS[:3]))
-    worker.ends("finished")
-    assert worker.run.metrics == said(RECORDS[:3])
-
-
 def test_a_run_that_waits_for_its_next_worker_says_the_numbers_of_all_that_was_accepted(
     api: TestClient, services: PlatformServices, worker: DeskWorker, clock: ManualClock
 ) -> None:

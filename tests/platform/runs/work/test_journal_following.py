@@ -170,15 +170,6 @@ def test_a_long_journal_goes_in_parts_that_fit_an_exchange(events: Path) -> None
     assert parts[0].is_full
 
 
-def test_a_record_that_no_exchange_takes_ends_what_is_sent_with_a_sentence(events: Path) -> None:
-    before = journal_of(range(3))
-    written(events, before + record(3, error="y" * 2_000_000).to_line() + journal_of(range(4, 5)))
-    tail = JournalTail(events, StoredJournal(generation=0, bytes=0))
-    assert "".join(part.lines for part in parts_of(tail)).encode() == before
-    assert tail.damage is not None
-    assert f"at byte {len(before)}, and a platform takes" in tail.damage.message
-
-
 def test_damage_ends_what_is_sent_where_it_begins(events: Path) -> None:
     lines = journal_of(range(3)).splitlines(keepends=True)
     written(events, lines[0] + lines[1].replace(b":", b"!", 1) + lines[2])

@@ -1,7 +1,7 @@
-"""The schema's history: every database gets from any earlier release to this one by the same steps.
+"""The database schema as Alembic revisions: one initial revision so far.
 
-A step is a file in ``versions/``; ``tables.py`` is where the steps arrive (a test holds them together).
-A new step is drafted by ``python -m osmosis_ai.platform.db.migrations "what changes"`` and then read.
+A revision is a file in ``versions/``; a test checks that they create what ``tables.py`` declares.
+``python -m osmosis_ai.platform.db.migrations "what changes"`` drafts the next one.
 """
 
 from __future__ import annotations
@@ -28,30 +28,39 @@ _ADVISORY_LOCK = 7_023_641_190
 
 
 def upgrade(url: URL, sqlite_path: Path | None, shown: str) -> None:
-    """Bring the database at ``url``, which people call ``shown``, to the newest step, while no other process does.
+    """Bring the database at ``url``, printed as ``shown``, to the newest revision, under a lock.
 
     Raises:
-        OsmosisError: when the database knows steps that this release does not, or takes no tables or not every text.
+        OsmosisError: the database has a revision that this release does not know, or cannot hold the tables.
     """
     with _locked(url, sqlite_path, shown) as connection:
-        # Mostly there is nothing to do, which Alembic takes longer to import than to find out.
-        if _version(connection) == newest_step():
+        version = _version(connection)
+        # Usually there is nothing to do, and importing Alembic takes longer than finding that out.
+        if version == newest_revision():
             return
+        if version is not None and version not in revisions():
+            raise unknown_schema(shown, version)
         from alembic import command
-        from alembic.util import CommandError
 
-        try:
-            command.upgrade(alembic_config(connection), "head")
-        except CommandError as error:
-            raise OsmosisError(
-                "the platform's database was written by a newer release of Osmosis.",
-                hint="upgrade this installation, or restore a backup that it wrote",
-            ) from error
+        command.upgrade(alembic_config(connection), "head")
 
 
-def newest_step() -> str:
-    """Return the revision of the newest step: what its file's name begins with."""
-    return max(path.name.partition("_")[0] for path in (HERE / "versions").glob("[0-9]*.py"))
+def revisions() -> list[str]:
+    """Return every revision, oldest first: the numbers that the file names start with."""
+    return sorted(path.name.partition("_")[0] for path in (HERE / "versions").glob("[0-9]*.py"))
+
+
+def newest_revision() -> str:
+    """Return the revision that this release works with."""
+    return revisions()[-1]
+
+
+def unknown_schema(shown: str, version: str) -> OsmosisError:
+    """Return the error for a database that another release of Osmosis wrote."""
+    return OsmosisError(
+        f"The schema of {shown} is unknown: revision {version} (this release uses {newest_revision()}).",
+        hint="use the release of Osmosis that wrote it, or start with an empty database",
+    )
 
 
 def _version(connection: Connection) -> str | None:
@@ -62,7 +71,7 @@ def _version(connection: Connection) -> str | None:
 
 
 def alembic_config(connection: Connection) -> Config:
-    """Return Alembic's configuration for the steps of this package on an open connection."""
+    """Return Alembic's configuration for the revisions of this package on an open connection."""
     from alembic.config import Config
 
     config = Config()

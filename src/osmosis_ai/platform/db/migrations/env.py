@@ -1,4 +1,4 @@
-"""How Alembic runs the steps: on the connection it is given, in the transaction that is open there."""
+"""Alembic runs the revisions on the connection it is given, in the transaction that is open there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from osmosis_ai.platform.db.tables import Base
 
 
 def render_item(kind: str, item: Any, _autogen: Any) -> str | Literal[False]:
-    """Keep steps free of our own types: they must run as they are when the models have moved on."""
+    """Keep revisions free of our own types, which may change after a revision was written."""
     if kind == "type" and isinstance(item, UtcDateTime):
         return "sa.DateTime(timezone=True)"
     return False

@@ -62,21 +62,18 @@ class AcceptedNumbers:
         self._leases = leases
         self._known: dict[str, tuple[Any, ...]] = {}
 
-    def counted(
-        self, run: DbRun, still_mine: Callable[[], None] = lambda: None, *, by_worker: bool = False
-    ) -> CountedNumbers | None:
+    def counted(self, run: DbRun, still_mine: Callable[[], None] = lambda: None) -> CountedNumbers | None:
         """Return the numbers of a run whose row has others, or none; None where it has these, or nothing was ever said.
 
         Args:
             run: as its row is.
             still_mine: called again and again, since it may take a while.
-            by_worker: whether its worker said the row's numbers as its last ones; of earlier releases they hold.
         """
         said = run.metrics or {}
         is_silent = run.metrics is None and run.progress is None and not run.journal_bytes
         if run.kind != "eval" or is_silent or said.get(_COUNTED) == run.journal_bytes:
             return None
-        if (by_worker and _COUNTED not in said) or (run.results or {}).get("sampled_rows") is None:
+        if (run.results or {}).get("sampled_rows") is None:
             return None
         try:
             found = measure_accepted(self._db, self._blobs, run, still_mine)

@@ -99,7 +99,6 @@ class RunClosing:
         *,
         is_said_again: bool = False,
         keeps_journal: bool = False,
-        by_worker: bool = False,
     ) -> RunClosed:
         """Give a run its outcome; said again, it is what it was.
 
@@ -110,7 +109,6 @@ class RunClosing:
             is_said_again: whether whoever says it tries again where the store does not answer. A run ends without
                 its journal only where the store is away for half a lease.
             keeps_journal: whether it does not end without it.
-            by_worker: whether its worker says so, who has said its numbers; of others they are worked out here.
 
         Raises:
             LeaseLostError: the lease is over.
@@ -120,7 +118,7 @@ class RunClosing:
         if not turn.lock.acquire(timeout=_TURN_WITHIN_S):
             raise BlobStoreBusy("the run is being ended, which takes long; ask again in a moment.")
         try:
-            closed = self._end(lease, request, is_said_again, keeps_journal, by_worker)
+            closed = self._end(lease, request, is_said_again, keeps_journal)
         except LeaseLostError:
             self._forget_outage(lease)
             raise
@@ -129,9 +127,7 @@ class RunClosing:
         self._forget_outage(lease)
         return closed
 
-    def _end(
-        self, lease: Lease, request: EndRequest, is_said_again: bool, keeps_journal: bool, by_worker: bool
-    ) -> RunClosed:
+    def _end(self, lease: Lease, request: EndRequest, is_said_again: bool, keeps_journal: bool) -> RunClosed:
         with self._db.session() as session:
             run = session.get(DbRun, lease.run_id)
         if run is not None and run.status not in OPEN and run.lease_token == lease.token:
@@ -141,7 +137,7 @@ class RunClosing:
         self._leases.require(lease)
         assert run is not None
         key = self._kept_journal(run, lease, is_said_again, keeps_journal)
-        counted = self._accepted.counted(run, self._kept_mine(lease), by_worker=by_worker)
+        counted = self._accepted.counted(run, self._kept_mine(lease))
         with self._leases.writing(lease) as (session, run):
             outcome: Outcome = "stopped" if run.stop_requested_at is not None else request.outcome
             if key is not None:

@@ -246,24 +246,19 @@ class RunDesk:
             renewed=self._assignments.renewed(lease, next_s=self.pace.next_s()) if request.renew else None,
         )
 
-    def end(
-        self, run_id: str, request: EndRequest, *, keeps_journal: bool = False, by_worker: bool = True
-    ) -> RunClosed:
+    def end(self, run_id: str, request: EndRequest, *, keeps_journal: bool = False) -> RunClosed:
         """Give a run its outcome; its journal is folded first.
 
         Args:
             run_id, request: which run, and its outcome.
             keeps_journal: whether it is said again for as long as the store is away, and not half a lease.
-            by_worker: whether its worker says so.
 
         Raises:
             LeaseLostError: the run has another owner, or has ended otherwise.
             BlobStoreBusy: the store was away just now; it is to be said again.
         """
         lease = self._lease(run_id, request.lease.get_secret_value())
-        return self._closing.end(
-            lease, request, is_said_again=True, keeps_journal=keeps_journal, by_worker=by_worker
-        )
+        return self._closing.end(lease, request, is_said_again=True, keeps_journal=keeps_journal)
 
     def release(self, run_id: str, request: ReleaseRequest) -> RunClosed:
         """Let a run go as it is, for whoever comes next.

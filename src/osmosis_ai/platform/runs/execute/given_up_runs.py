@@ -94,7 +94,7 @@ class GivenUpRuns:
                 ending.is_sent = lost is None
             is_patient = run is not None and run.stop_requested_at is None
             request = EndRequest.model_validate(said)
-            self._desk.end(run_id, request, keeps_journal=is_patient, by_worker=False)
+            self._desk.end(run_id, request, keeps_journal=is_patient)
         except BlobStoreBusy as error:
             if not ending.not_before:
                 self._tell(run_id, f"ends when what it has recorded can be kept: {error}")

@@ -27,7 +27,10 @@ _ROWS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ImportLimits:
-    """How large an uploaded run may be; sizes in bytes."""
+    """How large an uploaded run may be; sizes in bytes.
+
+    ``details_s``: seconds to spend on reading sample details from trajectories when the run is finalized.
+    """
 
     max_files: int = 30_000
     max_samples: int = 100_000
@@ -36,6 +39,7 @@ class ImportLimits:
     max_index_bytes: int = 64 * _MIB
     max_trajectory_bytes: int = 64 * _MIB
     max_progress_bytes: int = 64 * 1024
+    details_s: float = 120.0
 
 
 def check_announcement(start: EvalImportStart, limits: ImportLimits) -> None:

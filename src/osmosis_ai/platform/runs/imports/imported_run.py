@@ -1,12 +1,13 @@
-"""The run that an upload becomes: its results are read from its index and its numbers worked out anew.
+"""The run that an upload becomes: results from its index, details from its trajectories, metrics computed here.
 
-Nothing is written before all of it has been read and fits together: one entry for each attempt on each row, and of
-each attempt's files exactly those that were announced.
+Nothing is written before all of it has been read and is consistent: one entry for each attempt on each row, and
+exactly the files of each attempt that were announced.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -40,6 +41,7 @@ from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.eval_results import summarised_results
 from osmosis_ai.platform.runs.imports.announcement import ImportLimits, selected_rows
+from osmosis_ai.platform.runs.imports.trajectory_details import MEASURED, TEXTS, trajectory_details
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -55,6 +57,7 @@ class ReceivedRun:
     Attributes:
         rows: which rows of the dataset were used.
         total_rows: how many the dataset has.
+        details: by rollout id, what its trajectory states of a sample.
     """
 
     upload: DbEvalImport
@@ -62,6 +65,7 @@ class ReceivedRun:
     rows: Selection
     total_rows: int
     entries: Sequence[IndexEntry]
+    details: Mapping[str, Mapping[str, Any]]
     files: Sequence[DbEvalImportFile]
 
     @classmethod
@@ -84,8 +88,8 @@ class ReceivedRun:
         total_rows = _read_progress(blobs, by_path[PROGRESS], rows, n)
         with blobs.open(by_path[INDEX].blob_key) as lines:
             entries = read_index(lines, rows=len(rows), n=n)
-        _check_files(blobs, by_path, entries)
-        return cls(upload, announced, rows, total_rows, entries, files)
+        details = _read_trajectories(blobs, by_path, entries, limits)
+        return cls(upload, announced, rows, total_rows, entries, details, files)
 
     def store(self, session: Session, logs: LogStore, now: datetime) -> None:
         """Write the run, its samples and its files."""
@@ -189,6 +193,7 @@ class ReceivedRun:
                 duration_ms=entry.duration_ms,
                 error_type=entry.error_type,
                 source_row_index=self.rows.indices[entry.row_index],
+                **self._stated(entry, MEASURED),
             )
         metrics = found.summary()
         took = said.completed_at - said.started_at
@@ -198,7 +203,15 @@ class ReceivedRun:
             "estimates": metrics.estimates.model_dump(mode="json"),
         }
 
+    def _stated(self, entry: IndexEntry, names: Sequence[str]) -> dict[str, Any]:
+        details = self.details.get(entry.rollout_id, {})
+        return {name: details.get(name) for name in names}
+
     def _sample(self, entry: IndexEntry) -> dict[str, Any]:
+        stated = self._stated(entry, (*MEASURED, *TEXTS))
+        tokens = entry.tokens
+        if tokens is None and stated["prompt_tokens"] is not None:
+            tokens = stated["prompt_tokens"] + stated["completion_tokens"]
         return {
             "run_id": self.upload.run_id,
             "row_index": entry.row_index,
@@ -207,10 +220,11 @@ class ReceivedRun:
             "rollout_id": entry.rollout_id,
             "status": entry.status,
             "reward": entry.reward,
-            "tokens": entry.tokens,
-            "duration_ms": entry.duration_ms or 0,  # zero: the index does not tell it
+            "tokens": tokens,
+            "duration_ms": entry.duration_ms or 0,  # zero if the index does not state it
             "error_type": entry.error_type,
             "resumed": entry.resumed,
+            **stated,
         }
 
     def _run_files(self) -> Iterator[dict[str, Any]]:
@@ -255,12 +269,23 @@ def _read_progress(blobs: BlobStore, file: DbEvalImportFile, rows: Selection, n:
     return total
 
 
-def _check_files(
-    blobs: BlobStore, files: Mapping[str, DbEvalImportFile], entries: Sequence[IndexEntry]
-) -> None:
-    """Hold the files of attempts against what the index says of them."""
+def _read_trajectories(
+    blobs: BlobStore,
+    files: Mapping[str, DbEvalImportFile],
+    entries: Sequence[IndexEntry],
+    limits: ImportLimits,
+) -> dict[str, dict[str, Any]]:
+    """Check the files of attempts against the index; return by rollout id what the trajectories state.
+
+    One trajectory is in memory at a time. After ``limits.details_s`` seconds they are only checked: the client waits.
+
+    Raises:
+        OsmosisError: a file does not belong to the run, or is missing.
+    """
     by_rollout = {entry.rollout_id: entry for entry in entries}
+    details: dict[str, dict[str, Any]] = {}
     with_trajectory = set()
+    deadline = time.monotonic() + limits.details_s
     for path, file in files.items():
         found = trial_file(path)
         if found is None:
@@ -273,15 +298,19 @@ def _check_files(
         if found.trajectory != entry.trajectory_filename:
             raise _inconsistent(path, "the index names another trajectory")
         with blobs.open(file.blob_key) as stream:
-            problem = trajectory_problem(stream.read(), entry.rollout_id, entry.row_index, entry.run_index)
+            content = stream.read()
+        problem = trajectory_problem(content, entry.rollout_id, entry.row_index, entry.run_index)
         if problem is not None:
             raise _inconsistent(path, problem)
         with_trajectory.add(entry.rollout_id)
+        if time.monotonic() < deadline:
+            details[entry.rollout_id] = trajectory_details(content)
     for entry in entries:
         if entry.trajectory_filename is not None and entry.rollout_id not in with_trajectory:
             raise _inconsistent(
                 INDEX, f"the trajectory of row {entry.row_index}, attempt {entry.run_index + 1}, is missing"
             )
+    return details
 
 
 def _free_name(session: Session, workspace_id: str, name: str) -> str:

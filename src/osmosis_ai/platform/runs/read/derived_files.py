@@ -14,10 +14,11 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
-import orjson
 from sqlalchemy import select
 
 from osmosis_ai.api.wire.base import wire_time
+from osmosis_ai.driving.classify import Status
+from osmosis_ai.evaluation.index import IndexEntry
 from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE
 from osmosis_ai.evaluation.trajectory_export import item_name
 from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
@@ -103,22 +104,19 @@ class DerivedFiles:
             )
             for sample in rows:
                 trajectory = f"trajectories/{item_name(sample.row_index, sample.run_index)}.json"
-                entry = {
-                    "row_index": sample.row_index,
-                    "run_index": sample.run_index,
-                    "rollout_id": sample.rollout_id,
-                    "trajectory_filename": TRAJECTORY_FILE if trajectory in with_trajectory else None,
-                    "status": sample.status,
-                    "reward": sample.reward,
-                    "tokens": sample.tokens,
-                    "duration_ms": round(sample.duration_ms)
-                    if sample.duration_ms
-                    else None,  # zero: not noted
-                    "error_type": sample.error_type,
-                    "resumed": True if sample.resumed else None,
-                }
-                known = {key: value for key, value in entry.items() if value is not None}
-                yield orjson.dumps(known, option=orjson.OPT_APPEND_NEWLINE)
+                entry = IndexEntry(
+                    sample.row_index,
+                    sample.run_index,
+                    sample.rollout_id,
+                    cast(Status, sample.status),
+                    duration_ms=round(sample.duration_ms) or None,  # zero if it was not stated
+                    trajectory_filename=TRAJECTORY_FILE if trajectory in with_trajectory else None,
+                    reward=sample.reward,
+                    tokens=sample.tokens,
+                    error_type=sample.error_type,
+                    resumed=sample.resumed,
+                )
+                yield entry.to_line()
 
     def _log(self, run: DbRun) -> Iterator[bytes]:
         with self._db.session() as session:

@@ -71,7 +71,7 @@ class RunManifests:
         """Open the run's whole manifest but for :data:`_ASKED_FOR`."""
         if run.status in OPEN:
             return self._written(run)
-        version = f"{run.status} {run.completed_at} {run.samples_filled_at}"
+        version = f"{run.status} {run.completed_at}"
         key = f"runs/{run.id}/derived/{hashlib.sha256(version.encode()).hexdigest()}/manifest.gz"
         lines = self._kept(key)
         if lines is None:

@@ -63,10 +63,7 @@ class RunFamily:
     @property
     def version(self) -> tuple[object, ...]:
         """What was counted of the samples holds as long as this is the same."""
-        return tuple(
-            (run.id, run.status, run.journal_generation, run.journal_bytes, run.samples_filled_at)
-            for run in self.runs
-        )
+        return tuple((run.id, run.status, run.journal_generation, run.journal_bytes) for run in self.runs)
 
     @property
     def still_open(self) -> DbRun | None:
@@ -182,11 +179,6 @@ def merge(db: Database, blobs: BlobStore, family: RunFamily) -> MergedResults:
         )
     estimates = estimates.model_copy(update={"warnings": [*warnings, *estimates.warnings]})
     return MergedResults(estimates, counted)
-
-
-def measure_samples(db: Database, run: DbRun) -> RunMetrics:
-    """Compute the metrics of one run from its stored samples; judges and retries are not included."""
-    return _counted(db, RunFamily(run, ()))[0].summary()
 
 
 def measure_accepted(

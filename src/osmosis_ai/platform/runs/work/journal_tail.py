@@ -107,21 +107,12 @@ class JournalTail:
 
     def _items(self, content: bytes, start: int) -> list[RecordedItem]:
         items: list[RecordedItem] = []
-        begin = start
         for line in _split(content):
-            if len(line) > PART_BYTES:
-                # The engine writes none of this length; releases before 0.3.19 may have.
-                self.damage = JournalCorruptionError(
-                    f"{self._events} holds a record of {len(line)} bytes at byte {begin}, and a platform takes "
-                    f"{PART_BYTES} at most."
-                )
-                break
             try:
                 line.decode()
                 said = orjson.loads(line)
                 item = said["row_index"], said["run_index"], said["rollout_id"], said.get("source_row_index")
                 items.append(RecordedItem(*item))
-                begin += len(line)
             except (ValueError, KeyError, TypeError, AttributeError):
                 self.damage = self._why(start) or JournalCorruptionError(
                     f"{self._events} holds a line that is no record."

@@ -129,7 +129,7 @@ def test_a_success_that_is_no_json_object_is_a_platform_error(
         client.post("/x", {}, model=WireModel)
     assert caught.value.code == "PLATFORM_ERROR"
     assert "status_code" not in caught.value.details
-    assert ("a web page came" in (caught.value.hint or "")) is content.startswith(b"<")
+    assert ("the reply is a web page" in (caught.value.hint or "")) is content.startswith(b"<")
 
 
 def test_a_success_without_what_it_must_have_names_that_and_quotes_nothing(
@@ -171,7 +171,7 @@ def test_a_reply_that_drips_is_given_up_when_the_time_is_over(platform: respx.Mo
         (
             httpx.ConnectError("[Errno 111] Connection refused"),
             "Connection error: Connection refused",
-            "nothing listens at that port",
+            "no server listens on that port",
         ),
         (httpx.ReadTimeout("x"), "Connection error: timed out", "slow to answer: try again"),
         (httpx.ConnectTimeout("x"), "Connection error: timed out", "check the network"),

@@ -34,7 +34,7 @@ def test_a_command_that_found_no_bucket_says_what_to_do_and_promises_nothing(
     done = cli("platform", *words)
     said = " ".join(done.err.split())
     assert done.status == 1 and "the bucket 'my-bucket' cannot be reached (X)." in said
-    assert "check that it runs and that OSMOSIS_BLOBS_URL is its address, then run the command again" in said
+    assert "check that the store runs at OSMOSIS_BLOBS_URL, then run the command again" in said
     assert "asked again" not in said
 
 
@@ -54,7 +54,7 @@ def test_a_bucket_that_is_busy_is_no_wrong_address(
     monkeypatch.setattr("osmosis_ai.platform.backup.restore_backup", refused)
     done = cli("platform", "restore", "all.tar.gz")
     said = " ".join(done.err.split())
-    assert done.status == 1 and "answered 500" in said and "later run the command again" in said
+    assert done.status == 1 and "answered 500" in said and "run the command again later" in said
     assert "asked again" not in said
 
 

@@ -180,7 +180,7 @@ def test_a_platform_that_is_not_there_is_named(cli: Cli, platform: respx.MockRou
     outcome = cli("login", "--token", TOKEN)
     assert outcome.err.splitlines()[-2:] == [
         f"Error: Connection error: Connection refused ({FERN})",
-        "hint: nothing listens at that port; check the platform's URL: "
+        "hint: no server listens on that port; check the platform's URL: "
         "https://osmosis.fern.example (OSMOSIS_PLATFORM_URL)",
     ]
 

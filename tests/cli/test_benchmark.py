@@ -638,7 +638,7 @@ def problems(maze: Maze, **changes: Any) -> dict[str, str]:
         ({"execution": {"attempts_per_task": True}}, "execution.attempts_per_task", "valid integer"),
         ({"advanced": {"a": 1}}, "advanced", "Unrecognized key"),
         ({"env": {"OPENAI_API_KEY": "x"}}, "agents", "agents[0] has a variable and a secret named OPENAI"),
-        ({"env": {"A_KEY": "x"}, "secrets": {"required": ["A_KEY"]}}, "agents", "[env] has A_KEY"),
+        ({"env": {"A_KEY": "x"}, "secrets": {"required": ["A_KEY"]}}, "agents", "A_KEY is in both [env]"),
         ({"secrets": {"required": MANY}}, "secrets.required", "at most 16 items"),
         ({"verifier": {"required": MANY}}, "verifier.required", "at most 16 items"),
     ],
@@ -674,7 +674,7 @@ def test_a_mistake_in_a_section_is_reported_with_its_key(
         (
             {"model": PROVIDER, "harness_api_key_secret": "CURSOR_API_KEY"},
             ".harness_api_key_secret",
-            "absent",
+            "unset",
         ),
         ({"model": PROVIDER, "env": {"OPENAI_API_KEY": "x"}}, "", "a secret named OPENAI_API_KEY"),
         (

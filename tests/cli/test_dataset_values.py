@@ -194,9 +194,7 @@ def test_a_repeated_key_is_a_warning(cli: Cli, tmp_path: Path, extension: str) -
     if extension == "json":
         place = "row 4"
     assert found["valid"]
-    assert found["warnings"] == [
-        f"{count} with a repeated key (the last value counts), the first at {place}: 'a'"
-    ]
+    assert found["warnings"] == [f"repeated keys in {count} (the last value counts), first at {place}: 'a'"]
 
 
 def test_metadata_that_json_cannot_hold_is_an_error_with_its_place(cli: Cli) -> None:

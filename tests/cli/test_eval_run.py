@@ -121,7 +121,7 @@ async def test_a_run_uses_the_reward_range_of_its_decide_file(world: World) -> N
     [warning] = [
         text for text in misfit.resource["metrics"]["estimates"]["warnings"] if "reward_range" in text
     ]
-    assert warning == "rewards of 0.25 to 0.5 do not fit reward_range 0 to 0.4: the range is not used"
+    assert warning == "reward_range 0 to 0.4 is ignored: rewards range from 0.25 to 0.5"
 
 
 @pytest.mark.e2e

@@ -335,7 +335,7 @@ def test_what_is_lost_already_is_told(cli: Cli, platform: PlatformServices, tmp_
         if path.is_file():
             path.unlink()
     done = cli("platform", "backup", str(tmp_path / "backup.tar"))
-    assert done.status == 0 and "1 files that the database knows are not in" in done.err
+    assert done.status == 0 and "Files of the database are missing from" in done.err
 
 
 def test_there_must_be_a_platform(cli: Cli, config: PlatformConfig, tmp_path: Path) -> None:

@@ -275,17 +275,17 @@ def test_nothing_is_restored_into_what_is_not_empty(
 
     with opened_database(elsewhere.database_url) as database, database.transaction() as session:
         session.execute(sa.text("CREATE TABLE theirs (id int)"))
-    refused("is not empty: it holds the table theirs.")
+    refused("is not empty: it contains the table theirs.")
     with opened_database(elsewhere.database_url) as database, database.transaction() as session:
         session.execute(sa.text("DROP TABLE theirs"))
     store = open_blob_store(elsewhere, SystemClock())
     store.put("theirs", io.BytesIO(b"x"))
-    refused("is not empty: it holds theirs.")
+    refused("is not empty: it contains theirs.")
     store.delete("theirs")
     assert not elsewhere.home.exists()
     (tmp_path / "rows.db").write_text("theirs")
     (tmp_path / "url").write_text(f"sqlite:///{tmp_path}/rows.db")
-    refused("rows.db exists already.")
+    refused("rows.db already exists.")
     elsewhere.home.mkdir()
     (elsewhere.home / "theirs").touch()
     refused("is there already")
@@ -350,7 +350,7 @@ def test_a_row_that_does_not_fit_is_named_and_nothing_of_it_is_shown(
     use(monkeypatch, elsewhere)
     monkeypatch.setenv("OSMOSIS_DATABASE_URL", elsewhere.database_url)
     refused = cli("platform", "restore", str(tmp_path / "long.tar"))
-    assert refused.status == 1 and "a row of the table workspaces between " in refused.err
+    assert refused.status == 1 and "a row of table 'workspaces' between " in refused.err
     assert "canary" not in refused.err
     assert set(map(len, all_rows(elsewhere).values())) == {0}
 
@@ -365,7 +365,7 @@ def test_the_url_of_a_database_comes_from_a_file_and_is_never_shown(
         ("postgresql://u@127.0.0.1:1/x?password=canary-4711", "does not answer"),
         ("postgresql://u:p@127.0.0.1:canary-4711/x", "is no database URL"),
         ("canary-4711", "is no database URL"),
-        ("two canary-4711", "holds 2 words"),
+        ("two canary-4711", "found 2 words"),
         ("mysql://u:canary-4711@h/x", "SQLite and PostgreSQL"),
     ):
         given.write_text(text)

@@ -95,7 +95,7 @@ def test_a_tool_knows_where_its_environment_came_from(
 @pytest.mark.parametrize(
     ("recorded", "origin"),
     [
-        (None, "an unknown place"),
+        (None, "an unknown source"),
         ({"url": "https://user:hunter2hunter2@host/osmosis_ai-0.3.10-py3-none-any.whl"}, "https://host/"),
         ({"url": "file:///w/osmosis_ai-0.3.10-py3-none-any.whl", "archive_info": {}}, "/w/osmosis_ai-0.3.10"),
     ],

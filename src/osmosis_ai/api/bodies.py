@@ -39,7 +39,11 @@ def decode(content: bytes, model: type[M], call: str) -> M:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        page = "a web page came, perhaps a proxy's or a sign-in's; " if content.lstrip()[:1] == b"<" else ""
+        page = (
+            "the reply is a web page, perhaps from a proxy or a login page; "
+            if content.lstrip()[:1] == b"<"
+            else ""
+        )
         raise UnreadableReply("Invalid JSON response from platform", hint=f"{page}check the platform's URL")
     try:
         return model.model_validate(value)

@@ -399,7 +399,7 @@ class PlatformClient:
             return PlatformError(
                 f"{self.platform_url} answers with a redirect (HTTP {status}), which is not followed.",
                 details={"status_code": status},
-                hint=f"check the platform's URL: {describe_platform(self.platform_url)}, and the proxy in front of it",
+                hint=f"check the proxy and the platform's URL: {describe_platform(self.platform_url)}",
             )
         return PlatformError(
             f"{self.platform_url} redirects to {elsewhere}; your token is not sent there.",

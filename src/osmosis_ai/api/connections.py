@@ -99,9 +99,9 @@ def connection_hint(url: str, error: Exception) -> str:
     if _is_caused_by(error, ConnectionRefusedError) or "refused" in text:
         if here:
             return "is the platform running? start it with `osmosis platform start`"
-        return f"nothing listens at that port; check {url_used}"
+        return f"no server listens on that port; check {url_used}"
     if _is_caused_by(error, socket.gaierror):
-        return f"the host's name is unknown; check {url_used}"
+        return f"the host name is unknown; check {url_used}"
     if here:
         return f"check the platform's log and {url_used}"
     return f"check the network, the proxy settings and {url_used}"

@@ -101,7 +101,7 @@ def unsupported(platform_url: str, capability: Capability, status: int | None = 
         details={"platform_code": "NOT_OFFERED", "capability": capability.value},
         hint="the hosted platform supports it"
         if capability.of_the_contract
-        else "use a platform that you host with `osmosis platform start`, of this version or newer",
+        else "use a self-hosted platform (`osmosis platform start`) of this version or newer",
     )
 
 

@@ -91,7 +91,11 @@ def info(
     with platform_context() as context, current().status("Fetching benchmark"):
         data = benchmarks.describe_benchmark(context.client, key, limit=limit, everything=everything)
     total = formats.count(data["runs_total_count"])
-    note = f"Showing {len(data['runs'])} of {total}; --all shows every run" if data["runs_has_more"] else None
+    note = (
+        f"Showing {len(data['runs'])} of {total}. Use --all to see every one."
+        if data["runs_has_more"]
+        else None
+    )
     own = data["benchmark"]
     board = ("rank", "model", "harness", "task_set", "pass_at_1", "cost_per_task")
     tables = (

@@ -36,7 +36,7 @@ _LINES = (
 @server.command()
 def up(
     no_ttl: Annotated[bool, typer.Option("--no-ttl", help="Serve until `down`.")] = False,
-    ttl_hours: Annotated[int, typer.Option(min=1, help="Hours until the server ends.")] = 24,
+    ttl_hours: Annotated[int, typer.Option(min=1, help="Hours until the server stops.")] = 24,
     yes: YesOption = False,
 ) -> OperationResult:
     """Serve the rollout of the current directory.
@@ -102,14 +102,19 @@ def logs(
     follow: Annotated[
         bool | None,
         typer.Option(
-            "--follow/--no-follow", "-f", help="Show new lines (default: on a terminal).", show_default=False
+            "--follow/--no-follow",
+            "-f",
+            help="Show new lines as they arrive (default: in a terminal).",
+            show_default=False,
         ),
     ] = None,
-    tail: Annotated[int, typer.Option("--tail", "-n", min=1, max=200, help="Lines to start with.")] = 100,
+    tail: Annotated[
+        int, typer.Option("--tail", "-n", min=1, max=200, help="Number of earlier lines to show first.")
+    ] = 100,
 ) -> StreamResult:
     """Show the log of a development server.
 
-    With --json each line is a JSON object.
+    With --json, each line is a JSON object.
 
     Examples:
         osmosis dev server logs ds_42 --tail 20

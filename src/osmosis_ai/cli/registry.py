@@ -89,7 +89,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "command", "osmosis_ai.cli.auth.whoami:whoami", "Show who you are, and in which workspace.", PLATFORM
     ),
     "auth": CommandEntry(
-        "group", "osmosis_ai.cli.auth:app", "The same: auth login, auth logout, auth whoami.", PLATFORM
+        "group", "osmosis_ai.cli.auth:app", "Log in, log out, and show who you are.", PLATFORM
     ),
     "workspace": CommandEntry(
         "group", "osmosis_ai.cli.workspaces:app", "See your workspaces, and find their directories.", PLATFORM

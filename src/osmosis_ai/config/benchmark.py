@@ -34,13 +34,13 @@ def _secret(name: str) -> str:
 
 def _model_secret(name: str) -> str:
     if name in _PLATFORM_SECRETS:
-        raise ValueError(f"must not be {name}, which belongs to the platform")
+        raise ValueError(f"must not be {name} (reserved by the platform)")
     return _secret(name)
 
 
 def _headers(headers: dict[str, str]) -> dict[str, str]:
     if any(name.strip().lower() == "authorization" for name in headers):
-        raise ValueError("must not contain an Authorization header: name the key as `api_key_secret`")
+        raise ValueError("must not contain an Authorization header; use `api_key_secret`")
     return headers
 
 
@@ -114,7 +114,7 @@ class BenchmarkAgent(ConfigSection):
     def _belongs_to_cursor(cls, secret: str | None, info: ValidationInfo) -> str | None:
         expected = "CURSOR_API_KEY" if info.data.get("harness") == "cursor-cli" else None
         if secret != expected:
-            raise ValueError('must be "CURSOR_API_KEY" for the harness cursor-cli, and absent for any other')
+            raise ValueError('must be "CURSOR_API_KEY" for cursor-cli, and unset for any other harness')
         return secret
 
     @property
@@ -144,7 +144,7 @@ class BenchmarkConfig(ConfigSection):
         env, listed = known.get("env", {}), known.get("secrets", SecretNames()).required
         shared = {known.get("execution", BenchmarkExecution()).judge_api_key_secret}
         shared |= {*known.get("verifier", SecretNames()).required}
-        clashes = [f"[env] has {name}, which [secrets] lists" for name in listed if name in env]
+        clashes = [f"{name} is in both [env] and [secrets]" for name in listed if name in env]
         for position, agent in enumerate(agents):
             injected = {*agent.secrets, *shared}
             if agent.harness == "mini-swe-agent" and not isinstance(agent.model, HostedModel):

@@ -236,12 +236,12 @@ class _Validation:
             self.report.warnings.append(self.report.unusable)
         if self.may_be_integers and self.first_integer and self.first_missing:
             self.report.warnings.append(
-                f"answers are integers that became floats ({self.first_integer}) because a value is missing "
-                f"({self.first_missing}); convert the column first, in pandas with .astype('Int64')"
+                f"integer answers became floats ({self.first_integer}) because a value is missing "
+                f"({self.first_missing}); convert the column in pandas with .astype('Int64')"
             )
         if self.repeating:
             self.report.warnings.append(
-                f"{_rows(self.repeating)} with a repeated key (the last value counts), the first at "
+                f"repeated keys in {_rows(self.repeating)} (the last value counts), first at "
                 f"{reader.unit} {self.first_repeating}"
             )
         if self.report.extension != "parquet" and starts_with_byte_order_mark(self.path):

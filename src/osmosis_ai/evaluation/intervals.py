@@ -33,7 +33,7 @@ KORN_GRAUBARD: Method = "korn-graubard"
 LEAST_VARIED = 10
 
 ONE_CLUSTER = "one row says nothing about others"
-NO_SPREAD = "all rows have the same mean: there is no spread to learn from"
+NO_SPREAD = "all rows have the same mean, so the variance cannot be estimated"
 TOO_LARGE = "the numbers are too large to have one"
 
 

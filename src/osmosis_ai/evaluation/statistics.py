@@ -249,7 +249,7 @@ def fitting_range(
     if least <= found[0] and found[1] <= most:
         return reward_range, []
     return None, [
-        f"rewards of {found[0]:g} to {found[1]:g} do not fit reward_range {least:g} to {most:g}: the range is not used"
+        f"reward_range {least:g} to {most:g} is ignored: rewards range from {found[0]:g} to {found[1]:g}"
     ]
 
 

@@ -169,7 +169,7 @@ def error_from_reply(
     try:
         words = redact(provider_words(payload)[:_LONGEST_EXAMINED], *secrets)[:_LONGEST_MESSAGE]
     except RecursionError:
-        words = "its error is nested too deeply"
+        words = "the error in the reply is nested too deeply"
     category = _category(status, f"{error.get('code')} {error.get('type')} {words}")
     out_of_credit = category == "rate_limit" and _OUT_OF_CREDIT.search(f"{error.get('code')} {words}")
     retryable: bool | None = None

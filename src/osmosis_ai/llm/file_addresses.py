@@ -52,7 +52,7 @@ def address_conflict(name: str, path: Path, key: str = "a key", *, elsewhere: bo
     """Return the error about an address that lacks its key, or whose key is set ``elsewhere`` too."""
     return ConflictError(
         f"{name} in {path} is accepted only with {key} from the same file"
-        + (f", and {key} is also set elsewhere." if elsewhere else "."),
+        + (f", and {key} is set outside that file." if elsewhere else "."),
         details={"variable": name, "key": key, "env_file": str(path)},
         hint="set the address and its key in one place: both in the file or both in the environment",
     )

@@ -53,7 +53,7 @@ def prepare_dev_server(
     workspace, here = context.workspace, directory.resolve()
     if here.parent != workspace.rollouts_dir.resolve() or not (here / _ENTRYPOINT).is_file():
         raise OsmosisError(
-            f"This directory is not a rollout with a {_ENTRYPOINT}: {directory}",
+            f"This directory is not a rollout with a {_ENTRYPOINT}: {directory}.",
             hint=f"cd {workspace.rollouts_dir}/NAME",
         )
     require_offered(context.client, Capability.DEV_SERVERS)

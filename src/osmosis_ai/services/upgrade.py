@@ -38,10 +38,10 @@ def upgrade_command() -> UpgradeCommand:
     source, method = installation_source(installed_distribution()), _method()
     arguments = source.arguments()
     if arguments is None or source.kind in ("file", "url"):
-        origin = without_credentials(source.location) or "an unknown place"
+        origin = without_credentials(source.location) or "an unknown source"
         installer = {"uv_tool": "uv tool", "pipx": "pipx", "uv": "uv pip", "pip": "pip"}[method]
         raise OsmosisError(
-            f"The place of newer versions is unknown: this installation came from {origin}.",
+            f"Source of newer versions is unknown: this installation came from {origin}.",
             code="PLATFORM_ERROR",
             hint=f"get a newer wheel, then run `{installer} install WHEEL`",
         )

@@ -129,7 +129,7 @@ def test_runs_that_agree_on_every_row_are_as_far_apart_as_wilsons_bound_of_zero(
 def test_without_a_range_runs_that_agree_on_every_row_have_no_interval_and_say_why() -> None:
     found = compared([3.0] * 10, [3.0] * 10, scale=None)
     assert (found.low, found.high, found.method) == (None, None, None)
-    assert found.reason is not None and "how far rewards can go is not known" in found.reason
+    assert found.reason is not None and "the range of the rewards is unknown" in found.reason
 
 
 def test_a_row_that_differs_a_little_is_no_surer_than_none_that_does() -> None:

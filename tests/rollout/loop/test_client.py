@@ -212,7 +212,7 @@ async def test_a_reply_that_cannot_be_read_is_a_server_error_of_one_short_line(
 ) -> None:
     controller = Controller(httpx.Response(200, text=body))
 
-    with pytest.raises(OsmosisServerError, match="what is no completion") as raised:
+    with pytest.raises(OsmosisServerError, match="an invalid completion") as raised:
         await connect(controller, max_retries=1).chat_completions([])
 
     assert len(controller.requests) == 2 and len(str(raised.value)) < 500

@@ -52,11 +52,13 @@ def login(
         bool, typer.Option("--force", "-f", help="Log in again although you are logged in.")
     ] = False,
 ) -> OperationResult:
-    """Log in with a code that you confirm in a browser, or with a token.
+    """Log in with a browser or with a token.
 
-    The token is saved in the system's keyring, or without one in a file that only you can read. The
-    token it replaces is revoked. With --platform, commands in this Git checkout, or in this directory
-    outside Git, use that platform from then on.
+    You confirm a code in the browser. The token is saved in the system's keyring. Without a
+    keyring, it is saved in a file that only you can read. The token that it replaces is revoked.
+
+    With --platform, commands in this Git checkout use that platform from then on. Outside Git, commands in
+    this directory do.
 
     Examples:
         osmosis login

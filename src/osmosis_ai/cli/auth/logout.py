@@ -22,7 +22,7 @@ def logout(
 ) -> OperationResult:
     """Revoke and remove the saved login of the platform.
 
-    Directories that were set to the platform no longer use it.
+    Directories set to this platform no longer use it.
 
     Examples:
         osmosis logout

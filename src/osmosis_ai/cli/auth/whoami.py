@@ -14,7 +14,7 @@ _SOURCES = {"environment": "OSMOSIS_TOKEN", "keyring": "saved login", "file": "s
 
 
 def whoami() -> DetailResult:
-    """Show who you are, and the workspace of the repository you are in.
+    """Show who you are, and the workspace of the repository.
 
     Examples:
         osmosis whoami --json

@@ -139,9 +139,9 @@ def gate(
     the worst score, and with all of them at the best. All rules must pass. Failures are adjusted for the number of
     rules.
 
-    Metrics: reward, pass_rate, pass@K, pass^K, cost_per_row (USD), tokens and latency (seconds) per attempt, and the
-    shares of attempts unscored, failed and infrastructure. A judge's result file has score, alpha and unscored. An
-    unfinished run is unclear.
+    Metrics: reward, pass_rate, pass@K, pass^K, cost_per_row (USD), tokens and latency (seconds) per attempt;
+    unscored, failed and infrastructure (shares of attempts). A judge's result file has score, alpha and unscored. The
+    verdict on an unfinished run is unclear.
 
     Examples:
         osmosis eval gate amber-otter-42 --min pass_rate=0.8 --max unscored=0.05

@@ -36,9 +36,10 @@ def upload(
         ),
     ],
 ) -> OperationResult:
-    """Upload a finished run of this machine to the platform, with its conversations and artifacts.
+    """Upload a finished run of this machine to the platform.
 
-    The platform marks the run as imported. Run the same command again to resume an interrupted upload.
+    The upload includes conversations and artifacts. The platform marks the run as imported. Run the same command
+    again to resume an interrupted upload.
 
     Examples:
         osmosis eval upload .osmosis/evals/baseline

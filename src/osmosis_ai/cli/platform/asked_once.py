@@ -22,7 +22,7 @@ def asked_once() -> Iterator[None]:
         yield
     except BlobStoreBusy as error:
         is_silent = isinstance(error, BlobStoreSilent)
-        look = "check that it runs and that OSMOSIS_BLOBS_URL is its address, then" if is_silent else "later"
-        raise BlobStoreError(
-            _LATER.sub(".", error.message), hint=error.hint or f"{look} run the command again"
-        ) from error
+        retry = "run the command again later"
+        if is_silent:
+            retry = "check that the store runs at OSMOSIS_BLOBS_URL, then run the command again"
+        raise BlobStoreError(_LATER.sub(".", error.message), hint=error.hint or retry) from error

@@ -24,7 +24,7 @@ def backup(
     """Back up the platform of this machine, running or not.
 
     The file holds the rows of the database, datasets, results, Git mirrors and the encryption keys of the secrets. Keep
-    it as safe as the platform itself. It leaves out files in a bucket (OSMOSIS_BLOBS_URL) unless you ask for them.
+    it as safe as the platform itself. It leaves out files in a bucket (OSMOSIS_BLOBS_URL) unless you add --with-bucket.
 
     Examples:
         osmosis platform backup osmosis.tar.gz
@@ -43,8 +43,8 @@ def backup(
         report = create_backup(config, file, overwrite=force, with_bucket=with_bucket)
     if report.missing_blobs:
         current().warn(
-            f"{report.missing_blobs} files that the database knows are not in {config.blobs_shown}: they were lost "
-            "before this backup.",
+            f"Files of the database are missing from {config.blobs_shown}: {report.missing_blobs}. They were lost before "
+            "this backup.",
             code="MISSING_FILES",
         )
     return OperationResult(

@@ -31,8 +31,8 @@ def restore(
     """Restore a backup into an empty platform.
 
     The data directory (OSMOSIS_HOME) and the database must be empty, and also the bucket (OSMOSIS_BLOBS_URL) if the
-    backup holds files. The database and the bucket may be of another kind than before: to move a platform, back it up
-    and restore it. If a restore is interrupted, run the same command again.
+    backup holds files. The kind of database and file store may change: to move a platform, back it up and restore it.
+    If a restore is interrupted, run the same command again.
 
     Examples:
         osmosis platform restore osmosis.tar.gz
@@ -53,8 +53,8 @@ def restore(
         report = restore_backup(config, file)
     if report.missing_blobs:
         current().warn(
-            f"{report.missing_blobs} files that the database names are not in the backup. They are in the bucket that "
-            "the platform used (set OSMOSIS_BLOBS_URL to it), or were lost before.",
+            f"Files of the database are missing from the backup: {report.missing_blobs}. They are in the platform's old "
+            "bucket (set OSMOSIS_BLOBS_URL to it), or were lost before the backup.",
             code="MISSING_FILES",
         )
     settings = f'OSMOSIS_DATABASE_URL="$(cat {database_file})" ' if database_file else ""
@@ -81,7 +81,7 @@ def _with_database(config: PlatformConfig, file: Path) -> PlatformConfig:
         raise OsmosisError(f"{file} cannot be read: {reason}.") from None
     if len(words) != 1:
         raise OsmosisError(
-            f"{file} holds {len(words)} words instead of one URL.",
+            f"{file} must contain exactly one URL (found {len(words)} words).",
             hint="write it as postgresql://user:password@host/database",
         )
     Database(words[0], named=str(file)).dispose()

@@ -63,7 +63,7 @@ def add(
         },
         next_steps=[
             *member,
-            f"They log in with `osmosis --platform {platform.url} login` and approve it at {page}",
+            f"The user logs in with `osmosis --platform {platform.url} login` and approves the login at {page}",
         ],
     )
 

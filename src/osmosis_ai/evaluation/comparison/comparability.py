@@ -137,7 +137,7 @@ def _require_finished(run: RunSamples, allowed: Allowances) -> str | None:
     if not allowed.partial:
         raise ConflictError(
             f"{run.name}: {run.unfinished}",
-            hint="to compare what there is: --partial",
+            hint="add --partial to compare the finished attempts",
         )
     return f"{run.name}: {run.unfinished}"
 

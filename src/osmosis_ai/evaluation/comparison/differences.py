@@ -35,9 +35,9 @@ from osmosis_ai.evaluation.statistics import (
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.statistics import Floats, Integers, Labels, Values
 
-NO_RANGE = "how far rewards can go is not known, so neither is what a row may yet show"
-SAME_DIFFERENCE = "every row has the same difference: there is no spread to learn from"
-TOO_FEW = "so few rows rule no difference out: how far rewards can go is not known"
+NO_RANGE = "the range of the rewards is unknown"
+SAME_DIFFERENCE = "every row has the same difference, so the variance cannot be estimated"
+TOO_FEW = "too few rows to rule out any difference: the range of the rewards is unknown"
 
 _HUGE = 1e100
 _ROUNDING = 1e-12

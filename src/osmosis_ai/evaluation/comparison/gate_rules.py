@@ -127,7 +127,7 @@ def _reason(margin: _Margin, change: Difference, verdict: Verdict) -> str:
         text = f"{text}, between {_between(rule, change)}"
         if bounds is not None:
             at_worst, at_best = _between(rule, bounds.worst), _between(rule, bounds.best)
-            text = f"{text}; between {at_worst} with {attempts} counted against it, {at_best} in its favor"
+            text = f"{text}; between {at_worst} with {attempts} counted against it, and between {at_best} in its favor"
     else:
         is_low = (verdict == "pass") == rule.described.higher_is_better
         how = "at worst" if verdict == "pass" else "at best"

@@ -15,8 +15,8 @@ from osmosis_ai.evaluation.intervals import ONE_CLUSTER
 from osmosis_ai.evaluation.statistics import CONFIDENCE
 
 NOTHING_POSITIVE = "no row has more than nothing of it in both runs"
-SAME_RATIO = "every row has the same ratio: there is no spread to learn from"
-TOO_FEW = "so few rows, and so different ones, rule no ratio out"
+SAME_RATIO = "every row has the same ratio, so the variance cannot be estimated"
+TOO_FEW = "too few and too different rows to rule out any ratio"
 LARGEST_LOG = 700.0
 """Of the logarithm of a ratio; the ratio itself would be too large for a float."""
 

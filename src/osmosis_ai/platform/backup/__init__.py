@@ -56,7 +56,7 @@ def create_backup(
     if target.is_dir():
         raise OsmosisError(f"{target} is a directory.", hint="name a file, such as osmosis.tar.gz in it")
     if target.exists() and not overwrite:
-        raise ConflictError(f"{target} exists already.", hint="name another file, or replace it with --force")
+        raise ConflictError(f"{target} already exists.", hint="name another file, or replace it with --force")
     _require_a_place(target.absolute())
     counts = with_bucket or not config.blobs_url
     with stage_in(config.home, STAGE_PREFIX) as stage:

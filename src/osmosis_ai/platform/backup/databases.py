@@ -125,7 +125,7 @@ def require_empty(config: PlatformConfig) -> None:
         with opened_database(config.database_url) as database, database.session() as session:
             _require_no_rows(database, session)
     elif path.exists():
-        raise ConflictError(f"{path} exists already.", hint=_NEW_DATABASE)
+        raise ConflictError(f"{path} already exists.", hint=_NEW_DATABASE)
 
 
 def restore_rows(path: Path, url: str, *, again: bool) -> None:
@@ -155,7 +155,9 @@ def restore_rows(path: Path, url: str, *, again: bool) -> None:
 
 def _require_no_rows(database: Database, session: Session) -> None:
     if (table := what_is_in(session)) is not None:
-        raise ConflictError(f"{database.shown} is not empty: it holds the table {table}.", hint=_NEW_DATABASE)
+        raise ConflictError(
+            f"{database.shown} is not empty: it contains the table {table}.", hint=_NEW_DATABASE
+        )
 
 
 def _copy_sqlite(source: Path, target: Path) -> None:

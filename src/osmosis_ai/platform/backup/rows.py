@@ -106,7 +106,7 @@ def _insert(session: Session, table: Table, rows: Sequence[Mapping[str, Any]]) -
         first, last = (_named(table, row) for row in (rows[0], rows[-1]))
         said = str(error.orig).splitlines()[0] if isinstance(error, DataError) else "it violates the schema"
         raise OsmosisError(
-            f"a row of the table {table.name} between {first} and {last} does not fit into the database: {said}.",
+            f"a row of table '{table.name}' between {first} and {last} cannot be stored: {said}.",
             code="INTERNAL",
             hint="correct or delete that row on the platform, then make another backup",
         ) from None

@@ -47,7 +47,7 @@ def require_usable(store: BlobStore, shown: str, *, besides: set[str]) -> None:
     other = next((key for key in stored_keys(store) if key not in besides), None)
     if other is not None:
         raise ConflictError(
-            f"{shown} is not empty: it holds {other}.",
+            f"{shown} is not empty: it contains {other}.",
             hint="name an empty bucket or prefix in OSMOSIS_BLOBS_URL",
         )
 
@@ -64,7 +64,7 @@ def fill_store(store: BlobStore, shown: str, home: Path, keys: set[str]) -> None
             written = store.put(key, file).sha256
         with store.open(key) as stored:
             if _sha256(stored) != written:
-                raise BlobStoreError(f"{shown} returns other bytes than were stored: {key}.")
+                raise BlobStoreError(f"{shown} returned different bytes than were stored: {key}.")
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="osmosis-restore") as pool:
         for _ in pool.map(put, sorted(keys)):

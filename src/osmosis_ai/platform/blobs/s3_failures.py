@@ -113,7 +113,7 @@ def refusal(address: S3Address, doing: str, code: str, status: int) -> BlobStore
     answer = f"{address.shown} answered {status} {code}".rstrip()
     if code == "NoSuchBucket":
         return BlobStoreError(
-            f"{address.shown} does not exist.", hint="make the bucket, or correct OSMOSIS_BLOBS_URL"
+            f"{address.shown} does not exist.", hint="create the bucket, or correct OSMOSIS_BLOBS_URL"
         )
     if code in _CREDENTIALS:
         return BlobStoreError(

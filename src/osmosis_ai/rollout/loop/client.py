@@ -356,7 +356,7 @@ def _read_completion(reply: _Reply, request: Mapping[str, Any], secret: str | No
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}"
         raise OsmosisServerError(
-            f"the controller answered {reply.status} with what is no completion ({what}): {_excerpt(reply, secret)}",
+            f"the controller returned an invalid completion with status {reply.status} ({what}): {_excerpt(reply, secret)}",
             reply.status,
         ) from error
 

@@ -229,7 +229,7 @@ def warn_of_size(dataset: Dataset, report: DatasetReport, warn: Warn) -> None:
     converted = dataset.file_format not in (None, report.extension)
     if dataset.file_size not in (0, report.file_size) and not converted:
         warn(
-            f"The platform stores {dataset.file_size} bytes of {report.file_name}, which has {report.file_size}.",
+            f"Size of {report.file_name} differs: {dataset.file_size} bytes stored ({report.file_size} bytes sent).",
             "DATASET_SIZE_DIFFERS",
         )
 

@@ -240,7 +240,9 @@ def _with_unscored(
         return verdict
     attempts = "1 attempt" if missing == 1 else f"{missing:,.0f} attempts"
     doubt = f"No verdict: {attempts} without a score in the validations at step {step} could change it."
-    return replace(verdict, direction="unclear", sentence=f"{doubt} Among the scored, {verdict.sentence}")
+    return replace(
+        verdict, direction="unclear", sentence=f"{doubt} Among scored attempts, {verdict.sentence}"
+    )
 
 
 def _holds_at_worst(

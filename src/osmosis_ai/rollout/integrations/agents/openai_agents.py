@@ -111,7 +111,7 @@ class OsmosisLitellmModel(LitellmModel):
         running = get_rollout_context()
         if running is not None and running is not self._rollout:
             raise RuntimeError(
-                "this OsmosisLitellmModel belongs to another rollout: make one in `run` for each rollout, like its "
+                "this OsmosisLitellmModel belongs to another rollout: create one per rollout in `run`, like the "
                 "`OsmosisMemorySession()`"
             )
         source = self._rollout.sample_source

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from osmosis_ai.platform.db.tables import DbDataset
 from osmosis_ai.platform.runs.desk.closing import FRUITLESS
+from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from tests.platform.conftest import Member, World
 from tests.platform.evaluations import training_body
 from tests.platform.runs.execute.played_cluster import Cluster
@@ -127,11 +131,30 @@ def test_a_checkpoint_between_two_deaths_of_a_training_run_forgives_the_first(
     assert cluster.run(run).status == "pending"
 
 
+def add_dataset(cluster: Cluster, member: Member) -> dict[str, Any]:
+    now = cluster.clock.now()
+    dataset = DbDataset(
+        id="ds_1",
+        workspace_id=member.workspace.id,
+        name="multiply",
+        status="uploaded",
+        extension="jsonl",
+        file_size=1,
+        sha256="ab" * 32,
+        created_at=now,
+        updated_at=now,
+    )
+    with cluster.bench.services.db.transaction() as session:
+        session.add(dataset)
+    return {"dataset_id": "ds_1", "selection": RowSelection(1, 1, None, "ab" * 32, "jsonl").record()}
+
+
 @pytest.mark.parametrize("answer", ["succeeded", "failed_7"])
 def test_a_run_that_is_resumed_before_its_cluster_says_that_its_job_has_ended_goes_on_at_once(
     cluster: Cluster, member: Member, answer: str
 ) -> None:
-    run = cluster.bench.add("a", member, kind="training", request=training_body())
+    with_dataset = add_dataset(cluster, member)
+    run = cluster.bench.add("a", member, kind="training", request=training_body(), **with_dataset)
     cluster.rounds()
     cluster.ray.become("running")
     cluster.rounds(2)

@@ -59,11 +59,6 @@ FOLDED: dict[str, str] = {
     "platform.runs.sentence": "platform.runs.work.run_work",
     "platform.runs.upsert": "platform.db.tables",
     "platform.runs.worker_status": "platform.runs.execute.worker_process",
-    "services.demo.commands": "services.demo.session",
-    "services.demo.conversation": "services.demo.outcome",
-    "services.demo.local": "services.demo.walk",
-    "services.demo.through_platform": "services.demo.walk",
-    "services.demo.training": "services.demo.walk",
     "services.run_watching": "services.runs.lifecycle",
 }
 

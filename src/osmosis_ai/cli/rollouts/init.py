@@ -10,7 +10,6 @@ import typer
 
 from osmosis_ai.cli.output.results import OperationResult
 
-
 DiffOption = Annotated[
     bool, typer.Option("--diff", help="If files exist, show how the new ones differ.", show_default=False)
 ]

@@ -151,29 +151,22 @@ def finished_demo(maze: Maze) -> None:
     """Replace the demo's evaluation by its recorded result."""
     from osmosis_ai.evaluation.conversation import SpokenTurn
     from osmosis_ai.services import demo
-    from osmosis_ai.services.demo import DemoOutcome, Scratch
-    from osmosis_ai.services.demo.outcome import DemoEvaluation, DemoSample
+    from osmosis_ai.services.demo import DemoEvaluation, DemoOutcome, DemoSample, Scratch
 
     def run(scratch: Scratch, *, tell: Callable[[str], None], **_: Any) -> DemoOutcome:
         tell("$ osmosis eval submit configs/eval/multiply.toml")
         results = scratch.workspace / ".osmosis" / "evals" / "calm-fern-1"
-        sample = DemoSample(
-            row_index=3,
-            run_index=0,
-            reward=1.0,
-            label="6",
-            trajectory=results / "trajectories" / "row_3_run_0.json",
-            messages=(SpokenTurn("user", "Compute 2 * 3."), SpokenTurn("assistant", "#### 6")),
-        )
-        counts = {"planned": 4, "scored": 4}
+        turns = [SpokenTurn("user", "Compute 2 * 3."), SpokenTurn("assistant", "#### 6")]
+        sample = DemoSample(3, 0, 1.0, "6", turns, results / "trajectories" / "row_3_run_0.json")
         evaluation = DemoEvaluation(
-            status=0,
+            name="calm-fern-1",
             results=results,
-            metrics={"summary": {}, "estimates": {"counts": counts}},
+            metrics={"summary": {}, "estimates": {"counts": {"planned": 4, "scored": 4}}},
+            complete=True,
             sample=sample,
             run={"run_name": "demo", "metrics": {}},
         )
-        return DemoOutcome(scratch, evaluation)
+        return DemoOutcome(evaluation)
 
     maze.patch.setattr(demo, "run_demo", run)
     maze.patch.setattr("osmosis_ai.cli.demo._program", lambda: "osmosis")

@@ -15,8 +15,7 @@ import pytest
 
 from osmosis_ai.evaluation.conversation import SpokenTurn
 from osmosis_ai.services import demo as service
-from osmosis_ai.services.demo import DemoOutcome, Scratch
-from osmosis_ai.services.demo.outcome import DemoEvaluation, DemoSample
+from osmosis_ai.services.demo import DemoEvaluation, DemoOutcome, DemoSample, Scratch
 from tests.cli.conftest import Cli
 from tests.e2e.turnstile import Turnstile
 
@@ -27,11 +26,11 @@ import sys
 root, port, *words = sys.argv[1:]
 sys.path.insert(0, root)
 from osmosis_ai.cli.main import main
-from osmosis_ai.services.demo import scratch
+from osmosis_ai.services import demo
 from tests.e2e.gate import commit
 from tests.e2e.turnstile import add_waits
 
-copy = scratch.copy_sample_workspace
+copy = demo.copy_sample_workspace
 
 
 def copy_with_waits(workspace):
@@ -40,7 +39,7 @@ def copy_with_waits(workspace):
     commit(workspace, {})
 
 
-scratch.copy_sample_workspace = copy_with_waits
+demo.copy_sample_workspace = copy_with_waits
 sys.argv = ["osmosis", *words]
 sys.exit(main())
 """
@@ -57,27 +56,22 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> Any:
         ) -> DemoOutcome:
             tell("$ osmosis eval submit configs/eval/multiply.toml")
             results = scratch.workspace / ".osmosis" / "evals" / "calm-fern-1"
-            sample = DemoSample(
-                row_index=3,
-                run_index=0,
-                reward=1.0,
-                label="6",
-                trajectory=results / "trajectories" / "row_3_run_0.json",
-                messages=(
-                    SpokenTurn("user", "Compute 2 * 3."),
-                    SpokenTurn("assistant", "multiply(a=2, b=3)", "calls a tool"),
-                    SpokenTurn("tool", "6", "multiply"),
-                    SpokenTurn("assistant", "#### 6"),
-                ),
-            )
+            turns = [
+                SpokenTurn("user", "Compute 2 * 3."),
+                SpokenTurn("assistant", "multiply(a=2, b=3)", "calls a tool"),
+                SpokenTurn("tool", "6", "multiply"),
+                SpokenTurn("assistant", "#### 6"),
+            ]
+            sample = DemoSample(3, 0, 1.0, "6", turns, results / "trajectories" / "row_3_run_0.json")
             evaluation = DemoEvaluation(
-                status=0,
+                name="calm-fern-1",
                 results=results,
                 metrics={"summary": {}, "estimates": {"counts": {"planned": 4, "scored": scored}}},
+                complete=scored == 4,
                 sample=sample,
                 run={"run_name": "demo", "metrics": {}},
             )
-            return DemoOutcome(scratch, evaluation, platform_url="http://127.0.0.1:8733" if keep else None)
+            return DemoOutcome(evaluation, platform_url="http://127.0.0.1:8733" if keep else None)
 
         monkeypatch.setattr(service, "run_demo", run)
 
@@ -154,7 +148,7 @@ def test_a_kept_platform_is_told_how_to_be_reached_and_stopped(
     outcome(4)
     result = cli("demo", "--keep", "--keep-dir", str(tmp_path / "d"))
     assert result.status == 0
-    assert "The platform goes on at http://127.0.0.1:8733" in result.out
+    assert "The platform is running at http://127.0.0.1:8733" in result.out
     assert f". {tmp_path}/d/env.sh" in result.out
     assert "platform stop" in result.out
     for other in ("--clean", "--local"):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.services.demo import CONFIG, prepare_scratch, run_demo, session
-from osmosis_ai.services.demo.scratch import TRAINING_CONFIG, Scratch
+from osmosis_ai.services import demo as service
+from osmosis_ai.services.demo import CONFIG, TRAINING_CONFIG, Scratch, prepare_scratch, run_demo
 from tests.warm_osmosis import warm_osmosis
 
 pytestmark = pytest.mark.e2e
@@ -41,17 +41,20 @@ def make_short(scratch: Scratch) -> None:
 def test_the_commands_of_the_demo_train_its_model_and_evaluate_what_came_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_PROGRAM", tuple(warm_osmosis(torch=True)))
+    monkeypatch.setattr(service, "_PROGRAM", tuple(warm_osmosis(torch=True)))
     scratch = prepare_scratch(tmp_path / "demo")
     make_short(scratch)
     demo = run_demo(scratch, display="json", tell=lambda _: None, seed=SEED)
-    assert demo.complete and demo.base is not None and demo.run is not None and demo.pass_rate is not None
+    assert demo.base is not None and demo.training is not None and demo.difference is not None
+    assert demo.base.complete and demo.evaluation.complete
     base, trained = (found.metrics["estimates"] for found in (demo.base, demo.evaluation))
     assert base["counts"]["scored"] == trained["counts"]["scored"] == 100
-    assert demo.pass_rate.value == pytest.approx(trained["pass_rate"]["value"] - base["pass_rate"]["value"])
-    assert demo.pass_rate.rows == 25 and demo.pass_rate.low is not None and demo.pass_rate.low > 0.1
-    assert (demo.run.seed, len(demo.run.rewards)) == (SEED, STEPS)
-    assert demo.run.model == f"osmosis/tiny:{demo.run.checkpoint}"
+    difference = demo.difference["pass_rate"]
+    assert difference["value"] == pytest.approx(trained["pass_rate"]["value"] - base["pass_rate"]["value"])
+    assert difference["rows"] == 25 and difference["low"] > 0.1
+    assert set(demo.difference) == {"pass_rate", "reward"}
+    assert (demo.training.seed, len(demo.training.rewards)) == (SEED, STEPS)
+    assert demo.training.model == f"osmosis/tiny:{demo.training.checkpoint}"
 
 
 @pytest.mark.nightly

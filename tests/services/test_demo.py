@@ -1,69 +1,15 @@
+"""The demo's directory, and how a command that fails ends the demo."""
+
 from __future__ import annotations
 
-import json
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.conversation import SpokenTurn
 from osmosis_ai.platform.process_state import running_platform
-from osmosis_ai.services.demo import CONFIG, DemoOutcome, prepare_scratch, run_demo
-from osmosis_ai.services.demo.outcome import most_telling_sample
-from osmosis_ai.services.demo.session import Session
-
-TRAJECTORY = {
-    "schema_version": "ATIF-v1.7",
-    "steps": [
-        {"step_id": 1, "source": "user", "message": "Compute 2 * 3."},
-        {
-            "step_id": 2,
-            "source": "agent",
-            "message": "Let me see.",
-            "tool_calls": [
-                {"tool_call_id": "c1", "function_name": "multiply", "arguments": {"a": 2, "b": "é"}},
-                {"tool_call_id": "c2", "function_name": "think", "arguments": "not JSON"},
-            ],
-            "observation": {
-                "results": [
-                    {"source_call_id": "c1", "content": "6"},
-                    {
-                        "source_call_id": "gone",
-                        "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
-                    },
-                ]
-            },
-        },
-        {"step_id": 3, "source": "agent", "message": "#### 6"},
-    ],
-    "extra": {"osmosis": {"label": "6", "reward": 1.0}},
-}
-
-
-def write_results(
-    results: Path, *, planned: int, scored: int, trajectories: Mapping[int, Any] | None = None
-) -> None:
-    (results / "trajectories").mkdir(parents=True)
-    counts = {"planned": planned, "scored": scored}
-    (results / "metrics.json").write_text(json.dumps({"summary": {}, "estimates": {"counts": counts}}))
-    for row, trajectory in (trajectories or {}).items():
-        (results / "trajectories" / f"row_{row}_run_0.json").write_text(json.dumps(trajectory))
-
-
-def evaluation_that_leaves(monkeypatch: pytest.MonkeyPatch, status: int, **left: Any) -> None:
-    def evaluate(session: Session, *_: str, **__: Any) -> tuple[int, None]:
-        if left:
-            write_results(session.scratch.workspace / ".osmosis" / "evals" / "demo", **left)
-        return status, None
-
-    monkeypatch.setattr(Session, "watch", evaluate)
-
-
-def run_here(directory: Path) -> DemoOutcome:
-    return run_demo(prepare_scratch(directory), display="rich", tell=lambda _: None, local=True)
+from osmosis_ai.services.demo import CONFIG, prepare_scratch, run_demo
 
 
 def test_the_scratch_is_a_workspace_of_its_own_outside_the_users_home(home: Path) -> None:
@@ -103,54 +49,6 @@ def test_nothing_of_the_users_osmosis_or_git_shows_through(tmp_path: Path) -> No
     for name in ("OSMOSIS_CONFIG_DIR", "OSMOSIS_CACHE_DIR", "OSMOSIS_HOME", "OSMOSIS_ENV_FILE"):
         assert Path(environment[name]).is_relative_to(scratch.root)
         assert Path(environment[name]).exists()
-
-
-def test_a_conversation_is_read_turn_by_turn_with_calls_and_their_results(tmp_path: Path) -> None:
-    write_results(tmp_path, planned=1, scored=1, trajectories={0: TRAJECTORY})
-    sample = most_telling_sample(tmp_path)
-    assert sample is not None
-    assert (sample.reward, sample.label) == (1.0, "6")
-    assert sample.messages == (
-        SpokenTurn("user", "Compute 2 * 3."),
-        SpokenTurn("assistant", 'Let me see.\nmultiply(a=2, b="é")\nthink(not JSON)', "calls a tool"),
-        SpokenTurn("tool", "6", "multiply"),
-        SpokenTurn("tool", "a\nb", ""),
-        SpokenTurn("assistant", "#### 6"),
-    )
-
-
-def test_the_sample_shown_is_the_best_and_used_a_tool_if_any_did(tmp_path: Path) -> None:
-    def silent(reward: float | None) -> dict[str, Any]:
-        return {
-            "steps": [{"source": "agent", "message": "#### 6"}],
-            "extra": {"osmosis": {"reward": reward}},
-        }
-
-    told = {0: silent(0.0), 1: silent(1.0), 2: TRAJECTORY, 3: silent(None), 10: silent(1.0)}
-    write_results(tmp_path, planned=11, scored=4, trajectories=told)
-    sample = most_telling_sample(tmp_path)
-    assert sample is not None and sample.row_index == 2
-
-
-@pytest.mark.parametrize(
-    "status, planned, scored, complete",
-    [(0, 2, 2, True), (0, 2, 1, False), (1, 2, 2, False), (0, 0, 0, False)],
-)
-def test_the_demo_is_complete_only_when_every_sample_is_scored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, planned: int, scored: int, complete: bool
-) -> None:
-    evaluation_that_leaves(monkeypatch, status, planned=planned, scored=scored)
-    outcome = run_here(tmp_path / "demo")
-    evaluation = outcome.evaluation
-    assert (outcome.complete, evaluation.scored, evaluation.sample) == (complete, scored, None)
-
-
-def test_an_evaluation_without_results_is_an_error_that_says_where_its_files_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evaluation_that_leaves(monkeypatch, 1)
-    with pytest.raises(OsmosisError, match="ended with status 1 before it had results; its files are in"):
-        run_here(tmp_path / "demo")
 
 
 @pytest.mark.e2e

@@ -1,0 +1,427 @@
+"""The demo: it types the real commands, one after the other, in a scratch directory.
+
+Everything is in that directory: configuration, credentials, cache and the data of its platform. No keyring is asked,
+and no Git configuration of the user is read. Every process ends with the demo, except a platform that is to stay.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.conversation import SpokenTurn, read_conversation, turns_of
+from osmosis_ai.files import expanded, write_atomic
+from osmosis_ai.process_environment import PACKAGE_PREFIXES, chosen, python_environment
+from osmosis_ai.supervision import ChildProcess
+from osmosis_ai.workspace.git import run_git
+from osmosis_ai.workspace.samples import copy_sample_workspace
+
+CONFIG = "configs/eval/multiply.toml"
+TRAINING_CONFIG = "configs/training/multiply.toml"
+ENV_FILE = "env.sh"
+_TRAINED_CONFIG = "configs/eval/multiply_trained.toml"
+# These two have no question in common, so no row that is evaluated was trained on.
+_DATASET, _TRAINING_DATASET = "data/multiply.jsonl", "data/multiply_train.jsonl"
+_SECRET = "DEMO_API_KEY"
+_PROGRAM = (sys.executable, "-m", "osmosis_ai")
+_START = ("platform", "start", "--port", "0", "--login")
+_SHOWN_AS = ("OSMOSIS_DEBUG", "NO_COLOR", "FORCE_COLOR", "COLORTERM", "COLUMNS", "LINES")
+_SEED_OF_THE_CONFIG = 0
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """The demo's directory: a workspace, and next to it what would otherwise be the user's own."""
+
+    root: Path
+    temporary: bool = False
+
+    @property
+    def workspace(self) -> Path:
+        return self.root / "workspace"
+
+    @property
+    def origin(self) -> Path:
+        return self.root / "origin.git"
+
+    def own_variables(self) -> dict[str, str]:
+        """Return the variables that make commands use this directory instead of the user's."""
+        return {
+            "OSMOSIS_CONFIG_DIR": str(self.root / "config"),
+            "OSMOSIS_CACHE_DIR": str(self.root / "cache"),
+            "OSMOSIS_HOME": str(self.root / "data"),
+            "OSMOSIS_ENV_FILE": str(self.root / "empty.env"),
+            "OSMOSIS_TOKEN_STORE": "file",
+            "PYTHON_KEYRING_BACKEND": "keyring.backends.fail.Keyring",
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_CONFIG_NOSYSTEM": "1",
+        }
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of the demo's commands, without the user's settings of Osmosis and Git."""
+        kept = chosen(inherited, _SHOWN_AS, PACKAGE_PREFIXES)
+        return {**python_environment(inherited), **kept, **self.own_variables()}
+
+    def push(self) -> None:
+        """Give the workspace an origin that has its commit, as a hosted repository would."""
+        for arguments in (
+            ("init", "--quiet", "--bare", "--initial-branch=main", str(self.origin)),
+            ("remote", "add", "origin", str(self.origin)),
+            ("push", "--quiet", "--set-upstream", "origin", "main"),
+        ):
+            done = run_git(arguments, cwd=self.workspace, env=self.own_variables())
+            if done.returncode != 0:
+                raise OsmosisError(f"`git {arguments[0]}` failed: {done.stderr.strip()}", code="INTERNAL")
+
+    def discard(self) -> None:
+        """Remove a temporary directory, which a process that is still ending may write to."""
+        for _ in range(50 if self.temporary else 0):
+            shutil.rmtree(self.root, ignore_errors=True)
+            if not self.root.exists():
+                return
+            time.sleep(0.2)
+
+
+def prepare_scratch(directory: Path | None) -> Scratch:
+    """Make the demo's directory, a temporary one if None, with the sample workspace in it.
+
+    Raises:
+        OsmosisError: ``directory`` is not empty, or the samples cannot be copied.
+    """
+    root = expanded(directory).absolute() if directory else Path(tempfile.mkdtemp(prefix="osmosis-demo-"))
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise OsmosisError(
+            f"{root} is not an empty directory.", hint="name one that does not exist: --keep-dir DIR"
+        )
+    root.mkdir(parents=True, exist_ok=True)
+    scratch = Scratch(root.resolve(), temporary=directory is None)
+    try:
+        for name in ("config", "cache", "data"):
+            (scratch.root / name).mkdir(mode=0o700)
+        (scratch.root / "empty.env").touch()
+        copy_sample_workspace(scratch.workspace)
+    except BaseException:
+        scratch.discard()
+        raise
+    return scratch
+
+
+@dataclass(frozen=True)
+class DemoSample:
+    """A scored sample with its conversation."""
+
+    row_index: int
+    run_index: int
+    reward: float
+    label: str | None
+    turns: list[SpokenTurn]
+    path: Path
+
+
+@dataclass(frozen=True)
+class DemoEvaluation:
+    """What an evaluation left behind; ``run`` is the resource of its command, in JSON mode."""
+
+    name: str
+    results: Path
+    metrics: Mapping[str, Any]
+    complete: bool
+    sample: DemoSample | None
+    run: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """The training run and its last adapter, ``checkpoint``; ``model`` is the adapter's name where it is served."""
+
+    name: str
+    seed: int
+    rewards: list[float]
+    duration_s: float | None
+    checkpoint: str
+    model: str
+
+
+@dataclass(frozen=True)
+class DemoOutcome:
+    """The last evaluation, and the platform if it is still running.
+
+    With a training also the evaluation before it and, in JSON mode, the differences that `osmosis eval compare` found.
+    """
+
+    evaluation: DemoEvaluation
+    platform_url: str | None = None
+    base: DemoEvaluation | None = None
+    training: TrainedRun | None = None
+    difference: Mapping[str, Any] | None = None
+
+
+def run_demo(
+    scratch: Scratch,
+    *,
+    display: Literal["rich", "plain", "json"],
+    tell: Callable[[str], None],
+    local: bool = False,
+    keep: bool = False,
+    seed: int | None = None,
+) -> DemoOutcome:
+    """Evaluate the sample agent; with ``seed``, train its model and evaluate that the same way.
+
+    Args:
+        scratch: from :func:`prepare_scratch`.
+        display: the output mode of the commands whose output is shown.
+        tell: prints a command; in ``json`` also the progress of one.
+        local: evaluate without a platform.
+        keep: leave the platform running.
+        seed: the seed of the training run.
+
+    Raises:
+        OsmosisError: a command failed, or training did not finish.
+        KeyboardInterrupt: the user interrupted a command.
+    """
+    terminal = _Terminal(scratch, display, tell)
+    if local:
+        tell(f"$ cd {scratch.workspace}")
+        status, run = terminal.watch("eval", "run", CONFIG, "--yes", "--name", "demo")
+        return DemoOutcome(_evaluation(terminal, "demo", status, run))
+    with _platform(terminal, keep=keep) as url:
+        tell(f"$ cd {scratch.workspace}\n$ git push -u origin main")
+        scratch.push()
+        terminal.type("platform", "connect", f"../{scratch.origin.name}")
+        terminal.type("secret", "set", _SECRET, "--env", _SECRET)
+        terminal.type("dataset", "upload", _DATASET, "--wait", "--yes")
+        base = _evaluate(terminal, CONFIG)
+        kept = url if keep else None
+        if seed is None:
+            return DemoOutcome(base, kept)
+        terminal.type("dataset", "upload", _TRAINING_DATASET, "--wait", "--yes")
+        training = _train(terminal, seed)
+        terminal.type("model", "deploy", training.checkpoint)
+        trained = _evaluate(terminal, _edited(scratch, CONFIG, "model_path", training.model, _TRAINED_CONFIG))
+        _, compared = terminal.watch("eval", "compare", base.name, trained.name)
+        metrics = compared["candidates"][0]["metrics"] if compared else []
+        difference = {
+            it["metric"]: it["difference"] for it in metrics if it["metric"] in ("pass_rate", "reward")
+        }
+        return DemoOutcome(trained, kept, base, training, difference or None)
+
+
+def _evaluate(terminal: _Terminal, config: str) -> DemoEvaluation:
+    name, status, run = terminal.submit("eval", config)
+    terminal.type("eval", "download", name)
+    return _evaluation(terminal, name, status, run)
+
+
+def _evaluation(terminal: _Terminal, name: str, status: int, run: Mapping[str, Any] | None) -> DemoEvaluation:
+    results = terminal.scratch.workspace / ".osmosis" / "evals" / name
+    if not (results / "metrics.json").exists():
+        raise terminal.failure(f"the evaluation ended with status {status} before it had results", status)
+    metrics = json.loads((results / "metrics.json").read_bytes())
+    counts = metrics["estimates"]["counts"]
+    complete = status == 0 and 0 < counts["scored"] == counts["planned"]
+    return DemoEvaluation(name, results, metrics, complete, _best_sample(results), run)
+
+
+def _best_sample(results: Path) -> DemoSample | None:
+    """Return the first of the samples with the highest reward."""
+    with (results / "summary.jsonl").open(encoding="utf-8") as lines:
+        scored = [line for line in map(json.loads, lines) if line.get("reward") is not None]
+    if not scored:
+        return None
+    best = min(scored, key=lambda line: (-line["reward"], line["row_index"], line["run_index"]))
+    row, run = best["row_index"], best["run_index"]
+    path = results / "trajectories" / f"row_{row}_run_{run}.json"
+    said = read_conversation(path.read_bytes())
+    return DemoSample(row, run, best["reward"], said.label, list(turns_of(said)), path)
+
+
+def _train(terminal: _Terminal, seed: int) -> TrainedRun:
+    config = TRAINING_CONFIG
+    if seed != _SEED_OF_THE_CONFIG:
+        config = _edited(
+            terminal.scratch, config, "seed", seed, config.replace(".toml", f"_seed_{seed}.toml")
+        )
+    name, status, _ = terminal.submit("train", config)
+    found = terminal.ask("train", "info", name)["data"]
+    run, checkpoints = found["training_run"], found["checkpoints"]
+    if run["status"] != "finished" or not checkpoints:
+        reason = run.get("error") or "it left no checkpoint"
+        raise terminal.failure(f"training run {name} ended as {run['status']}: {reason}", status)
+    checkpoint = checkpoints[-1]["checkpoint_name"]
+    curves = {series["key"]: series["data"] for series in found["metrics"]["metrics"]}
+    duration_ms = found["metrics"]["training_run"].get("duration_ms")
+    return TrainedRun(
+        name=name,
+        seed=seed,
+        rewards=[point["value"] for point in curves.get("training_reward", ())],
+        duration_s=None if duration_ms is None else duration_ms / 1000,
+        checkpoint=checkpoint,
+        model=terminal.ask("model", "info", checkpoint)["data"]["lora_model"]["inference_model"],
+    )
+
+
+def _edited(scratch: Scratch, config: str, key: str, value: str | int, name: str) -> str:
+    """Write ``config`` with another value of ``key`` as ``name``, and return that."""
+    text = (scratch.workspace / config).read_text(encoding="utf-8")
+    text = re.sub(rf"^{key} = .*$", f"{key} = {json.dumps(value)}", text, flags=re.MULTILINE)
+    write_atomic(scratch.workspace / name, text, mode=0o644)
+    return name
+
+
+class _Terminal:
+    """Types commands in the workspace, and raises an OsmosisError when one fails."""
+
+    def __init__(self, scratch: Scratch, display: str, tell: Callable[[str], None]) -> None:
+        self.scratch, self.tell, self._display = scratch, tell, display
+        self.env = scratch.environment(os.environ)
+
+    def type(self, *words: str) -> None:
+        """Print a command and run it without its output."""
+        self.tell(f"$ osmosis {shlex.join(words)}")
+        self.ask(*words)
+
+    def ask(self, *words: str) -> dict[str, Any]:
+        """Run a command that a user would not type, and return its resource."""
+        return self.resource(words, *self._run(["--json", *words], self.env))
+
+    def watch(self, *words: str) -> tuple[int, dict[str, Any] | None]:
+        """Print a command and run it with its output; return its exit status and, in JSON mode, its resource."""
+        self.tell(f"$ osmosis {shlex.join(words)}")
+        if self._display != "json":
+            mode = ["--plain"] if self._display == "plain" else []
+            return self._run([*mode, *words], self.env, shown=True)[0], None
+        status, out, err = self._run(["--json", *words], {**self.env, "_OSMOSIS_NARRATE": "1"})
+        return status, self.resource(words, 0 if out else status, out, err)
+
+    def submit(self, kind: str, config: str) -> tuple[str, int, dict[str, Any] | None]:
+        """Submit a run and watch it; return its name, and the result of :meth:`watch`."""
+        status, run = self.watch(kind, "submit", config, "--watch", "--yes")
+        runs = self.ask(kind, "list")["items"]
+        if not runs:
+            raise self.failure(f"`osmosis {kind} submit {config}` failed with status {status}", status)
+        return runs[0]["name"], status, run
+
+    def resource(self, words: Sequence[str], status: int, out: bytes, err: bytes) -> dict[str, Any]:
+        """Return the resource in the output of a command, or raise the error that it wrote as JSON."""
+        if status == 0 and out:
+            result: dict[str, Any] = json.loads(out)
+            resource: dict[str, Any] = result.get("resource", result)
+            return resource
+        message, hint = f"it ended with status {status}", None
+        for line in err.splitlines():
+            with suppress(ValueError, KeyError, TypeError):
+                error = json.loads(line)["error"]
+                message, hint = error["message"], error.get("hint")
+        raise self.failure(f"`osmosis {shlex.join(words)}` failed: {message}", status, hint)
+
+    def failure(self, message: str, status: int, hint: str | None = None) -> OsmosisError:
+        """Return the error that ends the demo."""
+        root = self.scratch.root
+        details = {"status": status, "directory": str(root)}
+        return OsmosisError(
+            message, code="INTERNAL", details=details, hint=hint or f"its files are in {root}"
+        )
+
+    def _run(
+        self, words: Sequence[str], env: Mapping[str, str], *, shown: bool = False
+    ) -> tuple[int, bytes, bytes]:
+        """Run a command; return its exit status and, unless it is ``shown``, its stdout and stderr."""
+        lines = []
+        with tempfile.TemporaryFile() as out:
+            process = ChildProcess(
+                [*_PROGRAM, *words],
+                cwd=self.scratch.workspace,
+                env=env,
+                stdout=None if shown else out,
+                stderr=None if shown else subprocess.PIPE,
+            )
+            with _interrupts_reach(process):
+                for line in process.stderr or ():
+                    lines.append(line)
+                    # Errors and warnings are JSON. A narrating command also writes lines about its progress.
+                    if not line.startswith(b"{"):
+                        self.tell(line.decode("utf-8", "replace").rstrip())
+                status = process.finish()
+            if status is None or status == 130:
+                raise KeyboardInterrupt
+            out.seek(0)
+            return status, out.read(), b"".join(lines)
+
+
+@contextmanager
+def _interrupts_reach(process: ChildProcess) -> Iterator[None]:
+    """Pass Ctrl-C on to a command, which ends by itself, and raise it afterwards."""
+    interrupts = []
+
+    def pass_on(number: int, _frame: object) -> None:
+        interrupts.append(number)
+        if process.poll() is None:
+            os.kill(process.pid, number)
+
+    before = signal.signal(signal.SIGINT, pass_on)
+    try:
+        yield
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if process.stderr is not None:
+            process.stderr.close()
+    if interrupts:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _platform(terminal: _Terminal, *, keep: bool) -> Iterator[str]:
+    """Start a platform and connect the terminal to it; stop it unless it is to stay and nothing failed."""
+    scratch, url, stays = terminal.scratch, "", False
+    log = scratch.root / "platform.log"
+    terminal.tell(f"$ osmosis {shlex.join(_START)} &")
+    with log.open("wb") as stderr:
+        process = ChildProcess(
+            [*_PROGRAM, "--json", *_START],
+            cwd=scratch.root,
+            env=terminal.env,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            outlives=keep,
+        )
+    try:
+        assert process.stdout is not None
+        with process.stdout:
+            ready = process.stdout.readline()
+        try:
+            status = 0 if ready else process.finish() or 1
+            url = terminal.resource(_START[:2], status, ready, log.read_bytes())["url"]
+        except OsmosisError as error:
+            error.hint = f"{error.hint}\nwithout a platform: osmosis demo --local"
+            raise
+        own = {**scratch.own_variables(), "OSMOSIS_PLATFORM_URL": url}
+        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in own.items())
+        write_atomic(scratch.root / ENV_FILE, exports)
+        terminal.env |= {"OSMOSIS_PLATFORM_URL": url, _SECRET: "demo"}
+        yield url
+        stays = keep
+    finally:
+        try:
+            if url and not stays:
+                with suppress(OsmosisError):
+                    terminal.type("platform", "stop")
+        finally:
+            if not stays:
+                process.kill()

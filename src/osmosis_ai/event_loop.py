@@ -23,10 +23,7 @@ _RECENT_S = 1.0
 
 
 def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run ``main`` as ``asyncio.run`` does, on uvloop where it is installed.
-
-    A loop of Python code costs a training step or an evaluation of fast rollouts a tenth more.
-    """
+    """Run ``main`` as ``asyncio.run`` does, on uvloop where it is installed."""
     try:
         import uvloop
     except ImportError:  # Windows, or an installation without the servers' extra
@@ -36,13 +33,7 @@ def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 @dataclass(frozen=True)
 class LoopState:
-    """How an event loop does.
-
-    Attributes:
-        lag_s: how late it was at worst during the last second, in seconds.
-        busy: the share of that second in which its thread computed.
-        late_ago_s: how long ago it was last late by :data:`LATE_S` or more, in seconds; None for never.
-    """
+    """How an event loop does."""
 
     lag_s: float
     busy: float = 0.0
@@ -50,12 +41,7 @@ class LoopState:
 
 
 class LoopLag:
-    """Measures how late the running event loop is, from :meth:`start` to :meth:`stop`.
-
-    Args:
-        clock: seconds, monotonic.
-        cpu: seconds that the loop's thread has computed.
-    """
+    """Measures how late the running event loop is, from :meth:`start` to :meth:`stop`."""
 
     def __init__(
         self,

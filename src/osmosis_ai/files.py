@@ -21,31 +21,13 @@ _LONGEST_PATH = 4_000
 
 
 def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o600, durable: bool = True) -> None:
-    """Replace ``path`` with ``data`` in one step.
-
-    The bytes go to a temporary file in the same directory, which is renamed over the target; a
-    crash or a full disk leaves either the old file or the new one.
-
-    Args:
-        path: the file to write; its directory is created when missing.
-        data: the content; text is encoded as UTF-8.
-        mode: permission bits of the new file.
-        durable: flush file and directory to the disk before returning.
-
-    Raises:
-        OSError: when the disk is full or the directory is not writable; ``path`` is unchanged.
-    """
+    """Replace ``path`` with ``data`` in one step."""
     with replacing(path, mode=mode, durable=durable) as handle:
         handle.write(data.encode("utf-8") if isinstance(data, str) else data)
 
 
 def write_new(path: Path, data: str) -> None:
-    """As :func:`write_atomic`, for a file that nothing is to take the place of.
-
-    Raises:
-        FileExistsError: there is something at ``path``; it is as it was.
-        OSError: as :func:`write_atomic`.
-    """
+    """As :func:`write_atomic`, for a file that nothing is to take the place of."""
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
         written = Path(beside) / "new"
         write_atomic(written, data)
@@ -54,10 +36,7 @@ def write_new(path: Path, data: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = 0o600, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Yield a file that becomes ``path`` in one step when the block ends well, and vanishes otherwise.
-
-    For content that is written piece by piece; the arguments and errors are those of :func:`write_atomic`.
-    """
+    """Yield a file that becomes ``path`` in one step when the block ends well, and vanishes otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
@@ -93,11 +72,7 @@ def is_stream(path: Path) -> bool:
 
 
 def require_writable(path: Path) -> None:
-    """Find out whether a file can be written, by writing beside it; its directory is made.
-
-    Raises:
-        OSError: it cannot; what is at ``path`` is as it was.
-    """
+    """Find out whether a file can be written, by writing beside it; its directory is made."""
     import errno
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,20 +89,13 @@ def require_writable(path: Path) -> None:
 
 
 def open_regular(path: Path | str, *, dir_fd: int | None = None) -> BinaryIO:
-    """Open a file where anybody may have put something else: no link is followed, no pipe waited for, no device read.
-
-    Raises:
-        OSError: there is none, or it is no regular file.
-    """
+    """Open a file where anybody may have put something else: no link is followed, no pipe waited for, no
+    device read."""
     return os.fdopen(regular_descriptor(path, dir_fd=dir_fd), "rb")
 
 
 def regular_descriptor(path: Path | str, *, dir_fd: int | None = None) -> int:
-    """Open as :func:`open_regular` does, and return the descriptor, which the caller closes.
-
-    Raises:
-        OSError: there is none, or it is no regular file.
-    """
+    """Open as :func:`open_regular` does, and return the descriptor, which the caller closes."""
     import errno
 
     try:
@@ -154,11 +122,7 @@ def can_be_path(text: str) -> bool:
 
 
 def expanded(path: Path | str) -> Path:
-    """Return a path with the home directory that its ``~`` stands for.
-
-    Raises:
-        OsmosisError: it stands for that of a user whom this machine does not have.
-    """
+    """Return a path with the home directory that its ``~`` stands for."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -198,13 +162,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def write_json(path: Path, value: Any, *, mode: int = 0o600, durable: bool = True) -> None:
-    """Write ``value`` as JSON, indented by two spaces and ended by a newline, in one step.
-
-    Half of a surrogate pair, which a model may well give, becomes the escape that JSON has for it.
-
-    Raises:
-        ValueError: when ``value`` holds NaN or an infinity.
-    """
+    """Write ``value`` as JSON, indented by two spaces and ended by a newline, in one step."""
     import json
 
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)

@@ -21,16 +21,7 @@ SourceKind = Literal["directory", "file", "url", "repository", "unknown"]
 
 @dataclass(frozen=True)
 class InstallationSource:
-    """What was installed.
-
-    Attributes:
-        kind: a source tree on this machine, a wheel on it, one behind a URL, a Git repository, or nobody knows: by
-            name, from an index.
-        location: the path, or the URL.
-        editable: whether a directory is used as it stands, without a copy.
-        revision: the branch, tag or commit of a repository that was asked for, if any was.
-        commit: the commit of a repository that was installed.
-    """
+    """What was installed."""
 
     kind: SourceKind
     location: str = ""
@@ -39,11 +30,7 @@ class InstallationSource:
     commit: str | None = None
 
     def arguments(self, extra: str | None = None) -> list[str] | None:
-        """Return what an installer is told to install this again; None where nobody knows.
-
-        Args:
-            extra: an optional dependency that is wanted, too.
-        """
+        """Return what an installer is told to install this again; None where nobody knows."""
         extras = f"[{extra}]" if extra else ""
         if self.kind == "unknown":
             return None
@@ -54,10 +41,8 @@ class InstallationSource:
 
 
 def installation_source(distribution: metadata.Distribution | None = None) -> InstallationSource:
-    """Return where ``distribution`` (this one when None) came from; a record that cannot be read tells nothing.
-
-    Without a distribution the package runs from its source tree.
-    """
+    """Return where ``distribution`` (this one when None) came from; a record that cannot be read tells
+    nothing."""
     found = distribution or installed_distribution()
     if found is not None:
         return _recorded(found)

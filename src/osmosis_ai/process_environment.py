@@ -157,9 +157,6 @@ _STARTERS: tuple[tuple[str, re.Pattern[str]], ...] = (
 
 
 def why_reserved(name: str) -> str | None:
-    """Return what a variable does that no file of a repository may: change how programs start, install or connect.
-
-    Returns:
-        The end of a sentence that begins with the name, or None for an ordinary name.
-    """
+    """Return what a variable does that no file of a repository may: change how programs start, install or
+    connect."""
     return next((reason for reason, pattern in _STARTERS if pattern.fullmatch(name)), None)

@@ -31,13 +31,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(NaN|Infinity)
 
 
 class Redactor:
-    """Blanks the given values, also as JSON (in JSON), Python, HTML or a URL would spell them.
-
-    Args:
-        values: the secrets known from the start.
-        shortest: values of fewer characters are left out, because blanking every "1" or "no" would make
-            logs unreadable and protect nothing.
-    """
+    """Blanks the given values, also as JSON (in JSON), Python, HTML or a URL would spell them."""
 
     def __init__(self, values: Iterable[str] = (), *, shortest: int = SHORTEST_CHARACTERS) -> None:
         self._shortest = shortest
@@ -74,14 +68,7 @@ class Redactor:
         yield self._blanked(rest, blanked, len(rest), self._occurrences(rest))[0]
 
     def _blanked(self, text: str, before: int, end: int, found: Iterable[tuple[int, int]]) -> tuple[str, int]:
-        """Return what is said of ``text`` up to ``end``, and how far behind it the last blank reaches.
-
-        Args:
-            text: the text.
-            before: how far a blank that was said before reaches into it; less than 0 where there was none.
-            end: up to where it is said.
-            found: where values stand.
-        """
+        """Return what is said of ``text`` up to ``end``, and how far behind it the last blank reaches."""
         said, at = [], 0
         spans = sorted(span for span in found if span[0] < end)
         for start, stop in _merged([(-1, before), *spans] if before >= 0 else spans):
@@ -90,10 +77,7 @@ class Redactor:
         return "".join([*said, text[at:end]]), at - end if at >= end and (said or before >= 0) else -1
 
     def tree(self, value: Any) -> Any:
-        """Return a JSON value with every secret blanked in its texts and keys.
-
-        What JSON has no type for becomes text; numbers, true, false and null stay what they are.
-        """
+        """Return a JSON value with every secret blanked in its texts and keys."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -185,11 +169,7 @@ def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def clean_json(content: bytes, redactor: Redactor) -> bytes:
-    """Return a document of JSON without secrets; byte for byte as it was where it has none.
-
-    Raises:
-        ValueError: it is no JSON, or nested too deeply to be looked through.
-    """
+    """Return a document of JSON without secrets; byte for byte as it was where it has none."""
     import orjson
 
     document = orjson.loads(content)

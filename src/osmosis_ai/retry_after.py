@@ -9,15 +9,7 @@ from email.utils import parsedate_to_datetime
 
 
 def retry_after_s(headers: Mapping[str, str], *, now: datetime | None = None) -> float | None:
-    """Read ``retry-after-ms``, or ``Retry-After`` in seconds or as a date (RFC 9110, 10.2.3).
-
-    Args:
-        headers: of a reply; their names in any case where the mapping minds none, else in lower case.
-        now: what a date counts from (default: the clock's).
-
-    Returns:
-        Seconds from now: 0 for what is past, None where nothing sensible is asked (no number, NaN, infinity).
-    """
+    """Read ``retry-after-ms``, or ``Retry-After`` in seconds or as a date (RFC 9110, 10.2.3)."""
     scale, value = 1000.0, headers.get("retry-after-ms")
     if value is None:
         scale, value = 1.0, headers.get("retry-after")

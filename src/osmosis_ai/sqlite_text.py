@@ -36,10 +36,7 @@ def bindable(text: str) -> str:
 
 
 def like_pattern(text: str) -> str:
-    """Return the pattern of ``LIKE`` (with :data:`ESCAPE`) that fits whatever holds ``text``, and more.
-
-    Signs that fold to other letters of ASCII (``ﬁ``, the Kelvin sign) are not found by those.
-    """
+    """Return the pattern of ``LIKE`` (with :data:`ESCAPE`) that fits whatever holds ``text``, and more."""
     known = _SPECIAL.sub(r"\\\g<0>", text)
     return f"%{_BEYOND_ASCII.sub('%', known)}%"
 

@@ -1,8 +1,4 @@
-"""Which platform commands use: that of the environment, of the directory, or the hosted one.
-
-`osmosis --platform URL login` records the platform of a checkout in `platforms.json` of the user's settings, where no
-repository can write.
-"""
+"""Which platform commands use: that of the environment, of the directory, or the hosted one."""
 
 from __future__ import annotations
 
@@ -33,13 +29,7 @@ class ActivePlatform:
 
 
 def active_platform(env: Mapping[str, str] | None = None) -> ActivePlatform:
-    """Return the platform that commands in the current directory use.
-
-    ``--platform`` counts as the environment, where the command line puts it.
-
-    Raises:
-        OsmosisError: ``OSMOSIS_PLATFORM_URL`` is not a URL, or the recorded platforms cannot be read.
-    """
+    """Return the platform that commands in the current directory use."""
     value = (os.environ if env is None else env).get(PLATFORM_URL_ENV, "").strip()
     if value:
         return ActivePlatform(normalize_platform_url(value), PLATFORM_URL_ENV)
@@ -61,30 +51,18 @@ def describe_platform(url: str) -> str:
 
 
 def record_platform(directory: Path, url: str) -> None:
-    """Let commands in ``directory`` and below use the platform at ``url``.
-
-    Raises:
-        OsmosisError: the record cannot be read or written.
-    """
+    """Let commands in ``directory`` and below use the platform at ``url``."""
     with _changing() as recorded:
         recorded[str(directory)] = url
 
 
 def recorded_directories(platform_url: str | None = None) -> tuple[str, ...]:
-    """Return the directories that use a platform; with None, all that have a record.
-
-    Raises:
-        OsmosisError: the record cannot be read.
-    """
+    """Return the directories that use a platform; with None, all that have a record."""
     return tuple(place for place, url in _read(_path()).items() if platform_url in (None, url))
 
 
 def forget_directories(directories: tuple[str, ...]) -> None:
-    """Remove the records of these directories.
-
-    Raises:
-        OsmosisError: the record cannot be read or written.
-    """
+    """Remove the records of these directories."""
     if directories:
         with _changing() as recorded:
             for place in directories:

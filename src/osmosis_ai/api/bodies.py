@@ -16,11 +16,7 @@ M = TypeVar("M", bound=WireModel)
 
 
 def encode(body: WireModel | Mapping[str, Any]) -> bytes:
-    """Return a message as it is sent.
-
-    Raises:
-        OsmosisError: it holds what JSON cannot say.
-    """
+    """Return a message as it is sent."""
     value = body.to_wire() if isinstance(body, WireModel) else body
     try:
         return json.dumps(value, allow_nan=False).encode("ascii")
@@ -29,11 +25,7 @@ def encode(body: WireModel | Mapping[str, Any]) -> bytes:
 
 
 def decode(content: bytes, model: type[M], call: str) -> M:
-    """Return the message that a success reply to ``call`` is; an empty one has no fields.
-
-    Raises:
-        UnreadableReply: it is no such message; of its values none is repeated.
-    """
+    """Return the message that a success reply to ``call`` is; an empty one has no fields."""
     try:
         value = json.loads(content, parse_constant=lambda _: None) if content.strip() else {}
     except (ValueError, RecursionError):

@@ -1,8 +1,4 @@
-"""What a platform says that it supports, so that a client does not have to find out by failing.
-
-Every reply of our own platform has the header. The hosted service sends no header: it is assumed to have its documented
-routes and no others.
-"""
+"""What a platform says that it supports, so that a client does not have to find out by failing."""
 
 from __future__ import annotations
 
@@ -17,13 +13,7 @@ _LONGEST_HEADER = 4_096
 
 
 class Capability(Enum):
-    """Something that not every platform supports.
-
-    Attributes:
-        value: its name on the wire.
-        what: its name in a sentence: "This platform does not support …".
-        of_the_contract: whether the hosted service has it.
-    """
+    """Something that not every platform supports."""
 
     what: str
     of_the_contract: bool
@@ -80,10 +70,7 @@ def capabilities_header(offered: Iterable[Capability]) -> str:
 
 
 def read_capabilities(headers: Mapping[str, str]) -> frozenset[Capability] | None:
-    """Return what a reply's headers (lower-case names) say is offered; None when they say nothing.
-
-    Names that this version does not know are passed over.
-    """
+    """Return what a reply's headers (lower-case names) say is offered; None when they say nothing."""
     said = headers.get(CAPABILITIES_HEADER.lower())
     if said is None:
         return None

@@ -1,9 +1,4 @@
-"""The one HTTP client of the REST API, whichever platform answers.
-
-What it promises: the token travels to the platform it was made for and nowhere else; no call outlives its
-time limit; every failure is an error with a code and a next step; no secret is in any of them; and nothing
-is sent twice that could then happen twice.
-"""
+"""The one HTTP client of the REST API, whichever platform answers."""
 
 from __future__ import annotations
 
@@ -77,25 +72,7 @@ class ClientWarning(NamedTuple):
 
 
 class PlatformClient:
-    """Talks to one platform as one user about one repository; safe to share between threads.
-
-    Args:
-        platform_url: the platform.
-        token: the bearer token; None for what needs no login.
-        git_identity: the repository, ``owner/repo``.
-        timeout_s: the longest a call may take, in seconds.
-        connect_timeout_s: the longest that connecting may take (default: the call's own limit).
-        token_origin: where the token came from; decides what a 401 says.
-        secrets: values that must be in no error, beside the token.
-        on_warning: called with each warning as it comes; all are in ``warnings`` too.
-        transport: stands in for the network.
-
-    Attributes:
-        offers: what the platform offers beyond what all do; None until it has answered.
-
-    Raises:
-        OsmosisError: when the URL is invalid or insecure, or the token no token.
-    """
+    """Talks to one platform as one user about one repository; safe to share between threads."""
 
     def __init__(
         self,
@@ -192,11 +169,7 @@ class PlatformClient:
         return self.auth.verify()
 
     def get(self, path: str, *, model: type[M], params: Query | None = None, git: GitScope = "required") -> M:
-        """Read ``path``; tried again when the platform is away for a moment.
-
-        Raises:
-            PlatformError: as every call of this client: refused, not understood, or not reached.
-        """
+        """Read ``path``; tried again when the platform is away for a moment."""
         return self.request("GET", path, model=model, params=params, git=git, retry=READING)
 
     def post(
@@ -247,24 +220,7 @@ class PlatformClient:
         retry: Retry = NEVER,
         headers: Mapping[str, str] | None = None,
     ) -> M:
-        """Send one request and return the reply as a ``model``.
-
-        Args:
-            method: the HTTP method.
-            path: from :mod:`osmosis_ai.api.routes`.
-            model: what a success reply is.
-            params: the query; None values are left out.
-            body: the JSON object to send.
-            git: whether the repository is named, and must be.
-            anonymous: leaves the token out.
-            timeout_s: the longest one attempt may take (default: the client's).
-            retry: when to try again.
-            headers: more of them; what a platform does not know of it passes over.
-
-        Raises:
-            PlatformError: the platform refused, could not be understood or reached.
-            OsmosisError: the body cannot be sent as JSON.
-        """
+        """Send one request and return the reply as a ``model``."""
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         content = None if body is None else encode(body)
         request = self._http.build_request(
@@ -285,17 +241,7 @@ class PlatformClient:
     def stream(
         self, path: str, *, params: Query | None = None, accept: str, silence_s: float
     ) -> Iterator[httpx.Response]:
-        """Open a success reply that is read while it comes; errors in the middle are the reader's.
-
-        Args:
-            path: from :mod:`osmosis_ai.api.routes`.
-            params: the query.
-            accept: the content type asked for.
-            silence_s: the longest silence in the middle.
-
-        Raises:
-            PlatformError: the platform refused or was not reached.
-        """
+        """Open a success reply that is read while it comes; errors in the middle are the reader's."""
         request = self._http.build_request(
             "GET",
             f"{self.platform_url}{path}",

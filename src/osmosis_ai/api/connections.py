@@ -1,8 +1,4 @@
-"""How connections are opened: with time limits, without following redirects, with nobody else's credentials.
-
-This machine is reached directly, whatever proxy the environment names: a proxy could not find it, and it has
-no business seeing the token.
-"""
+"""How connections are opened: with time limits, without following redirects, with nobody else's credentials."""
 
 from __future__ import annotations
 
@@ -27,17 +23,7 @@ def open_http(
     timeout_s: float,
     transport: httpx.BaseTransport | None = None,
 ) -> httpx.Client:
-    """Open an HTTP client for the host of ``url``; close it when done.
-
-    Args:
-        url: any URL on that host; plain http is never verified, https always.
-        headers: sent with every request, and no others but ``Host`` and ``Connection``.
-        timeout_s: the longest silence in the middle of an exchange, in seconds.
-        transport: stands in for the network.
-
-    Raises:
-        NetworkError: when the environment's proxy or certificate settings cannot be used.
-    """
+    """Open an HTTP client for the host of ``url``; close it when done."""
     import httpx
 
     parts = urlsplit(url)

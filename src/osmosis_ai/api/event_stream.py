@@ -1,8 +1,4 @@
-"""What a platform says line by line while it happens: server-sent events, each a JSON object.
-
-A stream that the platform ends is over. One that is cut off in the middle, or silent for longer than the comments
-by which a platform shows that it is there, says so as :class:`StreamCut`, and can be asked for again.
-"""
+"""What a platform says line by line while it happens: server-sent events, each a JSON object."""
 
 from __future__ import annotations
 
@@ -32,16 +28,7 @@ class StreamCut(PlatformError):
 def json_events(
     stream: AbstractContextManager[httpx.Response], *, unreachable: Callable[[Exception], PlatformError]
 ) -> Generator[dict[str, Any]]:
-    """Yield the JSON objects of a stream until the platform ends it; what is no JSON object is passed over.
-
-    Args:
-        stream: the reply, opened when the first is asked for.
-        unreachable: returns what is said of a connection that fails.
-
-    Raises:
-        PlatformError: the platform refused, was not reached, or answers with something that is no stream.
-        StreamCut: the stream had begun.
-    """
+    """Yield the JSON objects of a stream until the platform ends it; what is no JSON object is passed over."""
     import httpx
     from httpx_sse import EventSource, SSEError
 
@@ -62,11 +49,7 @@ def json_events(
 
 
 class _Bounded:
-    """The bytes of a stream, as long as no single event is larger than any line of a log.
-
-    Attributes:
-        read_bytes: since the last event.
-    """
+    """The bytes of a stream, as long as no single event is larger than any line of a log."""
 
     def __init__(self, response: httpx.Response) -> None:
         self._response = response

@@ -1,9 +1,4 @@
-"""One repository, one identity: however its origin is spelt, `X-Osmosis-Git` says the same.
-
-On github.com the identity is the hosted service's ``owner/repo``. Any other origin becomes
-``<host>/<name>-<8 hex>``, where the digits come from the normalised address, so that two repositories of
-one name on one host differ. Credentials inside an origin never get further than this module.
-"""
+"""One repository, one identity: however its origin is spelt, `X-Osmosis-Git` says the same."""
 
 from __future__ import annotations
 
@@ -29,12 +24,7 @@ _LONGEST_NAME = 64
 
 @dataclass(frozen=True)
 class GitIdentity:
-    """Who a repository is.
-
-    Args:
-        identity: ``owner/repo`` in lower case, fit for the ``X-Osmosis-Git`` header.
-        display_url: the origin as people may see it: no credentials.
-    """
+    """Who a repository is."""
 
     identity: str
     display_url: str
@@ -53,15 +43,7 @@ class _Address:
 
 
 def identify_origin(url: str, *, base: Path | None = None) -> GitIdentity:
-    """Return who the repository behind an origin is.
-
-    Args:
-        url: what ``git remote get-url origin`` prints.
-        base: the directory that a relative path is relative to (default: the current one).
-
-    Raises:
-        OsmosisError: when the origin names no repository; credentials in it are not repeated.
-    """
+    """Return who the repository behind an origin is."""
     text = url.strip()
     if not text:
         raise OsmosisError("Git remote URL must not be empty.")
@@ -81,11 +63,7 @@ def identify_origin(url: str, *, base: Path | None = None) -> GitIdentity:
 
 
 def parse_identity(text: str) -> str:
-    """Return an identity that somebody typed, in the one spelling the wire uses.
-
-    Raises:
-        OsmosisError: when it is not ``owner/repo``.
-    """
+    """Return an identity that somebody typed, in the one spelling the wire uses."""
     identity = text.strip().lower()
     if not IDENTITY.fullmatch(identity) or identity.endswith(("/.", "/..")):
         raise OsmosisError(

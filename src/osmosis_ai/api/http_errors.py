@@ -1,7 +1,4 @@
-"""What a platform's refusal means: one place from HTTP to a sentence, a code and the next step.
-
-The order of the checks is the wire's: 401, 426, the codes of the Git scope, billing, then the status alone.
-"""
+"""What a platform's refusal means: one place from HTTP to a sentence, a code and the next step."""
 
 from __future__ import annotations
 
@@ -34,16 +31,7 @@ _VERSION_STATUSES = ("current", "upgrade_available", "deprecated", "unsupported"
 
 
 class PlatformError(OsmosisError):
-    """A platform refused, or could not be understood or reached.
-
-    Args:
-        status: the HTTP status; None when there was no usable reply.
-        platform_code: the platform's own ``code``.
-        body: the JSON object it sent, without secrets.
-
-    Attributes:
-        path: of the call that failed, where it was one to a route.
-    """
+    """A platform refused, or could not be understood or reached."""
 
     default_code = "PLATFORM_ERROR"
 
@@ -106,13 +94,7 @@ def unsupported(platform_url: str, capability: Capability, status: int | None = 
 
 
 def http_error(reply: Reply, request: RequestInfo, redactor: ReplyRedactor) -> PlatformError:
-    """Return the error for a reply that is no success.
-
-    Args:
-        reply: the reply.
-        request: whose request it answers.
-        redactor: takes secrets out of everything the platform may have echoed.
-    """
+    """Return the error for a reply that is no success."""
     received = _object(reply.content)
     status, body = reply.status, dict(redactor.tree(received))
     # Decided on what was received: a secret that happens to be part of a code must not change its meaning.

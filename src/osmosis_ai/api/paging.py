@@ -17,16 +17,7 @@ MOST_ITEMS = 1_000_000
 def iterate_pages(
     fetch: Callable[[int, int], P], count: Callable[[P], Sequence[object]], *, start: int = 0
 ) -> Iterator[P]:
-    """Yield pages until the last one.
-
-    Args:
-        fetch: called with the page size and the offset.
-        count: returns a page's items; a page without any is the last.
-        start: the first offset.
-
-    Raises:
-        PlatformError: the server goes in circles or on without end.
-    """
+    """Yield pages until the last one."""
     offset, seen = start, 0
     while True:
         page = fetch(LARGEST_PAGE, offset)
@@ -50,16 +41,7 @@ def iterate_log_pages(
     cursor: str | None = None,
     page_size: int = LARGEST_LOG_PAGE,
 ) -> Iterator[LogPage]:
-    """Yield log pages in the direction that ``fetch`` asks for, until there are no more.
-
-    Args:
-        fetch: called with the page size and the cursor.
-        cursor: where to begin.
-        page_size: lines a page, at most 200.
-
-    Raises:
-        PlatformError: the server repeats a cursor.
-    """
+    """Yield log pages in the direction that ``fetch`` asks for, until there are no more."""
     used: set[str] = set() if cursor is None else {cursor}
     while True:
         page = fetch(page_size, cursor)
@@ -73,11 +55,7 @@ def iterate_log_pages(
 
 
 def iterate_samples(fetch: Callable[[str | None], EvalSamplePage]) -> Iterator[EvalSample]:
-    """Yield a run's samples; a page that leads back to one before it, or has none, is the last.
-
-    Args:
-        fetch: called with the cursor.
-    """
+    """Yield a run's samples; a page that leads back to one before it, or has none, is the last."""
     cursor: str | None = None
     seen: set[str | None] = {None}
     while True:

@@ -18,14 +18,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def normalize_platform_url(raw: str) -> str:
-    """Return the one spelling of a platform's URL.
-
-    Scheme and host are lower-cased; default ports, query, fragment and trailing slashes go; a value
-    without a scheme becomes ``http://`` on loopback and ``https://`` elsewhere.
-
-    Raises:
-        OsmosisError: when it is no URL of a web server; what it says never repeats a password.
-    """
+    """Return the one spelling of a platform's URL."""
     from urllib.parse import urlsplit
 
     text = raw.strip()
@@ -73,12 +66,7 @@ def is_secure(url: str) -> bool:
 
 
 def ensure_secure(url: str, env: Mapping[str, str] | None = None) -> None:
-    """Refuse to send credentials to the normalised ``url`` in the clear, unless the user allows it.
-
-    Raises:
-        OsmosisError: when it is neither HTTPS nor this machine, and
-            ``OSMOSIS_ALLOW_INSECURE_PLATFORM_URL`` is not ``1``.
-    """
+    """Refuse to send credentials to the normalised ``url`` in the clear, unless the user allows it."""
     if not is_secure(url) and (os.environ if env is None else env).get(ALLOW_INSECURE_ENV) != "1":
         raise OsmosisError(
             f"refusing to use the insecure platform URL {url}.",

@@ -11,11 +11,7 @@ _ALWAYS_SECRET_KEYS = frozenset({"value", "secret", "secret_value"})
 
 
 class ReplyRedactor(Redactor):
-    """Knows the values that are secret in one conversation; short ones, too, for the user just typed them.
-
-    Args:
-        values: the secrets known from the start; empty ones are ignored.
-    """
+    """Knows the values that are secret in one conversation; short ones, too, for the user just typed them."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         super().__init__(values, shortest=1)

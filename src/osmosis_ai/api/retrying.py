@@ -1,8 +1,4 @@
-"""Trying again, where that is safe: the waits are fixed, the server may ask for longer ones, stamina does it.
-
-What a call does on failure is its own business; here is only how often and after how long. An attempt says
-"try me again" by raising :class:`Transient` around the error that ends the call when no attempt is left.
-"""
+"""Trying again, where that is safe: the waits are fixed, the server may ask for longer ones, stamina does it."""
 
 from __future__ import annotations
 
@@ -41,11 +37,7 @@ class Transient(Exception):
 
 @dataclass(frozen=True)
 class Waits:
-    """The seconds between attempts; one attempt more than there are waits.
-
-    Attributes:
-        lasting_s: for how long it is tried at least: after the last of the waits, again and again.
-    """
+    """The seconds between attempts; one attempt more than there are waits."""
 
     seconds: tuple[float, ...] = ()
     lasting_s: float = 0.0
@@ -55,12 +47,8 @@ class Waits:
         return replace(self, lasting_s=seconds)
 
     def run(self, attempt: Callable[[], T]) -> T:
-        """Call ``attempt`` until it returns, raises anything but :class:`Transient`, or was tried often enough.
-
-        Raises:
-            OsmosisError: the error of the last attempt; at once when the server asks for a longer wait
-                than a person would sit through.
-        """
+        """Call ``attempt`` until it returns, raises anything but :class:`Transient`, or was tried often
+        enough."""
         import stamina
 
         left, until = iter(self.seconds), time.monotonic() + self.lasting_s
@@ -85,14 +73,7 @@ class Waits:
 
 @dataclass(frozen=True)
 class Retry:
-    """When a call of the REST API may be sent again.
-
-    Args:
-        waits: the pauses; none means one attempt.
-        statuses: the HTTP statuses after which to try again.
-        after_timeouts: whether also when no reply came in time.
-        after_nonsense: whether also when a success reply could not be read.
-    """
+    """When a call of the REST API may be sent again."""
 
     waits: Waits
     statuses: frozenset[int] = frozenset()

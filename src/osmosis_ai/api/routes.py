@@ -1,8 +1,4 @@
-"""Where everything lives: every path of the REST API, built in one place.
-
-A variable segment is percent-encoded with nothing left safe, so a name with a slash stays one segment; a
-segment of dots alone is encoded too, because clients and proxies would otherwise fold it away.
-"""
+"""Where everything lives: every path of the REST API, built in one place."""
 
 from __future__ import annotations
 
@@ -34,11 +30,7 @@ QUICKSTART = f"{PREFIX}/quickstart"
 
 
 def segment(value: str) -> str:
-    """Return ``value`` as exactly one path segment.
-
-    Raises:
-        OsmosisError: when it is empty or no text that UTF-8 can carry.
-    """
+    """Return ``value`` as exactly one path segment."""
     if not value:
         raise OsmosisError("a name or id must not be empty.")
     if set(value) == {"."}:

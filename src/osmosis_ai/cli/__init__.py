@@ -1,8 +1,4 @@
-"""The command line: a folder per command group, a file per command, one place that renders.
-
-A command file parses options, calls one service function and returns a result
-(:mod:`osmosis_ai.cli.output.results`); everything else is the frame's.
-"""
+"""The command line: a folder per command group, a file per command, one place that renders."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""One command line from its arguments to its exit status.
-
-Whatever happens, exactly one of three things reaches the user: a result on stdout, an error on
-stderr, or help.
-"""
+"""One command line from its arguments to its exit status."""
 
 from __future__ import annotations
 
@@ -20,11 +16,7 @@ NARRATE_ENV = "_OSMOSIS_NARRATE"
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit status.
-
-    Raises:
-        BrokenPipeError: the reader of stdout has left.
-    """
+    """Run one command line and return its exit status."""
     if completion_request := os.environ.get("_OSMOSIS_COMPLETE"):
         from osmosis_ai.cli.completion import complete
 

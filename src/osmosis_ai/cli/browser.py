@@ -9,10 +9,7 @@ import sys
 
 
 def open_browser(page: str) -> bool:
-    """Show a web page in the user's browser; False where none would open a window of its own.
-
-    What a platform calls a page may be a file of this machine: such a one is not opened.
-    """
+    """Show a web page in the user's browser; False where none would open a window of its own."""
     return page.startswith(("https://", "http://")) and _shown(page)
 
 
@@ -44,12 +41,7 @@ def is_remote() -> bool:
 
 
 def tunnel_command(host: str, port: int) -> str:
-    """Return what to type on one's own machine so that a port of this one's loopback is there, too.
-
-    Args:
-        host: where it listens, as it stands in a URL; at another address than ssh's own it is asked to listen there, too.
-        port: the same on both.
-    """
+    """Return what to type on one's own machine so that a port of this one's loopback is there, too."""
     try:
         user = f"{getpass.getuser()}@"
     except (KeyError, OSError):

@@ -79,12 +79,7 @@ SHELLS = {
 
 
 def complete(instruction: str, words: Sequence[str]) -> int:
-    """Answer one request of a shell on stdout and return the exit status.
-
-    Args:
-        instruction: ``source_<shell>`` or ``complete_<shell>``.
-        words: what was typed after the program's name; the last one is under the cursor.
-    """
+    """Answer one request of a shell on stdout and return the exit status."""
     action, _, name = instruction.partition("_")
     shell = SHELLS.get(name)
     if shell is None or action not in ("source", "complete"):

@@ -22,14 +22,7 @@ T = TypeVar("T")
 def platform_context(
     start: Path | None = None, *, require_scaffold: bool = True
 ) -> Iterator[PlatformContext]:
-    """Open the context of a command about a workspace; see :func:`osmosis_ai.services.context.open_context`.
-
-    What the platform has to say beside its replies goes to the user at once.
-
-    Args:
-        start: a directory or file of the workspace directory; the current directory when None.
-        require_scaffold: whether the directories of a workspace must be there.
-    """
+    """Open the context of a command about a workspace; see :func:`osmosis_ai.services.context.open_context`."""
     from osmosis_ai.services.context import open_context
 
     with open_context(start, require_scaffold=require_scaffold, warn=current().warn) as context:
@@ -38,11 +31,7 @@ def platform_context(
 
 @contextmanager
 def platform_anywhere() -> Iterator[tuple[PlatformClient, dict[str, Any]]]:
-    """Open a connection for a command that also works outside a workspace directory.
-
-    Yields:
-        The client, and the keys that identify the workspace directory in the result, if there is one.
-    """
+    """Open a connection for a command that also works outside a workspace directory."""
     from osmosis_ai.services.context import find_checkout_if_any, open_client
 
     checkout = find_checkout_if_any()
@@ -73,16 +62,7 @@ def list_result(
     hints: Sequence[str] = (),
     title: str = "",
 ) -> ListResult:
-    """Return a listing as the command's result.
-
-    Args:
-        listing: what the platform has.
-        item: returns one as scripts see it.
-        columns: what people see of each.
-        extra: further keys for scripts.
-        hints: closing lines for people.
-        title: of one list among several.
-    """
+    """Return a listing as the command's result."""
     return ListResult(
         items=[item(each) for each in listing.items],
         columns=columns,

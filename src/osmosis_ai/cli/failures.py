@@ -1,8 +1,4 @@
-"""Every way a command can end badly, told once: a sentence for people or an envelope for scripts.
-
-What the user can mend gets its code and status; anything else is INTERNAL, in one sentence, with the
-traceback only under ``OSMOSIS_DEBUG=1``. Secret values are taken out of all of it.
-"""
+"""Every way a command can end badly, told once: a sentence for people or an envelope for scripts."""
 
 from __future__ import annotations
 
@@ -32,13 +28,7 @@ class Failure(NamedTuple):
 
 
 def report(output: OutputContext, error: BaseException, words: Sequence[str]) -> int:
-    """Write ``error`` to stderr in the mode of ``output`` and return the exit status.
-
-    Args:
-        output: where to write.
-        error: what ended the command.
-        words: the commands resolved so far.
-    """
+    """Write ``error`` to stderr in the mode of ``output`` and return the exit status."""
     if _is_interruption(error):
         if output.mode != "json":
             output.note("Interrupted.")

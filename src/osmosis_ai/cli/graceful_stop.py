@@ -1,8 +1,4 @@
-"""Ctrl-C while work is under way: the first one stops it gracefully, the second one at once.
-
-A signal counts only between :meth:`GracefulStop.started` and :meth:`GracefulStop.ended`; before and after,
-Ctrl-C means what it always does.
-"""
+"""Ctrl-C while work is under way: the first one stops it gracefully, the second one at once."""
 
 from __future__ import annotations
 
@@ -26,13 +22,7 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
 class GracefulStop:
-    """The side of an engine's hooks that stops it; a context manager around what is shown meanwhile.
-
-    Args:
-        output: the terminal.
-        words: the command, for an envelope.
-        quit_at_once: said on a second Ctrl-C.
-    """
+    """The side of an engine's hooks that stops it; a context manager around what is shown meanwhile."""
 
     def __init__(self, output: OutputContext, words: list[str], *, quit_at_once: str) -> None:
         self._output = output

@@ -35,11 +35,7 @@ _TONES: dict[str, Tone] = {
 
 
 def require_no_cursor(cursor: str | None) -> None:
-    """Refuse a place to go back from to who wants what comes.
-
-    Raises:
-        OsmosisError: there is one.
-    """
+    """Refuse a place to go back from to who wants what comes."""
     if cursor is not None:
         raise OsmosisError("--follow and --cursor are mutually exclusive.")
 
@@ -52,15 +48,7 @@ def page_result(
     level: str | None = None,
     looked_through: int = 0,
 ) -> ListResult:
-    """Return a page of a log.
-
-    Args:
-        page: the page.
-        older: the command that shows the lines before it, up to the cursor.
-        extra: further keys for scripts.
-        level: the least of its lines; None for all.
-        looked_through: among how many it was looked for.
-    """
+    """Return a page of a log."""
     from osmosis_ai.services.log_following import none_of_level
 
     result = ListResult(

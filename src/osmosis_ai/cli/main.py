@@ -1,7 +1,4 @@
-"""The program's entry: the version needs no command, and no failure leaves a traceback behind.
-
-This module imports nothing at its top; what a call needs is imported by the call.
-"""
+"""The program's entry: the version needs no command, and no failure leaves a traceback behind."""
 
 from __future__ import annotations
 
@@ -14,11 +11,7 @@ INTERRUPTED_STATUS = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit status; ``osmosis_ai.cli.main(...)`` is the same.
-
-    Args:
-        argv: the arguments without the program's name; this process's own when None.
-    """
+    """Run one command line and return its exit status; ``osmosis_ai.cli.main(...)`` is the same."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if sys.stdout is None or sys.stderr is None:
         _open_closed_streams()
@@ -53,10 +46,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _quit_when_interrupted(status: int) -> None:
-    """Let Ctrl-C end the process at once from here on, with the status of its command.
-
-    All is written. An interrupt while the interpreter ends its threads would leave them waiting for each other.
-    """
+    """Let Ctrl-C end the process at once from here on, with the status of its command."""
     import signal
 
     def leave(*_: object) -> None:

@@ -1,7 +1,4 @@
-"""Names of the platform for the shell's Tab: soon or not at all, and never a word of what went wrong.
-
-Nobody is asked who is not logged in, and the platform is the one that the command itself would ask.
-"""
+"""Names of the platform for the shell's Tab: soon or not at all, and never a word of what went wrong."""
 
 from __future__ import annotations
 

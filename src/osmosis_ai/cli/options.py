@@ -105,11 +105,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Return a number of seconds of what people type as an option's value: ``90``, ``90s``, ``10m``, ``2h``.
-
-    Raises:
-        typer.BadParameter: when ``text`` is no positive duration.
-    """
+    """Return a number of seconds of what people type as an option's value: ``90``, ``90s``, ``10m``, ``2h``."""
     match = _DURATION.fullmatch(text)
     seconds = float(match[1]) * _SECONDS[match[2] or "s"] if match else 0.0
     if seconds <= 0:
@@ -120,11 +116,7 @@ def parse_duration(text: str, option: str) -> float:
 
 
 def checked_confidence(confidence: float) -> float:
-    """Return a confidence that intervals can have.
-
-    Raises:
-        typer.BadParameter: it is none.
-    """
+    """Return a confidence that intervals can have."""
     from osmosis_ai.config.decisions import MOST_CONFIDENCE
 
     if not 0.5 < confidence <= MOST_CONFIDENCE:
@@ -136,11 +128,7 @@ def checked_confidence(confidence: float) -> float:
 
 
 def parse_reward_range(text: str) -> tuple[float, float]:
-    """Return the least and the greatest reward of what people type: ``0,1``.
-
-    Raises:
-        typer.BadParameter: it is no range.
-    """
+    """Return the least and the greatest reward of what people type: ``0,1``."""
     from osmosis_ai.config.decisions import LARGEST_REWARD
 
     try:

@@ -1,10 +1,4 @@
-"""The command tree's first level as data: names, help lines and panels are known without importing a command.
-
-`osmosis --help` is written from it: no command and no parser is imported for it.
-
-Adding a command is one line here. A *group* names a ``typer.Typer`` of sub-commands; a *command* names
-a function (or a ``typer.Typer`` that holds one). Either is imported when it is used, not before.
-"""
+"""The command tree's first level as data: names, help lines and panels are known without importing a command."""
 
 from __future__ import annotations
 
@@ -124,11 +118,7 @@ def root_help() -> str:
 
 
 def split_modes(arguments: Sequence[str]) -> tuple[list[Mode], list[str]]:
-    """Take ``--json`` and ``--plain`` out of everything before a bare ``--``.
-
-    Returns:
-        The distinct modes asked for, and the arguments without them.
-    """
+    """Take ``--json`` and ``--plain`` out of everything before a bare ``--``."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     asked = [MODES[word] for word in arguments[:end] if word in MODES]
     rest = [word for word in arguments[:end] if word not in MODES]

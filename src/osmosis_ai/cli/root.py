@@ -34,11 +34,7 @@ _CONTEXT_SETTINGS = {"help_option_names": [*_HELP], "max_content_width": 100}
 
 
 class CommandGroup(TyperGroup):
-    """A group that shows its help when called bare and suggests the command that was meant.
-
-    Its commands are made when they are used: what a listing shows of one stands in its function's docstring, and
-    evaluating the types of all options of a group takes longer than all the rest of a short command.
-    """
+    """A group that shows its help when called bare and suggests the command that was meant."""
 
     _outlining = False
     _unmade: Mapping[str, Any] = {}

@@ -23,16 +23,7 @@ _env_file: EnvFile | None = None
 
 
 def prepare_environment(output: OutputContext, *, env_file: Path | None, platform: str | None) -> None:
-    """Read the environment file and apply ``--platform``.
-
-    Args:
-        output: where a warning goes.
-        env_file: the file that the user named; None for the ``.env`` of the checkout or the current directory.
-        platform: the URL of ``--platform``.
-
-    Raises:
-        OsmosisError: the file cannot be used, or the platform's URL is invalid or insecure.
-    """
+    """Read the environment file and apply ``--platform``."""
     from osmosis_ai.llm.file_addresses import set_file_addresses
     from osmosis_ai.workspace.git import checkout_root
 
@@ -66,11 +57,7 @@ def environment_with_file() -> dict[str, str]:
 
 
 def use_platform(output: OutputContext, platform: str) -> None:
-    """Use the platform at a URL that the user typed, whatever the environment says.
-
-    Raises:
-        OsmosisError: the URL is invalid or insecure.
-    """
+    """Use the platform at a URL that the user typed, whatever the environment says."""
     url = normalize_platform_url(platform)
     if "://" not in platform:
         output.note(f"Platform: {url}")

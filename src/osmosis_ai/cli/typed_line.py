@@ -1,8 +1,4 @@
-"""Asking for a line: one that must not be seen, or one that is shown as it is typed.
-
-The terminal's own line editing would cut a line at 4,096 bytes, so keys are read one by one, and what was pasted
-arrives whole. Esc and Ctrl-C mean that the user has changed their mind.
-"""
+"""Asking for a line: one that must not be seen, or one that is shown as it is typed."""
 
 from __future__ import annotations
 
@@ -23,12 +19,7 @@ _SEQUENCE_WAIT_S = 0.05
 
 
 def ask_hidden(output: OutputContext, question: str) -> str | None:
-    """Ask for a secret on the terminal and return it as it was typed, or None when the user cancelled.
-
-    Args:
-        output: where the question goes; stdin must be a terminal (``output.interactive``).
-        question: what is asked for, without a colon.
-    """
+    """Ask for a secret on the terminal and return it as it was typed, or None when the user cancelled."""
     if sys.platform == "win32":
         import getpass
 
@@ -40,12 +31,8 @@ def ask_hidden(output: OutputContext, question: str) -> str | None:
 
 
 def ask_shown(output: OutputContext, question: str) -> str | None:
-    """Ask for a line on the terminal and return it without the spaces around it, or None when the user cancelled.
-
-    Args:
-        output: where the question goes; stdin must be a terminal (``output.interactive``).
-        question: what is asked for, without a colon.
-    """
+    """Ask for a line on the terminal and return it without the spaces around it, or None when the user
+    cancelled."""
     if sys.platform == "win32":
         try:
             return input(f"{question}: ").strip()

@@ -1,7 +1,4 @@
-"""What is said of a command that is not there: what took its place, what it is called here, what is near in spelling.
-
-What earlier lines of the product had comes first: what is near to those names in spelling does something else.
-"""
+"""What is said of a command that is not there: what took its place, what it is called here, what is near in spelling."""
 
 from __future__ import annotations
 
@@ -43,13 +40,7 @@ def is_former(words: Sequence[str]) -> bool:
 
 
 def no_such_command(name: str, trail: Sequence[str], visible: Sequence[str]) -> str:
-    """Return what to say of ``name``, which is no command.
-
-    Args:
-        name: what was typed.
-        trail: the commands before it.
-        visible: the commands there are in its place.
-    """
+    """Return what to say of ``name``, which is no command."""
     if name == "help":
         return "No such command 'help'. Use 'osmosis --help' or 'osmosis <command> --help'."
     if former := FORMER_COMMANDS.get(" ".join((*trail, name))):

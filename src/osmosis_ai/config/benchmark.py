@@ -163,11 +163,7 @@ class BenchmarkConfig(ConfigSection):
         return tuple(dict.fromkeys([*names, *judge, *self.verifier.required, *self.secrets.required]))
 
     def payload(self, provided: Mapping[str, str]) -> dict[str, Any]:
-        """Return the body of a submit: what the file says, without empty parts.
-
-        Args:
-            provided: values for names of `[secrets].required`, for this run only.
-        """
+        """Return the body of a submit: what the file says, without empty parts."""
         written = self.model_dump(exclude_unset=True)
         verifier = {"verifier_secrets": self.verifier.required} if self.verifier.required else {}
         required = self.secrets.required
@@ -199,16 +195,7 @@ _MISSING = {"experiment": "Missing [experiment] section", "agents": "Missing [[a
 
 
 def parse_benchmark_config(document: Mapping[str, Any], shown_path: str, text: str) -> BenchmarkConfig:
-    """Check a parsed config.
-
-    Args:
-        document: the parsed TOML.
-        shown_path: the file's name in errors.
-        text: the TOML, for line numbers.
-
-    Raises:
-        InvalidConfigError: with every problem; values are not repeated, because one may be a key.
-    """
+    """Check a parsed config."""
     try:
         return BenchmarkConfig.model_validate(document)
     except ValidationError as error:

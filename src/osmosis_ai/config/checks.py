@@ -28,13 +28,7 @@ _FREE_SECTIONS = ("advanced", "env", "secrets")
 
 @dataclass(frozen=True)
 class ConfigKind:
-    """A kind of config: where its files are and which sections they have.
-
-    Attributes:
-        sections: what every platform reads, checked by everybody.
-        advanced: the keys of ``[advanced]`` that this release knows.
-        free: the sections whose keys the user chooses.
-    """
+    """A kind of config: where its files are and which sections they have."""
 
     name: str
     article: str
@@ -144,14 +138,7 @@ def _tables(document: Mapping[str, Any], kind: ConfigKind) -> Iterator[Issue]:
 def section_issues(
     name: str, section: Mapping[str, Any], kind: ConfigKind, *, context: Mapping[str, Any] | None = None
 ) -> Iterator[Issue]:
-    """Yield everything wrong in one section, key by key.
-
-    Args:
-        name: of the section.
-        section: what is written in it.
-        kind: of the config.
-        context: :data:`ANY_PLATFORM`, where only what no platform could accept is wrong.
-    """
+    """Yield everything wrong in one section, key by key."""
     yield from table_issues(
         name,
         section,
@@ -169,15 +156,7 @@ def table_issues(
     unknown: Callable[[str, str], Issue],
     context: Mapping[str, Any] | None = None,
 ) -> Iterator[Issue]:
-    """Yield everything wrong in one table, key by key.
-
-    Args:
-        name: the table's, dots included.
-        table: what is written in it.
-        model: what declares its keys.
-        unknown: says of a key that is not declared what is wrong with it, by its place and its name.
-        context: of the validation, as for :func:`section_issues`.
-    """
+    """Yield everything wrong in one table, key by key."""
     try:
         model.model_validate(table, context=context)
     except ValidationError as error:

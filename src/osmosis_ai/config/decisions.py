@@ -39,16 +39,7 @@ _NUMBERED = re.compile(r"(pass[@^])([1-9][0-9]{0,8})")
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of a run that can be asked for.
-
-    Attributes:
-        name: as it is written; K stands for a number of attempts.
-        higher_is_better: which way is good.
-        scale: ``share`` is between 0 and 1, and its margin a difference; ``value`` is a reward, likewise, between the
-            ends of ``reward_range`` if those are known; ``amount`` is 0 or more, and its margin a share of the
-            baseline's: 0.1 allows 10 % more.
-        compared: whether it can be held against a baseline.
-    """
+    """A number of a run that can be asked for."""
 
     name: str
     higher_is_better: bool
@@ -189,16 +180,7 @@ _RULES: tuple[RuleSection, ...] = ("min", "max", "margin")
 
 @dataclass(frozen=True)
 class Decisions:
-    """What a decide file says; every default, for a config that has none.
-
-    Attributes:
-        minima, maxima: limit by metric.
-        margins: by metric, how much worse than the baseline is still accepted.
-        against: the baseline, as `osmosis eval gate --against` takes it.
-        reward_range: lowest and highest reward.
-        previews: whether runs of the config keep how input and output of each sample begin.
-        shown: the file as people know it; None without one.
-    """
+    """What a decide file says; every default, for a config that has none."""
 
     minima: Mapping[str, float]
     maxima: Mapping[str, float]
@@ -232,16 +214,7 @@ def decided_config(decisions: Path) -> Path:
 
 
 def parse_decisions(text: str, shown: str) -> Decisions:
-    """Read the text of a decide file.
-
-    Args:
-        text: of the file.
-        shown: the file as people know it.
-
-    Raises:
-        InvalidConfigError: with everything that is wrong in it.
-        OsmosisError: it is no TOML.
-    """
+    """Read the text of a decide file."""
     document = parse_toml(text, shown)
     issues = decision_issues(document)
     if issues:

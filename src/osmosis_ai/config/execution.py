@@ -29,11 +29,7 @@ _LONGEST_LABEL = 64
 
 
 def pool_name(value: str) -> str:
-    """Return the name of a pool of workers.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return the name of a pool of workers."""
     plain = value.replace("-", "").replace("_", "").replace(".", "")
     if not (plain.isascii() and plain.isalnum()) or len(value) > _LONGEST_POOL:
         raise ValueError(
@@ -43,11 +39,7 @@ def pool_name(value: str) -> str:
 
 
 def label_name(value: str) -> str:
-    """Return a label of workers.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return a label of workers."""
     if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9_.=:/-]{{0,{_LONGEST_LABEL - 1}}}", value):
         raise ValueError(
             f"must be a label of workers, such as `a100` or `zone=eu`: letters, digits and `_.=:/-`, at most {_LONGEST_LABEL}"
@@ -124,11 +116,8 @@ def _unreadable(document: Mapping[str, Any]) -> Iterator[Issue]:
 
 
 def is_of_our_table(issue: Issue, advanced: Mapping[str, Any]) -> bool:
-    """Tell whether an issue is about a table of :func:`execution_issues` that has any key of ours, however it is spelled, or
-    about what stands in its place and is no table.
-
-    Of no other is it certain: what another service takes under the same name is its own affair.
-    """
+    """Tell whether an issue is about a table of :func:`execution_issues` that has any key of ours, however it
+    is spelled, or about what stands in its place and is no table."""
     if issue.key == PLACE:
         return True
     section, _, rest = issue.key.partition(".")

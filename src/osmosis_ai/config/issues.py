@@ -19,14 +19,7 @@ _LONGEST_VALUE = 60
 
 @dataclass(frozen=True)
 class Issue:
-    """One thing to mend.
-
-    Args:
-        key: where, as ``section.key`` or ``section``.
-        message: what is wrong.
-        line: its line in the file, when that is sure.
-        suggestion: what was probably meant.
-    """
+    """One thing to mend."""
 
     key: str
     message: str
@@ -49,13 +42,7 @@ def without_repeats(issues: Iterable[Issue], further: Iterable[Issue]) -> list[I
 
 
 class InvalidConfigError(OsmosisError):
-    """A config with everything that is wrong in it.
-
-    Args:
-        kind: ``eval`` or ``training``.
-        shown_path: the file as people know it.
-        issues: at least one.
-    """
+    """A config with everything that is wrong in it."""
 
     def __init__(self, kind: str, shown_path: str, issues: Iterable[Issue]) -> None:
         self.issues = tuple(issues)
@@ -75,14 +62,7 @@ class InvalidConfigError(OsmosisError):
 
 
 def value_issue(key: str, value: Any, error: ErrorDetails, section: type[BaseModel]) -> Issue:
-    """Return what a failed check of one value means, in the words of a config.
-
-    Args:
-        key: where the value is, as ``section.key``.
-        value: the whole of it; the error may be about a part.
-        error: what pydantic has against it.
-        section: what declares the key.
-    """
+    """Return what a failed check of one value means, in the words of a config."""
     declared = section.model_json_schema()["properties"][key.rpartition(".")[2]]
     choices = choices_of(declared)
     if error["type"] == "literal_error":
@@ -169,14 +149,7 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
 
 def nearest(word: str, known: Iterable[str], *, most: int, cutoff: float = 0.7) -> list[str]:
-    """Return those of ``known`` that are like ``word``, the likest first, of equally like ones the first.
-
-    Args:
-        word: what somebody wrote.
-        known: what there is.
-        most: how many at most.
-        cutoff: how like one has to be: 0.7 is what ``word`` may be a misspelling of, 0 is anything.
-    """
+    """Return those of ``known`` that are like ``word``, the likest first, of equally like ones the first."""
     from difflib import SequenceMatcher
     from heapq import nlargest
     from operator import itemgetter

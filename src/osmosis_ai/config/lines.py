@@ -26,11 +26,7 @@ _EXCERPT_WIDTH = 100
 
 
 def parse_toml(text: str, shown_path: str) -> dict[str, Any]:
-    """Parse ``text``, the content of the file that people know as ``shown_path``.
-
-    Raises:
-        OsmosisError: when it is not TOML, with line, column and the line itself.
-    """
+    """Parse ``text``, the content of the file that people know as ``shown_path``."""
     try:
         document: dict[str, Any] = tomllib.loads(text)
     except ValueError as error:  # mostly TOMLDecodeError; an endless integer is a plain ValueError
@@ -41,11 +37,7 @@ def parse_toml(text: str, shown_path: str) -> dict[str, Any]:
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
-    """Return the line (from 1) on which each table and key of ``text`` is written.
-
-    Keys inside arrays of tables are left out, because a name alone does not tell which element is meant.
-    Of text that is not TOML, the statements before the mistake are returned.
-    """
+    """Return the line (from 1) on which each table and key of ``text`` is written."""
     found: dict[KeyPath, int] = {}
     arrays: set[KeyPath] = set()
     table: KeyPath | None = ()

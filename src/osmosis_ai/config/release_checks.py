@@ -31,16 +31,7 @@ _ENGINE_KEYS = {"policy_engine", "vllm_url", "vllm_command", "rollout_top_p"}
 def read_settings(
     document: Mapping[str, Any], *, shown_path: str = "the training config"
 ) -> TrainingSettings:
-    """Return the settings that a config's sections say; what is not written has its default.
-
-    Args:
-        document: the config; a section that is no table counts as empty. The built-in model has a learning rate of
-            its own.
-        shown_path: the file as people know it.
-
-    Raises:
-        InvalidConfigError: with everything that is wrong in them.
-    """
+    """Return the settings that a config's sections say; what is not written has its default."""
     written = {
         name: section if isinstance(section := document.get(name), Mapping) else {}
         for name in TRAINER_SECTIONS

@@ -118,12 +118,7 @@ ANY_PLATFORM: Mapping[str, bool] = MappingProxyType({"any_platform": True})
 
 @dataclass(frozen=True)
 class NarrowerHere:
-    """A bound of this release's own runs, inside the range that the type declares for every platform.
-
-    Attributes:
-        accepts: tells of a value of the right type whether it is within the bound.
-        rule: the bound and its reason, in the words of an issue.
-    """
+    """A bound of this release's own runs, inside the range that the type declares for every platform."""
 
     accepts: Callable[[Any], bool]
     rule: str

@@ -180,11 +180,7 @@ TRAINER_SECTIONS: Mapping[str, type[ConfigSection]] = {
 
 # pydantic takes fields from the last base to the first.
 class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, TrainingSection):
-    """One training run's settings: the keys of all its sections.
-
-    Attributes:
-        ignored: keys of `[advanced]` that are for another trainer.
-    """
+    """One training run's settings: the keys of all its sections."""
 
     ignored: tuple[str, ...] = ()
 
@@ -211,12 +207,7 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         return self.loss_type != "dr_grpo"
 
     def warnings(self, model_path: str, *, processes: int | None = None) -> list[str]:
-        """Return what is allowed but probably not meant, a sentence each.
-
-        Args:
-            model_path: the model to train.
-            processes: how many learn together, where `torchrun` decides that; else ``learner_processes``.
-        """
+        """Return what is allowed but probably not meant, a sentence each."""
         found = []
         if model_path == TINY_MODEL and self.lr < TINY_MODEL_LOWEST_USEFUL_LR:
             found.append(

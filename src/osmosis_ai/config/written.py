@@ -7,11 +7,7 @@ from typing import Any
 
 
 def config_text(parts: Mapping[str, Any]) -> str:
-    """Return a config as its file would have it; what is null, or has no place in TOML, is left out.
-
-    Args:
-        parts: its sections and keys; of a submit's body, ``evaluation_config`` is the section ``evaluation``.
-    """
+    """Return a config as its file would have it; what is null, or has no place in TOML, is left out."""
     import tomli_w
 
     return tomli_w.dumps({name.removesuffix("_config"): value for name, value in _known(parts).items()})

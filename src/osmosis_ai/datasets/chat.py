@@ -30,10 +30,7 @@ class SingleTurn(NamedTuple):
 
 
 def conversation_of(value: object) -> list[Turn] | None:
-    """Return a column's value as turns of ``role`` and ``content``, or None if it is no conversation.
-
-    A text that holds such a list as JSON counts, as CSV files have it.
-    """
+    """Return a column's value as turns of ``role`` and ``content``, or None if it is no conversation."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
@@ -55,15 +52,7 @@ def _turn(item: object) -> Turn | None:
 
 
 def read_conversation(turns: Sequence[Turn], *, wants_answer: bool) -> SingleTurn:
-    """Take a conversation of one prompt apart.
-
-    Args:
-        turns: as :func:`conversation_of` returns them, at least one.
-        wants_answer: the last turn has to be the assistant's; it is the expected answer.
-
-    Raises:
-        ValueError: there is more than one prompt in it, none, no answer, or something other than text.
-    """
+    """Take a conversation of one prompt apart."""
     system = [_text(turn) for turn in turns if turn["role"] == "system"]
     spoken = [turn for turn in turns if turn["role"] != "system"]
     answer = _text(spoken.pop()) if spoken and spoken[-1]["role"] == "assistant" else None

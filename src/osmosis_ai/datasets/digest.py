@@ -23,11 +23,7 @@ def row_digest(row: DatasetRow) -> str:
 
 
 def content_digest(value: Any) -> str:
-    """Return the first 32 hex digits of the SHA-256 of a value's canonical JSON.
-
-    Canonical JSON has sorted keys, no spaces and no escapes but those JSON needs. What is absent is null, and so are
-    an empty object and NaN; keys that hold null are left out; 3.0 is written 3.
-    """
+    """Return the first 32 hex digits of the SHA-256 of a value's canonical JSON."""
     text = json.dumps(
         _canonical(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str
     )

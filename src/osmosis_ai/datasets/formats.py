@@ -14,32 +14,20 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def iter_records(path: Path, *, start: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (source row index from 0, record) for every record of a dataset file from a row on, as it streams.
-
-    Raises:
-        OsmosisError: the file is missing, empty, of no supported format, or a record is bad; the
-            message names the file and the line or row.
-    """
+    """Yield (source row index from 0, record) for every record of a dataset file from a row on, as it
+    streams."""
     reader = open_reader(path, report=raise_for(path))
     for index, (number, record) in enumerate(reader.behind(start), start):
         yield index, reader.exactly(number, record)
 
 
 def count_records(path: Path) -> int:
-    """Return how many records a dataset file holds, without checking them.
-
-    Raises:
-        OsmosisError: as :func:`iter_records`, where the structure of the file is broken.
-    """
+    """Return how many records a dataset file holds, without checking them."""
     return open_reader(path, report=raise_for(path)).count()
 
 
 def require_file(path: Path) -> None:
-    """Refuse what is no file.
-
-    Raises:
-        OsmosisError: there is nothing at ``path``, or a directory.
-    """
+    """Refuse what is no file."""
     if path.is_dir():
         raise OsmosisError(f"`{path}` is a directory; expected a dataset file.")
     if not path.is_file():
@@ -74,11 +62,7 @@ def open_reader(
     only: Collection[str] | None = None,
     uniform: bool = True,
 ) -> RecordReader:
-    """Return the reader for ``path`` by its extension; the arguments are those of the reader.
-
-    Raises:
-        OsmosisError: the file is missing, empty or of no supported format.
-    """
+    """Return the reader for ``path`` by its extension; the arguments are those of the reader."""
     require_file(path)
     problem = describe_file_problem(path)
     if problem is not None:

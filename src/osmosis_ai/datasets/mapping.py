@@ -49,11 +49,7 @@ _METADATA_NAMES = ("metadata", "extra_info")
 
 
 def parse_mapping(words: Iterable[str]) -> ColumnMapping:
-    """Read what a user typed: ``prompt=question,ground_truth=answer``, columns joined by ``+``.
-
-    Raises:
-        ValueError: a part is no ``field=column``, names a field that is not ours, or one twice.
-    """
+    """Read what a user typed: ``prompt=question,ground_truth=answer``, columns joined by ``+``."""
     mapping: dict[Field, Sequence[str]] = {}
     for part in (part.strip() for word in words for part in word.split(",")):
         if not part:
@@ -79,11 +75,7 @@ def _field_of(name: str) -> Field:
 
 
 def resolve_mapping(mapping: ColumnMapping, record: Record) -> ColumnMapping:
-    """Split joined columns (``a+b``), and hold every column against the file's first record.
-
-    Raises:
-        ValueError: a column is not in the file; the message names those that are.
-    """
+    """Split joined columns (``a+b``), and hold every column against the file's first record."""
     return {
         field: [column for name in columns for column in _split(name, record)]
         for field, columns in mapping.items()
@@ -155,12 +147,7 @@ def left_out(mapping: ColumnMapping, record: Record) -> list[str]:
 
 
 def map_record(mapping: ColumnMapping, record: Record) -> dict[str, Any]:
-    """Make our row of a record; every row of a mapping has the same columns, in one order.
-
-    Raises:
-        ValueError: the record lacks what the row needs, holds what cannot be text, or its conversation is no
-            single prompt.
-    """
+    """Make our row of a record; every row of a mapping has the same columns, in one order."""
     try:
         return _row(mapping, record)
     except RecursionError:

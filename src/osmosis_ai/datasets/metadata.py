@@ -29,16 +29,7 @@ _SETTLED: dict[str, type] = {"a string": str, "a boolean": bool}
 
 
 class MetadataChecker:
-    """Checks the metadata of one file's rows.
-
-    Args:
-        unit: what rows are counted by in messages, "line" or "row".
-
-    Attributes:
-        overflowed: more than ``MOST_PATHS`` distinct paths were met; later ones were not compared.
-        repeated: keys that an object has twice in the text just checked.
-        doubtful: the value just checked holds a float that may stand for a longer integer.
-    """
+    """Checks the metadata of one file's rows."""
 
     def __init__(self, unit: str) -> None:
         self.unit = unit
@@ -117,10 +108,7 @@ class MetadataChecker:
 
 
 class _Path:
-    """A key path, with the type it has in this file and the line or row that set it.
-
-    A value of the class ``settled`` is of that type and has nothing else to be checked for.
-    """
+    """A key path, with the type it has in this file and the line or row that set it."""
 
     __slots__ = ("children", "key", "kind", "number", "parent", "settled")
 

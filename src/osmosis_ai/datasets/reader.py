@@ -70,21 +70,7 @@ class StopReading(Exception):
 
 
 class RecordReader(ABC):
-    """Streams the records of one file.
-
-    Args:
-        path: an existing file.
-        report: takes one sentence per problem; it may raise to end the reading.
-        progress: takes how many bytes of the file are read or passed over; it may raise :class:`StopReading`.
-        note_repeats: takes the line or row of a record in which an object has a key twice, and these keys.
-        only: the columns the caller will look at; a columnar format reads nothing else.
-        uniform: whether every record has to be an object with the file's columns. Without it, whatever a line
-            or an element holds is yielded, and the caller checks it.
-
-    Attributes:
-        unit: what the yielded numbers count, "line" or "row".
-        columns: the file's columns; empty until the header or the first record has been read.
-    """
+    """Streams the records of one file."""
 
     unit: ClassVar[str] = "line"
 
@@ -117,10 +103,7 @@ class RecordReader(ABC):
         return islice(self, rows, None)
 
     def exactly(self, number: int, record: Record) -> Record:
-        """Return the record just yielded with its numbers as they are written.
-
-        A fast decoder turns long integers into floats and ``1.10`` into 1.1, which is another answer.
-        """
+        """Return the record just yielded with its numbers as they are written."""
         return record
 
     def count(self) -> int:
@@ -199,15 +182,7 @@ class _CountingFile(io.FileIO):
 
 
 def decode_json(raw: bytes | str, *, as_written: bool = False) -> Any:
-    """Decode strict JSON (no NaN, no lone surrogates), keeping every digit of long integers.
-
-    Args:
-        raw: the text.
-        as_written: whether other numbers are :class:`WrittenFloat`.
-
-    Raises:
-        ValueError: a ``json.JSONDecodeError`` with position and reason.
-    """
+    """Decode strict JSON (no NaN, no lone surrogates), keeping every digit of long integers."""
     value = orjson.loads(raw)
     if may_have_lost_digits(value, least=0 if as_written else 2**63):
         return json.loads(raw, parse_float=WrittenFloat if as_written else None)

@@ -22,15 +22,7 @@ _SETTLED_NS = 3_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class RecordPlace:
-    """Where a record begins, and what a reader knows that stands there.
-
-    Attributes:
-        rows: how many rows stand before it.
-        offset: how many bytes.
-        line, column: what a person would look for, from 1.
-        columns: the file's.
-        first_number: the line or row that they were taken from.
-    """
+    """Where a record begins, and what a reader knows that stands there."""
 
     rows: int
     offset: int
@@ -41,11 +33,7 @@ class RecordPlace:
 
 
 class RecordPlaces:
-    """Places of one file, ascending and evenly apart; further apart the larger the file.
-
-    Attributes:
-        due_at: the offset from which on another place is worth keeping.
-    """
+    """Places of one file, ascending and evenly apart; further apart the larger the file."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -76,12 +64,7 @@ _known: OrderedDict[tuple[object, ...], RecordPlaces] = OrderedDict()
 
 
 def places_in(descriptor: int, kind: type) -> RecordPlaces:
-    """Return the places of an open file that are known, and to which a reader adds.
-
-    Args:
-        descriptor: of the file.
-        kind: the class of the reader: of one file's bytes each has its own records.
-    """
+    """Return the places of an open file that are known, and to which a reader adds."""
     is_now = os.fstat(descriptor)
     if is_now.st_size < _BYTES_APART or time.time_ns() - is_now.st_ctime_ns < _SETTLED_NS:
         return RecordPlaces()

@@ -40,15 +40,7 @@ _JSON_AS_IT_IS = frozenset({str, int, bool, NoneType})
 
 @dataclass(frozen=True, slots=True)
 class DatasetRow:
-    """One row, ready for a rollout.
-
-    Attributes:
-        source_row_index: the row's position among the file's records, from 0.
-        messages: the system and user messages, as OpenAI's chat format has them; may be empty
-            where there is metadata.
-        label: the expected answer.
-        metadata: the row's own JSON object.
-    """
+    """One row, ready for a rollout."""
 
     source_row_index: int
     messages: list[dict[str, Any]]
@@ -57,12 +49,7 @@ class DatasetRow:
 
 
 def iter_rows(path: Path) -> Iterator[DatasetRow]:
-    """Yield the rows of a dataset file as it streams; any number of rows will do.
-
-    Raises:
-        OsmosisError: the file or a row cannot be used; the message names the file and the line
-            or row.
-    """
+    """Yield the rows of a dataset file as it streams; any number of rows will do."""
     report = raise_for(path)
     reader = open_reader(path, report=report, only=KNOWN_COLUMNS)
     for index, (number, record) in enumerate(reader):
@@ -75,20 +62,7 @@ def iter_rows(path: Path) -> Iterator[DatasetRow]:
 
 
 def find_row(path: Path, source_row_index: int, *, look_s: float) -> DatasetRow | None:
-    """Return one row of a dataset file; what stands before it is read and not checked.
-
-    Args:
-        path: the file.
-        source_row_index: the row's place.
-        look_s: how long to read, at most.
-
-    Returns:
-        None where the file ends before the row, or is not read so far in time.
-
-    Raises:
-        OsmosisError: the file can not be used.
-        ValueError, RecursionError: the row can not.
-    """
+    """Return one row of a dataset file; what stands before it is read and not checked."""
     deadline = time.monotonic() + look_s
 
     def in_time(_: int) -> None:
@@ -104,16 +78,7 @@ def find_row(path: Path, source_row_index: int, *, look_s: float) -> DatasetRow 
 
 
 def normalise(source_row_index: int, record: Record, columns: Collection[str] = ()) -> DatasetRow:
-    """Return a record as a row.
-
-    Args:
-        source_row_index: the row's position in the file, from 0.
-        record: the known columns of the row, at least.
-        columns: all columns of the file, for messages; those of the record by default.
-
-    Raises:
-        ValueError: the record lacks a value that a row needs, or JSON cannot hold its metadata.
-    """
+    """Return a record as a row."""
     system = as_text(record.get(SYSTEM_COLUMN))
     prompt = as_text(record.get(PROMPT_COLUMN))
     label = answer_of(record)
@@ -186,11 +151,7 @@ def _json_text(value: object) -> str:
 
 
 def as_object(value: object) -> dict[str, Any] | None:
-    """Return a metadata value as an object; None where it is absent, blank or empty.
-
-    Raises:
-        ValueError: the value is neither an object nor text that holds one.
-    """
+    """Return a metadata value as an object; None where it is absent, blank or empty."""
     if isinstance(value, str):
         if not value.strip():
             return None
@@ -208,11 +169,7 @@ def as_object(value: object) -> dict[str, Any] | None:
 
 
 def as_json(value: Any, path: str = METADATA_COLUMN) -> Any:
-    """Return a value in the types that every JSON writer knows.
-
-    Raises:
-        ValueError: JSON cannot hold a part of it; the message names the part.
-    """
+    """Return a value in the types that every JSON writer knows."""
     if isinstance(value, dict):
         return {
             key: item if item.__class__ in _JSON_AS_IT_IS else as_json(item, f"{path}.{key}")

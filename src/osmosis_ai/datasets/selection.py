@@ -24,13 +24,7 @@ _DIGEST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class RowsDrawn:
-    """How many rows of a file a run uses, and how they were chosen.
-
-    Attributes:
-        rows, total: how many, of how many; ``total`` is None where nobody says.
-        kind: the first ones of the file, those that somebody named, or a random draw.
-        fraction, seed: of a random draw, as far as they are known.
-    """
+    """How many rows of a file a run uses, and how they were chosen."""
 
     rows: int
     total: int | None
@@ -73,14 +67,7 @@ def _rows_adapter() -> TypeAdapter[RowsDrawn]:
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows a run uses.
-
-    Attributes:
-        indices: source rows from 0, ascending; a ``range`` where they are contiguous, so that
-            taking every row of a large file costs nothing.
-        total_rows: how many rows the file holds.
-        kind, fraction, seed: how they were chosen, as in :class:`RowsDrawn`.
-    """
+    """The rows a run uses."""
 
     indices: Sequence[int]
     total_rows: int
@@ -107,16 +94,7 @@ class Selection:
 
 
 def select_rows(total_rows: int, *, limit: int | None, rows: str | None) -> Selection:
-    """Choose rows: those that ``rows`` names, else the first ``limit``, else all.
-
-    Args:
-        total_rows: how many rows the file holds.
-        limit: how many rows to take from the start; None or 0 takes all.
-        rows: positions and ranges from 0, as in ``"3,7,10-20"``; overrides ``limit``.
-
-    Raises:
-        OsmosisError: ``rows`` cannot be read or names a row that the file does not have.
-    """
+    """Choose rows: those that ``rows`` names, else the first ``limit``, else all."""
     if rows is not None:
         named = _parse_rows(rows, total_rows)
         # As whoever only sees which they are has to call them: a platform that such a run is uploaded to.
@@ -128,11 +106,7 @@ def select_rows(total_rows: int, *, limit: int | None, rows: str | None) -> Sele
 
 
 def sample_rows(total_rows: int, *, fraction: float, seed: int) -> Selection:
-    """Draw a random ``fraction`` of the rows, rounded, at least one; a seed always draws the same.
-
-    Raises:
-        OsmosisError: ``fraction`` is not above 0 and at most 1.
-    """
+    """Draw a random ``fraction`` of the rows, rounded, at least one; a seed always draws the same."""
     if not (math.isfinite(fraction) and 0 < fraction <= 1):
         raise OsmosisError(f"the fraction of rows must be above 0 and at most 1, found {fraction}.")
     count = min(total_rows, max(1, math.floor(total_rows * fraction + 0.5)))

@@ -51,22 +51,7 @@ Numbered = tuple[int, Record]
 
 @dataclass
 class DatasetReport:
-    """What was found in a dataset file.
-
-    Attributes:
-        valid: there are no errors.
-        file: the path as it was given.
-        file_name: its last part.
-        extension: in lower case, without the dot.
-        file_size: in bytes.
-        row_count: records read; less than the file holds where reading ended early.
-        mode: "metadata" where there is such a column, "prompt" otherwise, None when the columns
-            are unknown.
-        errors: why the platform would refuse the file, the first five.
-        warnings: what it would take and may not be meant.
-        unusable: the one of the warnings that rows cannot be evaluated.
-        lacks_columns: the columns are those of another kind of file.
-    """
+    """What was found in a dataset file."""
 
     file: str
     file_name: str
@@ -85,15 +70,7 @@ class DatasetReport:
 
 
 def validate_dataset(path: Path, *, progress: Callable[[int], None] | None = None) -> DatasetReport:
-    """Check a dataset file by the platform's rules, reading all of it.
-
-    Args:
-        path: the file.
-        progress: takes the number of bytes read so far; called for every block of the file.
-
-    Raises:
-        OsmosisError: there is no file at ``path``.
-    """
+    """Check a dataset file by the platform's rules, reading all of it."""
     require_file(path)
     size = path.stat().st_size
     report = DatasetReport(str(path), path.name, extension_of(path), size)

@@ -66,12 +66,7 @@ def _host(how: str, entrypoint: Any) -> None:
 
 
 def _make_clients_cheap() -> None:
-    """Let the clients that agents open by themselves, often one a rollout, cost and write less.
-
-    Each client of httpx, and so each of OpenAI's, reads the certificates anew: 40 ms, during which
-    every other rollout waits. One TLS context can serve them all. And a line in the log for every
-    request says nothing that the run does not know.
-    """
+    """Let the clients that agents open by themselves, often one a rollout, cost and write less."""
     for name in ("httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.WARNING)
     try:

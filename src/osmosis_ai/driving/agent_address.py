@@ -39,11 +39,7 @@ class AgentAddressError(OsmosisError):
 
 @dataclass(frozen=True)
 class AgentAddress:
-    """A host and a port; nothing was resolved.
-
-    Raises:
-        AgentAddressError: they cannot be a served agent's.
-    """
+    """A host and a port; nothing was resolved."""
 
     host: str
     port: int
@@ -64,11 +60,7 @@ class AgentAddress:
 
     @classmethod
     def parse(cls, text: str) -> AgentAddress:
-        """Read ``HOST:PORT``; an IPv6 address stands in brackets.
-
-        Raises:
-            AgentAddressError: it is not of that form.
-        """
+        """Read ``HOST:PORT``; an IPv6 address stands in brackets."""
         host, colon, port = text.rpartition(":")
         if not colon or not port.isascii() or not port.isdigit() or len(port) > 5:
             raise AgentAddressError(f"'{text[:300]}' is not HOST:PORT, such as 127.0.0.1:9000.")
@@ -96,11 +88,7 @@ class AgentAddress:
 
 
 def allowed_networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
-    """Read the operator's networks, with commas between them.
-
-    Raises:
-        OsmosisError: one is none.
-    """
+    """Read the operator's networks, with commas between them."""
     found = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         try:
@@ -113,12 +101,7 @@ def allowed_networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6N
 
 
 def require_allowed(address: str) -> None:
-    """Let an IP address through that something may be served on.
-
-    Raises:
-        AgentAddressError: it is link-local, of a cloud's metadata service, or of no single machine; or the operator
-            has named the networks of served agents, and it is in none of them.
-    """
+    """Let an IP address through that something may be served on."""
     found = _reached(ipaddress.ip_address(address.partition("%")[0]))
     is_nobody = found.is_multicast or found.is_unspecified or (found.version == 4 and found.is_reserved)
     if found.is_link_local or is_nobody or found in _METADATA:

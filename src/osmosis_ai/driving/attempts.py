@@ -49,12 +49,7 @@ LOST = "rollout_server_died"
 
 
 def call_seed(run_seed: int, source_row: int, attempt: int, call_index: int) -> int:
-    """Return the seed (31 bits) of the ``call_index``-th model call of an attempt on a dataset row.
-
-    It is a function of the run's seed and the call's place in the run: which attempts run at the same time, in which
-    order, and how often the run was interrupted do not enter it. A model that honours seeds answers a resumed run as
-    it would have answered an undisturbed one.
-    """
+    """Return the seed (31 bits) of the ``call_index``-th model call of an attempt on a dataset row."""
     place = f"{run_seed}:{source_row}:{attempt}:{call_index}"
     return int.from_bytes(hashlib.sha256(place.encode()).digest()[:4], "big") & MAX_SEED
 
@@ -66,18 +61,7 @@ def attempt_seeds(run_seed: int, source_row: int, attempt: int) -> Callable[[int
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One attempt to be made.
-
-    Attributes:
-        row: the row, ready for a rollout.
-        row_index: what the rollout's files call the row.
-        run_index: which attempt on it this is, from 0.
-        seed_for: the seed of its model call with this number.
-        name: what its ids begin with, for those who read logs and trajectories.
-        row_digest: what the row is, wherever it stands; where that is recorded.
-        losses: how often the attempt was lost with the server that ran it.
-        overloads: how often it was lost to a machine that was late.
-    """
+    """One attempt to be made."""
 
     row: DatasetRow
     row_index: int
@@ -100,16 +84,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """What became of an attempt.
-
-    Attributes:
-        attempt: what was asked for.
-        rollout_id: of the rollout that ended it; earlier ones were lost.
-        verdict: how it ended.
-        usage: what its model calls came to.
-        duration_ms: from dispatch to the result.
-        grader: what the grader reported, whatever became of the workflow.
-    """
+    """What became of an attempt."""
 
     attempt: Attempt
     rollout_id: str
@@ -138,11 +113,7 @@ class AttemptResults(ABC):
         """Keep a result; the rollout's server hears that it arrived when this returns."""
 
     def lost(self, attempt: Attempt, loss: AttemptLostError) -> Verdict | None:
-        """Take note of a lost attempt: None makes it again, a verdict ends it.
-
-        Raises:
-            OsmosisError: to make no further attempts at all.
-        """
+        """Take note of a lost attempt: None makes it again, a verdict ends it."""
         if attempt.losses <= MAX_LOSSES:
             return None
         return failed(LOST, "rollout_server", loss.death.message if loss.death is not None else str(loss))
@@ -153,11 +124,7 @@ class AttemptResults(ABC):
 
 @dataclass(frozen=True)
 class AttemptServices:
-    """What attempts run on: the model's bridge, the rollout's servers, and the watch over this machine.
-
-    Attributes:
-        artifact_root: attempts have a directory each below it; None where nothing of them is kept.
-    """
+    """What attempts run on: the model's bridge, the rollout's servers, and the watch over this machine."""
 
     bridge: RolloutBridge[Any]
     servers: ServerPool
@@ -167,19 +134,7 @@ class AttemptServices:
 
 
 class RunningAttempt:
-    """One attempt under way, under an id of its own.
-
-    Args:
-        attempt: what is made.
-        services: what it runs on.
-        results: where its result goes.
-        on_arrival: told once its result is on its way there: the agent is done.
-        on_fault: told of an error that no later result can survive (a full disk).
-
-    Attributes:
-        recording: writes its result; None before there is one.
-        is_counted: whether ``results`` have it, and know what it used.
-    """
+    """One attempt under way, under an id of its own."""
 
     def __init__(
         self,
@@ -206,11 +161,7 @@ class RunningAttempt:
         self._overloaded: OverloadedError | None = None
 
     async def run(self) -> bool:
-        """Make the attempt; return whether it was recorded, False when it has to be made again.
-
-        Raises:
-            OsmosisError: when there is no point in going on (no server, no disk).
-        """
+        """Make the attempt; return whether it was recorded, False when it has to be made again."""
         services = self._services
         services.bridge.open(self.rollout_id, seed_for=self._attempt.seed_for)
         try:
@@ -229,11 +180,7 @@ class RunningAttempt:
                 self._results.unrecorded(self.rollout_id, usage)
 
     async def commit(self, terminal: TerminalCallbackResult) -> Mapping[str, Any]:
-        """Record a terminal result and return its acknowledgement.
-
-        Raises:
-            Exception: the result could not be recorded.
-        """
+        """Record a terminal result and return its acknowledgement."""
         if self._given_up:
             return {"ok": True}
         usage = self._close_endpoint()

@@ -53,11 +53,7 @@ _PING = b": ping\n\n"
 
 
 class RolloutBridge(ABC, Generic[CallsT]):
-    """Serves one model to the agents of many rollouts.
-
-    Args:
-        auth_token: the bearer token agents must show.
-    """
+    """Serves one model to the agents of many rollouts."""
 
     def __init__(self, *, auth_token: str) -> None:
         if not auth_token.strip():
@@ -88,24 +84,13 @@ class RolloutBridge(ABC, Generic[CallsT]):
         """Answer a call with server-sent events, the closing ``[DONE]`` included."""
 
     def open(self, rollout_id: str, *, seed_for: SeedFor | None = None) -> None:
-        """Serve a rollout's calls from now on; call it before the rollout is dispatched.
-
-        Args:
-            rollout_id: the rollout.
-            seed_for: gives the seed of the call with this number (from 0), for calls without one.
-
-        Raises:
-            ValueError: the rollout is open already.
-        """
+        """Serve a rollout's calls from now on; call it before the rollout is dispatched."""
         if rollout_id in self._rollouts:
             raise ValueError(f"rollout {rollout_id!r} is open already")
         self._rollouts[rollout_id] = self._new_calls(rollout_id), seed_for
 
     def close(self, rollout_id: str) -> RolloutUsage:
-        """Serve no more calls of a rollout, give up those under way, and say what they came to.
-
-        Nothing of it is kept: closing again returns an empty usage.
-        """
+        """Serve no more calls of a rollout, give up those under way, and say what they came to."""
         calls, _ = self._rollouts.pop(rollout_id, (None, None))
         if calls is None:
             return RolloutUsage()
@@ -169,14 +154,7 @@ class RolloutBridge(ABC, Generic[CallsT]):
         *,
         recorded: bool = False,
     ) -> web.StreamResponse:
-        """Answer the model call of a rollout whose agent has shown who it is.
-
-        Args:
-            request: its body was not read yet.
-            rollout_id: whose call it is.
-            prepare: makes the body a request for the model, and names what in it the agent did not ask for.
-            recorded: keep what was said however long, for :meth:`RolloutCalls.conversation`.
-        """
+        """Answer the model call of a rollout whose agent has shown who it is."""
         if self._find(rollout_id)[0] is None:
             return _not_running()
         content = await _content(request)
@@ -251,12 +229,7 @@ class RolloutBridge(ABC, Generic[CallsT]):
 
 
 class ModelBridge(RolloutBridge[RolloutCalls]):
-    """Answers with a provider's model.
-
-    Args:
-        client: calls the model.
-        auth_token: the bearer token agents must show.
-    """
+    """Answers with a provider's model."""
 
     def __init__(self, client: ModelClient, *, auth_token: str) -> None:
         super().__init__(auth_token=auth_token)
@@ -286,11 +259,7 @@ class ModelBridge(RolloutBridge[RolloutCalls]):
     async def _stream(
         self, calls: RolloutCalls, call: Call, body: dict[str, Any], optional: tuple[str, ...]
     ) -> CallMetrics:
-        """Send the chunks of a complete reply, and the usage in a last chunk if the request asked for it.
-
-        A stream can fail at any chunk. It is forwarded when it is complete, so that the call can be retried.
-        Clients overlook usage in a chunk that has choices.
-        """
+        """Send the chunks of a complete reply, and the usage in a last chunk if the request asked for it."""
         metrics = CallMetrics()
         started = time.perf_counter()
         usage: object = None
@@ -369,10 +338,7 @@ async def _send_stream(request: web.Request, call: Call) -> web.StreamResponse:
 
 
 async def _content(request: web.Request) -> bytes | None:
-    """Read the request's bytes; None when there are too many.
-
-    The limit is the bridge's own, because the application it is mounted in has another.
-    """
+    """Read the request's bytes; None when there are too many."""
     if (request.content_length or 0) > MAX_REQUEST_BYTES:
         return None
     pieces: list[bytes] = []

@@ -38,12 +38,7 @@ class RolloutClosedError(Exception):
 
 
 class RefusedCallError(Exception):
-    """A call that is not made, and the reply to it.
-
-    Attributes:
-        status: of the reply.
-        code: the machine's word for it.
-    """
+    """A call that is not made, and the reply to it."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(message)

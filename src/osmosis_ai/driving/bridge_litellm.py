@@ -22,18 +22,7 @@ class InvalidModelError(OsmosisError, RuntimeError):
 
 
 class LiteLLMBridge(ModelBridge):
-    """Serves one model, by its LiteLLM name, to whatever rollout asks.
-
-    It does not check tokens itself: the listener that mounts its routes does.
-
-    Args:
-        model: the model's name, as LiteLLM writes it.
-        api_key: the provider's key, instead of the one in the environment.
-        api_base: the provider's address, instead of the usual one.
-
-    Raises:
-        InvalidModelError: the name makes no sense, or a key is missing.
-    """
+    """Serves one model, by its LiteLLM name, to whatever rollout asks."""
 
     def __init__(self, *, model: str, api_key: str | None = None, api_base: str | None = None) -> None:
         self._model_client = ModelClient(_endpoint(model, api_key, api_base))
@@ -44,11 +33,7 @@ class LiteLLMBridge(ModelBridge):
         await self._model_client.preflight()
 
     async def complete(self, body: Mapping[str, Any], *, rollout_id: str) -> dict[str, Any]:
-        """Answer one chat completion request for a rollout.
-
-        Raises:
-            ModelCallError: the call failed.
-        """
+        """Answer one chat completion request for a rollout."""
         calls, seed_for = self._find(rollout_id)
         call = calls.begin(os.urandom(16))
         self._begin(calls, call, {**body, "stream": False}, seed_for)

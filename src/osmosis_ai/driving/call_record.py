@@ -29,23 +29,7 @@ KEPT_ANSWER_BYTES = 256 * 1024
 
 @dataclass
 class RolloutUsage:
-    """What the model calls of one rollout came to.
-
-    Attributes:
-        calls: answered calls; a call that was asked for again counts once.
-        prompt_tokens: tokens read, over all calls.
-        completion_tokens: tokens produced.
-        total_tokens: the provider's totals.
-        uncounted: answered calls whose tokens the provider did not report.
-        cost_usd: the cost of all calls; None as soon as the cost of one is not known.
-        model_latency_s: how long each call took at the provider, in seconds.
-        requests: calls that arrived here at all, whatever became of them.
-        cut_off_since: when the first call began whose client went away before it had its answer, in
-            seconds of the monotonic clock; None when no client did.
-        last_error: the failure of the latest call, None when it was answered.
-        finish_reasons: how many answered calls ended with each finish reason.
-        report: the trajectory report for the acknowledgement of a callback; None without calls.
-    """
+    """What the model calls of one rollout came to."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -132,17 +116,7 @@ class Delivery:
 
 
 class Call:
-    """One model call of a rollout.
-
-    Args:
-        index: its number within the rollout, from 0.
-        digest: of the request's bytes.
-
-    Attributes:
-        request: the request's bytes, as long as the conversation may be asked for.
-        recorded: its agent asked for that.
-        draft: the chunks of a stream that is not complete yet.
-    """
+    """One model call of a rollout."""
 
     def __init__(self, index: int, digest: bytes) -> None:
         self.index = index
@@ -179,12 +153,7 @@ class Call:
 
 @dataclass
 class CallMetrics:
-    """The facts of one answered call; token ids and logprobs where the endpoint gave them.
-
-    Attributes:
-        latency_s: how long the try that was answered took.
-        ended_at: when it was answered; it began ``latency_s`` before.
-    """
+    """The facts of one answered call; token ids and logprobs where the endpoint gave them."""
 
     usage: TokenUsage | None = None
     cost_usd: float | None = None
@@ -261,12 +230,7 @@ class RolloutCalls:
         self._last_begun: Call | None = None
 
     def earlier(self, content: bytes, *, is_retry: bool) -> tuple[bytes, Call | None]:
-        """Find the call that this request repeats, if it repeats one.
-
-        Args:
-            content: the request's bytes.
-            is_retry: the client says it sends this request again.
-        """
+        """Find the call that this request repeats, if it repeats one."""
         digest = hashlib.blake2b(content, digest_size=16).digest()
         calls = [call for call in self._by_digest.get(digest, ()) if not call.failed]
         for call in calls:
@@ -277,13 +241,7 @@ class RolloutCalls:
     def begin(
         self, digest: bytes, content: bytes = b"", *, recorded: bool = False, most: int = MOST_KEPT_BYTES
     ) -> Call:
-        """Count a new call. One that failed is made again under its own number.
-
-        Args:
-            digest: of the request's bytes.
-            content: these bytes: kept until the next call, unless they are more than ``most``.
-            recorded: keep them until a later call that is to be recorded is answered, however many they are.
-        """
+        """Count a new call."""
         index = self._freed_indices.pop(digest, None)
         if index is None:
             index, self._next_index = self._next_index, self._next_index + 1

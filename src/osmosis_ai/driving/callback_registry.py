@@ -74,10 +74,7 @@ def duplicate_callback_payload(first: BaseModel, second: BaseModel) -> bool:
 
 @dataclass(slots=True)
 class _Session:
-    """A registered rollout until it is discarded.
-
-    ``attempt`` is what a running commit is about to make final; ``result`` is what became final.
-    """
+    """A registered rollout until it is discarded."""
 
     arrival: asyncio.Future[TerminalCallbackResult]
     completion: RolloutCompleteRequest | None = None
@@ -88,15 +85,7 @@ class _Session:
 
 
 class CallbackStore:
-    """Rendezvous of callbacks and waiters, by rollout id.
-
-    Args:
-        on_terminal_commit: makes a terminal durable. Runs at most once for each accepted terminal;
-            a mapping it returns replaces the acknowledgement ``{"ok": true}``; when it raises, the
-            terminal is not accepted.
-        acknowledge_completion: gives the acknowledgement of the workflow's end, by rollout id; must not
-            raise. ``{"ok": true}`` when there is none.
-    """
+    """Rendezvous of callbacks and waiters, by rollout id."""
 
     def __init__(
         self,
@@ -110,21 +99,13 @@ class CallbackStore:
         self._finished = FinishedRollouts()
 
     async def register(self, rollout_id: str) -> None:
-        """Expect callbacks for a rollout; call it before dispatching it.
-
-        Raises:
-            DuplicateRegistrationError: when the id is registered or was finished before.
-        """
+        """Expect callbacks for a rollout; call it before dispatching it."""
         if rollout_id in self._sessions or rollout_id in self._finished:
             raise DuplicateRegistrationError(f"rollout id {rollout_id!r} was registered before")
         self._sessions[rollout_id] = _Session(asyncio.get_running_loop().create_future())
 
     async def handle_completion(self, rollout_id: str, request: RolloutCompleteRequest) -> Acknowledgment:
-        """Remember how the workflow ended; this alone never ends a rollout.
-
-        Raises:
-            UnknownRolloutIdError: when the id is not known.
-        """
+        """Remember how the workflow ended; this alone never ends a rollout."""
         session = self._sessions.get(rollout_id)
         if session is None:
             finished = self._finished_rollout(rollout_id)
@@ -139,12 +120,7 @@ class CallbackStore:
         return self._acknowledge_completion(rollout_id) if self._acknowledge_completion else accepted()
 
     async def handle_grader(self, rollout_id: str, request: GraderCompleteRequest) -> Acknowledgment:
-        """Commit the grader's result, or join the commit under way, and return the acknowledgement.
-
-        Raises:
-            UnknownRolloutIdError: when the id is not known.
-            Exception: whatever the commit hook raised; the result is not durable then.
-        """
+        """Commit the grader's result, or join the commit under way, and return the acknowledgement."""
         session = self._sessions.get(rollout_id)
         if session is None:
             finished = self._finished_rollout(rollout_id)
@@ -159,12 +135,7 @@ class CallbackStore:
     async def finalize_timeout(
         self, rollout_id: str, acknowledgment: Acknowledgment | None = None
     ) -> TerminalCallbackResult:
-        """Try to end the rollout as timed out; return the terminal that won.
-
-        Raises:
-            UnknownRolloutIdError: when the id is not registered.
-            Exception: whatever the commit hook raised.
-        """
+        """Try to end the rollout as timed out; return the terminal that won."""
         session = self._session(rollout_id)
         return await self._reach_terminal(rollout_id, session, "timeout", acknowledgment=acknowledgment)
 
@@ -174,11 +145,7 @@ class CallbackStore:
         source: TerminalSource = "cancelled",
         acknowledgment: Acknowledgment | None = None,
     ) -> TerminalCallbackResult:
-        """End the rollout without the commit hook, unless a commit under way wins; return the winner.
-
-        Raises:
-            UnknownRolloutIdError: when the id is not registered.
-        """
+        """End the rollout without the commit hook, unless a commit under way wins; return the winner."""
         session = self._session(rollout_id)
         while session.commit is not None:
             await asyncio.wait({session.commit})
@@ -194,15 +161,7 @@ class CallbackStore:
         return ended
 
     async def wait_terminal(self, rollout_id: str) -> TerminalCallbackResult:
-        """Wait for the rollout's terminal; a commit that fails and is tried again is waited for.
-
-        A caller that comes after :meth:`discard` gets the terminal of the commit under way, or the accepted one
-        without its payloads.
-
-        Raises:
-            UnknownRolloutIdError: when the id is not known.
-            asyncio.CancelledError: when the rollout is discarded meanwhile.
-        """
+        """Wait for the rollout's terminal; a commit that fails and is tried again is waited for."""
         session = self._sessions.get(rollout_id)
         if session is None:
             finished = self._finished_rollout(rollout_id)
@@ -214,10 +173,7 @@ class CallbackStore:
         return await asyncio.shield(session.arrival)
 
     async def discard(self, rollout_id: str) -> None:
-        """Forget a rollout's payloads; its waiter is cancelled, a commit under way is not.
-
-        A terminal that was accepted keeps answering late callbacks. Unknown ids are ignored.
-        """
+        """Forget a rollout's payloads; its waiter is cancelled, a commit under way is not."""
         session = self._sessions.get(rollout_id)
         if session is None:
             return
@@ -328,11 +284,7 @@ class FinishedRollout:
         completion: BaseModel | None,
         grader: BaseModel | None,
     ) -> FinishedRollout:
-        """Condense a terminal.
-
-        Raises:
-            TypeError: when the acknowledgement cannot be encoded as JSON.
-        """
+        """Condense a terminal."""
         # A copy of the exact size: orjson's own result keeps the kilobytes of its write buffer.
         encoded = bytes(memoryview(orjson.dumps(acknowledgment, option=orjson.OPT_SERIALIZE_NUMPY)))
         return cls(
@@ -349,12 +301,7 @@ class FinishedRollout:
 
 
 class FinishedRollouts:
-    """The most recently finished rollouts by id.
-
-    Args:
-        max_rollouts: how many ids are remembered.
-        max_bytes: how many bytes of acknowledgements are remembered.
-    """
+    """The most recently finished rollouts by id."""
 
     def __init__(
         self,

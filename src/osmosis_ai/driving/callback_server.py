@@ -64,11 +64,7 @@ class HasRoutes(Protocol):
 
 
 def create_callback_app(store: CallbackStore, *, auth_token: str) -> web.Application:
-    """Return the application that takes callbacks into ``store``.
-
-    Raises:
-        ValueError: when the token is blank.
-    """
+    """Return the application that takes callbacks into ``store``."""
     token = _checked_token(auth_token, "auth_token")
     guard = functools.partial(_authenticated, auth_token=token, refuse=_refuse_callback)
     app = web.Application(client_max_size=MAX_BODY_BYTES)
@@ -86,13 +82,7 @@ def create_callback_app(store: CallbackStore, *, auth_token: str) -> web.Applica
 
 @dataclass(frozen=True)
 class CallbackAddress:
-    """Where agents on other machines find this process.
-
-    Attributes:
-        host: the name or address that they use.
-        listen: the address to listen on; ``host`` itself by default.
-        ports: the ports to choose from, the first and the last; any free one by default.
-    """
+    """Where agents on other machines find this process."""
 
     host: str = LOOPBACK
     listen: str = ""
@@ -100,11 +90,7 @@ class CallbackAddress:
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> CallbackAddress:
-        """Return what the operator of this machine has set.
-
-        Raises:
-            OsmosisError: a variable holds no usable value.
-        """
+        """Return what the operator of this machine has set."""
         given = env.get("OSMOSIS_BRIDGE_PORTS", "").strip()
         first, dash, last = given.partition("-")
         numbers = (first, last if dash else first)
@@ -115,11 +101,7 @@ class CallbackAddress:
         return cls(host, env.get("OSMOSIS_BRIDGE_LISTEN", "").strip(), ports)
 
     def socket(self) -> socket.socket:
-        """Listen on the first port that is free.
-
-        Raises:
-            OsmosisError: there is none, or the address is not this machine's.
-        """
+        """Listen on the first port that is free."""
         listen = self.listen or self.host
         family = socket.AF_INET6 if ":" in listen else socket.AF_INET
         reason = "no port is given"
@@ -140,21 +122,7 @@ class CallbackAddress:
 
 
 class CallbackListener:
-    """Serves a callback store, and a bridge if there is one; an async context manager.
-
-    It can be started again after a stop or a failed start.
-
-    Args:
-        store: takes the callbacks.
-        auth_token: the bearer token of the callbacks.
-        bridge: serves the agents' model calls.
-        bridge_token: the bearer token of the model calls.
-        agents: serves agents elsewhere, on routes that guard themselves; nothing else is served then.
-        address: where those agents find it.
-
-    Raises:
-        ValueError: when a token is blank, or a bridge comes without one.
-    """
+    """Serves a callback store, and a bridge if there is one; an async context manager."""
 
     def __init__(
         self,
@@ -175,12 +143,7 @@ class CallbackListener:
         self._port: int | None = None
 
     async def start(self) -> None:
-        """Listen: on a free loopback port, or where the agents find it.
-
-        Raises:
-            RuntimeError: when it is listening already.
-            OsmosisError: when no socket can be had.
-        """
+        """Listen: on a free loopback port, or where the agents find it."""
         if self._runner is not None:
             raise RuntimeError("the callback listener is running")
         runner = web.AppRunner(
@@ -203,11 +166,7 @@ class CallbackListener:
 
     @property
     def port(self) -> int:
-        """Its port.
-
-        Raises:
-            RuntimeError: when it is not listening.
-        """
+        """Its port."""
         if self._port is None:
             raise RuntimeError("the callback listener is not running")
         return self._port
@@ -239,11 +198,7 @@ class CallbackListener:
 
     @property
     def base_url(self) -> str:
-        """Where it is found, ``http://127.0.0.1:<port>`` unless an address was given.
-
-        Raises:
-            RuntimeError: when it is not listening.
-        """
+        """Where it is found, ``http://127.0.0.1:<port>`` unless an address was given."""
         port, host = self.port, self._address.host
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 

@@ -28,15 +28,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 def keep_called_conversation(
     home: Path, call: LastCall, *, row: DatasetRow, told: Mapping[str, Any], report: Mapping[str, Any] | None
 ) -> None:
-    """Write the conversation of an attempt that left none; what fails is logged, never raised.
-
-    Args:
-        home: the attempt's directory, called by its rollout's id.
-        call: its last model call.
-        row: that it was made on.
-        told: what its rollout was told of its place in the run.
-        report: what its calls came to.
-    """
+    """Write the conversation of an attempt that left none; what fails is logged, never raised."""
     try:
         content = _conversation(home.name, call, row, told, report)
         if content is not None:
@@ -53,11 +45,7 @@ def _conversation(
     told: Mapping[str, Any],
     report: Mapping[str, Any] | None,
 ) -> bytes | None:
-    """Return the trajectory (ATIF) as the last model call has it; None where nothing was said.
-
-    Raises:
-        ValueError: it can not be told as a trajectory.
-    """
+    """Return the trajectory (ATIF) as the last model call has it; None where nothing was said."""
     from osmosis_ai.rollout.trajectory.archive import encode_trajectory
     from osmosis_ai.rollout.trajectory.conversion import convert_sample_to_trajectory
     from osmosis_ai.rollout.trajectory.report import TrajectoryReport
@@ -79,11 +67,7 @@ def _conversation(
 
 
 def _leave(home: Path, content: bytes) -> None:
-    """Write the trajectory, unless the attempt's own is there or about to be.
-
-    Raises:
-        OSError: the disk, or what lies there, does not let it.
-    """
+    """Write the trajectory, unless the attempt's own is there or about to be."""
     home.mkdir(exist_ok=True)
     folder = os.open(home, _FOLDER)
     try:

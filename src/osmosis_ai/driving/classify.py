@@ -79,12 +79,7 @@ class Verdict:
 
 
 def classify(terminal: TerminalCallbackResult, model_error: ModelCallError | None = None) -> Verdict:
-    """Return the verdict on a terminal result.
-
-    Args:
-        terminal: the callbacks of the rollout, or that they did not come in time.
-        model_error: the failure that the rollout's last model call ended with, if it did.
-    """
+    """Return the verdict on a terminal result."""
     if terminal.source == "timeout":
         return failed(
             "callback_timeout", "rollout_server", "the rollout's server did not report back in time"

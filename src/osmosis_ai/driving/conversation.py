@@ -37,12 +37,7 @@ class LastCall:
 
 
 def conversation(request: bytes, pieces: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Return the messages of a call, its answer last.
-
-    Args:
-        request: the request's body.
-        pieces: the answer, one JSON object or server-sent events; none where it was not answered.
-    """
+    """Return the messages of a call, its answer last."""
     body = loads(request)
     sent = body.get("messages")
     messages = [message for message in sent if isinstance(message, dict)] if isinstance(sent, list) else []

@@ -26,12 +26,7 @@ StopKind = Literal["interrupted", "budget", "fault"]
 
 
 def choose_limit(*, max_in_flight: int | None, batch_size: int | None, capacity: int | None) -> int:
-    """Return how many rollouts run at once: what the user asks for, within what the server can take.
-
-    Args:
-        max_in_flight: the option; wins over ``batch_size``, the config's wish.
-        capacity: what the rollout's server runs at once; None when it has no limit or does not say.
-    """
+    """Return how many rollouts run at once: what the user asks for, within what the server can take."""
     wished = max_in_flight or batch_size
     if capacity is None:
         return wished or DEFAULT_IN_FLIGHT
@@ -40,13 +35,7 @@ def choose_limit(*, max_in_flight: int | None, batch_size: int | None, capacity:
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a run ended with work left.
-
-    Attributes:
-        kind: the user's interruption, a spent budget, or a fault of the infrastructure.
-        reason: one sentence.
-        error: the fault itself.
-    """
+    """Why a run ended with work left."""
 
     kind: StopKind
     reason: str
@@ -54,15 +43,7 @@ class Stop:
 
 
 class Dispatcher(Generic[Item]):
-    """Runs ``attempt`` on every item of a stream.
-
-    Args:
-        items: the stream, each an object of its own; read item by item, when one can start.
-        attempt: returns whether the item is finished; False gives it back. What it raises is a fault.
-        limit: attempts in flight at most; :meth:`narrow` lets fewer start for a while.
-        gate: asked before each start; a reason closes the gate for good.
-        spare: how many more may be under way than count, at most.
-    """
+    """Runs ``attempt`` on every item of a stream."""
 
     def __init__(
         self,

@@ -80,8 +80,4 @@ class RolloutDriver(ABC):
 
     @abstractmethod
     async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
-        """Run one rollout to its terminal result.
-
-        Cancelling the call cancels the rollout as far as its server can. What the rollout itself
-        did wrong is in the outcome; an exception means that the transport or the server failed.
-        """
+        """Run one rollout to its terminal result."""

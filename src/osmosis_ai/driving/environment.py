@@ -41,15 +41,7 @@ _LAYOUT = "1"
 
 @dataclass(frozen=True)
 class RolloutEnvironment:
-    """Where a rollout runs.
-
-    Attributes:
-        python: its interpreter.
-        kind: whether this is the interpreter that runs now or one uv built.
-        note: a sentence for the run's plan.
-        lock_sha256: of the ``uv.lock`` whose versions it has; None where there is none, or it is not used.
-        places: the directories without which it does not run.
-    """
+    """Where a rollout runs."""
 
     python: Path
     kind: Literal["running-interpreter", "uv"]
@@ -64,11 +56,7 @@ class RolloutEnvironment:
 
 
 def running_environment(why: str) -> RolloutEnvironment:
-    """Return the environment of this very process.
-
-    Args:
-        why: ends the sentence for the run's plan.
-    """
+    """Return the environment of this very process."""
     return _running(f"the running Python {platform.python_version()}, {why}")
 
 
@@ -80,18 +68,7 @@ def _running(summary: str) -> RolloutEnvironment:
 def prepare_environment(
     rollout_dir: Path, *, cache_dir: Path, note: Note, sandbox: Sandbox | None = None
 ) -> RolloutEnvironment:
-    """Find or build the environment of a rollout; blocking, for minutes where packages are fetched.
-
-    Args:
-        rollout_dir: the rollout's directory.
-        cache_dir: where built environments are kept.
-        note: called with sentences about what is ignored and what takes time.
-        sandbox: holds uv and the build back ends that it starts back: building is running code of others.
-
-    Raises:
-        OsmosisError: when ``pyproject.toml`` cannot be read, uv is needed and missing, no installed
-            Python fits, or the dependencies cannot be installed (with uv's reason).
-    """
+    """Find or build the environment of a rollout; blocking, for minutes where packages are fetched."""
     rollout_dir, cache_dir = rollout_dir.resolve(), cache_dir.resolve()
     running = f"the running Python {platform.python_version()}"
     project = read_project(rollout_dir)
@@ -232,10 +209,7 @@ class _UvEnvironment:
         return Uv(self._uv.path, Containment(sandbox, writable=(scratch, cache), cache=cache))
 
     def _export_lock(self, uv: Uv, python: Path, scratch: Path) -> Path:
-        """Write the locked versions as constraints, without the SDK and what only it brought along.
-
-        As constraints, not requirements: what was added to ``pyproject.toml`` since is still installed.
-        """
+        """Write the locked versions as constraints, without the SDK and what only it brought along."""
         exported = scratch / "locked.txt"
         omitted = [f"--no-emit-package={name}" for name in sorted(self._project.sources)]
         uv.run(

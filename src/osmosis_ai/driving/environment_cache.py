@@ -25,27 +25,13 @@ _UNFINISHED = ".building-"
 
 
 class EnvironmentCache:
-    """A directory of virtual environments.
-
-    Args:
-        directory: created when missing.
-    """
+    """A directory of virtual environments."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def get(self, key: str, build: Callable[[Path, Path], None], *, on_wait: Callable[[], None]) -> Path:
-        """Return the environment of a key, built first if need be.
-
-        Args:
-            key: stands for the environment's whole content; a file name.
-            build: called with a scratch directory and the path in it where the environment belongs;
-                the environment must be relocatable.
-            on_wait: called when another process is building this environment.
-
-        Raises:
-            Exception: whatever ``build`` raises; nothing is left behind then.
-        """
+        """Return the environment of a key, built first if need be."""
         lock = self._lock_of(key)
         try:
             lock.acquire(timeout=0)

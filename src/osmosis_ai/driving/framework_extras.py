@@ -32,13 +32,7 @@ _MOST_FILES = 300
 
 @dataclass(frozen=True)
 class FrameworkImport:
-    """Where a rollout's code imports the integration of a framework.
-
-    Attributes:
-        extra: the SDK's extra that brings the framework.
-        file: the file, relative to the rollout's directory.
-        line: the line in it.
-    """
+    """Where a rollout's code imports the integration of a framework."""
 
     extra: str
     file: str
@@ -47,13 +41,7 @@ class FrameworkImport:
 
 @dataclass(frozen=True)
 class MissingFramework:
-    """A framework that the code imports and will not find.
-
-    Attributes:
-        where: the import.
-        problem: what is wrong with it; goes on after its place.
-        hint: what mends it.
-    """
+    """A framework that the code imports and will not find."""
 
     where: FrameworkImport
     problem: str
@@ -61,17 +49,7 @@ class MissingFramework:
 
 
 def undeclared_framework(rollout_dir: Path, entrypoint: str) -> MissingFramework | None:
-    """Return the first framework that the code imports and its project does not ask for.
-
-    None also where it cannot be told: without a project, or where its dependencies are dynamic.
-
-    Args:
-        rollout_dir: the rollout's directory.
-        entrypoint: its script, relative to that.
-
-    Raises:
-        OsmosisError: ``pyproject.toml`` cannot be read.
-    """
+    """Return the first framework that the code imports and its project does not ask for."""
     project = read_project(rollout_dir)
     if project is None or project.is_dynamic:
         return None
@@ -88,14 +66,7 @@ def undeclared_framework(rollout_dir: Path, entrypoint: str) -> MissingFramework
 
 
 def require_frameworks(rollout_dir: Path, entrypoint: str) -> str | None:
-    """Check, before an environment is built or a server started, that the code's frameworks will be there.
-
-    Returns:
-        A sentence about one that is there, but would not be elsewhere; None when all is in order.
-
-    Raises:
-        OsmosisError: one will not, with its place in the code and what mends it; or ``pyproject.toml`` cannot be read.
-    """
+    """Check, before an environment is built or a server started, that the code's frameworks will be there."""
     project = read_project(rollout_dir)
     runs_here = project is None or not unmet_requirements(project)
     undeclared = undeclared_framework(rollout_dir, entrypoint)

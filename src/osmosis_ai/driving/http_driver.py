@@ -39,11 +39,7 @@ _JSON_HEADERS = {"Content-Type": "application/json"}
 
 
 class RolloutProtocolError(OsmosisError):
-    """The rollout server answered something the protocol does not know.
-
-    Attributes:
-        status_code: HTTP status of the reply.
-    """
+    """The rollout server answered something the protocol does not know."""
 
     default_code = "PLATFORM_ERROR"
 
@@ -53,13 +49,7 @@ class RolloutProtocolError(OsmosisError):
 
 
 class CallbackRolloutDriver(RolloutDriver):
-    """Runs rollouts whose ends arrive in a :class:`CallbackStore`, whoever reports them and how.
-
-    Args:
-        callback_store: where they arrive.
-        http_client: an open session to use; by default the driver opens one and owns it.
-        callback_timeout_s: seconds from admission to the end; None waits for ever.
-    """
+    """Runs rollouts whose ends arrive in a :class:`CallbackStore`, whoever reports them and how."""
 
     def __init__(
         self,
@@ -74,15 +64,7 @@ class CallbackRolloutDriver(RolloutDriver):
         self._callback_timeout_s = callback_timeout_s
 
     async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
-        """Run one rollout to its terminal result.
-
-        Raises:
-            ValueError: when the request has no rollout id.
-            DuplicateRegistrationError: when the id was used before.
-            RolloutProtocolError: when the server refuses the rollout for anything but being full.
-            aiohttp.ClientError, TimeoutError: when the server cannot be reached.
-            Exception: whatever the store's commit hook raised for a timeout.
-        """
+        """Run one rollout to its terminal result."""
         rollout_id = request.rollout_id
         if not rollout_id:
             raise ValueError("a rollout needs an id")
@@ -141,23 +123,7 @@ class CallbackRolloutDriver(RolloutDriver):
 
 
 class HttpRolloutDriver(CallbackRolloutDriver):
-    """Runs rollouts on one rollout server whose callbacks arrive in a :class:`CallbackStore`.
-
-    Args:
-        rollout_base_url: address of the rollout server, ``http://host:port`` or that of a socket
-            (:mod:`osmosis_ai.supervision.server_address`).
-        callback_store: where the server's callbacks arrive.
-        completion_url_for: rollout id -> URL of the completion callback.
-        grader_url_for: rollout id -> URL of the grader callback.
-        chat_completions_url_for: rollout id -> OpenAI base URL of the model.
-        chat_api_key: the agent's key for the model.
-        controller_api_key: the server's key for the callbacks.
-        http_client: an open session to use; by default the driver opens one and owns it.
-        callback_timeout_sec: seconds from admission to the terminal callback; None waits for ever.
-
-    Raises:
-        ValueError: when the controller's key is blank.
-    """
+    """Runs rollouts on one rollout server whose callbacks arrive in a :class:`CallbackStore`."""
 
     def __init__(
         self,

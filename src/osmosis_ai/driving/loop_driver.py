@@ -43,15 +43,7 @@ _ACCEPTED = (200, 201, 202)
 
 
 class LoopRolloutDriver(CallbackRolloutDriver):
-    """Runs rollouts on a served agent.
-
-    Args:
-        agent: where it is; told when it cannot be reached, and which rollouts it has.
-        endpoints: what it calls back.
-        callback_store: where its completions arrive.
-        server_url: where it finds the endpoints.
-        callback_timeout_s: seconds from admission to its completion.
-    """
+    """Runs rollouts on a served agent."""
 
     def __init__(
         self,
@@ -85,11 +77,7 @@ class LoopRolloutDriver(CallbackRolloutDriver):
             raise RolloutProtocolError(said, status_code=422) from None
 
     async def _await_terminal(self, rollout_id: str) -> TerminalCallbackResult:
-        """Wait for the rollout's end.
-
-        Raises:
-            ConnectionError: the agent gave the rollout up, because it was told to end.
-        """
+        """Wait for the rollout's end."""
         terminal = asyncio.ensure_future(super()._await_terminal(rollout_id))
         given_up = asyncio.ensure_future(self._endpoints.wait_cancelled(rollout_id))
         try:
@@ -108,12 +96,7 @@ class LoopRolloutDriver(CallbackRolloutDriver):
         self._endpoints.close(rollout_id)
 
     async def _accepted(self, body: bytes) -> Any:
-        """Post an admission until it is accepted, and return the reply.
-
-        Raises:
-            RolloutProtocolError: it is refused.
-            aiohttp.ClientError, OSError, TimeoutError: the agent cannot be reached, or was full for too long.
-        """
+        """Post an admission until it is accepted, and return the reply."""
         import aiohttp
 
         failures, deadline = 0, time.monotonic() + self._patience_s

@@ -83,13 +83,7 @@ class _OpenRollout:
 
 
 class LoopEndpoints:
-    """Serves the two paths of the agent-loop line, for as many rollouts as are open.
-
-    Args:
-        store: learns how rollouts ended.
-        bridge: answers the model calls; rollouts are opened and closed in it by whoever makes the attempts.
-        artifact_root: conversations are kept there, as the server of other rollouts keeps them; None keeps none.
-    """
+    """Serves the two paths of the agent-loop line, for as many rollouts as are open."""
 
     def __init__(
         self, store: CallbackStore, bridge: RolloutBridge[Any], *, artifact_root: Path | None = None
@@ -102,11 +96,7 @@ class LoopEndpoints:
         self._ended: OrderedDict[bytes, str] = OrderedDict()
 
     def open(self, request: RolloutRunRequest) -> str:
-        """Expect the calls of a rollout, and return the key that they must show.
-
-        Raises:
-            ValueError: the rollout is open already.
-        """
+        """Expect the calls of a rollout, and return the key that they must show."""
         rollout_id = request.rollout_id
         if rollout_id in self._keys:
             raise ValueError(f"rollout {rollout_id!r} is open already")
@@ -258,11 +248,7 @@ def _archive(
 
 
 async def _prepare(opened: _OpenRollout, body: dict[str, Any]) -> tuple[str, ...]:
-    """Make the call of a served agent one for a model; return what in it nobody asked for.
-
-    Raises:
-        RefusedCallError: it is for another rollout, or the agent never accepted this one.
-    """
+    """Make the call of a served agent one for a model; return what in it nobody asked for."""
     if body.pop("rollout_id", opened.rollout_id) != opened.rollout_id:
         raise RefusedCallError(
             404, "there is no rollout of this id that the key belongs to", "rollout_not_found"

@@ -38,11 +38,7 @@ LIMITS: tuple[LimitName, ...] = get_args(LimitName)
 
 
 class LimitedBy(BaseModel):
-    """What held a session back, as shares of the time it had rollouts in flight.
-
-    ``provider``: it waited for the model. ``rate_limit``: calls waited because the provider refused some for
-    their rate. ``this_machine``: the engine or the rollout's server was late, or computed all the time.
-    """
+    """What held a session back, as shares of the time it had rollouts in flight."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -53,16 +49,7 @@ class LimitedBy(BaseModel):
 
 
 class Pace:
-    """The number of rollouts that may be in flight, between :data:`LEAST` and a ceiling.
-
-    An agent's client gives up on its own clock, however late the event loops between it and the model
-    are. So a machine that is late gets less to do before its rollouts fail, and nobody has to know
-    beforehand how many it can take.
-
-    Args:
-        ceiling: what the user and the rollout's server allow.
-        clock: seconds, monotonic.
-    """
+    """The number of rollouts that may be in flight, between :data:`LEAST` and a ceiling."""
 
     def __init__(self, ceiling: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.ceiling = ceiling
@@ -126,14 +113,7 @@ class WatchedServer(Protocol):
 
 
 class MachineWatch:
-    """Follows the lag of engine and rollout servers while rollouts are dispatched.
-
-    Args:
-        engine: how this process's event loop does.
-        servers: the run's; each has a pace of its own, which the engine's lag slows, too.
-        rate_limited: whether the provider's rate limit holds calls back now.
-        clock: seconds, monotonic.
-    """
+    """Follows the lag of engine and rollout servers while rollouts are dispatched."""
 
     def __init__(
         self,

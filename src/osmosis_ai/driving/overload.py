@@ -44,15 +44,7 @@ def suspected_since(
     ended: float,
     agent_timeout_s: float | None,
 ) -> float | None:
-    """Return from when on a late machine would explain a failure; None where nothing of the kind would.
-
-    Args:
-        terminal: what the server reported.
-        usage: what arrived of the attempt's model calls.
-        started: when it was dispatched, in seconds of the monotonic clock.
-        ended: when its report came.
-        agent_timeout_s: the agent's own deadline.
-    """
+    """Return from when on a late machine would explain a failure; None where nothing of the kind would."""
     completion = terminal.completion
     category = completion.err_category.value if completion and completion.err_category else None
     if category not in _CLIENT_FAILURES or usage.last_error is not None:

@@ -35,16 +35,7 @@ SERVER_EXTRA = "server"
 
 @dataclass(frozen=True)
 class RolloutProject:
-    """The parts of a rollout's ``pyproject.toml`` that decide about its environment.
-
-    Attributes:
-        requires_python: the Python versions it runs on; empty means any.
-        dependencies: its requirements, the SDK's among them.
-        is_dynamic: only the project's build backend knows the requirements.
-        sources: names that ``[tool.uv.sources]`` takes from elsewhere than an index.
-        local_sources: names that come from a file or directory of this machine.
-        can_be_copied: a copy of the project's directory alone resolves to the same.
-    """
+    """The parts of a rollout's ``pyproject.toml`` that decide about its environment."""
 
     requires_python: SpecifierSet
     dependencies: tuple[Requirement, ...]
@@ -66,11 +57,7 @@ class RolloutProject:
 
 
 def read_project(rollout_dir: Path) -> RolloutProject | None:
-    """Read a rollout's ``pyproject.toml``; None when there is none.
-
-    Raises:
-        OsmosisError: when it is not TOML, or a requirement is not one; names file and line or entry.
-    """
+    """Read a rollout's ``pyproject.toml``; None when there is none."""
     path = rollout_dir / "pyproject.toml"
     try:
         document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))

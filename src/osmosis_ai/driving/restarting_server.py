@@ -44,8 +44,9 @@ class Driver(Protocol):
 
 
 class KeptServer(Protocol):
-    """What is kept running: a process of ours (:class:`osmosis_ai.driving.server_process.RolloutServer`), or an agent
-    that is served elsewhere and waited for (:class:`osmosis_ai.driving.served_agent.ServedAgent`)."""
+    """What is kept running: a process of ours (:class:`osmosis_ai.driving.server_process.RolloutServer`), or
+    an agent that is served elsewhere and waited for
+    (:class:`osmosis_ai.driving.served_agent.ServedAgent`)."""
 
     @property
     def base_url(self) -> str:
@@ -72,11 +73,7 @@ class KeptServer(Protocol):
 
 
 class AttemptLostError(Exception):
-    """The attempt will never report back; nothing is known of its outcome.
-
-    Attributes:
-        death: how the server went down with it; None when only a connection failed.
-    """
+    """The attempt will never report back; nothing is known of its outcome."""
 
     def __init__(self, reason: str, *, death: OsmosisError | None) -> None:
         super().__init__(reason)
@@ -95,17 +92,8 @@ class _Generation:
 
 
 class RestartingRolloutServer:
-    """Runs rollouts on a server that is started again when it dies; an async context manager, made on its event loop.
-
-    Args:
-        server: not yet started.
-        connect: a driver for the server at a base URL.
-        note: told, in a sentence, of every death and restart.
-        changed: told that the server came, went, or will not come again.
-
-    Attributes:
-        end: why there will be no server any more; None as long as there may be.
-    """
+    """Runs rollouts on a server that is started again when it dies; an async context manager, made on its
+    event loop."""
 
     def __init__(
         self,
@@ -151,11 +139,7 @@ class RestartingRolloutServer:
         await self.stop()
 
     async def start(self) -> None:
-        """Start the first server.
-
-        Raises:
-            OsmosisError: when it does not become healthy, with the end of its log.
-        """
+        """Start the first server."""
         try:
             await self._server.start()
         except OsmosisError as error:
@@ -177,13 +161,7 @@ class RestartingRolloutServer:
         self._server.made_progress()
 
     async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
-        """Run one rollout, waiting first while a server is being started.
-
-        Raises:
-            AttemptLostError: when the server died or could not be reached.
-            RolloutProtocolError: when the server refused the rollout.
-            OsmosisError: when there will be no server any more.
-        """
+        """Run one rollout, waiting first while a server is being started."""
         import aiohttp
 
         generation = await asyncio.shield(self._ready)
@@ -210,11 +188,8 @@ class RestartingRolloutServer:
     async def wait_until_ended(
         self, rollout_ids: Collection[str], *, limit_s: float = SETTLE_LIMIT_S
     ) -> frozenset[str]:
-        """Wait until the server has let go of cancelled rollouts; return those that it still has after ``limit_s``.
-
-        A backend may hold containers or machines for a rollout; ending its process at once would leave them
-        behind. A backend that knows nothing of a rollout has nothing to wait for.
-        """
+        """Wait until the server has let go of cancelled rollouts; return those that it still has after
+        ``limit_s``."""
         busy = set(rollout_ids)
         deadline = time.monotonic() + limit_s
         while True:

@@ -62,26 +62,7 @@ async def prepare_server(
     port: int | None = None,
     sandbox: Sandbox | None = None,
 ) -> tuple[RolloutEnvironment, RolloutServer]:
-    """Build a rollout's environment; return it and the rollout's server in it, not yet started.
-
-    An agent loop that is named as ``module:attribute`` needs none built: it is the user's code beside this very
-    process, and runs in this interpreter with ``rollout_dir`` as its working directory.
-
-    Args:
-        rollout_dir: the rollout's directory.
-        entrypoint: its file that serves the agent or holds an agent loop, or ``module:attribute``.
-        environ: what the server inherits; ``variables`` and ``secret_values`` are added.
-        artifact_root: where the server puts trajectories and artifacts.
-        log_path: the file that its output is appended to.
-        cache_dir: where environments are kept.
-        note: told what is ignored, what takes time, and what the environment is.
-        port: of the server; None gives it a socket.
-
-        sandbox: holds the server back, and what builds its environment.
-
-    Raises:
-        OsmosisError: the environment cannot be built or would lack a framework of the code's, or ``environ`` asks for what makes no sense.
-    """
+    """Build a rollout's environment; return it and the rollout's server in it, not yet started."""
     if names_an_attribute(entrypoint):
         environment = running_environment("which is the agent's too")
     else:
@@ -111,21 +92,8 @@ class UnknownAttemptError(RuntimeError):
 
 
 class RolloutRunner:
-    """Makes attempts on a rollout's servers, which it keeps running; an async context manager, made on its event loop.
-
-    Args:
-        bridge: serves the model to the agents, who show ``bridge_token``.
-        server: the rollout's, not yet started (:func:`prepare_server`), or an agent that is served elsewhere.
-        servers: how many like it work at once; of an agent that is served elsewhere there is one.
-        timeouts: of each attempt.
-        redact: told of the run's keys.
-        note: told, in a sentence, when the server died and when this machine is late.
-        log: takes a step, a message and details.
-        rate_limited: whether the provider's rate limit holds calls back now.
-
-    Attributes:
-        dispatched: attempts started.
-    """
+    """Makes attempts on a rollout's servers, which it keeps running; an async context manager, made on its
+    event loop."""
 
     def __init__(
         self,
@@ -183,11 +151,7 @@ class RolloutRunner:
         self.dispatched = 0
 
     async def __aenter__(self) -> Self:
-        """Listen, and start the rollout's servers.
-
-        Raises:
-            OsmosisError: when none of them becomes healthy, with the end of its log.
-        """
+        """Listen, and start the rollout's servers."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._callbacks)
             self._log("listener", "listening for callbacks", url=self._callbacks.base_url)
@@ -220,12 +184,7 @@ class RolloutRunner:
         limit: int,
         gate: Callable[[], str | None] = lambda: None,
     ) -> Dispatcher[Attempt]:
-        """Return what :meth:`run` runs: ``attempts``, at most ``limit`` of them at once.
-
-        Args:
-            results: where their results go.
-            gate: asked before each start; a reason closes the gate for good.
-        """
+        """Return what :meth:`run` runs: ``attempts``, at most ``limit`` of them at once."""
         # Those that are being written still count at the server, which must not have more than it takes.
         spare = limit if self.capacity is None else min(limit, max(0, self.capacity - limit))
         made = Dispatcher(
@@ -238,11 +197,7 @@ class RolloutRunner:
         return made
 
     async def run(self, dispatcher: Dispatcher[Attempt], *, tally: LimitTally | None = None) -> Stop | None:
-        """Make the attempts, as many at once as the machine keeps up with; return why some are left, or None.
-
-        Args:
-            tally: counts what holds them back.
-        """
+        """Make the attempts, as many at once as the machine keeps up with; return why some are left, or None."""
         servers = self._servers
         servers.share_out(dispatcher.limit)
         servers.on_change = lambda: dispatcher.narrow(servers.allowed)
@@ -263,11 +218,7 @@ class RolloutRunner:
             await asyncio.gather(*recordings, return_exceptions=True)
 
     async def run_all(self, attempts: Sequence[Attempt], results: AttemptResults) -> None:
-        """Make all ``attempts``, as many at once as the server takes.
-
-        Raises:
-            OsmosisError: when there is no rollout server any more.
-        """
+        """Make all ``attempts``, as many at once as the server takes."""
         limit = choose_limit(max_in_flight=None, batch_size=len(attempts), capacity=self.capacity)
         stop = await self.run(self.dispatcher(iter(attempts), results, limit=limit))
         if stop is not None:

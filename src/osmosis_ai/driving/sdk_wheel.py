@@ -43,11 +43,7 @@ class SdkContent:
         return f"{PACKAGE}-{self.version}-py3-none-any.whl"
 
     def write_wheel(self, target_dir: Path) -> Path:
-        """Write the wheel into a directory, unless it is there; return its path.
-
-        Raises:
-            OSError: when the directory cannot be written.
-        """
+        """Write the wheel into a directory, unless it is there; return its path."""
         path = target_dir / self.wheel_name
         if not path.exists():
             archive = io.BytesIO()
@@ -61,11 +57,7 @@ class SdkContent:
 
 
 def read_sdk_content() -> SdkContent:
-    """Read what the wheel will contain.
-
-    Raises:
-        OsmosisError: when the running package is not installed, so that it has no metadata.
-    """
+    """Read what the wheel will contain."""
     try:
         distribution = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:

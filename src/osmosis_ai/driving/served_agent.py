@@ -97,11 +97,7 @@ async def _ask(
 
 
 async def read_bounded(reply: aiohttp.ClientResponse) -> bytes:
-    """Return a reply's bytes.
-
-    Raises:
-        ValueError: there are more than :data:`MAX_REPLY_BYTES`.
-    """
+    """Return a reply's bytes."""
     pieces, size = [], 0
     async for piece in reply.content.iter_any():
         size += len(piece)
@@ -112,21 +108,8 @@ async def read_bounded(reply: aiohttp.ClientResponse) -> bytes:
 
 
 class ServedAgent:
-    """A served agent, as :class:`~osmosis_ai.driving.restarting_server.RestartingRolloutServer` keeps a server.
-
-    Args:
-        locate: says where it is now; asked again, in a thread, whenever it went away, because one that was started
-            again may have another key. Raises an OsmosisError for one that is not there any more.
-        name: what errors call it.
-        callback_address: where it finds the process that drives it.
-        artifact_root: where its conversations are kept; it has no access to the run's directory.
-        hint: what to do when it cannot be used.
-        poll_s: seconds between two looks at it.
-        return_limit_s: how long it may be away before there is no point in waiting.
-
-    Attributes:
-        admitted: ids of the rollouts that it has accepted and not finished.
-    """
+    """A served agent, as :class:`~osmosis_ai.driving.restarting_server.RestartingRolloutServer` keeps a
+    server."""
 
     capacity: int | None = None
 
@@ -157,11 +140,7 @@ class ServedAgent:
 
     @property
     def location(self) -> AgentLocation:
-        """Where it was last found.
-
-        Raises:
-            RuntimeError: it was not started.
-        """
+        """Where it was last found."""
         if self._location is None:
             raise RuntimeError(f"{self.name} was not looked for yet")
         return self._location
@@ -172,11 +151,7 @@ class ServedAgent:
         return self.location.address.base_url
 
     async def start(self) -> None:
-        """Find it, and make sure that it answers.
-
-        Raises:
-            OsmosisError: it does not; the error says why.
-        """
+        """Find it, and make sure that it answers."""
         self._http = open_agent_session(timeout_s=PROBE_TIMEOUT_S)
         try:
             health = await self._look()
@@ -223,14 +198,7 @@ class ServedAgent:
                 return ServedAgentError(f"{self.name} is gone: {self._last}.")
 
     async def revive(self, note: Callable[[str], None]) -> bool:
-        """Wait until it is back.
-
-        Args:
-            note: told that it is waited for.
-
-        Raises:
-            OsmosisError: it stays away, or goes away again and again.
-        """
+        """Wait until it is back."""
         self._deaths += 1
         if self._deaths > MAX_DEATHS:
             raise self._given_up(f"went away {self._deaths} times without finishing a rollout in between")

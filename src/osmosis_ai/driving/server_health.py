@@ -18,11 +18,7 @@ ANSWER_TIMEOUT_S = 5.0
 
 
 class ServerHealth:
-    """Asks rollout servers how their event loops do, one question at a time.
-
-    Args:
-        clock: seconds, monotonic.
-    """
+    """Asks rollout servers how their event loops do, one question at a time."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

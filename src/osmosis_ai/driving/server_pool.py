@@ -41,12 +41,7 @@ def several(server: RolloutServer, count: int) -> list[RolloutServer]:
 
 
 class PooledServer:
-    """One server of a run.
-
-    Attributes:
-        keeper: keeps it running.
-        pace: how many rollouts it may have under way.
-    """
+    """One server of a run."""
 
     def __init__(self, keeper: RestartingRolloutServer, *, is_asked: bool) -> None:
         self.keeper = keeper
@@ -82,18 +77,7 @@ class PooledServer:
 
 
 class ServerPool:
-    """Runs rollouts on the servers of a run; an async context manager, made on its event loop.
-
-    Args:
-        servers: not yet started.
-        connect: a driver for the server at a base URL.
-        note: told, in a sentence, of every death and restart.
-        is_asked: whether they are asked how their event loops do.
-
-    Attributes:
-        servers: each of them, also those that are done without.
-        on_change: told that one has come or gone, and with it :attr:`allowed`.
-    """
+    """Runs rollouts on the servers of a run; an async context manager, made on its event loop."""
 
     def __init__(
         self,
@@ -118,11 +102,7 @@ class ServerPool:
         self._without: set[PooledServer] = set()
 
     async def __aenter__(self) -> Self:
-        """Start the servers, all at once.
-
-        Raises:
-            OsmosisError: when none becomes healthy, with the end of its log.
-        """
+        """Start the servers, all at once."""
         try:
             ends = await asyncio.gather(
                 *(server.keeper.start() for server in self.servers), return_exceptions=True
@@ -178,13 +158,7 @@ class ServerPool:
             server.keeper.attempt_finished()
 
     async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
-        """Run one rollout where there is most room, waiting first while no server runs.
-
-        Raises:
-            AttemptLostError: when its server died or could not be reached.
-            RolloutProtocolError: when its server refused the rollout.
-            OsmosisError: when there will be no server any more.
-        """
+        """Run one rollout where there is most room, waiting first while no server runs."""
         while not self.is_up:
             if len(self._without) == len(self.servers):
                 raise self._last_end()

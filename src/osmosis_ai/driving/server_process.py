@@ -41,21 +41,7 @@ _NOT_INHERITED = ("VIRTUAL_ENV", "PYTHONHOME", "OSMOSIS_TOKEN")
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """What to start.
-
-    Attributes:
-        rollout_dir: the rollout's directory, the server's working directory.
-        entrypoint: its file, relative to ``rollout_dir``, or the ``module:attribute`` of an agent loop.
-        python: the interpreter of the rollout's environment.
-        env: the server's whole environment; what the protocol defines is added.
-        artifact_root: where the server puts trajectories and artifacts.
-        port: a port to listen on, or None for a socket.
-        log_path: the file its output is appended to, readable by its owner alone.
-        secret_values: values blotted out where the log is quoted in an error.
-        number, of: which of how many servers of a run it is; each but the first is told apart, and has
-            a log of its own.
-        sandbox: holds it back; it then writes nowhere for good but into ``artifact_root``.
-    """
+    """What to start."""
 
     rollout_dir: Path
     entrypoint: str
@@ -94,13 +80,7 @@ class CallbackDoor(Protocol):
 
 
 class RolloutServer(Service):
-    """One rollout server; an async context manager.
-
-    Args:
-        spec: what to start.
-        health_timeout_s: how long the server may take to become healthy, in seconds.
-        note: told, once, when it listens on a port although it need not.
-    """
+    """One rollout server; an async context manager."""
 
     def __init__(
         self,
@@ -127,11 +107,7 @@ class RolloutServer(Service):
 
     @property
     def base_url(self) -> str:
-        """Its address while it runs, for :func:`osmosis_ai.supervision.open_server_session`.
-
-        Raises:
-            RuntimeError: it was not started.
-        """
+        """Its address while it runs, for :func:`osmosis_ai.supervision.open_server_session`."""
         if self.address is None:
             raise RuntimeError(f"{self.spec.name} is not running")
         return self.address
@@ -146,12 +122,7 @@ class RolloutServer(Service):
         self._door = door
 
     async def start(self) -> None:
-        """Start the server and wait until it is healthy.
-
-        Raises:
-            ServiceError: when it ends, stays unhealthy, or its port belongs to another.
-            RuntimeError: when it was started before.
-        """
+        """Start the server and wait until it is healthy."""
         self.rollout.artifact_root.mkdir(parents=True, exist_ok=True)
         attempts = {"address in use": 1 if self.rollout.port else PORT_ATTEMPTS, "killed": KILLED_ATTEMPTS}
         while True:
@@ -166,11 +137,8 @@ class RolloutServer(Service):
                     raise
 
     async def death(self) -> ServiceError:
-        """Wait until it ends, or nobody can reach it any more, and explain that as an end that nobody asked for.
-
-        Raises:
-            RuntimeError: it was not started.
-        """
+        """Wait until it ends, or nobody can reach it any more, and explain that as an end that nobody asked
+        for."""
         ended = asyncio.ensure_future(super().death())
         try:
             while not (await asyncio.wait({ended}, timeout=SOCKET_LOOK_S))[0]:
@@ -333,11 +301,7 @@ def capacity_of(health: Mapping[str, Any]) -> int | None:
 
 
 def health_timeout(environ: Mapping[str, str]) -> float:
-    """Return how long a server may take to become healthy, in seconds: the user's wish, or the default.
-
-    Raises:
-        OsmosisError: when what the user set is no positive number.
-    """
+    """Return how long a server may take to become healthy, in seconds: the user's wish, or the default."""
     wished = environ.get(HEALTH_TIMEOUT_ENV, "").strip()
     if not wished:
         return HEALTH_TIMEOUT_S

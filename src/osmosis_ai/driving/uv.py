@@ -60,13 +60,7 @@ class UvInterruptedError(UvError):
 
 @dataclass(frozen=True)
 class Containment:
-    """What holds uv, and the build back ends that it starts, back.
-
-    Attributes:
-        sandbox: with all that uv reads.
-        writable: where it may write.
-        cache: its own cache, one of these.
-    """
+    """What holds uv, and the build back ends that it starts, back."""
 
     sandbox: Sandbox
     writable: tuple[Path, ...]
@@ -74,12 +68,7 @@ class Containment:
 
 
 class Uv:
-    """A uv executable.
-
-    Args:
-        path: the executable.
-        containment: what it is run in, if anything.
-    """
+    """A uv executable."""
 
     def __init__(self, path: Path, containment: Containment | None = None) -> None:
         self.path = path
@@ -106,17 +95,7 @@ class Uv:
         return cls(Path(found)) if found else None
 
     def run(self, arguments: Sequence[str], *, cwd: Path, timeout_s: float, doing: str) -> str:
-        """Run uv and return what it printed.
-
-        Args:
-            arguments: subcommand and options.
-            cwd: the directory whose uv settings apply.
-            timeout_s: seconds it may take.
-            doing: what failed when it fails, the start of a sentence.
-
-        Raises:
-            UvError: when it fails or takes too long.
-        """
+        """Run uv and return what it printed."""
         try:
             with program_start(self._command(arguments, cwd), self._environment()) as begun:
                 result = subprocess.run(
@@ -163,11 +142,7 @@ class Uv:
         return env
 
     def find_python(self, versions: SpecifierSet, *, cwd: Path) -> Path:
-        """Find an installed interpreter of one of these versions.
-
-        Raises:
-            OsmosisError: when there is none; names the versions needed and those found.
-        """
+        """Find an installed interpreter of one of these versions."""
         try:
             found = self.run(
                 ["python", "find", "--system", "--no-project", str(versions)],

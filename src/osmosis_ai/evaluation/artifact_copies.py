@@ -87,14 +87,7 @@ def copy_artifacts(
     dir_fd: int | None = None,
     left_out: ArtifactsLeftOut | None = None,
 ) -> bool:
-    """Copy the regular files below ``source`` to ``root/name`` in one step; False when there are none.
-
-    Args:
-        source: where they are.
-        root, name: where they go.
-        dir_fd: of the directory that ``source`` is in; without it, it is a path.
-        left_out: takes note of what is not copied.
-    """
+    """Copy the regular files below ``source`` to ``root/name`` in one step; False when there are none."""
     temporary = root / f".{name}.tmp"
     remove(temporary)
     left_out = ArtifactsLeftOut() if left_out is None else left_out

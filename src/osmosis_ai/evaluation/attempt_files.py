@@ -39,16 +39,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class StoredConversation:
-    """The trajectory of a sample as it lies there (ATIF), or why it does not.
-
-    Attributes:
-        content: None where there is none, or where it has more than the bytes that were asked for.
-        size: in bytes.
-        missing: why there is no content, in a sentence.
-        open: opens it where it is larger than was asked for; None where it is not.
-        whole: what has all of it where it has more than can be read: the page's download, a file of the run, a command.
-        away: of one that can not be had now and may be there, what to raise where nothing else can be shown.
-    """
+    """The trajectory of a sample as it lies there (ATIF), or why it does not."""
 
     content: bytes | None
     size: int = 0
@@ -87,17 +78,7 @@ def no_sample(
     n: int = 0,
     subject: str | None = None,
 ) -> NotFoundError:
-    """Return what to say of a sample that is not there; those that are nearest to it are its ``samples``.
-
-    Args:
-        run: its name.
-        row: that was asked for.
-        attempt: None where any of the row would have done.
-        near: places among which the nearest are.
-        rows: how many the run has; 0 where nobody knows.
-        n: how many attempts it makes on each; 0 where nobody knows.
-        subject: what the sentence begins with, where that is not the run.
-    """
+    """Return what to say of a sample that is not there; those that are nearest to it are its ``samples``."""
     asked = f"row {row}" if attempt is None else f"row {row}, attempt {attempt}"
     numbers = f"rows are numbered 0 to {rows - 1}" + (f", attempts 0 to {n - 1}" if n else "")
     without = "; this one has no result" if row < rows and (attempt or 0) < n else ""
@@ -172,11 +153,7 @@ class AttemptFiles:
         return []
 
     def open_artifact(self, path: str) -> BinaryIO:
-        """Open one of :meth:`artifacts`; the caller closes it.
-
-        Raises:
-            NotFoundError: there is none, or it is no regular file.
-        """
+        """Open one of :meth:`artifacts`; the caller closes it."""
         if name_problem(path) is None and path != RESERVED_ARTIFACT:
             for folder in self._folders():
                 try:
@@ -233,11 +210,7 @@ def _files_below(folder: Path, *, own: bool) -> list[StoredArtifact]:
 
 
 def _opened(root: Path, path: str) -> BinaryIO:
-    """Open a regular file below ``root``, no part of whose path is a link.
-
-    Raises:
-        OSError: there is none.
-    """
+    """Open a regular file below ``root``, no part of whose path is a link."""
     *folders, name = path.split("/")
     at = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

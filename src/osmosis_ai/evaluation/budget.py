@@ -24,14 +24,7 @@ _UNKEPT = ", so the budget cannot be kept"
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of a run; None is no limit.
-
-    Attributes:
-        max_cost_usd: US dollars paid to the policy's provider, and to judges where their price is known.
-        max_tokens: prompt and completion tokens of the policy and of judges.
-        max_time_s: seconds of wall-clock time, summed over all sessions of the run.
-        tokens_option: what the command calls the limit on tokens.
-    """
+    """Limits of a run; None is no limit."""
 
     max_cost_usd: float | None = None
     max_tokens: int | None = None
@@ -62,13 +55,7 @@ NOTHING = Spent(0, 0.0)
 
 
 class Spendings(NamedTuple):
-    """What all that was counted comes to: enough to go on counting from.
-
-    Attributes:
-        cost_known: whether any price was.
-        without_tokens: whether a model's endpoint did not report tokens.
-        without_cost: whether the cost of a model call was not known.
-    """
+    """What all that was counted comes to: enough to go on counting from."""
 
     tokens: int = 0
     cost_usd: float = 0.0
@@ -78,13 +65,7 @@ class Spendings(NamedTuple):
 
 
 class Spending:
-    """What a run has cost so far, measured against its budget.
-
-    Args:
-        budget: the limits.
-        earlier_s: wall-clock seconds of earlier sessions.
-        clock: a monotonic clock in seconds; this session starts now.
-    """
+    """What a run has cost so far, measured against its budget."""
 
     def __init__(
         self, budget: Budget, *, earlier_s: float = 0.0, clock: Callable[[], float] = time.monotonic
@@ -137,11 +118,7 @@ class Spending:
         return self._earlier_s + self._clock() - self._started
 
     def exhausted(self, in_flight: Callable[[], Spent] = lambda: NOTHING) -> str | None:
-        """Return why no further attempt may start, naming the option to raise; None while one may.
-
-        Args:
-            in_flight: what attempts under way have used so far; asked only under a limit on cost or tokens.
-        """
+        """Return why no further attempt may start, naming the option to raise; None while one may."""
         limits = self._budget
         if limits.max_time_s is not None and self.elapsed_s >= limits.max_time_s:
             return f"{self.elapsed_s:.0f} s passed of `--max-time {limits.max_time_s:g}`"

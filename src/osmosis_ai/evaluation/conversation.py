@@ -27,14 +27,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ToolExchange:
-    """A call of a tool and what came back.
-
-    Attributes:
-        name: of the tool; None where a result names no call.
-        arguments: as the agent gave them; an object, or what was no JSON.
-        result: None where nothing came back.
-        call_id: None of a result that answers no call of its step.
-    """
+    """A call of a tool and what came back."""
 
     name: str | None
     arguments: Any = None
@@ -52,16 +45,7 @@ class ToolExchange:
 
 @dataclass(frozen=True, slots=True)
 class ConversationStep:
-    """A message, with the tools that it called.
-
-    Attributes:
-        number: its place, from 1.
-        role: ``system``, ``user``, ``assistant``, or the word of the file for another one.
-        reasoning: what the model thought before it spoke.
-        prompt_tokens, completion_tokens, cost_usd: of the model call behind it.
-        started_at, duration_ms: when that call began, and how long it took.
-        finish_reason: why the model stopped.
-    """
+    """A message, with the tools that it called."""
 
     number: int
     role: str
@@ -84,13 +68,7 @@ class ConversationStep:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a trajectory says.
-
-    Attributes:
-        problems: sentences about what could not be read.
-        model: that the attempt was made with.
-        told: what the rollout says of the attempt beside its steps (``extra.osmosis``).
-    """
+    """What a trajectory says."""
 
     steps: Sequence[ConversationStep] = ()
     problems: Sequence[str] = ()
@@ -140,12 +118,7 @@ class SpokenTurn:
 
 @dataclass(frozen=True, slots=True)
 class ConversationSpan:
-    """A stretch of time of an attempt: a model call, or what lies between two (agent and tools).
-
-    Attributes:
-        start_ms: since the first call began.
-        step: the call's; None between calls, and of a call that is no step's.
-    """
+    """A stretch of time of an attempt: a model call, or what lies between two (agent and tools)."""
 
     kind: Literal["model", "agent and tools"]
     start_ms: float
@@ -295,10 +268,7 @@ def _role(step: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
 
 
 def _exchanges(step: Mapping[str, Any]) -> Iterator[ToolExchange]:
-    """Yield the calls with their results, then the results that answer none of them.
-
-    Of calls that share an id the first result is the first one's.
-    """
+    """Yield the calls with their results, then the results that answer none of them."""
     results = _objects(_object(step.get("observation")).get("results"))
     waiting: defaultdict[str, deque[int]] = defaultdict(deque)
     for place, result in enumerate(results):
@@ -399,11 +369,8 @@ def _moment(value: Any) -> datetime | None:
 
 
 def holds(content: bytes, wanted: str) -> bool:
-    """Tell whether ``wanted``, which is case-folded, is in what was said, or in what grader and judges noted of it.
-
-    What of a file is neither (ids, the expected answer, the row's own fields) is not looked at, but where no step can be
-    read, or the file is large: it is searched as it stands there.
-    """
+    """Tell whether ``wanted``, which is case-folded, is in what was said, or in what grader and judges noted
+    of it."""
     raw = content.decode("utf-8", "replace").casefold()
     # Where nothing is escaped, what is not there can not be in a text.
     if wanted not in raw and "\\" not in raw:

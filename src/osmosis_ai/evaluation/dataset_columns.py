@@ -26,17 +26,7 @@ _MOST_KEYS = 1000
 
 
 def read_slice_values(path: Path, column: str, places: Integers) -> list[str | None]:
-    """Return of each row the value of a column, or of a key of its metadata, as text; None where it has none.
-
-    Args:
-        path: the dataset.
-        column: its name; a column of the file wins over a key of the metadata.
-        places: the rows' positions in the file, from 0.
-
-    Raises:
-        OsmosisError: the file can not be read; no row has such a column, or it has more than :data:`MOST_SLICES`
-            values.
-    """
+    """Return of each row the value of a column, or of a key of its metadata, as text; None where it has none."""
     wanted = {place: position for position, place in enumerate(places.tolist())}
     values: list[str | None] = [None] * len(wanted)
     seen: dict[str, None] = {}
@@ -66,11 +56,8 @@ def read_slice_values(path: Path, column: str, places: Integers) -> list[str | N
 
 
 def read_prompts(path: Path, places: Integers) -> dict[int, str]:
-    """Return by position in the file the digest of what an agent is asked in a row; rows without a prompt are left out.
-
-    Raises:
-        OsmosisError: the file can not be read.
-    """
+    """Return by position in the file the digest of what an agent is asked in a row; rows without a prompt are
+    left out."""
     wanted = set(places.tolist())
     found: dict[int, str] = {}
     for row in iter_rows(path):

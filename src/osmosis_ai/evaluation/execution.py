@@ -65,13 +65,7 @@ class Job:
 
 
 class Execution:
-    """Makes the attempts that a run still asks for.
-
-    Args:
-        open_model: opens the policy's endpoint; given the variables in which its key may be, and whom to
-            tell when the endpoint is gone for good.
-        secret_values: values of the configured secrets, by name.
-    """
+    """Makes the attempts that a run still asks for."""
 
     def __init__(
         self,
@@ -109,11 +103,7 @@ class Execution:
             self._task.cancel()
 
     async def run(self) -> Stop | None:
-        """Make the attempts; return why some are left, or None.
-
-        Raises:
-            OsmosisError: when nothing could be dispatched at all (model, environment, server).
-        """
+        """Make the attempts; return why some are left, or None."""
         self._task = asyncio.create_task(self._run())
         try:
             return await self._task
@@ -175,11 +165,7 @@ class Execution:
         )
 
     async def _open_policy(self, stack: AsyncExitStack) -> ModelClient:
-        """Open the model and make sure that it answers, unless the options say not to.
-
-        Raises:
-            ModelCallError: in the provider's own words.
-        """
+        """Open the model and make sure that it answers, unless the options say not to."""
         from osmosis_ai.llm.client import ModelClient
 
         job = self._job

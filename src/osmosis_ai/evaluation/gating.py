@@ -52,11 +52,8 @@ RUBRIC_METRICS = ("score", "alpha", "unscored")
 
 @dataclass(frozen=True)
 class Rule:
-    """``metric`` must be at least (``min``) or at most (``max``) ``limit``, or at most that much worse (``margin``).
-
-    Attributes:
-        slice: the column and the value of the rows that it is about; None for all rows.
-    """
+    """``metric`` must be at least (``min``) or at most (``max``) ``limit``, or at most that much worse
+    (``margin``)."""
 
     metric: str
     bound: Bound
@@ -102,21 +99,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a run knows of a number.
-
-    Attributes:
-        value: the number; None when there is none.
-        at_least, at_most: its one-sided 95 % bounds; None where the data say nothing about the spread.
-        rows, samples: how many it is over.
-        note: what is to be known of the bounds, or why there are none; a clause.
-        low, high: its two-sided interval.
-        method: how the bounds were made.
-        p: of no difference from a baseline.
-        unscored: attempts without a score that could move the number.
-        extremes: the number with the unscored attempts at the lowest, then at the highest score.
-        undecided: why no verdict is possible, as a sentence.
-        unreported: attempts that did not report the amount.
-    """
+    """What a run knows of a number."""
 
     value: float | None = None
     at_least: float | None = None
@@ -134,11 +117,7 @@ class Evidence:
     unreported: int = 0
 
     def shown(self) -> Evidence:
-        """Return the evidence as printed, with no one-sided bound beyond the two-sided interval.
-
-        Without a known range, the interval of a mean reward ends at the rewards observed. The one-sided bounds, which
-        decide, do not.
-        """
+        """Return the evidence as printed, with no one-sided bound beyond the two-sided interval."""
         if self.low is None or self.high is None:
             return self
         at_least, at_most = (
@@ -156,11 +135,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class RuleResult:
-    """What a rule came to, and why, in a sentence.
-
-    Attributes:
-        settles: of what is unclear, what would settle it: "about 140 more rows, or n = 8: $3.10".
-    """
+    """What a rule came to, and why, in a sentence."""
 
     rule: Rule
     evidence: Evidence
@@ -197,21 +172,13 @@ class RuleResult:
 
 
 def parse_rules(minima: Iterable[str], maxima: Iterable[str], margins: Iterable[str] = ()) -> list[Rule]:
-    """Read ``METRIC=X`` rules.
-
-    Raises:
-        OsmosisError: one is no rule; the message says what one looks like.
-    """
+    """Read ``METRIC=X`` rules."""
     given: tuple[tuple[Bound, Iterable[str]], ...] = (("min", minima), ("max", maxima), ("margin", margins))
     return [_rule(text, bound) for bound, texts in given for text in texts]
 
 
 def require_rules(rules: Sequence[Rule]) -> None:
-    """Check that there is a rule, and that a run can meet them all.
-
-    Raises:
-        OsmosisError: there is none, or two that contradict each other.
-    """
+    """Check that there is a rule, and that a run can meet them all."""
     if not rules:
         raise OsmosisError(
             "a gate needs at least one rule.", hint="for instance --min pass_rate=0.8 --max unscored=0.05"
@@ -223,27 +190,15 @@ def require_rules(rules: Sequence[Rule]) -> None:
 
 
 def require_known(rules: Iterable[Rule], metrics: Sequence[str], of: str) -> None:
-    """Check that rules are about what can be known.
-
-    Args:
-        rules: to be checked.
-        metrics: all that there are.
-        of: of what, in words.
-
-    Raises:
-        OsmosisError: a rule is about something else.
-    """
+    """Check that rules are about what can be known."""
     for rule in rules:
         if rule.kind not in metrics:
             raise OsmosisError(f"{of} has no metric '{rule.metric}'.", hint=f"it has {', '.join(metrics)}")
 
 
 def require_pass_at(rules: Iterable[Rule], known: Sequence[int]) -> None:
-    """Check that rules about pass@k and pass^k ask for a k that a finished run has: others could never be decided.
-
-    Raises:
-        OsmosisError: a rule asks for another.
-    """
+    """Check that rules about pass@k and pass^k ask for a k that a finished run has: others could never be
+    decided."""
     for rule in rules:
         asked = attempts_asked(rule.metric)
         if asked is not None and asked not in known:
@@ -257,14 +212,7 @@ def require_pass_at(rules: Iterable[Rule], known: Sequence[int]) -> None:
 def judge(
     rule: Rule, evidence: Evidence, *, unfinished: str | None = None, confidence: float = CONFIDENCE
 ) -> RuleResult:
-    """Apply a rule.
-
-    Args:
-        rule: what is asked.
-        evidence: what the run knows.
-        unfinished: why the run is incomplete, as a sentence; a part of a run decides nothing.
-        confidence: of the evidence's bounds.
-    """
+    """Apply a rule."""
     if unfinished is not None:
         return RuleResult(rule, evidence.shown(), "unclear", unfinished)
     if evidence.undecided is not None:
@@ -348,11 +296,8 @@ Judge = Callable[[float], RuleResult]
 
 
 def judge_together(rules: Mapping[Rule, Judge], *, confidence: float = CONFIDENCE) -> dict[Rule, RuleResult]:
-    """Judge the rules of a gate, and adjust failures for the number of rules that could fail by chance (Holm).
-
-    With m rules, the most significant failure must hold at ``1 - (1 - confidence) / m``, the next with ``m - 1``, and
-    so on.
-    """
+    """Judge the rules of a gate, and adjust failures for the number of rules that could fail by chance
+    (Holm)."""
     found = {rule: judge_at(confidence) for rule, judge_at in rules.items()}
     by_chance = [
         rule
@@ -390,14 +335,7 @@ def evidence_of(
     rows: int | None = None,
     confidence: float = CONFIDENCE,
 ) -> Evidence:
-    """Return what the ``estimates`` of a run's metrics say of a metric.
-
-    Args:
-        metric: one of :data:`RUN_METRICS`, K being a number.
-        estimates: as JSON.
-        rows: how many rows were tried, for what is only counted.
-        confidence: of each bound; estimates have theirs at 95 %, counts at any.
-    """
+    """Return what the ``estimates`` of a run's metrics say of a metric."""
     if metric in SHARES and (estimates.get(metric) is None or confidence != CONFIDENCE):
         return _counted_share(metric, estimates.get("counts") or {}, rows, confidence)
     if confidence != CONFIDENCE:
@@ -428,18 +366,7 @@ def evidence_of(
 def evidence_of_share(
     hits: float, samples: int, rows: int | None, *, note: str = "", confidence: float = CONFIDENCE
 ) -> Evidence:
-    """Return what counts say of a share, by the exact bounds of Clopper and Pearson.
-
-    Attempts on one row resemble each other and which belong together is not known here, so a run counts as many
-    observations as it has rows: the bounds hold whatever the resemblance.
-
-    Args:
-        hits: how many of the samples are meant.
-        samples: how many there are.
-        rows: of how many rows; None counts each sample for itself.
-        note: what is to be said of it.
-        confidence: of each bound.
-    """
+    """Return what counts say of a share, by the exact bounds of Clopper and Pearson."""
     if samples <= 0:
         return Evidence(note=note or "no sample of the run has a score.")
     share, size = hits / samples, min(samples, rows or samples)

@@ -46,17 +46,7 @@ def grader_digest(
     env: Mapping[str, str],
     output_root: Path | None = None,
 ) -> str:
-    """Return the digest of what makes the rollout's grader: a SHA-256 in hexadecimal.
-
-    Args:
-        rollout_dir: the rollout's directory.
-        grader_timeout_s: how long grading may take.
-        env: the config's variables.
-        output_root: left out when it is inside the directory.
-
-    Raises:
-        OsmosisError: for a symbolic link to a directory, or to nothing.
-    """
+    """Return the digest of what makes the rollout's grader: a SHA-256 in hexadecimal."""
     files = {name: path.read_bytes() for name, path in source_files(rollout_dir, output_root=output_root)}
     sources = {name: content for name, content in files.items() if name.endswith(".py")}
     others = {name: content for name, content in files.items() if name not in sources}
@@ -84,11 +74,8 @@ def _without_names(content: bytes) -> bytes:
 
 
 def _variables_of_graders(env: Mapping[str, str], grading: bytes, code: bytes) -> dict[str, str]:
-    """Return the variables that grading may depend on: all but those that the code names, and grading does not.
-
-    One that no code names may be for a library. Where grading reads variables by names that are not written
-    there, all count.
-    """
+    """Return the variables that grading may depend on: all but those that the code names, and grading does
+    not."""
     if b"environ" in (rest := _READS_BY_NAME.sub(b"", grading)) or b"getenv" in rest:
         return dict(env)
 

@@ -14,12 +14,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def grading_part(tree: ast.Module, graders: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Return the top-level statements that grading may depend on, in their order.
-
-    Args:
-        tree: the file.
-        graders: those of its statements that define one.
-    """
+    """Return the top-level statements that grading may depend on, in their order."""
     bound: dict[str, list[ast.stmt]] = {}
     acting = []
     for statement in tree.body:

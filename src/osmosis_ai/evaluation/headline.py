@@ -27,18 +27,7 @@ LEAST_SCORED = 0.9
 
 
 class Headline(BaseModel):
-    """A run's result in a line.
-
-    Attributes:
-        pass_rate: over scored samples; None while there are none.
-        low, high: its 95 % interval, where it has one.
-        reward: the mean over rows of each row's mean over scored samples; None where nobody says.
-        pass_threshold: a sample passes at this reward or above.
-        scored, planned, pending, skipped, failed: samples.
-        failed_by_boundary: the failed ones by where they failed, as far as that is known.
-        rows: how many rows of how many, and how they were chosen; None where nobody says.
-        warnings: what should stand beside the numbers.
-    """
+    """A run's result in a line."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -80,16 +69,7 @@ class Headline(BaseModel):
     def of_results(
         cls, results: Mapping[str, Any], *, planned: int, rows: RowsDrawn | None = None
     ) -> Headline | None:
-        """Return the headline that a platform's results allow, which may have no more than plain counts.
-
-        Args:
-            results: by the names of the wire; ``headline`` among them is one that was made from estimates.
-            planned: how many samples there are to be.
-            rows: which rows they are of.
-
-        Returns:
-            None before anything is counted.
-        """
+        """Return the headline that a platform's results allow, which may have no more than plain counts."""
         known = _read(results.get("headline"))
         if known is not None:
             return known.model_copy(update={"rows": rows or known.rows})
@@ -187,11 +167,8 @@ def breakdown(counts: Mapping[str, int]) -> str:
 
 
 def spread_words(shares: VarianceShares) -> str | None:
-    """Return where the spread lies and what would help: ``62 % of the spread is between rows: …``; None for few rows.
-
-    The variance of the mean is ``(s2_b + s2_w / n) / rows``: as many attempts more on new rows always help at least as much as
-    on the same ones, and clearly more where less than half of it is ``s2_w / n``.
-    """
+    """Return where the spread lies and what would help: ``62 % of the spread is between rows: …``; None for
+    few rows."""
     if shares.rows < FEWEST_ROWS:
         return None
     if not shares.between_rows:
@@ -238,14 +215,7 @@ def many_affected(finish: FinishTotals | None) -> str | None:
 def warnings_of(
     counts: Counts, rows: int, estimates: Iterable[Estimate | None], finish: FinishTotals | None = None
 ) -> list[str]:
-    """Return what should stand beside a run's numbers.
-
-    Args:
-        counts: its samples.
-        rows: how many rows it has.
-        estimates: its numbers, which may have warnings of their own.
-        finish: how many attempts have a truncated, filtered or refused reply.
-    """
+    """Return what should stand beside a run's numbers."""
     finished = counts.planned - counts.pending - counts.skipped
     own = [found.warning for found in estimates if found is not None]
     said = [

@@ -20,17 +20,7 @@ from osmosis_ai.redaction import Redactor
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What is about to happen.
-
-    Attributes:
-        total: work items of the run.
-        pending: those this session will dispatch.
-        resumed: those that earlier sessions finished and that stay as they are.
-        continued: whether the run existed before.
-        found: whether it was found by its inputs instead of by its name.
-        put_aside: where the run that had the name before was moved.
-        servers: rollout servers that this session starts.
-    """
+    """What is about to happen."""
 
     run_name: str
     run_dir: Path
@@ -63,12 +53,7 @@ class RunHooks:
         """Take note of what the agent runs in; not called for one that is served elsewhere."""
 
     def log_event(self, event: LogEvent, redact: Redactor) -> None:
-        """Take an event of the run's log; only with ``verbose``.
-
-        Args:
-            event: as it happened: its texts may hold secrets.
-            redact: takes them out; ``event.redacted(redact)`` may be shown and kept.
-        """
+        """Take an event of the run's log; only with ``verbose``."""
 
     def recorded(self, record: TerminalRecord) -> None:
         """Take note of an attempt whose result has just become durable."""
@@ -81,11 +66,7 @@ class RunHooks:
         return True
 
     def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the values of the secrets; called only when something is dispatched.
-
-        Raises:
-            InteractiveRequiredError: when one is missing.
-        """
+        """Return the values of the secrets; called only when something is dispatched."""
         return find_secret_values(names, given={}, environ=os.environ)
 
     def started(self, interrupt: Callable[[], None]) -> None:

@@ -24,13 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MeasuredRows:
-    """What an evaluation came to.
-
-    Attributes:
-        metrics: its numbers.
-        rewards: of each row, the mean over its scored attempts; None where none was scored.
-        records: of each attempt that has a result, as results came; a row's number is its place among the rows.
-    """
+    """What an evaluation came to."""
 
     metrics: RunMetrics
     rewards: list[float | None]
@@ -49,19 +43,7 @@ async def evaluate_in_memory(
     forget: Callable[[str], None],
     redact: Redactor | None = None,
 ) -> MeasuredRows:
-    """Make ``n`` attempts on each of ``rows`` and return what they came to.
-
-    Args:
-        pass_threshold: a sample passes at this reward or above.
-        seed: of the run; the same gives the same attempts.
-        name: what the ids of the rollouts begin with.
-        finished: told of each result as it comes.
-        forget: told the id of every rollout that is over, whether it left a result or not.
-        redact: blanks secrets in the records.
-
-    Raises:
-        OsmosisError: when there is no rollout server any more.
-    """
+    """Make ``n`` attempts on each of ``rows`` and return what they came to."""
     attempts = [
         Attempt(
             row,

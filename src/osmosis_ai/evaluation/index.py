@@ -51,11 +51,7 @@ class IndexEntry:
 
     @classmethod
     def from_line(cls, line: bytes) -> IndexEntry:
-        """Read a line.
-
-        Raises:
-            ValueError: it is no entry; the message says why.
-        """
+        """Read a line."""
         if len(line) > _LONGEST_LINE:
             raise ValueError(f"it is longer than {_LONGEST_LINE} bytes")
         value = orjson.loads(line)  # its JSONDecodeError is a ValueError
@@ -74,15 +70,7 @@ class IndexEntry:
 
 
 def read_index(lines: Iterable[bytes], *, rows: int, n: int) -> list[IndexEntry]:
-    """Read the whole index of a run that is complete, by row and attempt.
-
-    Args:
-        lines: of the file.
-        rows, n: how many rows and attempts on each the run has.
-
-    Raises:
-        OsmosisError: a line is no entry, or the entries are not one for each attempt on each row.
-    """
+    """Read the whole index of a run that is complete, by row and attempt."""
     found: dict[tuple[int, int], IndexEntry] = {}
     rollouts: set[str] = set()
     for number, line in enumerate(lines, start=1):

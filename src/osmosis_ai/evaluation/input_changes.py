@@ -23,12 +23,7 @@ _SPOKEN = {
 
 
 def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a line for every difference between two runs' inputs, in the order of the keys.
-
-    Args:
-        before: the inputs a run was started with, as its manifest holds them.
-        now: the inputs of this session.
-    """
+    """Return a line for every difference between two runs' inputs, in the order of the keys."""
     return [
         line for key in sorted({*before, *now}) for line in _differences(key, before.get(key), now.get(key))
     ]

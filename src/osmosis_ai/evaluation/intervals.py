@@ -39,15 +39,7 @@ TOO_LARGE = "the numbers are too large to have one"
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Where a number lies: between two bounds, or, by themselves, above one and below another.
-
-    Attributes:
-        low, high: the two-sided interval.
-        at_least, at_most: one-sided bounds at the same confidence: each alone is nearer than that side
-            of the two-sided interval.
-        method: how they were made.
-        reason: why there are none.
-    """
+    """Where a number lies: between two bounds, or, by themselves, above one and below another."""
 
     low: float | None = None
     high: float | None = None
@@ -59,16 +51,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class ClusteredRate:
-    """What Korn and Graubard's interval is made from.
-
-    Attributes:
-        value: the rate, in [0, 1].
-        stderr: its standard error, clustered; None with one cluster.
-        samples: independent samples there would be if clusters had nothing in common: the most.
-        clusters: how many there are.
-        independent: clusters of equal weight that would be as uncertain; ``clusters`` where they have it.
-        varied: clusters away from 0 or clusters away from 1, whichever are fewer.
-    """
+    """What Korn and Graubard's interval is made from."""
 
     value: float
     stderr: float | None
@@ -81,12 +64,7 @@ class ClusteredRate:
 def student_interval(
     value: float, stderr: float | None, clusters: int, confidence: float, *, skew: float = 0.0
 ) -> Interval:
-    """Return Student's t interval with ``clusters - 1`` degrees of freedom, or the reason for having none.
-
-    A one-sided bound on the longer tail of skewed clusters errs more often than its level allows. It is moved out
-    by ``|skew| (1 + 2 t^2) / (6 sqrt(clusters))`` standard errors, the first term of Johnson's and Hall's
-    correction, but never beyond the two-sided bound.
-    """
+    """Return Student's t interval with ``clusters - 1`` degrees of freedom, or the reason for having none."""
     if stderr is None:
         return Interval(reason=ONE_CLUSTER)
     if stderr == 0:
@@ -105,13 +83,7 @@ def student_interval(
 
 
 def korn_graubard_interval(rate: ClusteredRate, confidence: float) -> Interval:
-    """Return Korn and Graubard's interval of a rate.
-
-    The effective size is ``p (1 - p) / stderr^2``, times ``(t[samples - 1] / t[clusters - 1])^2`` for how
-    well the error is known. It is at least the number of clusters, which is what samples that say
-    nothing new within a cluster would give, and at most that of the samples. Where fewer than
-    :data:`LEAST_VARIED` clusters vary, it is the number of clusters.
-    """
+    """Return Korn and Graubard's interval of a rate."""
     tail = (1 - confidence) / 2
     two_sided, one_sided = (_effective_size(rate, level) for level in (1 - tail, confidence))
     return Interval(
@@ -124,10 +96,8 @@ def korn_graubard_interval(rate: ClusteredRate, confidence: float) -> Interval:
 
 
 def wilson_interval(rate: float, samples: int, confidence: float) -> Interval:
-    """Return Wilson's interval of a rate of independent samples: the rates that the score test does not reject.
-
-    ``(p + z^2/2n ± z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)``.
-    """
+    """Return Wilson's interval of a rate of independent samples: the rates that the score test does not
+    reject."""
 
     def bounds(level: float) -> tuple[float, float]:
         z = NormalDist().inv_cdf(level)

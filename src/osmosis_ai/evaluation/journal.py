@@ -52,11 +52,7 @@ class JournalWriteError(OsmosisError):
 
 
 class Journal:
-    """Append-only file of terminal records, one canonical JSON line each.
-
-    Open it with :meth:`open`, read what it holds with :meth:`replay`, then append. One process at
-    a time (the run's lock sees to that); :meth:`append` may be called by any number of tasks.
-    """
+    """Append-only file of terminal records, one canonical JSON line each."""
 
     def __init__(self, path: Path, descriptor: int, size: int, *, full_hint: str = _RUN_AGAIN) -> None:
         self.path = path
@@ -71,15 +67,7 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, *, full_hint: str = _RUN_AGAIN) -> Journal:
-        """Open ``path`` for appending, creating it when missing and cutting off an unfinished last line.
-
-        Args:
-            path: the file.
-            full_hint: tells the user how to go on after the disk refused a line.
-
-        Raises:
-            JournalWriteError: when the file cannot be created or repaired.
-        """
+        """Open ``path`` for appending, creating it when missing and cutting off an unfinished last line."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             size = _committed_size(descriptor)
@@ -97,19 +85,12 @@ class Journal:
         return self._size
 
     def replay(self, chain: Chain | None = None, start: int = 0) -> Iterator[Entry]:
-        """Yield every committed record, oldest first, in constant memory; the arguments are those of :func:`replay`.
-
-        Raises:
-            JournalCorruptionError: at the first line that is not a record.
-        """
+        """Yield every committed record, oldest first, in constant memory; the arguments are those of
+        :func:`replay`."""
         return replay(self.path, start, chain=chain)
 
     async def append(self, record: TerminalRecord) -> int:
-        """Make ``record`` durable and return its offset. Cancelling the caller does not undo the write.
-
-        Raises:
-            JournalWriteError: when the disk refused it; every later append fails the same way.
-        """
+        """Make ``record`` durable and return its offset."""
         return await self._append(record.to_line(), chained=True)
 
     async def append_line(self, line: bytes) -> int:
@@ -196,15 +177,7 @@ class Entry(NamedTuple):
 
 
 def replay(path: Path, start: int = 0, *, chain: Chain | None = None) -> Iterator[Entry]:
-    """Yield every terminated line of ``path`` from byte ``start`` on.
-
-    An unterminated last line is passed over, so a file may be read while it is being written. Digests are checked
-    when it is read from its beginning, and by ``chain`` where one is given, which has followed what is before
-    ``start``; what is otherwise read on from a later byte is read as it is.
-
-    Raises:
-        JournalCorruptionError: at the first line that is not a record.
-    """
+    """Yield every terminated line of ``path`` from byte ``start`` on."""
     for offset, line, record in parsed_lines(path, TerminalRecord.from_line, start, chain=chain):
         yield Entry(offset, offset + len(line), record)
 
@@ -212,10 +185,7 @@ def replay(path: Path, start: int = 0, *, chain: Chain | None = None) -> Iterato
 def parsed_lines(
     path: Path, parse: Callable[[bytes], Parsed], start: int = 0, *, chain: Chain | None = None
 ) -> Generator[tuple[int, bytes, Parsed], None, None]:
-    """Yield (offset, line, what ``parse`` makes of it); what it refuses with a ValueError is damage.
-
-    Otherwise as :func:`replay`, which this is for whoever needs less of a line, and faster.
-    """
+    """Yield (offset, line, what ``parse`` makes of it); what it refuses with a ValueError is damage."""
     followed = chain or (Chain() if start == 0 else None)
     before = chain.lines if chain is not None else 0
     counted = start == 0 or before > 0
@@ -256,10 +226,7 @@ def committed_lines(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
 
 
 class JournalReader:
-    """Reads single lines of a journal by their offsets, in whatever order; a context manager.
-
-    Items end roughly in the order in which they are asked for, so a block serves many of them.
-    """
+    """Reads single lines of a journal by their offsets, in whatever order; a context manager."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = regular_descriptor(path)

@@ -39,32 +39,18 @@ def opened(line: bytes) -> tuple[bytes, bytes | None]:
 
 
 class Chain:
-    """Follows a journal from its first line, and knows the digest that the next line is chained to.
-
-    Attributes:
-        last: the digest of the last line followed.
-        lines: how many were followed.
-    """
+    """Follows a journal from its first line, and knows the digest that the next line is chained to."""
 
     def __init__(
         self, last: bytes = BEFORE_THE_FIRST, *, lines: int = 0, without_digests: bool = False
     ) -> None:
-        """Follow a journal after ``lines`` lines, the last of which has the digest ``last``.
-
-        Args:
-            last, lines: of a journal that was followed before.
-            without_digests: accept a journal that has none.
-        """
+        """Follow a journal after ``lines`` lines, the last of which has the digest ``last``."""
         self.last = last
         self.lines = lines
         self._without_digests = without_digests
 
     def follow(self, line: bytes) -> None:
-        """Take the next line.
-
-        Raises:
-            ValueError: it states no digest, or another one than it has; the message says what that means.
-        """
+        """Take the next line."""
         body, stated = opened(line)
         if stated is None:
             if not (self._without_digests and self.last == BEFORE_THE_FIRST):

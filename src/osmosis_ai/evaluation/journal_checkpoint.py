@@ -49,18 +49,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Block:
-    """Some of a journal's records.
-
-    Attributes:
-        start, end: of their lines, in bytes of the journal.
-        records: how many they are.
-        journal_sha256: of the journal's bytes from start to end, hex.
-        reasons: the words behind their numbers.
-        spent: by all records up to ``end``.
-        last_digest: of the journal's lines there.
-        digest: the block's own.
-        table_at: where its table starts in the checkpoint.
-    """
+    """Some of a journal's records."""
 
     start: int
     end: int
@@ -114,11 +103,7 @@ class JournalCheckpoint:
         return Chain(self.blocks[-1].last_digest.encode(), lines=self.records)
 
     def columns(self) -> Iterator[RecordColumns]:
-        """Yield the records, in the journal's order, block by block.
-
-        Raises:
-            OsmosisError: the file is not what it was when it was read first.
-        """
+        """Yield the records, in the journal's order, block by block."""
         import numpy as np
 
         for block in self.blocks:
@@ -132,12 +117,7 @@ class JournalCheckpoint:
 
 
 class CheckpointWriter:
-    """Adds what a journal has got to its checkpoint.
-
-    Args:
-        checkpoint: what there is.
-        journal: the file.
-    """
+    """Adds what a journal has got to its checkpoint."""
 
     def __init__(self, checkpoint: JournalCheckpoint, journal: Path, *, every: int | None = None) -> None:
         self._path = checkpoint.path
@@ -164,10 +144,7 @@ class CheckpointWriter:
                 log.write("run", told, level="WARNING")
 
     def extend(self, records: int) -> None:
-        """Write the blocks that are due; blocking, some tenths of a second for each.
-
-        What goes wrong costs the run nothing but the next one's time: it becomes :attr:`problem`, and no more are written.
-        """
+        """Write the blocks that are due; blocking, some tenths of a second for each."""
         try:
             while self.is_due(records):
                 if not self._add_block():

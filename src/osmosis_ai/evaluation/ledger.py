@@ -25,11 +25,7 @@ _CODES: dict[Status, int] = {status: code for code, status in enumerate(STATUSES
 
 
 class Ledger:
-    """The state of ``rows`` x ``n`` work items, addressed by (row_index, run_index).
-
-    Args:
-        only: the items that belong to the run; all of them when None.
-    """
+    """The state of ``rows`` x ``n`` work items, addressed by (row_index, run_index)."""
 
     def __init__(self, rows: int, n: int, *, only: Collection[WorkItem] | None = None) -> None:
         self.rows = rows

@@ -31,12 +31,7 @@ _SPACE = re.compile(r"[\s,:]+")
 
 @dataclass
 class ReadObject:
-    """An object as far as it could be read.
-
-    Attributes:
-        members: of its members those that could be read; of the list that is read piece by piece its readable items.
-        problems: a sentence about each thing that could not be, or was changed.
-    """
+    """An object as far as it could be read."""
 
     members: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -59,12 +54,7 @@ def as_number(value: Any) -> float | None:
 
 
 def read_object(content: bytes, *, listed: str) -> ReadObject:
-    """Read the object that ``content`` holds, member by member where it is damaged or too deeply nested.
-
-    Args:
-        content: JSON in UTF-8, or what is left of it.
-        listed: the member whose list is read item by item then.
-    """
+    """Read the object that ``content`` holds, member by member where it is damaged or too deeply nested."""
     found = ReadObject()
     if not content.strip():
         found.problems.append("The file is empty.")
@@ -100,11 +90,7 @@ def has_usual_numbers(value: Any) -> bool:
 
 
 def loads(text: str) -> Any:
-    """Read JSON; numbers that are none (NaN, infinities, 1e999) and endless ones come as text.
-
-    Raises:
-        ValueError, RecursionError: it is none, or it is nested too deeply.
-    """
+    """Read JSON; numbers that are none (NaN, infinities, 1e999) and endless ones come as text."""
     return _DECODER.decode(text)
 
 

@@ -30,16 +30,7 @@ _READ_UNASKED_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class LocalResults:
-    """What a run on this machine has come to.
-
-    Attributes:
-        rows: how many rows were selected.
-        pending: work items without a result.
-        running: whether a process works on it.
-        pass_threshold: the reward at which a sample passes.
-        metrics: over all results that are there.
-        ledger: where in the journal each result is.
-    """
+    """What a run on this machine has come to."""
 
     directory: Path
     name: str
@@ -57,11 +48,7 @@ class LocalResults:
 
 
 class JournalNumbers:
-    """The numbers of a run, followed from its journal's first byte on.
-
-    Raises:
-        OsmosisError: there is no run in ``directory``, or its manifest is damaged.
-    """
+    """The numbers of a run, followed from its journal's first byte on."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = RunDirectory(directory)
@@ -94,11 +81,7 @@ class JournalNumbers:
         return same and size >= self.read and self.pass_threshold == pass_threshold_of(self._directory)
 
     def advance(self) -> None:
-        """Read what has been committed since.
-
-        Raises:
-            JournalCorruptionError: a line is no record of this run; what stands before it is counted.
-        """
+        """Read what has been committed since."""
         events = self._directory.events
         if not events.exists():
             return
@@ -121,11 +104,7 @@ class JournalNumbers:
 
 
 def read_local_results(directory: Path) -> LocalResults:
-    """Read a run and work out its numbers; a run that is under way is read as far as it is.
-
-    Raises:
-        OsmosisError: there is no run in ``directory``, or its manifest or journal is damaged.
-    """
+    """Read a run and work out its numbers; a run that is under way is read as far as it is."""
     # The lock first: whoever releases it has written everything before.
     running = is_running(directory.parent, directory.name)
     numbers = JournalNumbers(directory)
@@ -146,15 +125,7 @@ def read_local_results(directory: Path) -> LocalResults:
 def known_numbers(
     found: RunDirectory, written: Mapping[str, Any], follow: Callable[[], JournalNumbers] | None
 ) -> tuple[Estimates | None, Mapping[str, Any] | None, tuple[str, ...]]:
-    """Return a run's estimates and summary, and what is wrong with them, a sentence each.
-
-    They are the written ones where these are of the whole journal, else what the journal comes to.
-
-    Args:
-        found: the run's directory.
-        written: its ``metrics.json``.
-        follow: returns its numbers as its journal has them; when None, a large journal is not read for them.
-    """
+    """Return a run's estimates and summary, and what is wrong with them, a sentence each."""
     estimates, summary = Estimates.read(written.get("estimates")), written.get("summary")
     if estimates is not None and isinstance(summary, dict) and _is_current(found, written):
         return estimates, summary, ()
@@ -196,10 +167,7 @@ def lost_results(found: RunDirectory, written: Mapping[str, Any]) -> str | None:
 
 
 def _is_current(found: RunDirectory, written: Mapping[str, Any]) -> bool:
-    """Tell whether the numbers are of the whole journal; where they do not say of how much, it is counted.
-
-    Times tell nothing: a copy of a run that was killed may have all files from the same moment.
-    """
+    """Tell whether the numbers are of the whole journal; where they do not say of how much, it is counted."""
     counted = written.get("journal_bytes")
     return bool(counted == size_of(found.events)) if counted is not None else not found.events.exists()
 
@@ -214,12 +182,8 @@ def unfinished_words(pending: int, planned: int, *, running: bool) -> str | None
 
 
 def pass_threshold_of(directory: RunDirectory, written: Mapping[str, Any] | None = None) -> float:
-    """Return what passed when the run was last looked at; where its metrics do not say, what its config began with.
-
-    Args:
-        directory: the run's.
-        written: its ``metrics.json``, where somebody has read it.
-    """
+    """Return what passed when the run was last looked at; where its metrics do not say, what its config began
+    with."""
     metrics = written if written is not None else directory.read_metrics() or {}
     known = as_number(as_table(metrics.get("summary")).get("pass_threshold"))
     if known is None:

@@ -40,11 +40,7 @@ _OF_THE_ROWS = ("dataset", "n", "versions")
 
 
 def read_local_samples(directory: Path) -> RunSamples:
-    """Read a run of this machine; one that is under way is read as far as it is.
-
-    Raises:
-        OsmosisError: there is no run in ``directory``, it is of a newer release, or its journal is damaged.
-    """
+    """Read a run of this machine; one that is under way is read as far as it is."""
     found = RunDirectory(directory)
     # The lock first: whoever releases it has written everything before.
     running = is_running(directory.parent, directory.name)
@@ -86,12 +82,7 @@ class _Reader:
         self._columns = list(self.table.floats.items())
 
     def take(self, line: bytes) -> None:
-        """Take a line.
-
-        Raises:
-            ValueError: it is no record; the message says why.
-            JournalCorruptionError: it is of an attempt that the run does not have.
-        """
+        """Take a line."""
         record = orjson.loads(line)  # its JSONDecodeError is a ValueError
         if type(record) is not dict:
             raise ValueError("not a JSON object")
@@ -137,11 +128,7 @@ class _Reader:
         self.judges.update(model for model in models if isinstance(model, str))
 
     def rows(self, places: Integers) -> tuple[RowTable, Integers]:
-        """Return the distinct rows, and which of them each selected row is.
-
-        Args:
-            places: of each selected row, its place in the dataset.
-        """
+        """Return the distinct rows, and which of them each selected row is."""
         import numpy as np
 
         tried = np.frombuffer(self.table.statuses, dtype=np.uint8).reshape(places.size, self._n)
@@ -154,11 +141,7 @@ class _Reader:
 
 
 def _planned(manifest: Manifest, path: Path) -> tuple[Integers, int]:
-    """Return of each selected row its place in the dataset, and how many attempts each is to have.
-
-    Raises:
-        OsmosisError: the manifest does not tell.
-    """
+    """Return of each selected row its place in the dataset, and how many attempts each is to have."""
     import numpy as np
 
     _, n = manifest.planned(path)
@@ -169,11 +152,7 @@ def _planned(manifest: Manifest, path: Path) -> tuple[Integers, int]:
 
 
 def read_inputs(directory: Path) -> ComparedInputs:
-    """Return what a run of this machine was computed from, its journal unread.
-
-    Raises:
-        OsmosisError: there is no run in ``directory``, or it is of a newer release.
-    """
+    """Return what a run of this machine was computed from, its journal unread."""
     found = RunDirectory(directory)
     return _inputs(Manifest.load(found.manifest), found)
 

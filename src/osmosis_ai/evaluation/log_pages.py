@@ -31,11 +31,8 @@ _LINE = re.compile(r"(\S{10,40}) (DEBUG|INFO|WARNING|ERROR) \[([^\]\n]{0,80})\] 
 def read_log(
     path: Path, *, limit: int, cursor: str | None = None, direction: LogDirection = "older"
 ) -> LogPage:
-    """Return lines of a log, oldest first; without a cursor its end, and the cursor of ``newer`` goes on from there.
-
-    Raises:
-        OsmosisError: the cursor is none of a log.
-    """
+    """Return lines of a log, oldest first; without a cursor its end, and the cursor of ``newer`` goes on from
+    there."""
     try:
         size = path.stat().st_size
         with open_regular(path) as file:
@@ -70,10 +67,8 @@ def _older(file: BinaryIO, end: int, limit: int, *, newer: bool) -> LogPage:
 
 
 def _line_places(file: BinaryIO, end: int, most: int) -> list[int]:
-    """Return where lines begin before ``end``, the last first: at most so many, the end of the last whole line among them.
-
-    Where a line is so long that its beginning is not looked for, the place is in it.
-    """
+    """Return where lines begin before ``end``, the last first: at most so many, the end of the last whole
+    line among them."""
     places: list[int] = []
     at = end
     while at > 0 and len(places) < most and end - at < _MOST_SCANNED:

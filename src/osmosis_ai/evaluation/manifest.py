@@ -49,12 +49,7 @@ _BY_PRODUCTS = frozenset(
 
 @dataclass(frozen=True)
 class Manifest:
-    """``manifest.json``, written once per run.
-
-    Attributes:
-        grader_digest: what graded the run (``grader_digest.py``); None if nothing does.
-            It is no input: what it covers is covered by the rollout's digest, too.
-    """
+    """``manifest.json``, written once per run."""
 
     local_run_id: str
     run_name: str
@@ -78,11 +73,7 @@ class Manifest:
 
     @classmethod
     def load(cls, path: Path) -> Manifest:
-        """Read a manifest.
-
-        Raises:
-            OsmosisError: when the file is not one, or is of a later release.
-        """
+        """Read a manifest."""
         try:
             with open_regular(path) as file:
                 raw = json.loads(file.read())
@@ -126,11 +117,7 @@ class Manifest:
 
     @property
     def sampled_rows(self) -> int:
-        """How many rows the run uses.
-
-        Raises:
-            ValueError, KeyError, TypeError, AttributeError: the manifest does not tell.
-        """
+        """How many rows the run uses."""
         described = self.inputs["dataset"]["selected_source_rows"]
         bounds = [part.partition("-") for part in described.split(",") if part]
         counts = [int(last or first) - int(first) + 1 for first, _, last in bounds]
@@ -140,14 +127,7 @@ class Manifest:
         return sum(counts)
 
     def planned(self, path: Path) -> tuple[int, int]:
-        """Return how many rows the run uses, and how many attempts on each.
-
-        Args:
-            path: of the manifest, for what is refused.
-
-        Raises:
-            OsmosisError: the manifest does not tell.
-        """
+        """Return how many rows the run uses, and how many attempts on each."""
         try:
             rows, n = self.sampled_rows, self.inputs["n"]
             if type(n) is not int or n < 1 or not 0 <= rows * n <= _MOST_ATTEMPTS:
@@ -172,15 +152,7 @@ class Manifest:
         )
 
     def require_equal_inputs(self, inputs: Mapping[str, Any], *, name: str | None = None) -> None:
-        """Let a session with ``inputs`` continue this run.
-
-        Args:
-            inputs: what it is to be continued with.
-            name: of its directory, where that may be a copy's.
-
-        Raises:
-            ResumeRefusedError: naming every input that changed.
-        """
+        """Let a session with ``inputs`` continue this run."""
         changed = sorted(
             key
             for key in {*self.inputs, *inputs}
@@ -227,13 +199,7 @@ def inputs_digest(inputs: Mapping[str, Any]) -> str:
 
 
 def source_digest(rollout_dir: Path, *, output_root: Path | None = None) -> str:
-    """Return the SHA-256 (hex) over the names and bytes of the files that make up a rollout.
-
-    Caches, environments, lock files and an ``output_root`` inside the directory are left out.
-
-    Raises:
-        OsmosisError: for a symbolic link to a directory, or to nothing: its content could change unseen.
-    """
+    """Return the SHA-256 (hex) over the names and bytes of the files that make up a rollout."""
     digest = hashlib.sha256()
     for relative, path in source_files(rollout_dir, output_root=output_root):
         content = hashlib.sha256()
@@ -245,11 +211,7 @@ def source_digest(rollout_dir: Path, *, output_root: Path | None = None) -> str:
 
 
 def source_files(rollout_dir: Path, *, output_root: Path | None = None) -> list[tuple[str, Path]]:
-    """Return the files that make up a rollout, each with its path relative to it, sorted.
-
-    Raises:
-        OsmosisError: as :func:`source_digest`.
-    """
+    """Return the files that make up a rollout, each with its path relative to it, sorted."""
     return sorted(_source_files(rollout_dir, rollout_dir, output_root))
 
 

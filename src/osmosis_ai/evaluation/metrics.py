@@ -90,22 +90,7 @@ _MOST_REASONS = 1000
 
 
 class MetricsAccumulator:
-    """Takes results one by one, in any order, and works out the numbers on demand.
-
-    A second result for the same row and attempt replaces the first.
-
-    Args:
-        rows: how many rows were selected.
-        n: how many attempts each row gets.
-        pass_threshold: the least reward that passes.
-        clusters: of each row, a number that it shares with the rows it is a copy of; by default no row
-            is a copy.
-        only: the attempts that are planned; all of them when None.
-        reward_range: lowest and highest reward. If a reward is outside, the range is dropped with a warning.
-
-    Raises:
-        ValueError: for impossible counts, or when there is not one cluster for each row.
-    """
+    """Takes results one by one, in any order, and works out the numbers on demand."""
 
     def __init__(
         self,
@@ -136,11 +121,7 @@ class MetricsAccumulator:
         self._reasons = Reasons(_MOST_REASONS)
 
     def cluster(self, clusters: Labels) -> None:
-        """Learn which rows are copies, as ``clusters`` above, in place of what was known.
-
-        Raises:
-            ValueError: when there is not one cluster for each row.
-        """
+        """Learn which rows are copies, as ``clusters`` above, in place of what was known."""
         import numpy as np
 
         self._clusters = np.asarray(clusters, dtype=np.int64)
@@ -164,21 +145,7 @@ class MetricsAccumulator:
         source_row_index: int | None = None,
         **numbers: Unpack[SampleNumbers],
     ) -> None:
-        """Record the outcome of one attempt.
-
-        Args:
-            row_index: position among the selected rows, from 0.
-            run_index: the attempt on that row, from 0.
-            status: "success", "failed" or "skipped".
-            reward: what the grader gave; a number that is not finite counts as none.
-            error_type: of a failure, its machine-readable reason.
-            lost_attempts: how often the attempt was lost and made again before.
-            source_row_index: the row's place in the dataset.
-            numbers: what else is known.
-
-        Raises:
-            ValueError: when the position is outside the run or a word is not one of those above.
-        """
+        """Record the outcome of one attempt."""
         known = cast("dict[str, Any]", {"duration_ms": None, **numbers})
         self._put(
             TerminalRecord(

@@ -47,12 +47,7 @@ class WireSummary(_Model):
 
 
 class Counts(_Model):
-    """How many work items there are of each kind; scored, unscored, skipped and pending add up to planned.
-
-    ``copies`` counts rows that are copies of another.
-    ``lost_attempts`` were lost with their server or to a machine that was late; they were made again, and
-    are no work items of their own.
-    """
+    """How many work items there are of each kind; scored, unscored, skipped and pending add up to planned."""
 
     planned: int
     scored: int
@@ -66,10 +61,7 @@ class Counts(_Model):
 
 
 class TokenTotals(_Model):
-    """Tokens of all recorded attempts; ``per_sample`` is their mean over the ``known_samples``.
-
-    ``unreported_samples`` called a model that did not report its tokens.
-    """
+    """Tokens of all recorded attempts; ``per_sample`` is their mean over the ``known_samples``."""
 
     prompt: int
     completion: int
@@ -80,10 +72,7 @@ class TokenTotals(_Model):
 
 
 class FinishTotals(_Model):
-    """Numbers of attempts with a truncated, filtered or refused model reply; ``affected`` have any of these.
-
-    Of ``recorded_samples`` attempts, ``known_samples`` have finish reasons.
-    """
+    """Numbers of attempts with a truncated, filtered or refused model reply; ``affected`` have any of these."""
 
     truncated: int
     filtered: int
@@ -102,10 +91,7 @@ class CostTotal(_Model):
 
 
 class JudgeTotals(_Model):
-    """Judge calls of graders. The cost is in USD and covers calls with a known price; None if no price is known.
-
-    ``outside_scale`` is the number of scores outside the scale, which were clamped to it.
-    """
+    """Judge calls of graders."""
 
     calls: int
     tokens: int
@@ -114,11 +100,7 @@ class JudgeTotals(_Model):
 
 
 class Latency(_Model):
-    """Milliseconds: whole rollouts; the time each waited for the model; the mean of single model calls.
-
-    ``elsewhere_ms``: what else each that called the model took (agent, tools, grader, queue), 0 where calls at once took
-    longer together than the rollout.
-    """
+    """Milliseconds: whole rollouts; the time each waited for the model; the mean of single model calls."""
 
     rollout_ms: Percentiles | None
     model_ms: Percentiles | None
@@ -127,11 +109,7 @@ class Latency(_Model):
 
 
 class VarianceShares(_Model):
-    """Which share of the rewards' variance lies between rows, and which between attempts on one row.
-
-    Over ``rows`` with ``attempts_per_row`` scored attempts on average. ``below_zero``: the estimate of the first came out
-    below zero, which stands for none.
-    """
+    """Which share of the rewards' variance lies between rows, and which between attempts on one row."""
 
     between_rows: float
     between_attempts: float
@@ -158,13 +136,7 @@ class FlakyRows(_Model):
 
 
 class Estimates(_Model):
-    """What the scored samples say, with the denominators of every number.
-
-    ``pass_at_k`` maps k to the estimate over the rows that have k scored attempts, and so does ``pass_hat_k`` for
-    pass^k, that all of k attempts pass. ``variance`` is None where the data do not tell. ``unscored`` is the
-    share of finished attempts, skipped ones aside, that have no score; None where none finished. ``warnings`` belong next to
-    the numbers. ``judges`` is None where no grader asked one. ``finish`` is None if no attempt states a finish reason.
-    """
+    """What the scored samples say, with the denominators of every number."""
 
     pass_threshold: float
     reward: Estimate | None
@@ -218,10 +190,8 @@ class RunMetrics(_Model):
 
 
 class MeasuredRun(_Model):
-    """The numbers of a run as a platform keeps them beside it; ``duration_ms``: how long the engine has worked.
-
-    ``journal_bytes``: how much of the journal they cover; None while more is being counted.
-    """
+    """The numbers of a run as a platform keeps them beside it; ``duration_ms``: how long the engine has
+    worked."""
 
     duration_ms: float
     summary: WireSummary

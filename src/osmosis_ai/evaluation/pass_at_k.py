@@ -23,42 +23,19 @@ if TYPE_CHECKING:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the unbiased estimate of the chance that one of ``k`` attempts passes.
-
-    Of ``n`` attempts ``c`` passed: ``1 - C(n-c, k) / C(n, k)``, the chance that ``k`` of them, drawn
-    without replacement, are not all failures.
-
-    Raises:
-        ValueError: unless ``0 <= c <= n`` and ``1 <= k <= n``.
-    """
+    """Return the unbiased estimate of the chance that one of ``k`` attempts passes."""
     _require_defined("pass@", n, c, k)
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def pass_hat_k(n: int, c: int, k: int) -> float:
-    """Return the unbiased estimate of the chance that all of ``k`` attempts pass, pass^k.
-
-    Of ``n`` attempts ``c`` passed: ``C(c, k) / C(n, k)``, the chance that ``k`` of them, drawn without
-    replacement, are all passes.
-
-    Raises:
-        ValueError: unless ``0 <= c <= n`` and ``1 <= k <= n``.
-    """
+    """Return the unbiased estimate of the chance that all of ``k`` attempts pass, pass^k."""
     _require_defined("pass^", n, c, k)
     return math.comb(c, k) / math.comb(n, k)
 
 
 def pass_at_k_by_row(attempts: Labels, passes: Labels, k: int) -> Floats:
-    """Return pass@k of every row that has at least ``k`` attempts.
-
-    Args:
-        attempts: attempts on each row.
-        passes: how many of them passed.
-        k: attempts allowed.
-
-    Raises:
-        ValueError: when ``k`` is below 1, or a row has more passes than attempts.
-    """
+    """Return pass@k of every row that has at least ``k`` attempts."""
     return _by_row(pass_at_k, attempts, passes, k)
 
 
@@ -75,17 +52,7 @@ def estimate_pass_at_k(
     *,
     confidence: float = CONFIDENCE,
 ) -> Estimate | None:
-    """Estimate pass@k over rows, with the interval of a rate; None when no row has ``k`` attempts.
-
-    ``n`` of the result counts the attempts of the rows that took part. Of independent trials of ``k``
-    attempts they make at most ``n / k``.
-
-    Args:
-        attempts, passes: of each row.
-        k: attempts that are looked at together.
-        clusters: of each row, where some are copies of each other.
-        confidence: of the interval, and of each one-sided bound.
-    """
+    """Estimate pass@k over rows, with the interval of a rate; None when no row has ``k`` attempts."""
     return _estimate(pass_at_k_by_row, attempts, passes, k, clusters, confidence)
 
 

@@ -12,11 +12,7 @@ from osmosis_ai.evaluation.ledger import Ledger
 
 
 def selected_rows(path: Path, selection: Selection) -> Iterator[tuple[int, DatasetRow]]:
-    """Yield (row_index, row) of the selected rows, reading no further than the last of them.
-
-    Raises:
-        OsmosisError: when a row before the last selected one cannot be used, or the file has become shorter.
-    """
+    """Yield (row_index, row) of the selected rows, reading no further than the last of them."""
     wanted = iter(enumerate(selection.indices))
     target = next(wanted, None)
     if target is None:
@@ -31,12 +27,7 @@ def selected_rows(path: Path, selection: Selection) -> Iterator[tuple[int, Datas
 
 
 def pending_attempts(rows: Iterable[tuple[int, DatasetRow]], ledger: Ledger, seed: int) -> Iterator[Attempt]:
-    """Yield what the ledger still asks for, by row, then by attempt.
-
-    Args:
-        rows: (row_index, row) of the selected rows.
-        seed: the run's.
-    """
+    """Yield what the ledger still asks for, by row, then by attempt."""
     for row_index, row in rows:
         if ledger.row_is_open(row_index):
             digest = row_digest(row)

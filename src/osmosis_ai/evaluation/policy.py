@@ -33,17 +33,7 @@ async def open_policy(
     *,
     adapter: TrainedAdapter | None = None,
 ) -> AsyncIterator[ModelEndpoint]:
-    """Open the endpoint of a model, starting its server when it is one of ours.
-
-    Args:
-        model_path: as the config writes it.
-        env: where keys and addresses are looked up.
-        lost: told when a server of ours ends before it should.
-        adapter: what is served as ``model_path``, where that is the name of an adapter.
-
-    Raises:
-        OsmosisError: when the model has no known provider, or its key or address is missing.
-    """
+    """Open the endpoint of a model, starting its server when it is one of ours."""
     from osmosis_ai.inference import InferenceServer, served_models
     from osmosis_ai.inference.catalog import engine_of
     from osmosis_ai.llm.providers import resolve_model
@@ -70,10 +60,7 @@ async def open_policy(
 
 @contextmanager
 def _exported(env: Mapping[str, str]) -> Iterator[None]:
-    """Let LiteLLM find what it looks up by itself (AWS keys, regions …) while a run lasts.
-
-    A config's names that would change what this process starts stay the rollout's.
-    """
+    """Let LiteLLM find what it looks up by itself (AWS keys, regions …) while a run lasts."""
     added = {
         name: value for name, value in env.items() if name not in os.environ and why_reserved(name) is None
     }

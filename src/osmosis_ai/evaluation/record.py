@@ -19,36 +19,7 @@ from osmosis_ai.driving.classify import BOUNDARIES, STATUSES, Boundary, Status
 
 @dataclass(frozen=True, slots=True)
 class TerminalRecord:
-    """The outcome of one attempt (``run_index``) on one selected row (``row_index``).
-
-    Attributes:
-        source_row_index: the row's offset in the dataset file.
-        reward: what the grader gave; absent when there is none.
-        tokens: prompt and completion tokens of all model calls; absent without calls, or if any call did not report them.
-        duration_ms: from dispatch to the terminal callback.
-        model_latency_ms: time spent waiting for the model, all calls together.
-        error_type: machine-readable reason of a failure.
-        boundary: which party the failure belongs to.
-        category: what kind of failure it is, a word of ``classify.CATEGORIES``.
-        error: the failure in words, without secrets, 2,000 characters at most.
-        lost_attempts: how often the attempt was lost and made again before this one.
-        row_digest: what the row is (``datasets.row_digest``); rows of equal digest are copies of one another.
-        scores: of an agent loop, what each eval function gave, by its name, and its own reward as ``agent``;
-            of a success alone; the first of them where they are more than 64 KiB.
-        unscored: why the others of them gave none, without secrets, 2,000 characters at most each; as ``scores``.
-        finish_reason: why an agent loop ended, in its own word, without secrets, 200 characters at most.
-        finish_reasons: how many answered model calls ended with each finish reason; absent if none was stated.
-        judge_calls: questions that its grader asked of judges through `evaluate_rubric`; absent when there were none.
-        judge_tokens: read and produced by them.
-        judge_cost_usd: what they cost, as far as prices are known.
-        judge_outside_scale: how many judge scores were outside the scale and were clamped.
-        judgements: of the first few, who judged, the score and the explanation (2,000 characters at most), or the error.
-        input: how the first message of the user begins, and
-        output: how the last text of the assistant begins; each in one line of 160 characters at most, without
-            secrets, absent where there is none or none is wanted.
-        notes: what the grader said of the sample, without secrets, 2,000 characters at most.
-        parts: numbers that its reward is made of, by the names that the grader gave them.
-    """
+    """The outcome of one attempt (``run_index``) on one selected row (``row_index``)."""
 
     row_index: int
     run_index: int
@@ -95,11 +66,7 @@ class TerminalRecord:
 
     @classmethod
     def from_line(cls, line: bytes) -> TerminalRecord:
-        """Parse a line written by :meth:`to_line`.
-
-        Raises:
-            ValueError: when the line is not such a record; the message says why.
-        """
+        """Parse a line written by :meth:`to_line`."""
         value = orjson.loads(line)  # its JSONDecodeError is a ValueError
         if not isinstance(value, dict):
             raise ValueError("not a JSON object")
@@ -144,11 +111,7 @@ _TABLES: dict[str, tuple[type, ...]] = {
 
 
 def check_field(name: str, content: Any) -> None:
-    """Find out whether ``content`` can be the value of a record's field.
-
-    Raises:
-        ValueError: it can not.
-    """
+    """Find out whether ``content`` can be the value of a record's field."""
     if name in _COUNTS:
         fits = type(content) is int and 0 <= content <= LARGEST_COUNT
     elif name in _NUMBERS:

@@ -21,13 +21,7 @@ _COUNT, _NUMBER, _TEXT = {int, NoneType}, {float, int, NoneType}, {str, NoneType
 
 
 def values_of(line: bytes) -> tuple[Any, ...]:
-    """Return the values of :data:`NAMES` in a line, None where it has none.
-
-    Of ``row_digest`` and ``boundary`` it is known that they are texts, not which.
-
-    Raises:
-        ValueError: it is no record; the message says why.
-    """
+    """Return the values of :data:`NAMES` in a line, None where it has none."""
     record = orjson.loads(line)  # its JSONDecodeError is a ValueError
     if type(record) is not dict:
         raise ValueError("not a JSON object")

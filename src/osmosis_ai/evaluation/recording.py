@@ -40,14 +40,7 @@ class LostTooOftenError(OsmosisError):
 
 
 class JournalRecorder(AttemptResults):
-    """Makes results durable, then part of what the run has come to.
-
-    Args:
-        journal: keeps the records.
-        state: what they become part of.
-        told: told of each that is durable.
-        previews: whether records say how input and output begin.
-    """
+    """Makes results durable, then part of what the run has come to."""
 
     def __init__(
         self,
@@ -66,11 +59,7 @@ class JournalRecorder(AttemptResults):
         self._deaths: Counter[tuple[int, int]] = Counter()
 
     async def record(self, result: AttemptResult) -> None:
-        """Write a result to the journal.
-
-        Raises:
-            JournalWriteError: when the disk refused the record.
-        """
+        """Write a result to the journal."""
         record = record_of(result, self._state.redact, previews=self._previews)
         # Before anything is waited for: the next attempt may start now, and asks what has been spent.
         self._state.spend(record)
@@ -82,11 +71,7 @@ class JournalRecorder(AttemptResults):
         self._deaths.pop((result.attempt.row.source_row_index, result.attempt.run_index), None)
 
     def lost(self, attempt: Attempt, loss: AttemptLostError) -> None:
-        """Log a lost attempt.
-
-        Raises:
-            LostTooOftenError: it was lost too often to make it again.
-        """
+        """Log a lost attempt."""
         if loss.death is not None:
             self._deaths[attempt.row.source_row_index, attempt.run_index] += 1
         self._state.log.write(

@@ -23,15 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NumberLine:
-    """A number of a run as people read it.
-
-    Attributes:
-        label: what it is, with its rule where it has one.
-        interval: where it lies with 95 % confidence; "" for what is counted, not estimated.
-        over: what it stands on.
-        method: how the interval was made; "" where there is none.
-        is_result: whether it is what the run was made for.
-    """
+    """A number of a run as people read it."""
 
     label: str
     value: str
@@ -161,15 +153,7 @@ def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[tupl
 
 
 def sentence(headline: Headline | None, *, goes_on: bool, is_readable: bool = True) -> str:
-    """Return a run's result in a sentence: how many pass of what was scored, and of how many that is.
-
-    As in ``41.8 % of 400 scored samples pass (37.2 – 46.3 %); 400 of 400 planned scored.``
-
-    Args:
-        headline: of the run.
-        goes_on: whether somebody works on it, so that a score may come.
-        is_readable: whether what there is of its results could be read; of what could not, nobody says how many have a score.
-    """
+    """Return a run's result in a sentence: how many pass of what was scored, and of how many that is."""
     if headline is None and not is_readable:
         return "Its results can not be read."
     if headline is None or headline.pass_rate is None:

@@ -22,13 +22,7 @@ from osmosis_ai.evaluation.spec import EvalRunOptions
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run directory whose lock is held.
-
-    Attributes:
-        manifest: of the run that is continued; None for a new run.
-        put_aside: where ``fresh`` moved the run that had the name before.
-        found: whether the run was found by its inputs rather than by its name.
-    """
+    """A run directory whose lock is held."""
 
     name: str
     directory: RunDirectory
@@ -44,12 +38,7 @@ def open_run(
     inputs: Mapping[str, Any],
     config_stem: str,
 ) -> OpenedRun:
-    """Find or name the run; its lock is held until ``stack`` is closed.
-
-    Raises:
-        RunLockedError: when another process is running it.
-        ResumeRefusedError: when the named run has other inputs.
-    """
+    """Find or name the run; its lock is held until ``stack`` is closed."""
     if options.name is not None:
         return _open_named(stack, output_root, options.name, inputs, options)
     if not options.fresh:

@@ -27,17 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServerSetting:
-    """What a rollout's server is started with.
-
-    Attributes:
-        spec: names the entrypoint and the config's variables.
-        directory: of the run; trajectories and the server's log go there.
-        environ: what the server inherits.
-        secret_values: added to it.
-        cache_dir: where environments are kept.
-        port: of the server; None takes a free one.
-        note: told what is ignored, and what takes time.
-    """
+    """What a rollout's server is started with."""
 
     spec: EvalRunSpec
     directory: RunDirectory
@@ -49,26 +39,14 @@ class ServerSetting:
 
 
 class RolloutSource(ABC):
-    """An agent that a server can run.
-
-    Attributes:
-        is_elsewhere: whether its server is, which is then the only one.
-        sandbox: holds it back; None where nothing does.
-    """
+    """An agent that a server can run."""
 
     is_elsewhere: ClassVar[bool] = False
     sandbox: Sandbox | None = None
 
     @abstractmethod
     def source_digest(self, output_root: Path) -> str:
-        """Return the SHA-256 (hex) of the files that the agent is made of.
-
-        Args:
-            output_root: where runs are kept; no part of the agent.
-
-        Raises:
-            OsmosisError: the agent's files cannot be what a result depends on.
-        """
+        """Return the SHA-256 (hex) of the files that the agent is made of."""
 
     def inputs(self) -> dict[str, Any]:
         """Return what else of the agent a result depends on, beside its files, as inputs of the run."""
@@ -82,20 +60,12 @@ class RolloutSource(ABC):
     async def server(
         self, setting: ServerSetting
     ) -> tuple[RolloutEnvironment | None, RolloutServer | ServedAgent]:
-        """Return the agent's environment and its server in it, not yet started; no environment where it is elsewhere.
-
-        Raises:
-            OsmosisError: the environment cannot be built.
-        """
+        """Return the agent's environment and its server in it, not yet started; no environment where it is
+        elsewhere."""
 
 
 class ProjectSource(RolloutSource):
-    """A directory under `rollouts/`, with an environment of its own.
-
-    Args:
-        path: the directory.
-        sandbox: holds its server back, and what builds its environment.
-    """
+    """A directory under `rollouts/`, with an environment of its own."""
 
     def __init__(self, path: Path, sandbox: Sandbox | None = None) -> None:
         self.path = path

@@ -17,15 +17,7 @@ LISTED_FLAKY_ROWS = 10
 
 
 def variance_shares(rewards: Floats, rows: Integers) -> VarianceShares | None:
-    """Return where the spread of rewards comes from (:mod:`~osmosis_ai.evaluation.variance`).
-
-    Args:
-        rewards: of the scored attempts.
-        rows: the row of each.
-
-    Returns:
-        None where the data do not tell: below two rows, with one attempt on each, or when nothing varies.
-    """
+    """Return where the spread of rewards comes from (:mod:`~osmosis_ai.evaluation.variance`)."""
     import numpy as np
 
     if not rewards.size:
@@ -46,13 +38,7 @@ def variance_shares(rewards: Floats, rows: Integers) -> VarianceShares | None:
 
 
 def flaky_rows(attempts: Integers, passes: Integers, clusters: Integers, sources: Integers) -> FlakyRows:
-    """Return the rows of which some attempts passed and some did not, those that pass least first.
-
-    Args:
-        attempts, passes: of each selected row, how many were scored and how many of these passed.
-        clusters: of each, a number that it shares with its copies.
-        sources: of each, its place in the dataset; below 0 where it is not known.
-    """
+    """Return the rows of which some attempts passed and some did not, those that pass least first."""
     import numpy as np
 
     _, first, which = np.unique(clusters, return_index=True, return_inverse=True)

@@ -21,11 +21,7 @@ _KEY_DIGITS = 16
 
 
 class RowCopies:
-    """Takes the rows of a run in any order and tells which are the same.
-
-    Args:
-        rows: how many rows were selected; one that is never noted is a copy of none.
-    """
+    """Takes the rows of a run in any order and tells which are the same."""
 
     def __init__(self, rows: int) -> None:
         self._keys = array("Q", [0]) * rows

@@ -21,13 +21,7 @@ LOOK_S = 1.0
 
 
 def _dataset_files(inputs: ComparedInputs, recorded: Path | None, start: Path) -> Iterator[Path]:
-    """Yield the files that may be the dataset, the likeliest first.
-
-    Args:
-        inputs: the run's.
-        recorded: the file as the run recorded it.
-        start: a directory of the workspace beside whose `data/` it may be.
-    """
+    """Yield the files that may be the dataset, the likeliest first."""
     if recorded is not None and _is_file(recorded):
         yield recorded
     name = inputs.dataset_name
@@ -50,10 +44,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _data_directory(start: Path) -> Path | None:
-    """Return `data/` of the workspace that a directory is in.
-
-    A run's own says by its place where that is: a report asks for each of its conversations, and Git is a process.
-    """
+    """Return `data/` of the workspace that a directory is in."""
     if len(start.parts) > 3 and start.parent == (workspace := WorkspaceDirectory(start.parents[2])).evals_dir:
         return workspace.data_dir
     try:
@@ -63,16 +54,7 @@ def _data_directory(start: Path) -> Path | None:
 
 
 def find_dataset_file(run: RunSamples, directory: Path, start: Path | None = None) -> Path | None:
-    """Return the file of the dataset of a run of this machine; None where there is no file that may be it.
-
-    Args:
-        run: the run.
-        directory: its own, beside whose workspace `data/` is.
-        start: a directory of the workspace; that of ``directory`` when it is in one.
-
-    Raises:
-        ConflictError: what there is has other bytes than the run used, or the run does not tell.
-    """
+    """Return the file of the dataset of a run of this machine; None where there is no file that may be it."""
     if run.inputs.dataset_sha256 is None:
         raise ConflictError(f"the run {run.name} does not tell the bytes of its dataset.")
     digests = {}
@@ -86,12 +68,7 @@ def find_dataset_file(run: RunSamples, directory: Path, start: Path | None = Non
 
 
 def require_dataset_file(run: RunSamples, directory: Path) -> Path:
-    """Return the file of the dataset of a run of this machine, and of this machine alone.
-
-    Raises:
-        NotFoundError: there is none.
-        ConflictError: as :func:`find_dataset_file`.
-    """
+    """Return the file of the dataset of a run of this machine, and of this machine alone."""
     found = find_dataset_file(run, directory)
     if found is None:
         name = run.inputs.dataset_name or "which it does not name"
@@ -100,11 +77,7 @@ def require_dataset_file(run: RunSamples, directory: Path) -> Path:
 
 
 def require_unchanged(run: RunSamples, sha256: str, *, where: str) -> None:
-    """Refuse a dataset that is not the one a run has used.
-
-    Raises:
-        ConflictError: its bytes are others.
-    """
+    """Refuse a dataset that is not the one a run has used."""
     if sha256 != run.inputs.dataset_sha256:
         raise ConflictError(
             f"{where} has changed since the run {run.name} used it: its rows can no longer be told.",
@@ -114,13 +87,8 @@ def require_unchanged(run: RunSamples, sha256: str, *, where: str) -> None:
 
 
 def expected_answer(directory: Path, source_row: int | None, row_digest: str | None) -> str | None:
-    """Return the answer that a row of a run expects, where its dataset still has that row; None where it has not.
-
-    Args:
-        directory: the run's.
-        source_row: the row's place in the dataset.
-        row_digest: what it was.
-    """
+    """Return the answer that a row of a run expects, where its dataset still has that row; None where it has
+    not."""
     if source_row is None:
         return None
     inputs, recorded = _known_inputs(directory, _state(RunDirectory(directory)))
@@ -150,15 +118,8 @@ def _known_inputs(directory: Path, _state: tuple[tuple[int, ...], ...]) -> tuple
 def _same_row(
     path: Path, source_row: int, *, digest: str | None, file_sha256: str | None, look_s: float = LOOK_S
 ) -> DatasetRow | None:
-    """Return a row of a file if it is the one that an attempt was on; None where it is not, or not found in time.
-
-    Args:
-        path: a file that may be the dataset.
-        source_row: the row's place in it.
-        digest: what the row was (``datasets.row_digest``).
-        file_sha256: what the whole file was; asked where ``digest`` is None.
-        look_s: how long to read, at most.
-    """
+    """Return a row of a file if it is the one that an attempt was on; None where it is not, or not found in
+    time."""
     try:
         if digest is None and (file_sha256 is None or file_digest(path) != file_sha256):
             return None

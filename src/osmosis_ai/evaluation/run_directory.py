@@ -100,15 +100,7 @@ class RunDirectory:
         progress: Mapping[str, int] | None = None,
         index: Iterable[IndexEntry] | None = None,
     ) -> None:
-        """Write ``metrics.json``, ``progress.json``, and ``index.jsonl`` with its twin ``summary.jsonl``.
-
-        Args:
-            eval_run: what the run is.
-            metrics: its numbers: the product's summary, and our estimates next to it.
-            journal_bytes: how much of the journal they cover; None while more is being counted.
-            progress: how large the run is; None keeps the file.
-            index: its results by row and attempt; None keeps both files.
-        """
+        """Write ``metrics.json``, ``progress.json``, and ``index.jsonl`` with its twin ``summary.jsonl``."""
         if progress is not None:
             write_json(self.progress, progress)
         if index is not None:
@@ -123,12 +115,7 @@ class RunDirectory:
     def index_entries(
         self, ledger: Ledger, *, resumed_before: int, has_trajectory: Callable[[int, int], bool]
     ) -> Iterator[IndexEntry]:
-        """Yield the results in the journal by row and attempt.
-
-        Args:
-            resumed_before: records that start before this byte of the journal are of earlier sessions.
-            has_trajectory: whether the item's trajectory is in ``trajectories/``.
-        """
+        """Yield the results in the journal by row and attempt."""
         with JournalReader(self.events) as journal:
             for row_index, run_index, offset in ledger.recorded():
                 line = journal.line(offset)

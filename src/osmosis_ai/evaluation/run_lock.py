@@ -39,11 +39,7 @@ class RunLock:
         )
 
     def __enter__(self) -> RunLock:
-        """Take the lock.
-
-        Raises:
-            RunLockedError: when another process already holds it.
-        """
+        """Take the lock."""
         if not acquired(self._lock):
             raise RunLockedError(
                 f"another process already holds the run `{self._name}`.",
@@ -77,11 +73,7 @@ def acquired(lock: FileLock) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """Tell whether some process has the lock of a file; False where there is no file, and can be none.
-
-    Raises:
-        OSError: the file can not be read.
-    """
+    """Tell whether some process has the lock of a file; False where there is no file, and can be none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

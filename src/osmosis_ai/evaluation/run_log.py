@@ -26,14 +26,7 @@ Level = Literal["INFO", "WARNING", "ERROR"]
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """Something that happened.
-
-    Attributes:
-        time: when, in UTC.
-        step: the part of the work it belongs to (``server``, ``dispatch``, ``result`` …).
-        message: in words; may hold secrets and several lines.
-        details: facts; what JSON has no type for is written as text. May hold secrets.
-    """
+    """Something that happened."""
 
     time: datetime
     level: Level
@@ -58,13 +51,7 @@ EventSink = Callable[[LogEvent, Redactor], None]
 
 
 class RunLog:
-    """Appends to a run's log; every line is flushed to the system, none to the disk. Any thread may write, also late.
-
-    Args:
-        path: the log file, created with mode 0600.
-        redact: knows the run's secrets, also those learned later.
-        echo: also receives every event, as it is, and what takes the secrets out of it (``--verbose``).
-    """
+    """Appends to a run's log; every line is flushed to the system, none to the disk."""
 
     def __init__(self, path: Path, redact: Redactor, *, echo: EventSink | None = None) -> None:
         self._redact = redact
@@ -92,21 +79,13 @@ class RunLog:
 
 
 def redact_server_logs(first: Path, redact: Redactor) -> None:
-    """Replace the secrets in the logs of a run's rollout servers, as :func:`redact_file`.
-
-    Args:
-        first: the log of the first of them; those of the others are named after it.
-    """
+    """Replace the secrets in the logs of a run's rollout servers, as :func:`redact_file`."""
     for path in sorted(first.parent.glob(f"{first.stem}*{first.suffix}")):
         redact_file(path, redact)
 
 
 def redact_file(path: Path, redact: Redactor) -> None:
-    """Replace the secrets in a log that another process wrote, line by line; does nothing without need.
-
-    Raises:
-        OSError: when the file can be neither read nor replaced.
-    """
+    """Replace the secrets in a log that another process wrote, line by line; does nothing without need."""
     if not path.exists():
         return
     temporary = path.with_name(f".{path.name}.tmp")

@@ -17,11 +17,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def check_run_name(name: str) -> str:
-    """Return ``name`` when a run may be called so.
-
-    Raises:
-        OsmosisError: otherwise, with the rule.
-    """
+    """Return ``name`` when a run may be called so."""
     if len(name) > MAX_LENGTH or not _NAME.fullmatch(name):
         raise OsmosisError(
             f"a run cannot be named {name!r}: use at most {MAX_LENGTH} letters, digits, `.`, `_` and `-`, "

@@ -36,11 +36,7 @@ _Found = tuple[RunKind, Path]
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """A run and where it is: a directory, or the file of a judging session.
-
-    Attributes:
-        archived: whether a newer run of its name has put it aside.
-    """
+    """A run and where it is: a directory, or the file of a judging session."""
 
     kind: RunKind
     name: str
@@ -49,15 +45,7 @@ class RunPlace:
 
 
 class RunPlaces:
-    """The runs below a directory, looked for again and again.
-
-    A run's directory holds none: so a walk ends there, and of folders that are known to hold runs the names are read
-    each time, while the rest of the tree is walked every few seconds.
-
-    Args:
-        root: a directory that holds runs somewhere below, or one run's; or a judging session's result.
-        results: where judging sessions leave their results when nobody says where.
-    """
+    """The runs below a directory, looked for again and again."""
 
     def __init__(self, root: Path, *, results: Path | None = None) -> None:
         self._root = root
@@ -143,10 +131,7 @@ class _Folder:
 
 
 def kind_of(directory: Path) -> RunKind | None:
-    """Return what kind of run a directory is of; None where it is none's.
-
-    What holds a link, a pipe or a device in place of a file was left by no run, and to read it would have no end.
-    """
+    """Return what kind of run a directory is of; None where it is none's."""
     if not os.path.isfile(f"{directory}/manifest.json"):  # noqa: PTH113 - there may be ten thousand
         return None
     there = {entry.name: entry for entry in _entries(directory)}

@@ -27,17 +27,7 @@ from osmosis_ai.redaction import Redactor
 
 @dataclass(frozen=True, slots=True)
 class ProgressSnapshot:
-    """How far a run is, for a live display.
-
-    Attributes:
-        completed, total: work items with a final record, and all of them.
-        passed, failed, skipped: how they ended.
-        scored: successes that have a reward; ``reward_mean`` and ``passed`` are over these.
-        tokens, cost_usd: spent by the run; the cost is None while no price is known.
-        in_flight: attempts under way; None when nobody here knows.
-        elapsed_s: seconds of this session.
-        finished: items that this session finished.
-    """
+    """How far a run is, for a live display."""
 
     completed: int
     total: int
@@ -59,15 +49,7 @@ class ProgressSnapshot:
 
 
 class RunState:
-    """Ledger, metrics, spending, copies and log of a run, kept in step.
-
-    Args:
-        pass_threshold: a sample passes at this reward or above.
-
-    Attributes:
-        tally: of what holds this session back.
-        records: of the journal that are in it.
-    """
+    """Ledger, metrics, spending, copies and log of a run, kept in step."""
 
     def __init__(
         self,
@@ -97,11 +79,7 @@ class RunState:
         self._metrics_lock = threading.Lock()
 
     def replay(self, journal: Journal, checkpoint: JournalCheckpoint) -> None:
-        """Take in what earlier sessions recorded: what the journal's checkpoint has of it, then the rest.
-
-        Raises:
-            JournalCorruptionError: when a line is no record, or of an item that the run does not have.
-        """
+        """Take in what earlier sessions recorded: what the journal's checkpoint has of it, then the rest."""
         for columns in checkpoint.columns():
             require_all_part_of_run(self.ledger, columns, journal.path)
             self._count_columns(columns)
@@ -192,11 +170,8 @@ class RunState:
 
 
 def settle_recorded(ledger: Ledger, events: Path, checkpoint: JournalCheckpoint) -> None:
-    """Learn from a journal, and from its checkpoint, which items are finished; others' records are passed over.
-
-    Raises:
-        JournalCorruptionError: when a line is no record.
-    """
+    """Learn from a journal, and from its checkpoint, which items are finished; others' records are passed
+    over."""
     for columns in checkpoint.columns():
         require_all_part_of_run(ledger, columns, events)
         ledger.settle_columns(columns)
@@ -206,22 +181,15 @@ def settle_recorded(ledger: Ledger, events: Path, checkpoint: JournalCheckpoint)
 
 
 def require_all_part_of_run(ledger: Ledger, columns: RecordColumns, journal: Path) -> None:
-    """Check many results as :func:`require_part_of_run` does each.
-
-    Raises:
-        JournalCorruptionError: one is of an item that the run does not have.
-    """
+    """Check many results as :func:`require_part_of_run` does each."""
     foreign = ledger.foreign(columns)
     if foreign is not None:
         raise not_part_of_run(*foreign, journal)
 
 
 def require_part_of_run(ledger: Ledger, record: TerminalRecord, journal: Path) -> None:
-    """Check that a result is of an item of the run: rows left out of a manifest must not leave its numbers unseen.
-
-    Raises:
-        JournalCorruptionError: it is not.
-    """
+    """Check that a result is of an item of the run: rows left out of a manifest must not leave its numbers
+    unseen."""
     if not ledger.holds(record.row_index, record.run_index):
         raise not_part_of_run(record.row_index, record.run_index, journal)
 

@@ -53,23 +53,7 @@ AfterFinalize = Callable[[RunSummary], Awaitable[None]]
 
 
 class EvalRunner:
-    """Runs one evaluation, or continues it.
-
-    Args:
-        spec: what is evaluated.
-        options: how, this time.
-        dataset, selection: the file and which of its rows.
-        rollout: the agent.
-        output_root: where run directories are.
-        hooks: shown and asked.
-        open_model: opens the policy's endpoint; given the variables in which its key may be.
-        provenance: further facts for the manifest; None values are left out.
-        config_text: the config as it was written, kept with a run that begins; no input, so a resume may have another.
-        config_stem: begins a generated run name.
-        environ: variables the rollout's server inherits; this process's own by default.
-        cache_dir: where rollout environments are kept.
-        only: the work items to be made, of all that rows and attempts come to; all of them when None.
-    """
+    """Runs one evaluation, or continues it."""
 
     def __init__(
         self,
@@ -105,14 +89,7 @@ class EvalRunner:
         self._only = only
 
     async def run(self, after_finalize: AfterFinalize | None = None) -> RunSummary | None:
-        """Run it; return the summary, or None when the user declined to start.
-
-        Args:
-            after_finalize: awaited when everything is written, while the run's lock is still held.
-
-        Raises:
-            OsmosisError: when the run could not start or be continued.
-        """
+        """Run it; return the summary, or None when the user declined to start."""
         with ExitStack() as held:
             inputs = await asyncio.to_thread(self._inputs)
             opened = open_run(held, self._output_root, self._options, inputs, self._config_stem)
@@ -165,11 +142,7 @@ class EvalRunner:
         return ledger
 
     def _salvage(self, opened: OpenedRun) -> None:
-        """Make the run's journal whole again, and say what became of it; asked for, so nobody is asked again.
-
-        Raises:
-            OsmosisError: the new journal cannot be written.
-        """
+        """Make the run's journal whole again, and say what became of it; asked for, so nobody is asked again."""
         from osmosis_ai.evaluation.salvage import salvage
 
         directory = opened.directory

@@ -19,13 +19,7 @@ Belongs = Callable[[TerminalRecord], bool]
 
 @dataclass(frozen=True, slots=True)
 class Salvage:
-    """What became of a journal.
-
-    Attributes:
-        kept: results in the new journal.
-        dropped: numbers of the lines that were left out, from 1.
-        damaged: where the damaged journal is; None when nothing was damaged and nothing was written.
-    """
+    """What became of a journal."""
 
     kept: int
     dropped: tuple[int, ...]
@@ -46,18 +40,8 @@ class Salvage:
 
 
 def salvage(path: Path, belongs: Belongs) -> Salvage:
-    """Replace a damaged journal by one of its intact lines, in their order; no other process may be writing it.
-
-    A line is intact when it is a record of the run and has the digest that it states, behind the line before it. The
-    line behind a damaged one may be lost with it. At any moment the journal is either the old one or the new one, whole.
-
-    Args:
-        path: the journal.
-        belongs: whether a record is of an attempt of the run.
-
-    Raises:
-        OSError: the new one cannot be written; the old one is as it was.
-    """
+    """Replace a damaged journal by one of its intact lines, in their order; no other process may be writing
+    it."""
     kept, dropped = 0, []
     for number, _, intact in _judged(path, belongs):
         kept += intact

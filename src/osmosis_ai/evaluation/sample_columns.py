@@ -45,11 +45,7 @@ _BOUNDARY_CODES: dict[str | None, int] = {name: code for code, name in enumerate
 
 
 class Reasons:
-    """Words of failures, numbered as they appear; 0 is the unknown one.
-
-    Args:
-        most: how many are told apart.
-    """
+    """Words of failures, numbered as they appear; 0 is the unknown one."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -70,18 +66,7 @@ class Reasons:
 
 
 class SampleNumbers(TypedDict, total=False):
-    """What is known of an attempt beside its status, its reward and its reason; absent is as None.
-
-    Keys:
-        tokens: of the whole attempt; by default the sum of the next two, where known.
-        prompt_tokens, completion_tokens: its parts.
-        cost_usd: what its model calls cost; None where the price is unknown.
-        duration_ms: from dispatch to the result.
-        model_latency_ms: time spent waiting for the model, all calls together.
-        model_calls: how many calls that were.
-        boundary: of a failure, one of ``BOUNDARIES``.
-        finish_reasons: how many model calls ended with each finish reason; None if none was stated.
-    """
+    """What is known of an attempt beside its status, its reward and its reason; absent is as None."""
 
     tokens: int | None
     prompt_tokens: int | None
@@ -95,11 +80,7 @@ class SampleNumbers(TypedDict, total=False):
 
 
 def sample_of(record: TerminalRecord, *, reason: int) -> tuple[float, ...]:
-    """Return an outcome in the order of :data:`SAMPLE`; what the words mean says ``MetricsAccumulator.add``.
-
-    Raises:
-        ValueError: status or boundary is none of those that there are.
-    """
+    """Return an outcome in the order of :data:`SAMPLE`; what the words mean says ``MetricsAccumulator.add``."""
     tokens, read, written = record.tokens, record.prompt_tokens, record.completion_tokens
     if record.status not in _STATUS_CODES:
         raise ValueError(f"unknown status {record.status!r}")
@@ -149,23 +130,14 @@ def _integer(value: int | None) -> int:
 
 @dataclass(frozen=True)
 class RecordColumns:
-    """Records in the order of their journal, as far as ledger and metrics need them.
-
-    Attributes:
-        table: a row for each, of :data:`RECORD`.
-        reasons: the words that the samples' numbers stand for.
-    """
+    """Records in the order of their journal, as far as ledger and metrics need them."""
 
     table: NDArray[np.void]
     reasons: Sequence[str]
 
     @classmethod
     def of(cls, records: Iterable[tuple[int, TerminalRecord]], count: int) -> RecordColumns:
-        """Return those of ``count`` records, each with the offset of its line.
-
-        Raises:
-            ValueError, OverflowError: a number in one of them is too large to be kept.
-        """
+        """Return those of ``count`` records, each with the offset of its line."""
         import numpy as np
 
         reasons = Reasons(_MOST_REASONS_OF_COLUMNS)

@@ -14,11 +14,7 @@ def find_secret_values(
     environ: Mapping[str, str],
     ask: Callable[[str], str] | None = None,
 ) -> dict[str, str]:
-    """Return a value for every name: from ``given``, else ``environ``, else by asking.
-
-    Raises:
-        InteractiveRequiredError: naming all that are missing, when nobody can be asked.
-    """
+    """Return a value for every name: from ``given``, else ``environ``, else by asking."""
     found = {name: value for name in names if (value := given.get(name) or environ.get(name))}
     missing = [name for name in names if name not in found]
     if missing and ask is None:

@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
 
 class ServedSource(RolloutSource):
-    """A served agent, as runs know it.
-
-    Args:
-        name: what the config calls it.
-        locate: says where it is now; blocking. Raises an OsmosisError when it is not there any more.
-        hint: what to do when it cannot be used.
-    """
+    """A served agent, as runs know it."""
 
     is_elsewhere: ClassVar[bool] = True
 

@@ -31,14 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvalRunSpec:
-    """One evaluation, in the words of its config: which agent, which policy, which data, how many attempts.
-
-    Attributes:
-        experiment: what it pins of the code is recorded only.
-        evaluation: how much is evaluated, and what passes.
-        env: variables of the rollout's server.
-        secret_names: variables whose values come from the user's environment.
-    """
+    """One evaluation, in the words of its config: which agent, which policy, which data, how many attempts."""
 
     experiment: Experiment
     evaluation: EvaluationSettings
@@ -54,24 +47,7 @@ class EvalRunSpec:
 
 @dataclass(frozen=True)
 class EvalRunOptions:
-    """How to run it this time.
-
-    Args:
-        name: the run's name; generated, or that of the run to continue, when None.
-        fresh: put an existing run of that name aside and start anew.
-        retry_failed: also redo failed and skipped attempts.
-        salvage: make a damaged journal whole again out of its intact lines, and redo the rest.
-        max_in_flight: rollouts at once; wins over the specification's ``batch_size``.
-        rollout_port: port of the rollout's server; None takes a free one.
-        servers: rollout servers that work on it at once; those with nothing to do are not started.
-        preflight: ask the model once before the first attempt.
-        seed: the run's seed; part of the resume lock.
-        budget: when to stop dispatching.
-        previews: whether the journal keeps how input and output of each sample begin.
-        adopts_journal: whether a journal of that name, without anything beside it, is this run's: come from another
-            machine.
-        worked_before_s: seconds that earlier sessions worked at least, also on other machines.
-    """
+    """How to run it this time."""
 
     name: str | None = None
     fresh: bool = False
@@ -115,13 +91,7 @@ class EvalRunOptions:
 
 @dataclass(frozen=True)
 class DatasetInput:
-    """The file that holds the rows, in the form that `rollouts/` agents take.
-
-    Args:
-        name: as the config calls it.
-        sha256: digest of the file's bytes.
-        source: where it was found (``explicit``, ``workspace`` …).
-    """
+    """The file that holds the rows, in the form that `rollouts/` agents take."""
 
     path: Path
     name: str
@@ -129,21 +99,15 @@ class DatasetInput:
     source: str
 
     def rows(self, selection: Selection) -> Iterator[tuple[int, DatasetRow]]:
-        """Yield (row_index, row) of the selected rows, reading no further than the last of them.
-
-        Raises:
-            OsmosisError: when a row before the last selected one cannot be used, or the file has become shorter.
-        """
+        """Yield (row_index, row) of the selected rows, reading no further than the last of them."""
         from osmosis_ai.evaluation.pending import selected_rows
 
         return selected_rows(self.path, selection)
 
 
 def keeps_previews(advanced: Mapping[str, Any] | None) -> bool:
-    """Tell whether a config lets records say how input and output begin: ``[advanced] previews = false`` does not.
-
-    What is neither true nor false means no, too: it was written to keep something out.
-    """
+    """Tell whether a config lets records say how input and output begin: ``[advanced] previews = false`` does
+    not."""
     return (advanced or {}).get(PREVIEWS_KEY, True) is True
 
 

@@ -50,19 +50,7 @@ _ROUNDING = 1e-13
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value and how far it can be trusted.
-
-    Attributes:
-        value: the point estimate, every row weighing the same.
-        stderr: its standard error, clustered; None where one cluster cannot give any.
-        low, high: the 95 % interval; None where the data say nothing about the spread.
-        n: samples behind the value.
-        clusters: independent rows behind the value; copies of a row count once.
-        method: how the interval was made.
-        at_least, at_most: the one-sided 95 % bounds: the truth is at least, or at most, this.
-        reason: why there is no interval.
-        warning: what should stand beside the number.
-    """
+    """A value and how far it can be trusted."""
 
     value: float
     stderr: float | None
@@ -131,26 +119,7 @@ def percentiles(values: Values) -> Percentiles | None:
 def estimate_mean(
     values: Values, rows: Labels, clusters: Labels | None = None, *, confidence: float = CONFIDENCE
 ) -> Estimate | None:
-    """Estimate a mean from samples that are clustered by row: the mean over rows of their own means.
-
-    With residuals e of the R row means and G clusters of rows, the variance of the mean is
-    ``G/(G-1) * sum over clusters of (sum of e in the cluster)^2 / R^2``; the interval is Student's with
-    G-1 degrees of freedom, its one-sided bounds corrected for the skewness of the clusters. If every row is a
-    cluster, the error is the usual ``s / sqrt(R)`` of row means.
-
-    Args:
-        values: one number per sample.
-        rows: the row of each sample.
-        clusters: the cluster of each sample's row, where rows are copies of each other; by default each
-            row is its own.
-        confidence: of the interval, and of each one-sided bound.
-
-    Returns:
-        None when there are no samples.
-
-    Raises:
-        ValueError: when the arguments differ in length.
-    """
+    """Estimate a mean from samples that are clustered by row: the mean over rows of their own means."""
     import numpy as np
 
     means = _RowMeans.of(values, rows, clusters)
@@ -168,15 +137,7 @@ def estimate_mean(
 def estimate_rate(
     values: Values, rows: Labels, clusters: Labels | None = None, *, confidence: float = CONFIDENCE
 ) -> Estimate | None:
-    """Estimate a rate: the mean over rows of the mean of values in [0, 1], with an interval inside it.
-
-    Value and standard error are those of :func:`estimate_mean`; the interval is Korn and Graubard's
-    (:func:`~osmosis_ai.evaluation.intervals.korn_graubard_interval`). One attempt a row is a binomial
-    sample, and its interval Clopper and Pearson's.
-
-    Raises:
-        ValueError: when a value is outside [0, 1] or the arguments differ in length.
-    """
+    """Estimate a rate: the mean over rows of the mean of values in [0, 1], with an interval inside it."""
     import numpy as np
 
     data = np.asarray(values, dtype=np.float64)
@@ -194,22 +155,7 @@ def estimate_reward(
     reward_range: tuple[float, float] | None = None,
     confidence: float = CONFIDENCE,
 ) -> Estimate | None:
-    """Estimate the mean reward, as a rate if the range of rewards is known and as a mean otherwise.
-
-    If no range is given, rewards that are all 0 or 1 have the range 0 to 1. Rewards are rescaled from their range to
-    0 to 1, so that the interval stays inside the range. Without a range, the interval ends at the least and greatest reward observed;
-    the one-sided bounds, which decide rules, are left as they are.
-
-    Args:
-        values: one reward per sample.
-        rows: the row of each sample.
-        clusters: the cluster of each sample's row, as in :func:`estimate_mean`.
-        reward_range: the least and greatest reward there can be; None if unknown.
-        confidence: of the interval, and of each one-sided bound.
-
-    Raises:
-        ValueError: when a reward is outside the range or the arguments differ in length.
-    """
+    """Estimate the mean reward, as a rate if the range of rewards is known and as a mean otherwise."""
     import numpy as np
 
     data = np.asarray(values, dtype=np.float64)
@@ -261,15 +207,7 @@ def estimate_rate_of_rows(
     independent: float,
     confidence: float = CONFIDENCE,
 ) -> Estimate | None:
-    """Estimate a rate from one number in [0, 1] for each row; None for no row.
-
-    Args:
-        by_row: of each row.
-        clusters: of each row; copies share one.
-        samples: attempts behind them all.
-        independent: how many independent trials those make at most.
-        confidence: of the interval, and of each one-sided bound.
-    """
+    """Estimate a rate from one number in [0, 1] for each row; None for no row."""
     import numpy as np
 
     means = _RowMeans.of(by_row, np.arange(by_row.size), clusters)

@@ -48,19 +48,7 @@ class FailedRow:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """How a session of a run ended.
-
-    Attributes:
-        total_work_items: rows x attempts.
-        dispatched: attempts that this session started.
-        succeeded, failed, skipped: work items by the status of their latest record.
-        pending: work items that still ask for an attempt.
-        resumed: work items that earlier sessions had finished and this one left alone.
-        stop: why work is left; None when none is.
-        duration_ms: wall-clock time of the run, all sessions together.
-        failures: the first failed attempts, by row.
-        rows: how many rows of how many, and how they were chosen.
-    """
+    """How a session of a run ended."""
 
     run_dir: Path
     local_run_id: str

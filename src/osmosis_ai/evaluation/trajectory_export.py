@@ -146,17 +146,12 @@ class Projector:
         self._threads.clear()
 
     def copy_left(self) -> None:
-        """Make copies that a killed session did not get round to: those of its last attempts; blocking.
-
-        Call it before :meth:`start`. Whatever reads the copies while the run goes on would miss them until its end.
-        """
+        """Make copies that a killed session did not get round to: those of its last attempts; blocking."""
         self._copy_missing(most=_MOST_LEFT)
 
     def copy_missing(self) -> None:
-        """Make every copy that can be made and is not there, and those anew of which there is a fuller original; blocking.
-
-        Call it after :meth:`stop`.
-        """
+        """Make every copy that can be made and is not there, and those anew of which there is a fuller
+        original; blocking."""
         self._copy_named()
         self._copy_missing()
         self._left_out.say_rest()
@@ -244,13 +239,7 @@ class Projector:
     def _try_copy(
         self, row_index: int, run_index: int, rollout_id: str, *, is_late: bool, last: bool
     ) -> bool:
-        """Copy what is there; return whether nothing is left to wait for. A failure is logged, no more.
-
-        Args:
-            row_index, run_index, rollout_id: of the attempt.
-            is_late: whether its server had the time to give the conversation its name, and did not.
-            last: whether nobody tries again.
-        """
+        """Copy what is there; return whether nothing is left to wait for."""
         item = row_index * self._ledger.n + run_index
         name = item_name(row_index, run_index)
         try:
@@ -280,11 +269,7 @@ class Projector:
 
 @contextlib.contextmanager
 def _open_trial(trial: Path) -> Iterator[int]:
-    """Yield a descriptor of a rollout's directory, which may write there: no link in its place is followed.
-
-    Raises:
-        OSError: there is none, or it is something else.
-    """
+    """Yield a descriptor of a rollout's directory, which may write there: no link in its place is followed."""
     descriptor = os.open(trial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield descriptor
@@ -293,11 +278,8 @@ def _open_trial(trial: Path) -> Iterator[int]:
 
 
 def name_pending_trajectory(trial: int) -> bool:
-    """Give the conversation of a rollout whose server was killed over it the name it was to have; False where none waits.
-
-    Raises:
-        OSError: when the directory cannot be written to.
-    """
+    """Give the conversation of a rollout whose server was killed over it the name it was to have; False where
+    none waits."""
     try:
         os.lstat(TRAJECTORY_FILE, dir_fd=trial)
     except FileNotFoundError:
@@ -314,12 +296,7 @@ def _version(trial: int) -> tuple[int, int]:
 
 
 def copy_trajectory(trial: int, target: Path, rollout_id: str, redactor: Redactor) -> bool:
-    """Copy a trajectory that belongs to ``rollout_id``, without secrets; False when there is none (yet).
-
-    Raises:
-        OSError: it is no regular file.
-        ValueError: when it is not whole, too large to be read, or belongs to another rollout.
-    """
+    """Copy a trajectory that belongs to ``rollout_id``, without secrets; False when there is none (yet)."""
     try:
         with open_regular(TRAJECTORY_FILE, dir_fd=trial) as source:
             content = source.read(LARGEST_TRAJECTORY_BYTES + 1)
@@ -382,11 +359,7 @@ def trajectory_problem(content: bytes, rollout_id: str, row_index: int, run_inde
 
 
 def read_regular_file(path: Path) -> bytes | None:
-    """Return a file's content, or None where there is none; no link is followed.
-
-    Raises:
-        OSError: it cannot be read, or is something else.
-    """
+    """Return a file's content, or None where there is none; no link is followed."""
     try:
         with open_regular(path) as handle:
             return handle.read()

@@ -29,16 +29,7 @@ _LARGEST = 1e140
 
 @dataclass(frozen=True, slots=True)
 class VarianceComponents:
-    """The variance of one attempt, in two parts.
-
-    Attributes:
-        between: of the rows' true means; where ``within`` is not known, of the means as they were measured.
-        within: of attempts on one row; of two runs, of an attempt of either, added. None where no row has two.
-        rows: how many rows tell.
-        attempts: on each row, averaged.
-        negative: the estimate of ``between`` came out below 0, which stands for 0.
-        degrees: of freedom of the variance of row means; ``rows - 1`` when None, fewer where few rows make all of it.
-    """
+    """The variance of one attempt, in two parts."""
 
     between: float
     within: float | None
@@ -79,11 +70,7 @@ class VarianceComponents:
     def of_pairs(
         cls, values_a: Values, rows_a: Labels, values_b: Values, rows_b: Labels
     ) -> VarianceComponents | None:
-        """Return the components of the difference of two runs on the rows that both have; None as :meth:`of`.
-
-        The variance of the rows' differences is expected to be ``s2_b + s2_wA mean(1/n_A) + s2_wB mean(1/n_B)``,
-        and ``s2_w`` of each run is its own mean square.
-        """
+        """Return the components of the difference of two runs on the rows that both have; None as :meth:`of`."""
         import numpy as np
 
         a, b = _Rows.of(values_a, rows_a), _Rows.of(values_b, rows_b)
@@ -118,10 +105,7 @@ class VarianceComponents:
         return replace(self, between=self.between * factor, within=within)
 
     def interval(self, confidence: float = 0.95) -> tuple[VarianceComponents, VarianceComponents]:
-        """Return the least and the greatest components that go with the data: few rows tell a variance badly.
-
-        The variance of row means times ``degrees / chi2`` of so many degrees of freedom; both parts alike.
-        """
+        """Return the least and the greatest components that go with the data: few rows tell a variance badly."""
         from scipy.special import chdtri
 
         degrees, tail = self.degrees or self.rows - 1, (1 - confidence) / 2

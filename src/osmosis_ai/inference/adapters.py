@@ -33,13 +33,7 @@ _MATRIX = re.compile(rf"{re.escape(_PREFIX)}(?P<module>.+)\.lora_(?P<side>[AB])\
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """A LoRA adapter in memory.
-
-    Attributes:
-        base_model: what its configuration says it was trained on; empty when it does not.
-        updates: by the name of the base model's tensor, what is added to it (float64).
-        fingerprint: SHA-256 (hex) of its files.
-    """
+    """A LoRA adapter in memory."""
 
     base_model: str
     updates: Mapping[str, Floats]
@@ -47,12 +41,7 @@ class LoraAdapter:
 
     @classmethod
     def load(cls, directory: Path) -> LoraAdapter:
-        """Read an adapter's folder.
-
-        Raises:
-            NotFoundError: there is no adapter in it.
-            OsmosisError: it is damaged, or does more than add low-rank matrices.
-        """
+        """Read an adapter's folder."""
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
@@ -76,11 +65,7 @@ class LoraAdapter:
         return cls(config.get("base_model_name_or_path") or "", updates, fingerprint)
 
     def merged_into(self, model: Model) -> Model:
-        """Return a model with this adapter's updates; ``model`` stays as it is.
-
-        Raises:
-            OsmosisError: the adapter was made for another architecture.
-        """
+        """Return a model with this adapter's updates; ``model`` stays as it is."""
         tensors = dict(model.tensors)
         for name, update in self.updates.items():
             shape = tensors[name].shape if name in tensors else None
@@ -96,11 +81,7 @@ class LoraAdapter:
 
 
 def load_adapted_model(model_dir: Path, adapter_dir: Path) -> Model:
-    """Read a model and merge an adapter into it.
-
-    Raises:
-        OsmosisError: one of them can not be read, or they do not fit.
-    """
+    """Read a model and merge an adapter into it."""
     return LoraAdapter.load(adapter_dir).merged_into(Model.load(model_dir))
 
 

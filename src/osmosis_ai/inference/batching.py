@@ -21,15 +21,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One generated token.
-
-    Attributes:
-        id: the token.
-        logprob: its log-probability at the request's temperature (at temperature 0: at 1), before
-            ``top_p``.
-        top: the most likely tokens at this place with theirs, as many as were asked for.
-        version: which of the published weights it was drawn with; 0 for those loaded first.
-    """
+    """One generated token."""
 
     id: int
     logprob: float
@@ -39,16 +31,7 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """What is asked of the model: one continuation of one prompt.
-
-    Attributes:
-        prompt: at least one token id; with ``max_tokens`` no longer than the model's positions.
-        max_tokens: the most tokens to generate, at least one.
-        stream: the 64-bit key of its random numbers, from ``SamplingParams.stream``.
-        temperature, top_p: as in ``SamplingParams``.
-        stop_tokens: generation ends after any of these; it is the last token of the result.
-        top_logprobs: how many alternatives to report for each token.
-    """
+    """What is asked of the model: one continuation of one prompt."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -69,16 +52,7 @@ class Emission:
 
 
 class ContinuousBatch(Generic[CacheT, LogitsT]):
-    """The sequences that are generating now. Not thread-safe: one thread owns it.
-
-    Args:
-        model: the network; the batch allocates the cache for it.
-        capacity: how many sequences run at once.
-        kept: how many ended sequences are remembered, to share what prompts have in common.
-
-    Attributes:
-        version: of the weights that tokens are drawn with.
-    """
+    """The sequences that are generating now."""
 
     def __init__(self, model: LanguageModel[CacheT, LogitsT], capacity: int, *, kept: int = 32) -> None:
         self.capacity = capacity
@@ -133,14 +107,7 @@ class ContinuousBatch(Generic[CacheT, LogitsT]):
         return self._draw(0, logits, slice(None))
 
     def publish(self, weights: Mapping[str, Any], version: int) -> None:
-        """Go on with other weights.
-
-        What runs is read again: its next token has the probability that the new weights give it
-        after these tokens, and not one of keys and values that no weights ever computed together.
-
-        Raises:
-            OsmosisError: the weights do not fit; the batch goes on with those it has.
-        """
+        """Go on with other weights."""
         self._model.load_weights(weights)
         self.version = version
         prompts = [self._slots.tokens(slot) for slot in range(len(self._running))]

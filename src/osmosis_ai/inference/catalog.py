@@ -19,12 +19,7 @@ MODELS_DIR = Path(__file__).parent / "models"
 
 @dataclass(frozen=True)
 class BuiltInModel:
-    """A model in the package.
-
-    Attributes:
-        name: what `model_path` in a config says, and what replies call it.
-        directory: its Hugging Face folder.
-    """
+    """A model in the package."""
 
     name: str
     directory: Path
@@ -55,11 +50,7 @@ def engine_of(model: str) -> EngineName:
 
 
 def built_in_model(name: str) -> BuiltInModel:
-    """Find a model by name.
-
-    Raises:
-        NotFoundError: when the package has no such model; lists those it has.
-    """
+    """Find a model by name."""
     for model in _MODELS:
         if name == model.name:
             return model

@@ -65,14 +65,7 @@ class StopStrings:
 
 @dataclass
 class AssistantReply:
-    """One choice of a completion, growing.
-
-    Args:
-        tokenizer: of the model that writes it.
-        end_tokens: tokens that end a turn; they are counted but are no part of the text.
-        stop: strings before which the text is cut.
-        reader: separates tool calls from the content; without one they stay in it.
-    """
+    """One choice of a completion, growing."""
 
     tokenizer: TokenDecoding
     end_tokens: frozenset[int]
@@ -88,11 +81,7 @@ class AssistantReply:
         self._stop = StopStrings(self.stop)
 
     def feed(self, tokens: Sequence[SampledToken], finish_reason: FinishReason | None) -> list[Piece]:
-        """Add the next tokens; return what the message gained.
-
-        With stop strings, feed one token at a time: the one that completes such a string is the last. After
-        ``finish_reason`` is set (here, or because a stop string was reached), feed no more.
-        """
+        """Add the next tokens; return what the message gained."""
         self.tokens.extend(tokens)
         text = self._decoder.feed(*(token.id for token in tokens if token.id not in self.end_tokens))
         pieces = self._parse(self._stop.feed(text))

@@ -17,11 +17,7 @@ from osmosis_ai.inference.tool_calls import FormatName, ToolCallStyle
 
 
 class ChatFormat(TokenDecoding, Protocol):
-    """Messages to text, text to tokens, tokens to text.
-
-    Attributes:
-        tool_calls: how the model writes them.
-    """
+    """Messages to text, text to tokens, tokens to text."""
 
     tool_calls: ToolCallStyle
 
@@ -32,11 +28,7 @@ class ChatFormat(TokenDecoding, Protocol):
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Return the text of a conversation.
-
-        Raises:
-            TemplateError: the template does not accept the messages.
-        """
+        """Return the text of a conversation."""
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of ``text``, in which the model's special tokens are recognised."""
@@ -46,15 +38,7 @@ class ChatFormat(TokenDecoding, Protocol):
 
 
 class BuiltInChat:
-    """The format of a model that travels with the package; needs neither torch nor transformers.
-
-    Args:
-        model_dir: its Hugging Face folder.
-        tool_call_format: read its tool calls in another format than the one it writes.
-
-    Raises:
-        OsmosisError: its tokenizer can not be read.
-    """
+    """The format of a model that travels with the package; needs neither torch nor transformers."""
 
     def __init__(self, model_dir: Path, *, tool_call_format: FormatName | None = None) -> None:
         self.tool_calls = ToolCallStyle(FORMATS[tool_call_format or "hermes"])

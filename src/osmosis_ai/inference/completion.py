@@ -51,17 +51,7 @@ class TokenEngine(Protocol):
 
 
 class TokenFeed:
-    """A submission as seen from an event loop: its tokens, as they come, in batches.
-
-    Args:
-        engine: who generates.
-        generations: the choices.
-        every_token: wake the reader for each token; otherwise when a choice is complete, which
-            costs the event loop a fraction.
-
-    Raises:
-        EngineBusyError, EngineStoppedError: from the engine, at once.
-    """
+    """A submission as seen from an event loop: its tokens, as they come, in batches."""
 
     def __init__(self, engine: TokenEngine, generations: Sequence[Generation], *, every_token: bool) -> None:
         self._choices = {generation: index for index, generation in enumerate(generations)}
@@ -90,11 +80,7 @@ class TokenFeed:
             self._submission.cancel()
 
     async def read(self) -> list[tuple[int, Emission]]:
-        """Wait for news; return emissions with the index of their choice.
-
-        Raises:
-            EngineStoppedError: when the engine ended before all was generated.
-        """
+        """Wait for news; return emissions with the index of their choice."""
         await self._wake.wait()
         self._wake.clear()
         if self._error:
@@ -124,20 +110,7 @@ class ChatStream:
 
 
 class ChatCompletion:
-    """One accepted request on its way.
-
-    Args:
-        engine: who generates.
-        tokenizer: of the engine's model.
-        tool_calls: how the model writes them.
-        request: what was asked for.
-        generations: the choices; all continue one prompt.
-        model_name, fingerprint: what the reply says about the model.
-        finished: hears of every choice that is complete, before anyone is told of its last token.
-
-    Raises:
-        ApiError: the engine takes no more requests, or has stopped.
-    """
+    """One accepted request on its way."""
 
     def __init__(
         self,

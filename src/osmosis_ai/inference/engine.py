@@ -102,14 +102,7 @@ class _Publication:
 
 
 class InferenceEngine:
-    """Runs a model for any number of threads; a context manager that starts and ends its own.
-
-    Args:
-        model: the network.
-        max_batch: how many sequences generate at once.
-        max_waiting: how many may wait; more are refused.
-        kept: how many ended sequences are remembered, to share what prompts have in common.
-    """
+    """Runs a model for any number of threads; a context manager that starts and ends its own."""
 
     def __init__(
         self, model: LanguageModel[Any, Any], *, max_batch: int = 32, max_waiting: int = 1024, kept: int = 32
@@ -147,12 +140,7 @@ class InferenceEngine:
         return self._stopped
 
     def submit(self, generations: Sequence[Generation], listener: Listener) -> Submission:
-        """Queue the choices of one request.
-
-        Raises:
-            EngineBusyError: when the queue is full.
-            EngineStoppedError: when the engine has ended.
-        """
+        """Queue the choices of one request."""
         with self._changed:
             if self._stopped:
                 raise self._stopped
@@ -165,14 +153,7 @@ class InferenceEngine:
         return submission
 
     def publish(self, weights: Mapping[str, Any], version: int) -> None:
-        """Exchange weights between two steps and wait until it is done; requests go on meanwhile.
-
-        Tokens drawn from then on carry ``version``.
-
-        Raises:
-            OsmosisError: the weights do not fit; the engine goes on with those it has.
-            EngineStoppedError: when the engine has ended.
-        """
+        """Exchange weights between two steps and wait until it is done; requests go on meanwhile."""
         publication = _Publication(weights, version)
         with self._changed:
             if self._stopped:

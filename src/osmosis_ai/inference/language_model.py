@@ -43,13 +43,7 @@ class Cache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """How each of R rows draws its token.
-
-    Attributes:
-        temperatures, top_ps, streams: the sampling parameters of each row.
-        positions: the position in its sequence of the token that is drawn, prompt included.
-        top_counts: how many of the likeliest tokens to report for each row.
-    """
+    """How each of R rows draws its token."""
 
     temperatures: Floats
     top_ps: Floats

@@ -16,13 +16,7 @@ from torch.nn.functional import linear
 
 @dataclass(frozen=True)
 class LowRankUpdate:
-    """``scale`` * B A, for one linear layer.
-
-    Attributes:
-        a: rank x inputs.
-        b: outputs x rank.
-        scale: alpha / rank.
-    """
+    """``scale`` * B A, for one linear layer."""
 
     a: Tensor
     b: Tensor

@@ -50,12 +50,7 @@ class ModelConfig:
 
     @classmethod
     def load(cls, model_dir: Path) -> ModelConfig:
-        """Read `config.json` of a Hugging Face folder.
-
-        Raises:
-            OsmosisError: when the folder holds no Qwen3 model with tied embeddings, the one
-                architecture this module computes.
-        """
+        """Read `config.json` of a Hugging Face folder."""
         path = model_dir / CONFIG_FILE
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
@@ -93,12 +88,7 @@ class ModelConfig:
 
 
 class KeyValueCache:
-    """Keys and values of up to ``slots`` sequences, allocated once for the longest of them.
-
-    The arrays are zeros that the operating system backs with memory only where a sequence has
-    written, so what is not used costs nothing. Rows in use are kept in the first slots: a batch
-    is then a slice, never a copy.
-    """
+    """Keys and values of up to ``slots`` sequences, allocated once for the longest of them."""
 
     def __init__(self, config: ModelConfig, slots: int) -> None:
         shape = (config.num_layers, slots, config.num_kv_heads, config.max_positions, config.head_dim)
@@ -123,12 +113,7 @@ class _Layer:
 
 
 class Model:
-    """The network: token ids in, logits out.
-
-    Attributes:
-        config: its dimensions.
-        fingerprint: SHA-256 (hex) of its weights file; two models with the same are the same.
-    """
+    """The network: token ids in, logits out."""
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Any], fingerprint: str) -> None:
         self.config = config
@@ -141,11 +126,7 @@ class Model:
 
     @classmethod
     def load(cls, model_dir: Path) -> Model:
-        """Read a model from a Hugging Face folder.
-
-        Raises:
-            OsmosisError: when files are missing or damaged, or the architecture is another one.
-        """
+        """Read a model from a Hugging Face folder."""
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
@@ -210,19 +191,7 @@ class Model:
         ]
 
     def extend(self, cache: KeyValueCache, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> Floats:
-        """Append tokens to the sequences in the slots ``rows`` and return logits.
-
-        Args:
-            cache: where the sequences' keys and values live; their new ones are written to it.
-            rows: the slots, a slice of R of them.
-            ids: R x S token ids, right-padded. What a padded position writes is overwritten
-                before any later token may look at it.
-            starts: R positions at which the new tokens begin.
-            wanted: R indices into the S new tokens: the ones whose logits are returned.
-
-        Returns:
-            R x V logits: of the token after the wanted one.
-        """
+        """Append tokens to the sequences in the slots ``rows`` and return logits."""
         count = ids.shape[1]
         hidden = np.empty((len(ids), self.config.hidden_size))
         for offset in range(0, count, CHUNK_TOKENS):
@@ -233,11 +202,7 @@ class Model:
         return logits
 
     def _blocks(self, cache: KeyValueCache, rows: slice, ids: Ints, starts: Ints) -> Floats:
-        """Run the transformer's blocks over a chunk; R x S x hidden.
-
-        All tokens of the chunk are the rows of one matrix: a product of three dimensions would be
-        computed as one small product for each sequence.
-        """
+        """Run the transformer's blocks over a chunk; R x S x hidden."""
         config, (batch, count) = self.config, ids.shape
         positions = starts[:, None] + np.arange(count)
         # Padding may point past the last position; nobody reads what it computes there.

@@ -45,15 +45,7 @@ class Template(Protocol):
 
 
 class ChatCompletions:
-    """Serves one model.
-
-    Args:
-        engine: a running engine.
-        tokenizer: of the engine's model.
-        template: of the engine's model.
-        names: the model's name in replies, then other names under which it may be asked for.
-        tool_calls: how the model writes them.
-    """
+    """Serves one model."""
 
     def __init__(
         self,
@@ -84,15 +76,7 @@ class ChatCompletions:
         return {"object": "list", "data": [model]}
 
     async def create(self, body: Any) -> Json | ChatStream:
-        """Answer the decoded body of a chat completion request.
-
-        Returns:
-            The completion, or with ``"stream": true`` its chunks as they come. Closing the stream,
-            or cancelling this coroutine, stops the generation.
-
-        Raises:
-            ApiError: when the request is refused; with streams, before the first chunk.
-        """
+        """Answer the decoded body of a chat completion request."""
         request = parse_request(body)
         if request.model not in self._names:
             raise OpenAIError(

@@ -33,23 +33,7 @@ START_TIMEOUT_S: dict[EngineName, float] = {"numpy": 60.0, "torch": 900.0}
 
 
 class InferenceServer(Service):
-    """Serves a model while an ``async with`` block lasts.
-
-    Args:
-        model: one of :func:`served_models`; for torch, a folder or a name on the Hugging Face hub.
-        engine: what computes.
-        adapter: a folder with a LoRA adapter, which is merged into the model.
-        served_as: the name requests call it by; the model's own when None.
-        max_batch: how many sequences it generates at once.
-        start_timeout_s: how long it may take to listen; by default as long as the engine may need.
-
-    Attributes:
-        model: the name requests call it by.
-        api_key: the bearer key it answers to, made anew for every server.
-
-    Raises:
-        NotFoundError: when there is no such model.
-    """
+    """Serves a model while an ``async with`` block lasts."""
 
     def __init__(
         self,
@@ -96,11 +80,7 @@ class InferenceServer(Service):
 
     @property
     def base_url(self) -> str:
-        """Where it listens, as OpenAI clients want it: ``http://127.0.0.1:<port>/v1``.
-
-        Raises:
-            OsmosisError: when it is not running.
-        """
+        """Where it listens, as OpenAI clients want it: ``http://127.0.0.1:<port>/v1``."""
         if self.answer is None:
             raise OsmosisError(f"{self.spec.name} is not running.", code="INTERNAL")
         return str(self.answer["base_url"])

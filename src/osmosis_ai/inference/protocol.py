@@ -161,10 +161,7 @@ class ResponseFormat(_Part):
 
 
 class ChatRequest(BaseModel):
-    """A valid request; every field means what it means in OpenAI's API.
-
-    ``return_token_ids`` is vLLM's: the reply carries the token ids of prompt and completion.
-    """
+    """A valid request; every field means what it means in OpenAI's API."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -258,11 +255,7 @@ class ChatRequest(BaseModel):
 
 
 def parse_request(body: Any) -> ChatRequest:
-    """Check a decoded request body.
-
-    Raises:
-        ApiError: 400, naming the parameter and what is wrong with it.
-    """
+    """Check a decoded request body."""
     if not isinstance(body, Mapping):
         raise OpenAIError(400, "the request body must be a JSON object.")
     try:

@@ -30,13 +30,7 @@ GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request draws its tokens.
-
-    Attributes:
-        seed: any integer; None draws one from the operating system.
-        temperature: 0 (greedy) and up.
-        top_p: the choice is among the fewest tokens whose probabilities reach this sum.
-    """
+    """How one request draws its tokens."""
 
     seed: int | None = None
     temperature: float = 1.0
@@ -58,11 +52,7 @@ def uniforms(streams: NDArray[np.uint64], positions: NDArray[np.int64]) -> Float
 
 
 def log_probabilities(logits: Floats, temperatures: Floats) -> Floats:
-    """Return the distributions (B x V, natural logarithm) at each row's temperature.
-
-    Greedy rows get the unscaled distribution. ``top_p`` is not applied: a truncated distribution
-    is no basis for a policy gradient.
-    """
+    """Return the distributions (B x V, natural logarithm) at each row's temperature."""
     scaled = logits / np.where(temperatures < GREEDY_BELOW, 1.0, temperatures)[:, None]
     scaled -= scaled.max(axis=1, keepdims=True)
     normalised: Floats = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
@@ -76,13 +66,7 @@ def choose(
     streams: NDArray[np.uint64],
     positions: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Draw one token for each row.
-
-    Args:
-        log_probs: B x V, from :func:`log_probabilities`.
-        temperatures, top_ps, streams: each row's sampling parameters.
-        positions: the position in its sequence of the token that is drawn, prompt included.
-    """
+    """Draw one token for each row."""
     probabilities = np.exp(log_probs)
     truncated = top_ps < 1.0
     if truncated.any():

@@ -40,12 +40,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Endpoint:
-    """The routes over one model.
-
-    Args:
-        api: what answers.
-        api_key: the bearer key that requests under `/v1` must carry; None asks for none.
-    """
+    """The routes over one model."""
 
     def __init__(self, api: ChatCompletions, *, api_key: str | None) -> None:
         self._api = api
@@ -144,10 +139,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class ServedParts:
-    """A loaded model: its network, its text, and the names it answers to, the first in replies.
-
-    ``tool_calls`` is how it writes them.
-    """
+    """A loaded model: its network, its text, and the names it answers to, the first in replies."""
 
     network: LanguageModel[Any, Any]
     tokenizer: TextTokenizer
@@ -164,19 +156,7 @@ def load_parts(
     served_as: str | None = None,
     tool_call_format: FormatName | None = None,
 ) -> ServedParts:
-    """Load what is to be served.
-
-    Args:
-        model: a built-in one for NumPy; for torch a folder, or a name on the Hugging Face hub.
-        engine: what computes.
-        adapter: a folder with a LoRA adapter, which is merged into the model.
-        served_as: the name requests call it by; the model's own when None.
-        tool_call_format: how the model writes tool calls; what the adapter was trained with, or else what the
-            chat template shows, when None.
-
-    Raises:
-        OsmosisError: when the model or the adapter can not be loaded.
-    """
+    """Load what is to be served."""
     # Clients may drop what they take for the provider.
     name = served_as or model
     names = (name, name.partition("/")[2] or name)
@@ -202,11 +182,7 @@ async def serving(
     max_batch: int,
     max_waiting: int,
 ) -> AsyncIterator[tuple[str, ChatCompletions]]:
-    """Serve a model while the context lasts; yields the base URL and the API.
-
-    Raises:
-        OSError: when the address can not be listened on.
-    """
+    """Serve a model while the context lasts; yields the base URL and the API."""
     with InferenceEngine(parts.network, max_batch=max_batch, max_waiting=max_waiting) as engine:
         api = ChatCompletions(engine, parts.tokenizer, parts.template, parts.names, parts.tool_calls)
         runner = Endpoint(api, api_key=api_key).runner()

@@ -17,12 +17,7 @@ from osmosis_ai.inference.language_model import CacheT, Ints, LanguageModel
 
 
 class SequenceSlots(Generic[CacheT]):
-    """Slots 0 to ``running`` - 1 are for sequences that generate, ``kept`` more for ended ones.
-
-    Attributes:
-        cache: the keys and values of all slots.
-        lengths: how many positions of each slot are filled.
-    """
+    """Slots 0 to ``running`` - 1 are for sequences that generate, ``kept`` more for ended ones."""
 
     def __init__(self, model: LanguageModel[CacheT, Any], *, running: int, kept: int) -> None:
         self.cache = model.new_cache(running + kept)
@@ -68,10 +63,7 @@ class SequenceSlots(Generic[CacheT]):
             self._touch(oldest)
 
     def longest_prefix(self, prompt: Sequence[int]) -> tuple[int, int]:
-        """Return the slot that holds most of ``prompt`` from its beginning, and how many tokens.
-
-        The last token is never counted: its logits are what the prompt is read for.
-        """
+        """Return the slot that holds most of ``prompt`` from its beginning, and how many tokens."""
         wanted = np.array(prompt[:-1], np.int32)
         equal = self._tokens[:, : len(wanted)] == wanted
         # The first difference of each slot, or the length of the prompt where there is none.

@@ -38,15 +38,7 @@ class _GenerationBlocks(Extension):
 
 
 class ChatTemplate:
-    """Messages and tools in, prompt text out.
-
-    Args:
-        source: the Jinja text of the template. It runs in a sandbox: it can read what it is
-            given and nothing else.
-
-    Raises:
-        TemplateError: when the source is not valid Jinja.
-    """
+    """Messages and tools in, prompt text out."""
 
     def __init__(self, source: str) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -71,11 +63,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Return the text of the conversation, ready for the assistant's next turn.
-
-        Raises:
-            TemplateError: when the template does not accept the messages.
-        """
+        """Return the text of the conversation, ready for the assistant's next turn."""
         try:
             return self._template.render(
                 messages=messages, tools=tools or None, add_generation_prompt=add_generation_prompt

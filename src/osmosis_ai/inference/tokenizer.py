@@ -20,12 +20,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 class Tokenizer:
-    """The tokenizer of one model: a byte-level BPE read from `tokenizer.json`.
-
-    Attributes:
-        longest_token: how many bytes the longest token stands for; a text has at least its bytes
-            divided by this many tokens.
-    """
+    """The tokenizer of one model: a byte-level BPE read from `tokenizer.json`."""
 
     def __init__(self, raw: RawTokenizer) -> None:
         self._raw = raw
@@ -39,11 +34,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, model_dir: Path) -> Tokenizer:
-        """Read the tokenizer of the model in ``model_dir``.
-
-        Raises:
-            OsmosisError: when the file is missing or is not a byte-level BPE.
-        """
+        """Read the tokenizer of the model in ``model_dir``."""
         from tokenizers import Tokenizer as RawTokenizer
 
         path = model_dir / TOKENIZER_FILE

@@ -28,13 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ParsedToolCall:
-    """A call the model made.
-
-    Attributes:
-        id: by which the tool's answer refers to it; empty until the reader has given it one.
-        name: of the function.
-        arguments: a JSON object, in the model's own spelling where the format is JSON.
-    """
+    """A call the model made."""
 
     id: str
     name: str
@@ -69,22 +63,7 @@ class MoreToComeError(Exception):
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a family of models writes calls.
-
-    Attributes:
-        name: of the format.
-        openings: the marks that a call may begin with, wherever they stand.
-        closings: marks that mean nothing when they follow a call.
-        bare: a character that a call may begin with at the start of a line, and behind another call.
-        enders: one of these characters is the last of every call.
-        call_end: the mark behind a single call, where there is one; often a token of its own.
-        new_id: makes the id of a call that has none.
-        read: takes a text that begins with an opening, perhaps cut short, and the schemas of the tools; returns the
-            length of the call's text and the calls in it.
-
-            Raises NotACallError or MoreToComeError. Which of the two, or neither, is decided by the shortest beginning
-            of the text that decides it: more text behind that changes nothing.
-    """
+    """How a family of models writes calls."""
 
     name: FormatName
     openings: tuple[str, ...]
@@ -212,14 +191,7 @@ class ToolCallReader:
 
 
 class ToolCallStyle:
-    """How one model writes calls.
-
-    Args:
-        format: the format; None when it is not known, and what the model writes stays content.
-        several: whether its template can write more than one call in a turn.
-        problem: a sentence on why tools may not work with it.
-        note: told of the problem when tools are first offered; by default it is logged.
-    """
+    """How one model writes calls."""
 
     def __init__(
         self,
@@ -237,11 +209,8 @@ class ToolCallStyle:
     def reader(
         self, tools: Sequence[Mapping[str, Any]], *, at_most_one: bool = False
     ) -> ToolCallReader | None:
-        """Return what reads one reply to a request that offered ``tools``; None when there is nothing to read.
-
-        Args:
-            at_most_one: the request wants no second call.
-        """
+        """Return what reads one reply to a request that offered ``tools``; None when there is nothing to
+        read."""
         if not tools:
             return None
         if self._problem:

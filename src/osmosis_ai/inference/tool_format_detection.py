@@ -55,13 +55,7 @@ class Render(Protocol):
 
 @dataclass(frozen=True)
 class ToolTemplate:
-    """How a template wants turns with calls.
-
-    Attributes:
-        arguments_as_written: it takes arguments as JSON text, and writes them as they are; otherwise as a mapping.
-        empty_content: the content of a turn that is nothing but calls, as part of a message.
-        calls: how its model writes calls.
-    """
+    """How a template wants turns with calls."""
 
     arguments_as_written: bool
     empty_content: Mapping[str, Any]
@@ -87,15 +81,7 @@ def detect_tool_template(
     chosen: FormatName | None = None,
     note: Callable[[str], None] | None = None,
 ) -> ToolTemplate:
-    """Find out what a template does with calls.
-
-    Args:
-        render: the template.
-        source: its text.
-        has_token: whether the model's vocabulary has a token.
-        chosen: the format, when it is not to be found out.
-        note: told, once, of what is wrong when tools are offered; by default it is logged.
-    """
+    """Find out what a template does with calls."""
     prompt = _try(render, [_QUESTION], add_generation_prompt=True)
     as_written, content = _accepted_form(render)
     written = _reply(render, as_written, content, prompt, calls=1)
@@ -116,10 +102,7 @@ def detect_tool_template(
 
 
 def _accepted_form(render: Render) -> tuple[bool, Mapping[str, Any]]:
-    """Return the first manner, arguments as written and empty content, in which the template writes a call.
-
-    Where there is none, it is one in which the template writes anything at all: the recorded tokens stand for the call.
-    """
+    """Return the first manner, arguments as written and empty content, in which the template writes a call."""
     accepted = []
     for as_written in (True, False):
         for content in _CONTENTS:

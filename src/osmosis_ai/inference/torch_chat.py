@@ -22,16 +22,7 @@ from osmosis_ai.inference.tool_format_detection import detect_tool_template
 
 
 class PretrainedChat:
-    """The format of a model of transformers.
-
-    Args:
-        tokenizer: with a chat template.
-        tool_call_format: how the model writes tool calls; found out from its template when None.
-        note: told, once, when tools are offered to a model that is not made for them; by default it is logged.
-
-    Raises:
-        OsmosisError: it has no chat template, or is not one of the `tokenizers` library.
-    """
+    """The format of a model of transformers."""
 
     def __init__(
         self,

@@ -15,21 +15,7 @@ from osmosis_ai.inference.torch_model import TorchModel
 
 
 class TorchEngine(InferenceEngine):
-    """Serves a model of transformers; a context manager like its parent.
-
-    Args:
-        model_path: a Hugging Face name or folder.
-        device: "cpu", "cuda", "cuda:1" ...
-        dtype: bfloat16 on a GPU and float32 on a CPU when None. In float64 a request's tokens do not
-            depend on what else is in the batch, and the tiny model's are those of the NumPy engine.
-        max_batch: how many sequences generate at once.
-        max_waiting: how many may wait; more are refused.
-        max_positions: the longest sequence to serve, in tokens; it bounds the memory of the cache.
-        kept: how many ended sequences are remembered, to share what prompts have in common.
-
-    Raises:
-        OsmosisError: the model can not be loaded or served.
-    """
+    """Serves a model of transformers; a context manager like its parent."""
 
     model: TorchModel
 

@@ -109,15 +109,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
 
 
 class TorchModel:
-    """A causal language model of transformers.
-
-    Args:
-        model: the network, on its device and of its type; it is put into inference mode.
-        max_positions: the longest sequence to serve, in tokens; at most what the model was made for.
-
-    Raises:
-        OsmosisError: the model's layers remember more than keys and values.
-    """
+    """A causal language model of transformers."""
 
     def __init__(
         self, model: PreTrainedModel, *, max_positions: int | None = None, fingerprint: str = ""
@@ -155,14 +147,7 @@ class TorchModel:
         dtype: torch.dtype | None = None,
         max_positions: int | None = None,
     ) -> TorchModel:
-        """Load a model by its name or from a Hugging Face folder.
-
-        Args:
-            dtype: bfloat16 on a GPU and float32 on a CPU when None.
-
-        Raises:
-            OsmosisError: it can not be loaded.
-        """
+        """Load a model by its name or from a Hugging Face folder."""
         logging.disable_progress_bar()  # how progress is shown is the caller's matter
         chosen = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
         try:

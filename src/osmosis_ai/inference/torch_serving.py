@@ -20,11 +20,7 @@ from osmosis_ai.inference.torch_model import TorchModel
 
 
 class ServedChat(PretrainedChat):
-    """The format of a model, and how long its tokens are.
-
-    Attributes:
-        longest_token: at least as many bytes as the longest token stands for.
-    """
+    """The format of a model, and how long its tokens are."""
 
     def __init__(
         self,
@@ -51,15 +47,8 @@ class ServedChat(PretrainedChat):
 
 
 def load_served_model(model_path: str, adapter: Path | None) -> TorchModel:
-    """Load a model onto the GPU if there is one, and put an adapter on it: merged in float32, beside it in bfloat16.
-
-    Args:
-        model_path: a folder, or a name on the Hugging Face hub.
-        adapter: a folder in PEFT's layout.
-
-    Raises:
-        OsmosisError: one of them can not be loaded, or they do not fit.
-    """
+    """Load a model onto the GPU if there is one, and put an adapter on it: merged in float32, beside it in
+    bfloat16."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     logging.disable_progress_bar()
     try:

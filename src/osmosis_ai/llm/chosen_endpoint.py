@@ -29,19 +29,7 @@ _KEY_IN_A_PATH = re.compile(r"/(sk-|sk_|osm_|hf_|gsk_|xai-|nvapi-|AIza|AKIA)[\w-
 def choose_endpoint(
     model: str, env: Mapping[str, str], *, base_url: str | None = None, api_key: str | None = None
 ) -> ModelEndpoint:
-    """Return who is called for a model.
-
-    Args:
-        model: with an address, the name as registered there (a leading ``openai/`` only says which protocol
-            is spoken); without one ``provider/model``, or a bare name, which is OpenAI's unless it is plainly
-            another provider's.
-        env: where keys and addresses are looked up.
-        base_url: the address of an OpenAI-compatible endpoint.
-        api_key: wins over every variable.
-
-    Raises:
-        OsmosisError: the name or the address makes no sense, or a key is missing.
-    """
+    """Return who is called for a model."""
     name = model.strip()
     if not name:
         raise OsmosisError("`--model` names no model.", hint="for instance `--model openai/gpt-5-mini`")
@@ -52,18 +40,7 @@ def choose_endpoint(
 
 
 async def probe(endpoint: ModelEndpoint, *, timeout_s: float = 60.0) -> ModelEndpoint:
-    """Make one tiny call; return the endpoint as its server answers to it.
-
-    Some servers register a model under a name that itself begins with ``openai/``: where the rest of the name
-    is not known there, the whole is tried.
-
-    Args:
-        endpoint: who to call.
-        timeout_s: how long an answer may take, in seconds.
-
-    Raises:
-        ModelCallError: no call can succeed, in the provider's own words.
-    """
+    """Make one tiny call; return the endpoint as its server answers to it."""
     try:
         await _ask(endpoint, timeout_s)
     except ModelCallError as error:

@@ -49,17 +49,7 @@ _PREFLIGHT_BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens"
 
 @dataclass(frozen=True)
 class ClientStats:
-    """How calling goes, at one moment.
-
-    Attributes:
-        limit: how many calls may run at once.
-        in_flight: how many run.
-        waiting: how many wait for their turn.
-        rate_limited: how often the provider refused for the rate of calls.
-        retries: how many tries were not the first.
-        refused_parameters: parameters of ours the endpoint does not take (a ``seed`` among them
-            means that its answers cannot be repeated).
-    """
+    """How calling goes, at one moment."""
 
     limit: int
     in_flight: int
@@ -70,14 +60,7 @@ class ClientStats:
 
 
 class ModelClient:
-    """Calls one model; an async context manager, for one event loop.
-
-    Args:
-        endpoint: who serves the model.
-        max_connections: the most calls at once; how many really run adapts to the provider.
-        request_timeout_s: how long one try may take, in seconds.
-        max_attempts: how many tries a call has.
-    """
+    """Calls one model; an async context manager, for one event loop."""
 
     def __init__(
         self,
@@ -111,32 +94,13 @@ class ModelClient:
         return self.endpoint.model_path
 
     async def complete(self, body: Mapping[str, Any], *, optional: Collection[str] = ()) -> Completion:
-        """Call the model and wait for its whole answer.
-
-        Args:
-            body: an OpenAI chat completion request; ``model`` and ``stream`` are set here.
-            optional: names in ``body`` that may be left out if the endpoint refuses them.
-
-        Raises:
-            ModelCallError: the call failed for good, or in all its tries.
-        """
+        """Call the model and wait for its whole answer."""
         return await self._complete(body, optional, tries=self._max_attempts)
 
     async def stream(
         self, body: Mapping[str, Any], *, restarted: Callable[[], object], optional: Collection[str] = ()
     ) -> _Chunks:
-        """Call the model and yield OpenAI chunks as they come, the usage chunk among them.
-
-        Close the iterator (``contextlib.aclosing``) when leaving it early: it holds a turn.
-
-        Args:
-            body: as in :meth:`complete`.
-            restarted: called when a try failed; discard its chunks, those of the next try follow.
-            optional: as in :meth:`complete`.
-
-        Raises:
-            ModelCallError: as :meth:`complete`.
-        """
+        """Call the model and yield OpenAI chunks as they come, the usage chunk among them."""
         options = body.get("stream_options")
         droppable = {*optional, "stream_options"} if options is None else optional
         request = self._fit.request(
@@ -171,11 +135,7 @@ class ModelClient:
                 return
 
     async def preflight(self) -> None:
-        """Make one tiny call, to fail early when no call can succeed.
-
-        Raises:
-            ModelCallError: in the provider's own words. A rate limit is no failure.
-        """
+        """Make one tiny call, to fail early when no call can succeed."""
         try:
             await self._complete(_PREFLIGHT_BODY, (), tries=_PREFLIGHT_TRIES)
         except ModelCallError as error:

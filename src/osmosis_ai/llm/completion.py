@@ -9,17 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """Tokens of one call, as the provider counts them.
-
-    Attributes:
-        prompt_tokens: read by the model, cached ones included.
-        completion_tokens: produced by it, reasoning included.
-        total_tokens: the provider's sum.
-        cached_tokens: prompt tokens it had in its cache, when it says so.
-        reasoning_tokens: produced tokens that were reasoning, when it says so.
-        cache_write_tokens: prompt tokens it stored in its cache, when it says so.
-        stated_cost_usd: what the provider says the call cost (OpenRouter), when it does.
-    """
+    """Tokens of one call, as the provider counts them."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -32,15 +22,7 @@ class TokenUsage:
 
 @dataclass
 class Completion:
-    """One answered call.
-
-    Attributes:
-        response: the provider's ``chat.completion`` object, untouched.
-        usage: its token counts; None when the provider gave none.
-        cost_usd: its cost; None when the price or the usage is not known.
-        latency_s: how long the successful try took, in seconds.
-        attempts: how many tries it took.
-    """
+    """One answered call."""
 
     response: dict[str, Any]
     usage: TokenUsage | None

@@ -48,12 +48,7 @@ millions of bytes."""
 
 
 class DirectTransport:
-    """Calls an OpenAI-compatible endpoint.
-
-    Args:
-        endpoint: who to call; its ``base_url`` must be known.
-        timeout_s: the longest a reply may take, and the longest silence within a stream, in seconds.
-    """
+    """Calls an OpenAI-compatible endpoint."""
 
     def __init__(self, endpoint: ModelEndpoint, *, timeout_s: float) -> None:
         self._endpoint = endpoint

@@ -72,17 +72,7 @@ _KEY_SHAPED = re.compile(
 
 
 class ModelCallError(OsmosisError):
-    """A call to a model that failed for good, or after all its tries.
-
-    Attributes:
-        status: the provider's HTTP status, when there was one.
-        category: what kind of failure it is.
-        retryable: whether the same call might succeed later.
-        retry_after_s: how long the provider asked to wait, in seconds.
-        provider_message: the provider's own words, without keys.
-        summary: the failure in one sentence, without the model's name.
-        body: the provider's error object, for a caller that passes it on; without keys.
-    """
+    """A call to a model that failed for good, or after all its tries."""
 
     def __init__(
         self,
@@ -152,15 +142,7 @@ def error_from_reply(
     model_path: str,
     secrets: Sequence[str],
 ) -> ModelCallError:
-    """Turn a provider's refusal into an error.
-
-    Args:
-        status: the HTTP status (or the code a provider put in the body of a 200).
-        payload: the reply's body: the decoded JSON, or the text when it is none.
-        headers: the reply's headers.
-        model_path: the model as the user names it.
-        secrets: what was sent and is kept out of the message.
-    """
+    """Turn a provider's refusal into an error."""
     error = {
         key: redact(value, *secrets) if isinstance(value, str) else value
         for key, value in _error_object(payload).items()

@@ -32,16 +32,7 @@ def set_file_addresses(addresses: Mapping[str, FileAddress]) -> None:
 
 
 def refuse_redirect(variables: Iterable[str], env: Mapping[str, str], key: str | None) -> None:
-    """Refuse to send ``key`` to an address from a file that does not hold the key.
-
-    Args:
-        variables: those that may hold the address.
-        env: where they are looked up.
-        key: what would be sent.
-
-    Raises:
-        ConflictError: naming the variable and the file.
-    """
+    """Refuse to send ``key`` to an address from a file that does not hold the key."""
     for name in variables:
         address = _addresses.get(name)
         if address is not None and env.get(name) == address.value and key and key not in address.own:

@@ -26,10 +26,7 @@ def canonical(stated: object) -> str | None:
 
 
 class FinishReason:
-    """The finish reason of one reply, read from a completion or from its chunks.
-
-    A reply whose message has a ``refusal`` and neither text nor tool calls has the finish reason ``refusal``.
-    """
+    """The finish reason of one reply, read from a completion or from its chunks."""
 
     def __init__(self) -> None:
         self._stated: str | None = None

@@ -25,12 +25,7 @@ GROWTH = 0.05
 
 
 class AdaptiveLimit:
-    """The number of calls that may run at once, between 1 and a ceiling.
-
-    Args:
-        ceiling: the user's upper bound.
-        start: where to begin.
-    """
+    """The number of calls that may run at once, between 1 and a ceiling."""
 
     def __init__(self, ceiling: int, *, start: int = START) -> None:
         if ceiling < 1:
@@ -78,14 +73,7 @@ class Slot:
 
 
 class Limiter:
-    """Lets calls through in order of arrival, as many at once as the adaptive limit says.
-
-    Belongs to one event loop.
-
-    Args:
-        ceiling: the most calls at once.
-        clock: seconds, monotonic.
-    """
+    """Lets calls through in order of arrival, as many at once as the adaptive limit says."""
 
     def __init__(self, ceiling: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = AdaptiveLimit(ceiling)
@@ -183,11 +171,7 @@ _shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakValueD
 
 
 def shared_limiter(key: str, *, ceiling: int) -> Limiter:
-    """Return the limiter of a provider account in the running event loop.
-
-    Several users of one account share it; its ceiling is the highest any of them asked for. It
-    lives as long as someone holds it.
-    """
+    """Return the limiter of a provider account in the running event loop."""
     limiters = _shared.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
     limiter = limiters.get(key)
     if limiter is None:

@@ -84,12 +84,7 @@ _open_transports = 0
 
 
 class LiteLLMTransport:
-    """Calls a provider through LiteLLM.
-
-    Args:
-        endpoint: who to call.
-        timeout_s: how long a reply may take, in seconds.
-    """
+    """Calls a provider through LiteLLM."""
 
     def __init__(self, endpoint: ModelEndpoint, *, timeout_s: float) -> None:
         self._endpoint = endpoint
@@ -181,10 +176,7 @@ class LiteLLMTransport:
         return passes
 
     def _is_supported(self, name: str) -> bool:
-        """Whether LiteLLM knows how to say this OpenAI parameter to the provider.
-
-        What it does not know is left out of the request, as the agent's code expects of it.
-        """
+        """Whether LiteLLM knows how to say this OpenAI parameter to the provider."""
         openai_names = set(self._litellm.OPENAI_CHAT_COMPLETION_PARAMS) - {"stream", "stream_options", "seed"}
         if name not in openai_names:
             return True

@@ -24,15 +24,7 @@ _TIER = re.compile(r"input_cost_per_token_above_(\d+)k_tokens")
 
 @dataclass(frozen=True)
 class Price:
-    """USD per token.
-
-    Attributes:
-        prompt: a prompt token.
-        completion: a produced token.
-        cached: a prompt token read from the provider's cache; None when it has no price of its own.
-        cache_write: a prompt token written to that cache; likewise.
-        above: the price of calls with more prompt tokens than a limit: (limit, price), highest first.
-    """
+    """USD per token."""
 
     prompt: float
     completion: float

@@ -27,18 +27,7 @@ Transport = Literal["openai", "litellm"]
 
 @dataclass(frozen=True)
 class Provider:
-    """A provider that speaks OpenAI's protocol.
-
-    Attributes:
-        base_url: where it is, unless a variable says otherwise; None when only a variable can say.
-        keys: variables that may hold its key, the usual one first.
-        bases: variables that may hold another address.
-        needs_key: whether its own address refuses calls without a key.
-        local: runs on the user's machines: its tokens cost nothing.
-        path: what OpenAI's protocol lives under when the variable holds only the host (Ollama).
-        model_prefix: put before a model's name that does not have it.
-        renames: parameters it knows under another name.
-    """
+    """A provider that speaks OpenAI's protocol."""
 
     base_url: str | None
     keys: tuple[str, ...]
@@ -183,16 +172,7 @@ _SECRET_NAME = re.compile(r"(?:key|token|secret|password|(?<![a-z])(?:sig|auth|c
 
 @dataclass(frozen=True)
 class ModelEndpoint:
-    """Who serves a model and how it is called.
-
-    Attributes:
-        model_path: the model as the user wrote it.
-        provider: the provider's name, as LiteLLM spells it (``osmosis`` for our own).
-        model: the name the provider knows.
-        transport: ``openai`` for a direct call, ``litellm`` for all others.
-        base_url: the address that ``/chat/completions`` is added to (before its query), when one is known.
-        api_key: the secret; never shown.
-    """
+    """Who serves a model and how it is called."""
 
     model_path: str
     provider: str
@@ -229,17 +209,7 @@ def resolve_model(
     *,
     served: Mapping[str, tuple[str, str | None]] | None = None,
 ) -> ModelEndpoint:
-    """Find who serves ``model_path``.
-
-    Args:
-        model_path: ``provider/model``, or a name whose provider is plain from it (``gpt-...``).
-        env: where keys and addresses are looked up.
-        served: models of our own servers: name -> (base URL, key).
-
-    Raises:
-        OsmosisError: the name makes no sense (with suggestions), or a key or an address is missing
-            (with the line that sets it); or a file chose the address and the key is not of that file.
-    """
+    """Find who serves ``model_path``."""
     path = model_path.strip()
     if served and path in served:
         base_url, api_key = served[path]
@@ -252,11 +222,7 @@ def resolve_model(
 
 
 def split_model_path(path: str, *, served: Mapping[str, object] | None = None) -> tuple[str, str]:
-    """Take provider and model apart; a name without a provider must be a well-known one.
-
-    Raises:
-        OsmosisError: the name makes no sense (with suggestions).
-    """
+    """Take provider and model apart; a name without a provider must be a well-known one."""
     served = served or {}
     provider, slash, model = path.partition("/")
     if not slash:
@@ -313,11 +279,7 @@ def address_variables_of(provider: str) -> tuple[str, ...]:
 
 
 def compatible_base_url(name: str, env: Mapping[str, str]) -> str | None:
-    """Where a provider that speaks OpenAI's protocol is: what its variable says, else its own address.
-
-    Raises:
-        OsmosisError: the variable holds no usable address.
-    """
+    """Where a provider that speaks OpenAI's protocol is: what its variable says, else its own address."""
     provider = OPENAI_COMPATIBLE[name]
     given = _first(env, provider.bases)
     return _base_url(given, provider) if given else provider.base_url

@@ -81,16 +81,7 @@ def check_reply(
     headers: Mapping[str, str] | None = None,
     content: bytes | None = None,
 ) -> None:
-    """Raise if a reply with HTTP 200 is a failure or is not a completion.
-
-    Args:
-        payload: the decoded JSON, or None.
-        part: whether it is a whole reply or a chunk.
-        model_path: the model as the user names it.
-        secrets: what was sent and is kept out of the message.
-        headers: the reply's headers.
-        content: the reply's bytes, for the message.
-    """
+    """Raise if a reply with HTTP 200 is a failure or is not a completion."""
     if (failure := reported_failure(payload)) is not None:
         raise error_from_reply(
             _status(failure["error"]), failure, headers or {}, model_path=model_path, secrets=secrets
@@ -121,13 +112,8 @@ class _StreamedCall:
 
 
 class ToolCalls:
-    """Completes the tool calls of one reply, whole or streamed, so that arguments are JSON and ids are present.
-
-    A generated id depends on the request and the position only, so the same call gets the same id again.
-
-    Args:
-        request: the request that the reply answers.
-    """
+    """Completes the tool calls of one reply, whole or streamed, so that arguments are JSON and ids are
+    present."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         self._request = request

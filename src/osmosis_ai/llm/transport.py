@@ -37,16 +37,7 @@ def open_session(
     proxy: str | None = None,
     resolver: AbstractResolver | None = None,
 ) -> aiohttp.ClientSession:
-    """Open a session for many requests at once; call it inside a running event loop and close it.
-
-    Args:
-        timeout_s: the longest a request may take in all, in seconds, unless it sets its own.
-        headers: sent with every request.
-        keep_alive_s: how long an idle connection is kept, in seconds. The default suits servers of our
-            own; a provider behind TLS deserves more.
-        proxy: URL of the proxy every request goes through; see :func:`environment_proxy`.
-        resolver: finds the addresses of host names; the system's by default.
-    """
+    """Open a session for many requests at once; call it inside a running event loop and close it."""
     import aiohttp
 
     return aiohttp.ClientSession(
@@ -75,10 +66,7 @@ def connection_failure(error: Exception) -> str:
 
 
 def environment_proxy(url: str) -> str | None:
-    """Return the proxy the environment names for ``url`` (``HTTPS_PROXY``, ``NO_PROXY`` ...), if any.
-
-    Looked up once per endpoint: aiohttp's own ``trust_env`` does it in a thread for every request.
-    """
+    """Return the proxy the environment names for ``url`` (``HTTPS_PROXY``, ``NO_PROXY`` ...), if any."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if is_loopback(host) or urllib.request.proxy_bypass(host):

@@ -13,11 +13,7 @@ import orjson
 
 
 def loads(content: bytes) -> Any:
-    """Read JSON.
-
-    Raises:
-        ValueError: it is none, or nested without end.
-    """
+    """Read JSON."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -28,12 +24,7 @@ def loads(content: bytes) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """Write compact JSON.
-
-    Raises:
-        TypeError: ``value`` holds something JSON has no word for.
-        ValueError: ``value`` contains itself, is nested too deeply, or has NaN beside something orjson refuses.
-    """
+    """Write compact JSON."""
     try:
         return orjson.dumps(value)
     except TypeError:

@@ -80,12 +80,7 @@ class TokenRejected(OsmosisError):
 
 
 class AccountStore:
-    """The users of one platform and their tokens.
-
-    Args:
-        db: where they are kept.
-        clock: decides what has expired.
-    """
+    """The users of one platform and their tokens."""
 
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
@@ -96,12 +91,7 @@ class AccountStore:
     def create_user(
         self, email: str, *, name: str | None = None, password: str | None = None, is_admin: bool = False
     ) -> DbUser:
-        """Add a user; without a password they cannot sign in on the approval page.
-
-        Raises:
-            ConflictError: somebody has this address already.
-            OsmosisError: the address or the password is no good.
-        """
+        """Add a user; without a password they cannot sign in on the approval page."""
         user = DbUser(
             id=new_id("usr"),
             email=_normal_email(email),
@@ -118,11 +108,7 @@ class AccountStore:
         return user
 
     def find_user(self, email: str) -> DbUser:
-        """Return the user with this address.
-
-        Raises:
-            NotFoundError: nobody has it.
-        """
+        """Return the user with this address."""
         address = _normal_email(email)
         with self._db.session() as session:
             user = session.scalar(select(DbUser).where(DbUser.email == address))
@@ -138,19 +124,7 @@ class AccountStore:
             return list(session.scalars(select(DbUser).order_by(DbUser.email)))
 
     def set_password(self, email: str, password: str, *, revoke_tokens: bool = False) -> int:
-        """Replace a user's password, which ends their sessions and the log-ins they have approved.
-
-        Args:
-            email: whose.
-            password: the new one.
-            revoke_tokens: revoke their tokens and API keys as well.
-
-        Returns:
-            How many sessions and tokens have ended.
-
-        Raises:
-            NotFoundError, OsmosisError: as :meth:`find_user` and :meth:`create_user`.
-        """
+        """Replace a user's password, which ends their sessions and the log-ins they have approved."""
         user = self.find_user(email)
         hashed = _hash_password(password)
         with self._db.transaction() as session:
@@ -158,13 +132,7 @@ class AccountStore:
             return self.end_sessions(session, user.id, revoke_tokens=revoke_tokens)
 
     def end_sessions(self, session: Session, user_id: str, *, revoke_tokens: bool = False) -> int:
-        """End a user's sessions as part of the caller's transaction; return how many rows ended.
-
-        Args:
-            session: of the caller.
-            user_id: whose.
-            revoke_tokens: their tokens and API keys as well.
-        """
+        """End a user's sessions as part of the caller's transaction; return how many rows ended."""
         session.execute(delete(DbDeviceLogin).where(DbDeviceLogin.user_id == user_id))
         now = self._clock.now()
         query = select(DbToken).where(
@@ -202,16 +170,7 @@ class AccountStore:
         workspace_id: str | None = None,
         session: Session | None = None,
     ) -> tuple[DbToken, str]:
-        """Make a token and return its row and the token itself, which nobody can read again.
-
-        Args:
-            user_id: whose it is.
-            kind: ``cli`` for the API and the command line, ``api_key`` for served models, ``web`` for pages.
-            name: what it is for.
-            ttl: how long it works; None for ever.
-            workspace_id: the only workspace it is good for; None for all of the user's.
-            session: of a transaction of the caller's that it is part of; else it has one of its own.
-        """
+        """Make a token and return its row and the token itself, which nobody can read again."""
         now = self._clock.now()
         plain = new_bearer(USER_PREFIX)
         token = DbToken(
@@ -229,11 +188,7 @@ class AccountStore:
         return token, plain
 
     def authenticate(self, plain: str, *, kinds: tuple[TokenKind, ...] = ("cli",)) -> Principal:
-        """Return whose token this is.
-
-        Raises:
-            TokenRejected: it is unknown, of another kind, revoked or expired, or its user is disabled.
-        """
+        """Return whose token this is."""
         with self._db.session() as session:
             principal = self.principal(session, plain, kinds=kinds)
         self.note_use(principal.token)
@@ -275,11 +230,7 @@ class AccountStore:
             return [(token, user) for token, user in rows]
 
     def find_token(self, token_id: str) -> DbToken:
-        """Return a token by its id.
-
-        Raises:
-            NotFoundError: there is no such token.
-        """
+        """Return a token by its id."""
         with self._db.session() as session:
             token = session.get(DbToken, token_id)
         if token is None:
@@ -287,15 +238,7 @@ class AccountStore:
         return token
 
     def revoke_token(self, token_id: str, *, user_id: str | None = None) -> DbToken:
-        """Make a token useless from now on; a second time changes nothing.
-
-        Args:
-            token_id: which one.
-            user_id: when given, only a token of this user is found.
-
-        Raises:
-            NotFoundError: there is no such token.
-        """
+        """Make a token useless from now on; a second time changes nothing."""
         with self._db.transaction() as session:
             token = session.get(DbToken, token_id)
             if token is None or (user_id is not None and token.user_id != user_id):
@@ -315,11 +258,7 @@ class AccountStore:
 def bootstrap(
     db: Database, clock: Clock, *, email: str = "admin@localhost", workspace: str = "default"
 ) -> FirstLogin | None:
-    """Give an empty platform its first user and workspace.
-
-    Returns:
-        How to sign in, to be printed once; None when the platform has users already.
-    """
+    """Give an empty platform its first user and workspace."""
     accounts, workspaces = AccountStore(db, clock), WorkspaceStore(db, clock)
     with db.session() as session:
         if session.scalar(select(DbUser.id).limit(1)) is not None:

@@ -35,34 +35,7 @@ _EVERY_INTERFACE = ("0.0.0.0", "::", "")
 
 @dataclass(frozen=True)
 class PlatformConfig:
-    """The settings of one platform.
-
-    Args:
-        home: the data directory (``OSMOSIS_HOME``).
-        database_url: a SQLAlchemy URL (``OSMOSIS_DATABASE_URL``); SQLite under ``home`` when empty.
-        blobs_url: the bucket for datasets and files of runs (``OSMOSIS_BLOBS_URL``, see
-            :func:`~osmosis_ai.platform.s3_address.parse_s3_address`); a directory under ``home`` when empty.
-        host: the address to listen on (``OSMOSIS_PLATFORM_HOST``).
-        port: the port to listen on (``OSMOSIS_PLATFORM_PORT``); whoever binds port 0 replaces it.
-        public_url: how clients reach the platform (``OSMOSIS_PUBLIC_URL``), when that is not
-            ``http://host:port``; may have a path.
-        trusted_proxies: addresses and networks whose ``X-Forwarded-For`` is believed
-            (``OSMOSIS_TRUSTED_PROXIES``).
-        max_connections: connections that may be open at a time (``OSMOSIS_MAX_CONNECTIONS``).
-        executor_slots: runs that may execute at a time (``OSMOSIS_EXECUTOR_SLOTS``).
-        ray: the cluster that executes runs (``OSMOSIS_EXECUTOR``, see :func:`~osmosis_ai.platform.ray_cluster.ray_cluster`);
-            None: this machine does.
-        minimum_cli_version: older clients are refused (``OSMOSIS_MINIMUM_CLI_VERSION``).
-        recommended_cli_version: older clients are told of an upgrade
-            (``OSMOSIS_RECOMMENDED_CLI_VERSION``); empty: nobody is.
-        isolation: whether rollouts run in a sandbox (``OSMOSIS_ISOLATION``): where it works, always, or never.
-        network: what rollouts reach (``OSMOSIS_NETWORK``); ``none`` holds for every run, None leaves it to each.
-        executes_nothing: why no run is executed on this machine; the platform finds that out when it starts.
-        lease_s: how long a worker's right to its run lasts from each word of it on (``OSMOSIS_LEASE_SECONDS``).
-        run_upload_gb: how much the workers of a run may send in all, in GB (``OSMOSIS_RUN_UPLOAD_GB``).
-        metrics_token: what `/metrics` is read with (``OSMOSIS_METRICS_TOKEN``); empty: nobody reads it.
-        warnings: what is told at a start, and by `osmosis platform status`, of how this was set.
-    """
+    """The settings of one platform."""
 
     home: Path
     database_url: str = ""
@@ -148,11 +121,7 @@ class PlatformConfig:
         return self.home / RESTORE_NOTE
 
     def require_restored(self) -> None:
-        """Refuse a data directory that a backup was not completely restored into.
-
-        Raises:
-            ConflictError: the restore is running, or was interrupted.
-        """
+        """Refuse a data directory that a backup was not completely restored into."""
         if self.restore_note.exists():
             raise ConflictError(
                 f"the restore into {self.home} is not finished.",
@@ -160,12 +129,7 @@ class PlatformConfig:
             )
 
     def prepare_home(self) -> None:
-        """Create the data directory, readable by its owner alone.
-
-        Raises:
-            ConflictError: a backup was not completely restored into it.
-            OsmosisError: when it cannot be created or belongs to somebody else.
-        """
+        """Create the data directory, readable by its owner alone."""
         self.require_restored()
         try:
             self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -178,11 +142,7 @@ class PlatformConfig:
 
 
 def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
-    """Return the configuration that the environment describes.
-
-    Raises:
-        OsmosisError: when a variable holds no usable value; all such variables are named.
-    """
+    """Return the configuration that the environment describes."""
     read = _Variables(os.environ if env is None else env)
     ray = read.setting(ray_cluster, None)
     config = PlatformConfig(
@@ -211,10 +171,8 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
 
 
 def data_of_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
-    """Return where the data of a platform are that the environment describes, for whoever asks about one that runs.
-
-    How another would be started from here is nothing to that, so no variable is refused.
-    """
+    """Return where the data of a platform are that the environment describes, for whoever asks about one that
+    runs."""
     read = _Variables(os.environ if env is None else env)
     return PlatformConfig(home=read.home(), database_url=read.text("OSMOSIS_DATABASE_URL"))
 

@@ -18,11 +18,7 @@ from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES, OPEN
 
 
 def delete_dataset(db: Database, blobs: BlobStore, dataset: DbDataset) -> None:
-    """Delete a dataset that was found; one that has gone meanwhile is no error.
-
-    Raises:
-        ConflictError: a run that has not ended uses it.
-    """
+    """Delete a dataset that was found; one that has gone meanwhile is no error."""
     with db.transaction() as session:
         row = session.get(DbDataset, dataset.id, with_for_update=True)
         if row is None:

@@ -71,13 +71,7 @@ class GrantedDeviceLogin:
 
 
 class DeviceLoginStore:
-    """The device logins of one platform.
-
-    Args:
-        db: where they are kept.
-        clock: decides what has expired and who polls too fast.
-        accounts: issues the tokens.
-    """
+    """The device logins of one platform."""
 
     def __init__(self, db: Database, clock: Clock, accounts: AccountStore) -> None:
         self._db = db
@@ -87,12 +81,7 @@ class DeviceLoginStore:
         self._lock = threading.Lock()
 
     def start(self, device_name: str, *, source: str = "") -> StartedDeviceLogin:
-        """Begin a login.
-
-        Args:
-            device_name: what the person is shown.
-            source: where it comes from; the earliest of too many from one place is given up.
-        """
+        """Begin a login."""
         now = self._clock.now()
         device_code = secrets.token_urlsafe(32)
         with self._db.transaction() as session:
@@ -115,11 +104,7 @@ class DeviceLoginStore:
         return StartedDeviceLogin(device_code, login.user_code, LIFETIME.total_seconds(), POLL_INTERVAL_S)
 
     def poll(self, device_code: str) -> GrantedDeviceLogin:
-        """Return the token once the login is approved; it is given out once.
-
-        Raises:
-            PollRefused: not yet, too often, too late, or not at all.
-        """
+        """Return the token once the login is approved; it is given out once."""
         refused: PollCode
         now = self._clock.now()
         with self._db.transaction() as session:

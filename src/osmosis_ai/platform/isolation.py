@@ -30,15 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def isolation_of(config: PlatformConfig, capability: SandboxCapability | None = None) -> Isolation:
-    """Return what runs get that ask for nothing; blocking, for the sandbox is tried.
-
-    Args:
-        config: of the platform.
-        capability: what this machine can do, where that is known.
-
-    Raises:
-        IsolationUnavailableError: a sandbox is required, and this machine can not make one.
-    """
+    """Return what runs get that ask for nothing; blocking, for the sandbox is tried."""
     wanted = stricter(config.isolation, "required" if config.network == "none" else None)
     if wanted == "off":
         return Isolation("none")
@@ -67,12 +59,8 @@ def look_at_isolation(config: PlatformConfig) -> tuple[str, bool]:
 def why_not_shared(
     config: PlatformConfig, workspaces: int, capability: SandboxCapability | None = None
 ) -> str | None:
-    """Return why a platform that starts executes nothing: several workspaces, as on a machine that it was moved to.
-
-    Args:
-        config, capability: as of :func:`isolation_of`.
-        workspaces: that are there.
-    """
+    """Return why a platform that starts executes nothing: several workspaces, as on a machine that it was
+    moved to."""
     if (found := _unshared(config, workspaces - 1, capability)) is None:
         return None
     why = (
@@ -89,13 +77,8 @@ def lacks_isolation(offer: WorkerOffer) -> bool:
 
 
 def why_not_for_all(offer: WorkerOffer, workspaces: int, *, of_cluster: bool = False) -> str | None:
-    """Return why a machine that can not hold rollouts back gets no runs of several workspaces; None where it may.
-
-    Args:
-        offer: what it says of itself.
-        workspaces: whose runs it might have.
-        of_cluster: whether it is a node that runs of all of them come to, by a ticket each.
-    """
+    """Return why a machine that can not hold rollouts back gets no runs of several workspaces; None where it
+    may."""
     if workspaces < 2:
         return None
     name = _named(offer) if of_cluster else "this machine"
@@ -128,14 +111,8 @@ def isolation_shown(config: PlatformConfig, run: DbRun) -> str | None:
 def isolation_problem(
     config: PlatformConfig, asked: ExecutionSection, capability: SandboxCapability | None = None
 ) -> Issue | None:
-    """Return why this machine would execute a run that asks for a sandbox only to fail; None of any other run.
-
-    Where the machine itself requires one, runs wait for it; nodes of a cluster and machines of a pool are others.
-
-    Args:
-        config, capability: as of :func:`isolation_of`.
-        asked: what the run's config asks for.
-    """
+    """Return why this machine would execute a run that asks for a sandbox only to fail; None of any other
+    run."""
     is_elsewhere = config.ray is not None or asked.pool is not None
     if is_elsewhere or config.executes_nothing or not asked.needs_sandbox:
         return None
@@ -153,15 +130,7 @@ def isolation_problem(
 def require_one_workspace(
     config: PlatformConfig, workspaces: int, capability: SandboxCapability | None = None
 ) -> None:
-    """Refuse a further workspace where rollouts of one could read what the other's have.
-
-    Args:
-        config, capability: as of :func:`isolation_of`.
-        workspaces: that are there.
-
-    Raises:
-        ConflictError: there is one, and the machine only wishes for a sandbox that it can not make.
-    """
+    """Refuse a further workspace where rollouts of one could read what the other's have."""
     if (found := _unshared(config, workspaces, capability)) is None:
         return
     raise ConflictError(

@@ -34,13 +34,7 @@ _BATCH = 100
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """What a rotation has done.
-
-    Args:
-        resealed: values that have the new key now.
-        forgotten: replaced keys that are gone.
-        damaged: what could not be opened, and is as it was: ``<table>:<id>``.
-    """
+    """What a rotation has done."""
 
     resealed: int
     forgotten: int
@@ -64,13 +58,7 @@ _SEALED_COLUMNS = (
 
 
 def rotate_secret_key(db: Database, vault: Vault, clock: Clock) -> Rotation:
-    """Seal everything with a new key.
-
-    Raises:
-        ConflictError: another rotation is under way.
-        VaultError: the key file cannot be read or written.
-        StorageFullError: the disk is full; everything opens as before, and a repetition goes on.
-    """
+    """Seal everything with a new key."""
     with _exclusively(vault.key_file):
         vault.rotate(clock.now())
         resealed, damaged = 0, []

@@ -34,13 +34,7 @@ _OF_A_MACHINE = frozenset({"machine", "labels", "cpus", "gpus", "memory_gb", "sa
 
 
 class KnownWorkers:
-    """The machines that one platform has heard of.
-
-    Args:
-        db: where they are kept.
-        clock: says when they were last seen.
-        demands: of every machine.
-    """
+    """The machines that one platform has heard of."""
 
     def __init__(self, db: Database, clock: Clock, demands: Demands | None = None) -> None:
         self._db = db
@@ -49,10 +43,7 @@ class KnownWorkers:
         self._noted: dict[str, datetime] = {}
 
     def note(self, offer: WorkerOffer, token: DbWorkerToken) -> str | None:
-        """Remember who asks, at most once a minute, and never at the price of the claim; return its id.
-
-        None of a worker's process, which repeats the claim that its machine made and says nothing of the machine.
-        """
+        """Remember who asks, at most once a minute, and never at the price of the claim; return its id."""
         if offer.run_id is not None and offer.model_fields_set.isdisjoint(_OF_A_MACHINE):
             return None
         said, now = _said(offer, token), self._clock.now()
@@ -83,11 +74,7 @@ class KnownWorkers:
             session.execute(of_it.values(left_at=self._clock.now()))
 
     def all(self) -> list[tuple[DbKnownWorker, int, datetime]]:
-        """Return the machines whose token is good and that have not left, by pool and name.
-
-        Of each how many runs it works on, and when it was last heard of. Who let go of no run before it left works on it
-        until its lease has run out.
-        """
+        """Return the machines whose token is good and that have not left, by pool and name."""
         with self._db.session() as session:
             at_work = _at_work(session, self._clock.now())
             rows = session.scalars(

@@ -24,12 +24,7 @@ _KEEP_ALIVE_S = 60
 
 
 class LocalWorkers:
-    """Starts workers on this machine, and listens for them from the first one on.
-
-    Args:
-        services: the platform's.
-        config: where they work, and how rollouts are held back.
-    """
+    """Starts workers on this machine, and listens for them from the first one on."""
 
     def __init__(self, services: PlatformServices, config: PlatformConfig) -> None:
         self._services = services
@@ -54,14 +49,7 @@ class LocalWorkers:
 
 
 class WorkerListener:
-    """Answers workers at a socket, in a thread of its own, from now on.
-
-    Attributes:
-        address: where.
-
-    Raises:
-        OSError: there can be no socket.
-    """
+    """Answers workers at a socket, in a thread of its own, from now on."""
 
     def __init__(self, services: PlatformServices) -> None:
         self._socket = PrivateSocket()
@@ -94,14 +82,7 @@ def open_local_executor(
     start_worker: StartWorker | None = None,
     stop_grace_s: float = STOP_GRACE_S,
 ) -> ExecutorLoop:
-    """Return what executes runs on this machine.
-
-    Args:
-        services: the platform's.
-        config: other settings than the platform's own.
-        start_worker: another way to start workers.
-        stop_grace_s: how long a worker may take to stop.
-    """
+    """Return what executes runs on this machine."""
     parts = services.executor_parts(config)
     workers = LocalWorkers(services, parts.config)
     processes = LocalProcesses(

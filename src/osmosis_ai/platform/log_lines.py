@@ -28,15 +28,7 @@ WARNED: Final = "warning"
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line to be logged.
-
-    Args:
-        message: what happened.
-        level: how much it matters.
-        step: the part of the work it belongs to (``validate``, ``environment``, ``run`` …).
-        details: JSON-encodable facts.
-        timestamp: when; the moment it is logged when not given.
-    """
+    """One line to be logged."""
 
     message: str
     level: Level = "info"

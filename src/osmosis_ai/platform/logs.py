@@ -27,12 +27,7 @@ Direction = Literal["older", "newer"]
 
 
 class LogStore:
-    """The logs of one platform.
-
-    Args:
-        db: where they are kept.
-        clock: dates the lines.
-    """
+    """The logs of one platform."""
 
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
@@ -41,13 +36,7 @@ class LogStore:
     def append(
         self, subject_id: str, lines: Iterable[LogLine], *, redactor: Redactor = _NOTHING_SECRET
     ) -> None:
-        """Add lines to the log of a dataset or run, all or none.
-
-        Args:
-            subject_id: its id.
-            lines: in their order; written in one transaction, so hand over as many as there are.
-            redactor: knows the secrets that the lines may hold.
-        """
+        """Add lines to the log of a dataset or run, all or none."""
         rows = self._rows(subject_id, lines, redactor)
         if rows:
             with self._db.transaction() as session:
@@ -77,17 +66,7 @@ class LogStore:
     def page(
         self, subject_id: str, *, limit: int = 50, direction: Direction = "older", cursor: str | None = None
     ) -> LogPage:
-        """Return some lines, oldest first.
-
-        Args:
-            subject_id: whose log.
-            limit: how many.
-            direction: ``older`` begins at the newest line, ``newer`` at the oldest.
-            cursor: the ``next_cursor`` of an earlier page in the same direction.
-
-        Raises:
-            OsmosisError: the cursor did not come from a page.
-        """
+        """Return some lines, oldest first."""
         older = direction == "older"
         query = select(DbLogLine).where(DbLogLine.subject_id == subject_id)
         if cursor is not None:

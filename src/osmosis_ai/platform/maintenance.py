@@ -19,12 +19,7 @@ EVERY_S = 600.0
 
 
 class Maintenance:
-    """Does chores in a thread of its own: all at once, and again when some time has passed.
-
-    Args:
-        chores: by what they tidy up.
-        every_s: that time, in seconds.
-    """
+    """Does chores in a thread of its own: all at once, and again when some time has passed."""
 
     def __init__(self, chores: Mapping[str, Callable[[], None]], *, every_s: float = EVERY_S) -> None:
         self._chores = dict(chores)

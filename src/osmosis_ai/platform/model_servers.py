@@ -21,22 +21,14 @@ from osmosis_ai.platform.models import copy_adapter
 
 
 class ModelServerFactory:
-    """Starts the server of a model.
-
-    Args:
-        db, blobs: where adapters are known and kept.
-    """
+    """Starts the server of a model."""
 
     def __init__(self, db: Database, blobs: BlobStore) -> None:
         self._db = db
         self._blobs = blobs
 
     async def __call__(self, model: ServableModel) -> InferenceServer:
-        """Return the server of ``model``, which listens.
-
-        Raises:
-            OsmosisError: the adapter is not there or damaged, or the process does not start.
-        """
+        """Return the server of ``model``, which listens."""
         if model.adapter_id is None:
             server = InferenceServer(model.name)
             await server.start()

@@ -41,12 +41,7 @@ ADAPTER_IDLE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class ServableModel:
-    """A model that is served here.
-
-    Attributes:
-        name: what requests call it.
-        adapter_id: of the adapter that it is; None for a built-in model.
-    """
+    """A model that is served here."""
 
     name: str
     adapter_id: str | None = None
@@ -76,11 +71,7 @@ class TooManyRequestsError(OsmosisError):
 
 
 class ModelServerPool:
-    """The served models of one platform; to be used from one event loop.
-
-    Args:
-        start: starts the server of a model.
-    """
+    """The served models of one platform; to be used from one event loop."""
 
     def __init__(self, start: Callable[[ServableModel], Awaitable[ModelServer]]) -> None:
         self.models: tuple[str, ...] = served_models()
@@ -106,15 +97,7 @@ class ModelServerPool:
 
     @contextlib.contextmanager
     def place(self, key_id: str, model: ServableModel) -> Iterator[None]:
-        """Hold one of the places for requests, and the model's process, while the block lasts.
-
-        Args:
-            key_id: whose request it is.
-            model: what it asks.
-
-        Raises:
-            TooManyRequestsError: all are taken, or too many by this key.
-        """
+        """Hold one of the places for requests, and the model's process, while the block lasts."""
         if self._requests.total() >= MAX_REQUESTS:
             raise TooManyRequestsError("too many requests at a time; try again in a moment.")
         if self._requests[key_id] >= MAX_REQUESTS_PER_KEY:
@@ -132,16 +115,7 @@ class ModelServerPool:
                 del self._requests[key_id]
 
     async def post(self, model: ServableModel, path: str, body: bytes) -> aiohttp.ClientResponse:
-        """Send a JSON body to the server of a model and return its reply, whose content is still to be read.
-
-        Args:
-            model: a built-in one, or a deployed adapter; the caller has a :meth:`place`.
-            path: below its base URL, such as ``/chat/completions``.
-            body: the encoded body.
-
-        Raises:
-            ModelUnavailableError: the model does not start, or died twice over this request.
-        """
+        """Send a JSON body to the server of a model and return its reply, whose content is still to be read."""
         import aiohttp
 
         for last_try in (False, True):
@@ -165,11 +139,7 @@ class ModelServerPool:
         raise AssertionError("unreachable")
 
     def withdraw(self, adapter_id: str) -> None:
-        """End the process of an adapter, once it has answered what it was asked; harmless when there is none.
-
-        Args:
-            adapter_id: of an adapter that nobody may ask any more.
-        """
+        """End the process of an adapter, once it has answered what it was asked; harmless when there is none."""
         for model in [model for model in self._servers if model.adapter_id == adapter_id]:
             if model in self._in_use:
                 self._withdrawn.add(model)
@@ -256,11 +226,7 @@ class ModelServerPool:
             self._idle[model] = loop.call_later(ADAPTER_IDLE_S, self._end, model)
 
     def _make_room(self, model: ServableModel) -> None:
-        """See to it that there may be one more process, if it is to be an adapter's.
-
-        Raises:
-            ModelUnavailableError: every adapter that is being served is answering.
-        """
+        """See to it that there may be one more process, if it is to be an adapter's."""
         if (
             model.adapter_id is None
             or sum(one.adapter_id is not None for one in self._servers) < MAX_ADAPTERS

@@ -61,11 +61,7 @@ class AdapterFile:
 
 
 class LoraModelStore:
-    """The adapters of all workspaces.
-
-    Args:
-        db, blobs, clock: the platform's.
-    """
+    """The adapters of all workspaces."""
 
     def __init__(self, db: Database, blobs: BlobStore, clock: Clock) -> None:
         self._db = db
@@ -73,11 +69,7 @@ class LoraModelStore:
         self._clock = clock
 
     def page(self, workspace_id: str, *, limit: int, cursor: str | None) -> ItemPage[FoundLoraModel]:
-        """Return a workspace's adapters from a place on, the newest first.
-
-        Raises:
-            OsmosisError: the cursor is none of this list.
-        """
+        """Return a workspace's adapters from a place on, the newest first."""
         with self._db.session() as session:
 
             def entries(ids: Sequence[str]) -> dict[str, FoundLoraModel]:
@@ -104,11 +96,7 @@ class LoraModelStore:
             return found, total, _active(session, workspace_id)
 
     def get(self, workspace_id: str, name: str) -> FoundLoraModel:
-        """Return an adapter by its name or id.
-
-        Raises:
-            NotFoundError: the workspace has none.
-        """
+        """Return an adapter by its name or id."""
         with self._db.session() as session:
             return _get(session, workspace_id, name)
 
@@ -134,13 +122,7 @@ class LoraModelStore:
     def deployed(
         self, user_id: str, workspace_id: str | None, name: str | None = None
     ) -> list[FoundLoraModel]:
-        """Return the deployed adapters that a user may ask, the latest deployed first.
-
-        Args:
-            user_id: who; a member of the adapters' workspaces.
-            workspace_id: only of this one, if given.
-            name: only those that clients call so.
-        """
+        """Return the deployed adapters that a user may ask, the latest deployed first."""
         query = _models(DbLoraModel.deployment_status == "active").join(
             DbMembership,
             and_(DbMembership.workspace_id == DbLoraModel.workspace_id, DbMembership.user_id == user_id),
@@ -162,12 +144,7 @@ class LoraModelStore:
             return {row.name: row.deployer_id for row in found}
 
     def deploy(self, workspace_id: str, name: str, user: DbUser) -> DbLoraModel:
-        """Have an adapter served from now on; one that is already stays as it is.
-
-        Raises:
-            NotFoundError: the workspace has none of that name.
-            DeploymentLimitError: too many are deployed.
-        """
+        """Have an adapter served from now on; one that is already stays as it is."""
         with self._db.transaction() as session:
             # Two deployments at once, on an engine with several writers, must not both be the last one allowed.
             session.get_one(DbWorkspace, workspace_id, with_for_update=True)
@@ -185,11 +162,7 @@ class LoraModelStore:
             return model
 
     def undeploy(self, workspace_id: str, name: str) -> DbLoraModel:
-        """Have an adapter served no longer; one that is not stays as it is.
-
-        Raises:
-            NotFoundError: the workspace has none of that name.
-        """
+        """Have an adapter served no longer; one that is not stays as it is."""
         with self._db.transaction() as session:
             model = _get(session, workspace_id, name).model
             if model.deployment_status == "active":
@@ -203,12 +176,7 @@ def adapter_size(model: DbLoraModel) -> int | None:
 
 
 def copy_adapter(blobs: BlobStore, model: DbLoraModel, directory: Path) -> None:
-    """Write an adapter's files into ``directory``, which is made.
-
-    Raises:
-        OsmosisError: what is stored is not what was trained.
-        OSError: the disk is full.
-    """
+    """Write an adapter's files into ``directory``, which is made."""
     directory.mkdir(parents=True, mode=0o700)
     for name, known in model.files.items():
         with blobs.open(known["blob_key"]) as source, (directory / name).open("wb") as target:

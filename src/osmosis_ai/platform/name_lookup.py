@@ -18,13 +18,7 @@ _NAMED = 3
 
 
 class NoSuchNameError(NotFoundError):
-    """Nothing has this name.
-
-    Attributes:
-        nearest: names that there are, the likest first, however little they are like it.
-
-    What was probably meant is in ``details["suggestion"]``, for clients that have suggestions of their own.
-    """
+    """Nothing has this name."""
 
     def __init__(
         self,
@@ -45,19 +39,7 @@ class NoSuchNameError(NotFoundError):
 def row_named(
     session: Session, rows: Select[Any], table: Any, name_or_id: str, *, called: str, otherwise: str
 ) -> Any:
-    """Return the one of ``rows`` with this name, or else this id.
-
-    Args:
-        session: the caller's.
-        rows: what may be found.
-        table: the class of the rows whose name and id are meant.
-        name_or_id: which.
-        called: what such a thing is called.
-        otherwise: the hint of the error when no name is like it.
-
-    Raises:
-        NoSuchNameError: there is none.
-    """
+    """Return the one of ``rows`` with this name, or else this id."""
     for column in (table.name, table.id):
         row = session.execute(rows.where(column == name_or_id)).first()
         if row is not None:
@@ -69,15 +51,7 @@ def row_named(
 def no_such_name(
     session: Session, called: str, wanted: str, names: Select[str], otherwise: str | None
 ) -> NoSuchNameError:
-    """Return the error about a name that is not there.
-
-    Args:
-        session: the caller's.
-        called: what such a thing is called.
-        wanted: the name.
-        names: those that there are, the newest first.
-        otherwise: the hint when none of them is like it.
-    """
+    """Return the error about a name that is not there."""
     near = nearest(wanted[:255], session.scalars(names.limit(_COMPARED)), most=_NAMED, cutoff=0)
     message = f"there is no {called} '{wanted[:200]}' in this workspace."
     return NoSuchNameError(message, nearest=near, meant=closest(wanted[:255], near), otherwise=otherwise)

@@ -29,17 +29,7 @@ from osmosis_ai.platform.runs.lifecycle import OPEN
 
 @dataclass(frozen=True, slots=True)
 class OffboardingReport:
-    """What became of somebody's affairs.
-
-    Args:
-        user: as they were afterwards, or before they were removed.
-        changed: whether anything was to be done.
-        sessions: sessions, tokens and keys that ended for good.
-        stopped: the names of their runs that were asked to stop.
-        still_open: the names of their runs that go on.
-        personal_secrets: how many were deleted.
-        ownerless: the workspaces that have no owner any more.
-    """
+    """What became of somebody's affairs."""
 
     user: DbUser
     changed: bool = True
@@ -51,12 +41,7 @@ class OffboardingReport:
 
 
 class Offboarding:
-    """Sends people away, and lets them in again; for commands on the platform's machine.
-
-    Args:
-        db, clock: the platform's.
-        accounts: its users.
-    """
+    """Sends people away, and lets them in again; for commands on the platform's machine."""
 
     def __init__(self, db: Database, clock: Clock, accounts: AccountStore) -> None:
         self._db = db
@@ -66,16 +51,7 @@ class Offboarding:
         self._leases = Leases(db, clock)
 
     def disable(self, email: str, *, stop_runs: bool = False) -> OffboardingReport:
-        """Let nobody in as this user from now on.
-
-        Args:
-            email: who.
-            stop_runs: ask their open runs to stop as well; otherwise those go on.
-
-        Raises:
-            NotFoundError: there is no such user.
-            ConflictError: they are the last administrator who can sign in.
-        """
+        """Let nobody in as this user from now on."""
         with self._db.transaction() as session:
             user = self._user_for_update(session, email)
             changed = user.disabled_at is None
@@ -89,11 +65,7 @@ class Offboarding:
         return OffboardingReport(user, changed, ended, stopped, still_open)
 
     def enable(self, email: str) -> OffboardingReport:
-        """Let a disabled user in again, with the tokens and keys they had.
-
-        Raises:
-            NotFoundError: there is no such user.
-        """
+        """Let a disabled user in again, with the tokens and keys they had."""
         with self._db.transaction() as session:
             user = self._user_for_update(session, email)
             changed = user.disabled_at is not None
@@ -101,12 +73,7 @@ class Offboarding:
         return OffboardingReport(user, changed)
 
     def remove(self, email: str) -> OffboardingReport:
-        """Delete a user, their tokens, memberships and personal secrets; their open runs stop.
-
-        Raises:
-            NotFoundError: there is no such user.
-            ConflictError: they are the last administrator who can sign in.
-        """
+        """Delete a user, their tokens, memberships and personal secrets; their open runs stop."""
         with self._db.transaction() as session:
             user = self._user_for_update(session, email)
             if user.disabled_at is None:

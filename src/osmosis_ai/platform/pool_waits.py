@@ -34,13 +34,7 @@ class RunThatWaits(BegunRun, Protocol):
 
 
 class PoolWaits:
-    """Why the runs of one list wait for workers of their pools.
-
-    Args:
-        db: where tokens and machines are.
-        demands: of every machine.
-        known_for: how long a machine is known after it last asked.
-    """
+    """Why the runs of one list wait for workers of their pools."""
 
     def __init__(self, db: Database, demands: Demands, known_for: timedelta) -> None:
         self._db = db
@@ -80,10 +74,7 @@ class PoolWaits:
         return _why_none_fits(pool, asks, workers)
 
     def _read(self) -> list[tuple[DbWorkerToken, DbKnownWorker | None]]:
-        """Return the tokens that are good, each with every machine that asks with it, in one statement.
-
-        Those heard of lately come first, by a claim or by a word of a run: one at work does not ask.
-        """
+        """Return the tokens that are good, each with every machine that asks with it, in one statement."""
         heard = last_heard_of_workers().subquery()
         asked = (
             select(DbWorkerToken, DbKnownWorker, heard.c.moment)

@@ -32,22 +32,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class PlatformProcess:
-    """A platform that runs.
-
-    Attributes:
-        pid: its process.
-        started_at: when it began to start, ISO 8601.
-        version: its release.
-        url: how clients reach it; None while it starts.
-        local_url: how this machine reaches it, past any proxy; None while it starts.
-        isolation: what holds rollouts back, in a few words.
-        debuggable: whether programs of its user may read its memory and that of its workers.
-        blobs: where it keeps datasets and files of runs: a directory, or a bucket.
-        database: where it keeps its rows, as people are told; None while it starts.
-        executor: where its runs execute.
-        ray: the cluster, where that is one (``RayCluster.to_json``).
-        warnings: what somebody should see to, though it works.
-    """
+    """A platform that runs."""
 
     pid: int
     started_at: str
@@ -65,11 +50,7 @@ class PlatformProcess:
 
 @contextmanager
 def only_platform_of(home: Path) -> Iterator[Callable[[PlatformProcess], None]]:
-    """Be the one platform of ``home`` while the block lasts; yields what notes down who that is.
-
-    Raises:
-        ConflictError: another process is.
-    """
+    """Be the one platform of ``home`` while the block lasts; yields what notes down who that is."""
     descriptor = _open_lock(home)
     try:
         if not _locked_in_time(descriptor, _LOCK_WAIT_S):
@@ -107,16 +88,8 @@ def running_platform(home: Path) -> PlatformProcess | None:
 
 
 def require_same_database(home: Path, shown: str) -> None:
-    """Refuse to look for a running platform's rows in a file where they are on a server, and the other way round.
-
-    Two addresses of servers may well lead to the same rows, so those are not compared.
-
-    Args:
-        shown: the database that would be opened, as people are told.
-
-    Raises:
-        ConflictError: the platform that runs in ``home`` has its rows elsewhere.
-    """
+    """Refuse to look for a running platform's rows in a file where they are on a server, and the other way
+    round."""
     process = running_platform(home)
     if process is None or process.database is None:
         return
@@ -128,11 +101,7 @@ def require_same_database(home: Path, shown: str) -> None:
 
 
 def stop_platform(home: Path, *, timeout_s: float) -> PlatformProcess | None:
-    """Ask the platform of ``home`` to end and wait until it has; return which it was, None when none ran.
-
-    Raises:
-        OsmosisError: it does not run as this user, or has not ended in time.
-    """
+    """Ask the platform of ``home`` to end and wait until it has; return which it was, None when none ran."""
     process = running_platform(home)
     if process is None:
         return None

@@ -23,13 +23,7 @@ _LONGEST_TOKEN = 4096
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """A Ray cluster whose Jobs API takes runs.
-
-    Args:
-        address: of the dashboard, which serves that API; https, or this machine.
-        token_file: what holds the cluster's token; None where it has none.
-        allow_open: whether a cluster may be used that answers without a token.
-    """
+    """A Ray cluster whose Jobs API takes runs."""
 
     address: str
     token_file: Path | None = None
@@ -52,11 +46,7 @@ class RayCluster:
         return cls(written["address"], Path(file) if file else None, written["allow_open"])
 
     def token(self) -> str | None:
-        """Return the cluster's token, read anew; None where there is none.
-
-        Raises:
-            OsmosisError: its file cannot be read, or holds no token; what it holds is not repeated.
-        """
+        """Return the cluster's token, read anew; None where there is none."""
         if self.token_file is None:
             return None
         try:
@@ -74,11 +64,7 @@ class RayCluster:
 
 
 def ray_cluster(env: Mapping[str, str]) -> RayCluster | None:
-    """Return the cluster that executes runs; None where this machine does.
-
-    Raises:
-        OsmosisError: a variable holds no usable value, or one is missing.
-    """
+    """Return the cluster that executes runs; None where this machine does."""
     executor = env.get(EXECUTOR_ENV, "").strip() or "local"
     if executor not in _EXECUTORS:
         raise OsmosisError(f"{EXECUTOR_ENV} must be local or ray, and is '{executor}'.")
@@ -102,12 +88,7 @@ def ray_cluster(env: Mapping[str, str]) -> RayCluster | None:
 
 
 def ray_warnings(env: Mapping[str, str], cluster: RayCluster | None) -> Iterator[str]:
-    """Yield what is told of settings that can be used and are hardly meant so.
-
-    Args:
-        env: where the settings are.
-        cluster: what :func:`ray_cluster` made of them.
-    """
+    """Yield what is told of settings that can be used and are hardly meant so."""
     if cluster is None:
         named = [name for name in (ADDRESS_ENV, TOKEN_FILE_ENV) if env.get(name, "").strip()]
         if named and not env.get(EXECUTOR_ENV, "").strip():
@@ -123,15 +104,7 @@ def ray_warnings(env: Mapping[str, str], cluster: RayCluster | None) -> Iterator
 
 
 def require_usable_cluster(cluster: RayCluster, platform_url: str) -> None:
-    """Refuse a cluster whose token cannot be read, or whose nodes could not find the platform.
-
-    Args:
-        cluster: that is to execute runs.
-        platform_url: where its nodes are sent to.
-
-    Raises:
-        OsmosisError: it is one of these.
-    """
+    """Refuse a cluster whose token cannot be read, or whose nodes could not find the platform."""
     cluster.token()
     if is_loopback(urlsplit(platform_url).hostname) and not cluster.is_here:
         raise OsmosisError(

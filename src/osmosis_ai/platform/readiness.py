@@ -39,13 +39,7 @@ class _Look:
 
 
 class Readiness:
-    """Looks whether a platform can do its work.
-
-    Args:
-        db: its database.
-        blobs: where its files lie.
-        clock: tells how old a look is.
-    """
+    """Looks whether a platform can do its work."""
 
     def __init__(self, db: Database, blobs: BlobStore, clock: Clock) -> None:
         self._db = db
@@ -61,11 +55,7 @@ class Readiness:
         self._told: dict[str, str] = {}
 
     def problems(self, *, within_s: float = ANSWER_WITHIN_S) -> dict[str, str]:
-        """Return what is wrong by what was checked, empty where nothing is.
-
-        Args:
-            within_s: what has not answered after so many seconds is said not to.
-        """
+        """Return what is wrong by what was checked, empty where nothing is."""
         look = self._newest()
         look.ended.wait(within_s)
         return {name: look.found.get(name, "it does not answer") for name in self._checks}

@@ -51,13 +51,7 @@ class RegisteredServer:
 
 
 class RolloutServerStore:
-    """The registered agents of all workspaces.
-
-    Args:
-        db: where they are kept.
-        vault: seals their keys.
-        clock: dates them.
-    """
+    """The registered agents of all workspaces."""
 
     def __init__(self, db: Database, vault: Vault, clock: Clock) -> None:
         self._db = db
@@ -67,12 +61,7 @@ class RolloutServerStore:
     def register(
         self, workspace_id: str, user_id: str, *, name: str, address: AgentAddress, api_key: str | None
     ) -> RegisteredServer:
-        """Keep an agent under its name, in place of an earlier one, and ask it how it does; blocking.
-
-        Raises:
-            OsmosisError: the name or the key cannot be one.
-            ConflictError: the workspace has too many.
-        """
+        """Keep an agent under its name, in place of an earlier one, and ask it how it does; blocking."""
         _check_name(name)
         _check_key(api_key)
         health = probe(AgentLocation(address, api_key))
@@ -99,12 +88,7 @@ class RolloutServerStore:
         return [RegisteredServer(server, _name_of(user)) for server, user in rows], total
 
     def probe(self, workspace_id: str, name: str) -> RegisteredServer:
-        """Ask an agent how it does, and note the answer; blocking.
-
-        Raises:
-            NotFoundError: there is none of this name.
-            VaultError: its key cannot be opened.
-        """
+        """Ask an agent how it does, and note the answer; blocking."""
         health = probe(locate_server(self._db, self._vault, workspace_id, name))
         with self._db.transaction() as session:
             server = _server(session, workspace_id, name)
@@ -113,11 +97,7 @@ class RolloutServerStore:
         return self._found(workspace_id, name, health)
 
     def remove(self, workspace_id: str, name: str) -> None:
-        """Forget an agent and its key; what it serves goes on.
-
-        Raises:
-            NotFoundError: there is none of this name.
-        """
+        """Forget an agent and its key; what it serves goes on."""
         with self._db.transaction() as session:
             server = _server(session, workspace_id, name)
             if server is None:
@@ -199,13 +179,7 @@ def server_names(db: Database, workspace_id: str) -> Sequence[str]:
 
 
 def locate_server(db: Database, vault: Vault, workspace_id: str, agent: str) -> AgentLocation:
-    """Return where an agent is now, with its key.
-
-    Raises:
-        NotFoundError: it is not registered any more.
-        AgentAddressError: nothing here connects to where it is.
-        VaultError: its key cannot be opened.
-    """
+    """Return where an agent is now, with its key."""
     server = find_server(db, workspace_id, agent)
     if server is None:
         raise not_registered(agent)

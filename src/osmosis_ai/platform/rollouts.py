@@ -36,13 +36,7 @@ _NOTED_EVERY = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class RolloutAt:
-    """A rollout at a commit.
-
-    Attributes:
-        row: its row.
-        sha: the commit it was last seen at; for the rollouts of a branch, the head of that branch.
-        active: whether the default branch has it; for the rollouts of a branch, always.
-    """
+    """A rollout at a commit."""
 
     row: DbRollout
     sha: str | None
@@ -50,13 +44,7 @@ class RolloutAt:
 
 
 class RolloutStore:
-    """The rollouts of all connected repositories.
-
-    Args:
-        db: where they are kept.
-        mirrors: where they are read.
-        clock: dates what is found.
-    """
+    """The rollouts of all connected repositories."""
 
     def __init__(self, db: Database, mirrors: MirrorStore, clock: Clock) -> None:
         self._db = db
@@ -72,10 +60,7 @@ class RolloutStore:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def start_sync(self, repository_id: str) -> Future[DbRepository]:
-        """Sync in the background unless that was done moments ago; who asks meanwhile gets the same future.
-
-        Its result is that of :meth:`sync`.
-        """
+        """Sync in the background unless that was done moments ago; who asks meanwhile gets the same future."""
         with self._lock:
             running = self._syncing.get(repository_id)
             if running is None:
@@ -85,18 +70,7 @@ class RolloutStore:
         return running
 
     def sync(self, repository_id: str, *, max_age_s: float = 0.0) -> DbRepository:
-        """Fetch a repository and record the rollouts of its default branch; blocks while it does.
-
-        Args:
-            repository_id: which one.
-            max_age_s: be content with a fetch that ended at most this long ago.
-
-        Returns:
-            The repository's row as it is afterwards; ``sync_error`` says what went wrong, if anything did.
-
-        Raises:
-            NotFoundError: it is not connected.
-        """
+        """Fetch a repository and record the rollouts of its default branch; blocks while it does."""
         with self._db.session() as session:
             repository = _repository(session, repository_id)
         try:
@@ -122,12 +96,7 @@ class RolloutStore:
         return [RolloutAt(row, row.last_synced_commit_sha, row.is_active) for row in rows], total
 
     def on_branch(self, repository: DbRepository, branch: str) -> list[RolloutAt]:
-        """Return the rollouts at the head of a branch, as last fetched, by name.
-
-        Raises:
-            RevisionError: there is no such branch.
-            GitError: the repository was never fetched, or cannot be read.
-        """
+        """Return the rollouts at the head of a branch, as last fetched, by name."""
         sha = self._mirrors.resolve(repository, branch=branch)
         found = self._mirrors.list_rollouts(repository, sha)
         names = [entry.name for entry in found]

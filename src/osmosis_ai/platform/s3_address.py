@@ -23,16 +23,7 @@ _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 
 @dataclass(frozen=True, slots=True)
 class S3Address:
-    """A place in an S3-compatible store.
-
-    Args:
-        bucket: its name.
-        prefix: what all keys begin with, without a trailing slash; may be empty.
-        endpoint: how the platform reaches the store; Amazon's when empty.
-        region: of the bucket; what boto3 finds when empty.
-        path_style: whether the bucket stands in the path of a URL instead of its host.
-        public_endpoint: how clients reach the store, where that is not ``endpoint``.
-    """
+    """A place in an S3-compatible store."""
 
     bucket: str
     prefix: str = ""
@@ -52,11 +43,7 @@ class S3Address:
 
 
 def parse_s3_address(url: str) -> S3Address:
-    """Return what a URL says.
-
-    Raises:
-        OsmosisError: it is no such address, or bytes would travel in the clear.
-    """
+    """Return what a URL says."""
     try:
         parts = urlsplit(url)
         settings = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))

@@ -43,10 +43,7 @@ class MissingSecretsError(NotFoundError):
 
 
 class ResolvedSecret(NamedTuple):
-    """A value for a run, and where it comes from; printing it shows the latter alone.
-
-    ``user_override`` says that the member's own value hides one of the workspace.
-    """
+    """A value for a run, and where it comes from; printing it shows the latter alone."""
 
     value: str
     scope: ResolvedScope
@@ -65,13 +62,7 @@ class ListedSecret:
 
 
 class SecretStore:
-    """The secrets of all workspaces.
-
-    Args:
-        db: where the sealed values are.
-        vault: what seals them.
-        clock: dates them.
-    """
+    """The secrets of all workspaces."""
 
     def __init__(self, db: Database, vault: Vault, clock: Clock) -> None:
         self._db = db
@@ -81,11 +72,7 @@ class SecretStore:
     def page(
         self, workspace_id: str, user_id: str, *, limit: int, cursor: str | None
     ) -> ItemPage[ListedSecret]:
-        """Return the secrets that a user may know of from a place on, by name.
-
-        Raises:
-            OsmosisError: the cursor is none of this list.
-        """
+        """Return the secrets that a user may know of from a place on, by name."""
         with self._db.session() as session:
 
             def entries(ids: Sequence[str]) -> dict[str, ListedSecret]:
@@ -104,15 +91,7 @@ class SecretStore:
     def offset_page(
         self, workspace_id: str, user_id: str, scopes: Iterable[SecretScope], *, limit: int, offset: int
     ) -> tuple[Sequence[ListedSecret], int]:
-        """Return one page of the secrets that a user may know of, by name, and how many there are in all.
-
-        Args:
-            workspace_id: the workspace.
-            user_id: whose personal ones are included.
-            scopes: which kinds.
-            limit: items on the page.
-            offset: items before it.
-        """
+        """Return one page of the secrets that a user may know of, by name, and how many there are in all."""
         visible = _visible(workspace_id, user_id, scopes)
         with self._db.session() as session:
             total = session.scalar(select(func.count()).select_from(DbSecret).where(visible)) or 0
@@ -126,11 +105,7 @@ class SecretStore:
         return [_listed(row) for row in rows], total
 
     def put(self, workspace_id: str, user_id: str, name: str, value: str, scope: SecretScope) -> ListedSecret:
-        """Store a value, in place of an earlier one of the same name and scope.
-
-        Raises:
-            OsmosisError: the name or the value is not allowed; the value is not repeated.
-        """
+        """Store a value, in place of an earlier one of the same name and scope."""
         check_name(name)
         plaintext = _checked_value(value)
         try:
@@ -164,11 +139,7 @@ class SecretStore:
         return ListedSecret(secret, _name_of(creator), _name_of(updater))
 
     def delete(self, workspace_id: str, user_id: str, name: str, scope: SecretScope) -> None:
-        """Forget a secret.
-
-        Raises:
-            NotFoundError: there is none of this name and scope.
-        """
+        """Forget a secret."""
         wanted = select(DbSecret).where(_one(workspace_id, user_id, name, scope))
         with self._db.transaction() as session:
             # What is no name is not looked up: not every database takes every text.
@@ -182,25 +153,14 @@ class SecretStore:
 def resolve_scopes(
     db: Database, workspace_id: str, user_id: str, names: Sequence[str]
 ) -> dict[str, ResolvedScope]:
-    """Return where each secret of a run would come from, without opening any.
-
-    Raises:
-        MissingSecretsError: naming all that are not stored.
-    """
+    """Return where each secret of a run would come from, without opening any."""
     return {name: scope for name, (_, scope) in _find(db, workspace_id, user_id, names).items()}
 
 
 def resolve_secrets(
     db: Database, vault: Vault, workspace_id: str, user_id: str, names: Sequence[str]
 ) -> dict[str, ResolvedSecret]:
-    """Return the value of each secret of a run; a member's own goes before the workspace's.
-
-    What is still sealed with a replaced key is sealed anew on the way.
-
-    Raises:
-        MissingSecretsError: naming all that are not stored.
-        VaultError: a key is lost, or a value damaged.
-    """
+    """Return the value of each secret of a run; a member's own goes before the workspace's."""
     resolved: dict[str, ResolvedSecret] = {}
     stale: list[tuple[DbSecret, bytes]] = []
     for name, (secret, scope) in _find(db, workspace_id, user_id, names).items():
@@ -214,11 +174,7 @@ def resolve_secrets(
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot be a secret's name.
-
-    Raises:
-        OsmosisError: it does not match ``^[A-Z][A-Z0-9_]*$`` or has more than 255 characters.
-    """
+    """Refuse what cannot be a secret's name."""
     if not is_secret_name(name):
         # A value is easily put in the place of the name, so the name is not repeated.
         raise OsmosisError(

@@ -65,14 +65,7 @@ _SIGNAL_POLL_S = 0.5
 
 @dataclass(frozen=True)
 class RunningPlatform:
-    """A platform that answers and executes.
-
-    Attributes:
-        config: its settings, with the port it really has.
-        process: what `osmosis platform status` says of it.
-        services: its parts.
-        first_login: how to sign in, when this is its first start.
-    """
+    """A platform that answers and executes."""
 
     config: PlatformConfig
     process: PlatformProcess
@@ -81,11 +74,7 @@ class RunningPlatform:
     _ends: queue.SimpleQueue[str] = field(repr=False)
 
     def wait(self) -> None:
-        """Return when this process is told to end (SIGTERM, SIGINT).
-
-        Raises:
-            OsmosisError: the API has ended by itself.
-        """
+        """Return when this process is told to end (SIGTERM, SIGINT)."""
         reason = None
         while reason is None:
             with contextlib.suppress(queue.Empty):
@@ -96,24 +85,12 @@ class RunningPlatform:
 
 
 class StartEndedError(KeyboardInterrupt):
-    """A platform was told to end while it started, before there was anything to say of it.
-
-    What it began is as after any other end; the next start goes on.
-    """
+    """A platform was told to end while it started, before there was anything to say of it."""
 
 
 @contextmanager
 def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
-    """Run a platform in this process while the block lasts; for the main thread, which gets the signals.
-
-    Args:
-        config: its settings; port 0 picks a free one.
-
-    Raises:
-        StartEndedError: it was told to end before it had begun.
-        ConflictError: a platform runs in this data directory already.
-        OsmosisError: clients could not reach it safely, the port is taken, or its data cannot be used.
-    """
+    """Run a platform in this process while the block lasts; for the main thread, which gets the signals."""
     keep_to_itself(os.environ)
     require_safe_address(config)
     ends: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -183,10 +160,8 @@ def _missing_files(services: PlatformServices) -> str | None:
 
 @contextmanager
 def _signals_to(ends: queue.SimpleQueue[str]) -> Iterator[Callable[[], None]]:
-    """Let the first SIGTERM or Ctrl-C end the platform properly, and the second one at once: that is safe, too.
-
-    Until what is yielded is called, the first one ends the start where it is, by an exception.
-    """
+    """Let the first SIGTERM or Ctrl-C end the platform properly, and the second one at once: that is safe,
+    too."""
     is_starting = True
 
     def restore() -> None:
@@ -215,12 +190,7 @@ def _signals_to(ends: queue.SimpleQueue[str]) -> Iterator[Callable[[], None]]:
 
 
 def require_safe_address(config: PlatformConfig) -> None:
-    """Refuse to listen where tokens and secrets would travel in the clear.
-
-    Raises:
-        OsmosisError: the host is not loopback and no https URL of a proxy is known; or the public URL is not
-            safe.
-    """
+    """Refuse to listen where tokens and secrets would travel in the clear."""
     if config.public_url:
         ensure_secure(config.public_url)
     elif not is_loopback(config.host):

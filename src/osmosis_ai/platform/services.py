@@ -128,11 +128,7 @@ class PlatformServices:
 
 
 def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> PlatformServices:
-    """Prepare the data directory, bring the database up to date, and return the parts.
-
-    Raises:
-        OsmosisError: when the directory or the database cannot be used.
-    """
+    """Prepare the data directory, bring the database up to date, and return the parts."""
     config.prepare_home()
     used_clock = clock if clock is not None else SystemClock()
     db = Database(config.database_url)

@@ -40,12 +40,7 @@ class TooManyAttempts(OsmosisError):
 
 
 class SignIns:
-    """Sign-ins with address and password, and other guesses at what only the right person knows.
-
-    Args:
-        accounts: knows the passwords.
-        clock: measures how long a failure counts.
-    """
+    """Sign-ins with address and password, and other guesses at what only the right person knows."""
 
     def __init__(self, accounts: AccountStore, clock: Clock) -> None:
         self._accounts = accounts
@@ -55,16 +50,7 @@ class SignIns:
         self._known = _RecentSignIns(clock, remembered_s=_KNOWN_S)
 
     def check(self, email: str, password: str, *, source: str) -> DbUser | None:
-        """Return the user whom address and password name, or None.
-
-        Args:
-            email: as it was typed.
-            password: likewise.
-            source: where the attempt comes from (a network address).
-
-        Raises:
-            TooManyAttempts: right or wrong, it is not looked at now.
-        """
+        """Return the user whom address and password name, or None."""
         network = network_of(source)
         pair = f"{network} {email.strip().lower()}"
         self._refuse(self._by_account.wait_s(pair))
@@ -107,13 +93,7 @@ def network_of(source: str) -> str:
 
 
 class AttemptLimit:
-    """At most ``allowed`` failures per key within ``window_s`` seconds.
-
-    Args:
-        clock: measures the window.
-        allowed: failures before a key has to wait.
-        window_s: how long a failure counts.
-    """
+    """At most ``allowed`` failures per key within ``window_s`` seconds."""
 
     def __init__(self, clock: Clock, *, allowed: int, window_s: float) -> None:
         self._clock = clock

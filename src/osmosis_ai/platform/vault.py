@@ -63,11 +63,7 @@ class _KeyRing:
 
 
 class Vault:
-    """Seals and opens values.
-
-    Args:
-        key_file: where the keys are kept, readable by the platform's user alone; made on first use.
-    """
+    """Seals and opens values."""
 
     def __init__(self, key_file: Path) -> None:
         self.key_file = key_file
@@ -79,14 +75,7 @@ class Vault:
         return f"Vault({str(self.key_file)!r})"
 
     def seal(self, plaintext: bytes, *, context: str) -> bytes:
-        """Return ``plaintext`` encrypted under the active key.
-
-        Args:
-            context: where the sealed value will lie, ``<table>:<row id>``; needed again to open it.
-
-        Raises:
-            VaultError: when the key file can be neither read nor made.
-        """
+        """Return ``plaintext`` encrypted under the active key."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         ring = self._newest_keys()
@@ -95,11 +84,7 @@ class Vault:
         return header + nonce + sealed
 
     def open(self, sealed: bytes, *, context: str) -> bytes:
-        """Return what :meth:`seal` was given.
-
-        Raises:
-            VaultError: when its key is not in the key file, or it was altered or made for another context.
-        """
+        """Return what :meth:`seal` was given."""
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -124,30 +109,11 @@ class Vault:
         return key_id_of(sealed) != self._newest_keys().active
 
     def rotate(self, now: datetime) -> None:
-        """Make a new key the active one, also for processes that run; values sealed before stay readable.
-
-        Args:
-            now: since when the former one is replaced.
-
-        Raises:
-            VaultError: when the key file cannot be read or written.
-            StorageFullError: the disk is full; the keys are as they were.
-        """
+        """Make a new key the active one, also for processes that run; values sealed before stay readable."""
         self._update(lambda ring: ring.with_new_key(now) if ring else _KeyRing.new())
 
     def forget_replaced_keys(self, *, before: datetime, in_use: Collection[bytes] = ()) -> int:
-        """Forget keys for good: what one of them has sealed can never be opened again.
-
-        Args:
-            before: only those that were replaced before.
-            in_use: ids of keys that are kept, whenever they were replaced.
-
-        Returns:
-            How many were forgotten.
-
-        Raises:
-            VaultError, StorageFullError: as :meth:`rotate`.
-        """
+        """Forget keys for good: what one of them has sealed can never be opened again."""
         replaced = self._newest_keys().replaced
         unneeded = {id for id, at in replaced.items() if at < before and id not in in_use}
         if unneeded:

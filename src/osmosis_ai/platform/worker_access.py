@@ -81,17 +81,7 @@ class WorkerRefused(OsmosisError):
 
 
 class WorkerAccess:
-    """The worker tokens and tickets of one platform.
-
-    Args:
-        db: where they are kept.
-        clock: says when a ticket is too old.
-        logs: where a run is told of claims that were refused.
-        demands: of every machine.
-
-    Attributes:
-        known: the machines that have asked for runs.
-    """
+    """The worker tokens and tickets of one platform."""
 
     def __init__(self, db: Database, clock: Clock, logs: LogStore, demands: Demands | None = None) -> None:
         self._db = db
@@ -107,16 +97,7 @@ class WorkerAccess:
     def create_token(
         self, pool: str, *, name: str | None = None, workspace_ids: Sequence[str] = ()
     ) -> tuple[DbWorkerToken, str]:
-        """Make a worker token and return its row and the token itself, which nobody can read again.
-
-        Args:
-            pool: whose runs it is good for.
-            name: what it is for.
-            workspace_ids: the only workspaces whose runs it is good for; empty: all.
-
-        Raises:
-            OsmosisError: ``pool`` is no name of a pool.
-        """
+        """Make a worker token and return its row and the token itself, which nobody can read again."""
         try:
             pool = pool_name(pool)
         except ValueError as error:
@@ -141,20 +122,12 @@ class WorkerAccess:
             return list(session.scalars(select(DbWorkerToken).order_by(*newest)))
 
     def find_token(self, token_id: str) -> DbWorkerToken:
-        """Return a worker token by its id.
-
-        Raises:
-            NotFoundError: there is no such token.
-        """
+        """Return a worker token by its id."""
         with self._db.session() as session:
             return _known(session.get(DbWorkerToken, token_id), token_id)
 
     def revoke_token(self, token_id: str) -> DbWorkerToken:
-        """Make a worker token useless from now on; a second time changes nothing.
-
-        Raises:
-            NotFoundError: there is no such token.
-        """
+        """Make a worker token useless from now on; a second time changes nothing."""
         with self._db.transaction() as session:
             token = _known(session.get(DbWorkerToken, token_id), token_id)
             token.revoked_at = token.revoked_at or self._clock.now()
@@ -176,11 +149,7 @@ class WorkerAccess:
     # -- tickets -----------------------------------------------------------------------------
 
     def issue_ticket(self, run_id: str) -> str:
-        """Return a ticket for the next attempt of a run; those before it can claim nothing any more.
-
-        Raises:
-            NotFoundError: there is no such run.
-        """
+        """Return a ticket for the next attempt of a run; those before it can claim nothing any more."""
         plain, now = new_bearer(TICKET_PREFIX), self._clock.now()
         self._unconfined.pop(run_id, None)
         with self._db.transaction() as session:
@@ -221,11 +190,7 @@ class WorkerAccess:
     # -- who asks ----------------------------------------------------------------------------
 
     def authorize_claim(self, bearer: str, offer: WorkerOffer) -> ClaimScope:
-        """Return what a worker may claim.
-
-        Raises:
-            WorkerRefused: nothing, or not with this offer.
-        """
+        """Return what a worker may claim."""
         if bearer.startswith(TICKET_PREFIX):
             return self._ticket_scope(bearer, offer)
         with self._db.session() as session:
@@ -250,11 +215,7 @@ class WorkerAccess:
         )
 
     def note_left(self, bearer: str, offer: WorkerOffer) -> None:
-        """Note that a machine asks for no more runs; of one with a ticket there is nothing to note.
-
-        Raises:
-            WorkerRefused: its token is not good.
-        """
+        """Note that a machine asks for no more runs; of one with a ticket there is nothing to note."""
         with self._db.session() as session:
             if bearer.startswith(TICKET_PREFIX):
                 _found(session, _TICKET, bearer)
@@ -291,11 +252,8 @@ class WorkerAccess:
         return self._admissions.admits(bearer_hash(bearer), run_id)
 
     def authorize_run(self, bearer: str, run_id: str) -> None:
-        """Let a worker say something of a run that it claimed; whether the run is still its own, the lease tells.
-
-        Raises:
-            WorkerRefused: the run is none that its token or ticket is for.
-        """
+        """Let a worker say something of a run that it claimed; whether the run is still its own, the lease
+        tells."""
         if not bearer.startswith(TICKET_PREFIX):
             self._require_run_of(bearer, run_id)
             return

@@ -33,11 +33,7 @@ class _Scope:
 
 
 class WorkerAdmissions:
-    """What is known of bearers, by their hashes, and of runs.
-
-    Args:
-        clock: measures, by its monotonic seconds.
-    """
+    """What is known of bearers, by their hashes, and of runs."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -49,24 +49,14 @@ _OF_USER = (
 
 
 class WorkspaceStore:
-    """The workspaces of one platform.
-
-    Args:
-        db: where they are kept.
-        clock: dates what is made.
-    """
+    """The workspaces of one platform."""
 
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
         self._clock = clock
 
     def create(self, name: str) -> DbWorkspace:
-        """Add a workspace.
-
-        Raises:
-            ConflictError: the name is taken (upper and lower case are the same).
-            OsmosisError: the name cannot be part of a URL.
-        """
+        """Add a workspace."""
         if not _NAME.fullmatch(name) or name.lower() in _TAKEN_PATHS:
             raise OsmosisError(
                 f"'{name}' cannot be a workspace's name.",
@@ -84,11 +74,7 @@ class WorkspaceStore:
         return workspace
 
     def find(self, name_or_id: str) -> DbWorkspace:
-        """Return a workspace by its name or id.
-
-        Raises:
-            NotFoundError: there is none.
-        """
+        """Return a workspace by its name or id."""
         with self._db.session() as session:
             workspace = session.scalar(
                 select(DbWorkspace).where(
@@ -129,11 +115,7 @@ class WorkspaceStore:
             )
 
     def require_member(self, workspace: DbWorkspace, user: DbUser) -> None:
-        """Check that a user is in a workspace.
-
-        Raises:
-            NotFoundError: they are not.
-        """
+        """Check that a user is in a workspace."""
         with self._db.session() as session:
             if session.get(DbMembership, (workspace.id, user.id)) is None:
                 raise NotFoundError(
@@ -207,11 +189,7 @@ class WorkspaceStore:
             )
 
     def find_repository(self, name: str) -> DbRepository:
-        """Return a repository by any of its identities, its id or what it is cloned from.
-
-        Raises:
-            NotFoundError: there is none; the hint names the one that was probably meant.
-        """
+        """Return a repository by any of its identities, its id or what it is cloned from."""
         with self._db.session() as session:
             by_identity = (
                 select(DbRepository)
@@ -252,22 +230,7 @@ class WorkspaceStore:
         also_known_as: Sequence[str] = (),
         default_branch: str | None = None,
     ) -> DbRepository:
-        """Connect a repository, or tell what one that is connected is called and cloned from now.
-
-        Whatever it was called before goes on to work. So does what follows from ``clone_url``: it is what
-        clients send whose origin that is. Only what another repository is reached by stays with that one.
-
-        Args:
-            workspace_id: whose it is.
-            identity: ``owner/repo``, what it is called.
-            clone_url: what Git clones: a URL or a path; no password in it.
-            also_known_as: further identities that clients of it send.
-            default_branch: the branch synced; the remote's own when not given.
-
-        Raises:
-            ConflictError: the identity belongs to another workspace.
-            OsmosisError: the identity or the URL is no good.
-        """
+        """Connect a repository, or tell what one that is connected is called and cloned from now."""
         known_as = parse_identity(identity)
         source = checked_clone_url(clone_url)
         names = {known_as, *also_known_as, *_identities_of(source)}

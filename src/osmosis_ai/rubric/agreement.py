@@ -35,12 +35,7 @@ _F_METHOD = "F distribution"
 
 @dataclass(frozen=True, slots=True)
 class Intraclass:
-    """Intraclass correlations of one design.
-
-    Attributes:
-        single: how reliable one rating is: ICC(1,1), ICC(2,1) or ICC(3,1).
-        average: how reliable the mean of all raters is: ICC(1,k), ICC(2,k) or ICC(3,k).
-    """
+    """Intraclass correlations of one design."""
 
     single: TrustEstimate
     average: TrustEstimate
@@ -182,10 +177,7 @@ def _intraclass(
 
 
 def _sums_by_record(ratings: Floats, known: Booleans) -> Floats:
-    """Return (records, 8): 1, m, m^2, sum, sum of squares, sum^2/m, squares within, disagreement of pairs.
-
-    Values are centred and scaled first, so that differences of sums keep their digits.
-    """
+    """Return (records, 8): 1, m, m^2, sum, sum of squares, sum^2/m, squares within, disagreement of pairs."""
     import numpy as np
 
     values = ratings[known]

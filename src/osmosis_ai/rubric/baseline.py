@@ -22,13 +22,7 @@ _TOP_LEVEL = ("average", "variance", "stdev")
 
 @dataclass(frozen=True, slots=True)
 class ScoredRecord:
-    """What comparing sessions needs of a record that has a score.
-
-    Attributes:
-        score: the mean of its judges' means, on its session's scale.
-        digest: of all that was judged; None if the file does not state it.
-        question: of what the judged text is an answer to; None where the record does not tell.
-    """
+    """What comparing sessions needs of a record that has a score."""
 
     score: float
     digest: str | None = None
@@ -37,14 +31,7 @@ class ScoredRecord:
 
 @dataclass(frozen=True)
 class Baseline:
-    """An earlier session.
-
-    Attributes:
-        source_path: the file.
-        statistics: what it holds, numbers only.
-        records: those with a score; empty where the file has none that can be read.
-        inputs: what its scores depend on, as far as the file says, by the names of a session's own.
-    """
+    """An earlier session."""
 
     source_path: Path
     statistics: Mapping[str, float]
@@ -53,11 +40,7 @@ class Baseline:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Read a result file.
-
-    Raises:
-        OsmosisError: it cannot be read, or holds no statistics.
-    """
+    """Read a result file."""
     require_file(path, "Baseline path")
     try:
         document = json.loads(path.read_bytes())

@@ -33,18 +33,7 @@ _PAIRED_BY: Mapping[Pairing, str] = {"record": "paired by record", "question": "
 
 @dataclass(frozen=True)
 class SessionComparison:
-    """What became of the scores since an earlier session; differences are current minus baseline.
-
-    Attributes:
-        baseline: the earlier session.
-        delta_statistics: of the numbers that both have.
-        difference: of the mean scores; None where ``reason`` says why there is none.
-        paired_by: what records were matched by; None where they were not.
-        common, baseline_records, current_records: records with a score: in both, and in each.
-        changed: inputs of the scores that are not what they were.
-        changes: the same in words.
-        reason: why records are not paired, or nothing is compared; a clause.
-    """
+    """What became of the scores since an earlier session; differences are current minus baseline."""
 
     baseline: Baseline
     delta_statistics: Mapping[str, float]
@@ -132,11 +121,7 @@ class SessionComparison:
 def compare_sessions(
     baseline: Baseline, result: SessionResult, statistics: Mapping[str, float]
 ) -> SessionComparison:
-    """Compare a session with an earlier one.
-
-    Args:
-        statistics: the session's own, by the names of result files.
-    """
+    """Compare a session with an earlier one."""
     shared = {key: statistics[key] - old for key, old in baseline.statistics.items() if key in statistics}
     now = result.spec.inputs(result.index)
     changed = changed_inputs(baseline, now)

@@ -36,15 +36,7 @@ _NO_COMMON = "no record was scored in both orders"
 
 @dataclass(frozen=True, slots=True)
 class LengthBias:
-    """How a judge's score goes with the length of the text.
-
-    Attributes:
-        correlation: Spearman's, of score and characters.
-        controlled: the correlation of score and log2 of the characters with people's score held fixed.
-        per_doubling: what twice the length adds to the score; with scores by people, what it adds to
-            the judge's score beyond what it adds to theirs.
-        against_people: whether ``per_doubling`` is beyond people's.
-    """
+    """How a judge's score goes with the length of the text."""
 
     correlation: TrustEstimate
     controlled: TrustEstimate
@@ -68,13 +60,7 @@ class LengthBias:
 
 @dataclass(frozen=True, slots=True)
 class JudgeBiases:
-    """What influences the scores of one judge besides quality.
-
-    Attributes:
-        length: whether longer texts score higher.
-        order_in_file: whether the score changes with the position in the file.
-        position: whether the order of the quoted blocks matters.
-    """
+    """What influences the scores of one judge besides quality."""
 
     length: LengthBias
     order_in_file: TrustEstimate
@@ -99,15 +85,7 @@ def adjusted_for_all(judges: Sequence[JudgeBiases]) -> list[JudgeBiases]:
 
 
 def length_bias(judge: Floats, lengths: Floats, people: Floats) -> LengthBias:
-    """Return how a judge's score goes with the length of the text.
-
-    ``per_doubling`` is the slope of the score on ``log2(characters)`` or, on the records that people
-    scored, the slope of judge minus people.
-
-    Args:
-        judge, people: (records,) scores; NaN where there is none.
-        lengths: (records,) characters.
-    """
+    """Return how a judge's score goes with the length of the text."""
     import numpy as np
 
     scored = ~np.isnan(judge)
@@ -125,12 +103,7 @@ def length_bias(judge: Floats, lengths: Floats, people: Floats) -> LengthBias:
 
 
 def order_in_file(judge: Floats, people: Floats) -> TrustEstimate:
-    """Return the rank correlation of judge minus people with the place in the file.
-
-    Calls know nothing of each other: a correlation is an endpoint that changed during the session, or
-    a file whose order follows something that judge and people see differently. Without people's
-    scores it cannot be told from a file that is sorted by quality.
-    """
+    """Return the rank correlation of judge minus people with the place in the file."""
     import numpy as np
 
     both = ~np.isnan(judge) & ~np.isnan(people)
@@ -142,15 +115,7 @@ def order_in_file(judge: Floats, people: Floats) -> TrustEstimate:
 def position_bias(
     scores: Floats, presentations: Sequence[str] | None, *, scale: tuple[float, float] | None = None
 ) -> TrustEstimate:
-    """Return by how much the first order of the quoted blocks scores above the second, on the same records.
-
-    The difference is taken record by record (:func:`~osmosis_ai.evaluation.comparison.differences.mean_difference`).
-
-    Args:
-        scores: (records, runs) of one judge; NaN where there is none.
-        presentations: the order that each run used; None when all used the same.
-        scale: the least and greatest score there can be.
-    """
+    """Return by how much the first order of the quoted blocks scores above the second, on the same records."""
     import numpy as np
 
     orders = list(dict.fromkeys(presentations or ()))
@@ -172,12 +137,7 @@ def position_bias(
 
 
 def slope(y: Floats, x: Floats) -> TrustEstimate:
-    """Return the slope of ``y`` on ``x`` by least squares.
-
-    With ``d = x - mean(x)``, residuals ``e`` and leverages ``h = 1/n + d^2 / sum d^2``, its HC3 variance is
-    ``sum (d e / (1-h))^2 / (sum d^2)^2``, which holds when the spread differs from record to record;
-    the interval is Student's with n-2 degrees of freedom.
-    """
+    """Return the slope of ``y`` on ``x`` by least squares."""
     import numpy as np
     from scipy.special import stdtr, stdtrit
 

@@ -71,14 +71,7 @@ def evaluate_rubric(
 
 
 def evaluate_rubric(*args: Any, **kwargs: Any) -> Any:
-    """Let a model score a text against a rubric.
-
-    With ``model_info=``, wait for the score: see :func:`osmosis_ai.rubric.evaluate.evaluate_rubric`. With
-    ``model=``, await it: see :func:`osmosis_ai.rubric.by_model.evaluate_rubric`.
-
-    Raises:
-        JudgeArgumentError: both are given, or neither (a ``TypeError``). For the rest see there.
-    """
+    """Let a model score a text against a rubric."""
     by_info = len(args) > _PLACE_OF_MODEL_INFO or kwargs.get("model_info") is not None
     by_name = kwargs.get("model") is not None
     if by_info == by_name:

@@ -55,32 +55,7 @@ async def evaluate_rubric(
     timeout: float | None = None,
     system_prompt: str | None = None,
 ) -> RubricResult:
-    """Let a model score a text against a rubric.
-
-    All calls of a process share their connections and adapt together to the provider's rate limits, however many
-    are awaited at once. Within a grader, what the judge said and what it cost is kept with the sample.
-
-    Args:
-        solution_str: the text that is judged.
-        rubric: the instructions to judge by.
-        model: who judges, as LiteLLM calls it (``openai/gpt-5.4``); of the best known, without the provider.
-        ground_truth: the reference answer, if there is one.
-        original_input: what the candidate was asked.
-        metadata: whatever else the judge should see, as JSON.
-        score_min: the lowest score.
-        score_max: the highest score.
-        api_key: the key; by default the provider's usual variable holds it.
-        timeout: seconds one try may take. Default: 30 to 60, by provider.
-        system_prompt: put before the judge's own system prompt.
-
-    Raises:
-        JudgeArgumentError: an argument is blank or of the wrong type (a ``TypeError``).
-        JudgeValueError: the bounds enclose nothing, or the timeout is no usable number (a ``ValueError``).
-        MissingAPIKeyError: the provider needs a key and there is none.
-        ModelNotFoundError: the provider does not know the model.
-        UnscoredError: the judge answered, and never with a usable score (a ``ProviderRequestError``).
-        ProviderRequestError: every other failure of the call.
-    """
+    """Let a model score a text against a rubric."""
     task = JudgeTask(
         rubric=rubric,
         solution_str=solution_str,
@@ -102,14 +77,7 @@ async def evaluate_rubric(
 
 
 def _judge(model: str, api_key: str | None, timeout_s: float | None) -> JudgeModel:
-    """Find out who ``model`` is.
-
-    Raises:
-        JudgeArgumentError: it is blank or no string.
-        JudgeValueError: the timeout is no usable number of seconds.
-        MissingAPIKeyError: there is no key, or nobody knows whose one would be needed.
-        ProviderRequestError: nobody knows the provider.
-    """
+    """Find out who ``model`` is."""
     if not isinstance(model, str) or not model.strip():
         raise JudgeArgumentError(
             "`model` must be a LiteLLM name: a non-empty string, for instance `openai/gpt-5-mini`."

@@ -30,14 +30,7 @@ NO_PAIR = "the judge scored none of the records that people scored"
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The categories that scores are put into where a statistic needs categories.
-
-    Attributes:
-        low, high: the scale.
-        parts: steps between ``low`` and ``high``.
-        centred: levels are the ends of the steps, and a score belongs to the nearest; otherwise they
-            are the steps themselves.
-    """
+    """The categories that scores are put into where a statistic needs categories."""
 
     low: float
     high: float
@@ -70,13 +63,7 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """The records whose judged score is in one category.
-
-    Attributes:
-        name: the category.
-        judge, people: mean score of the judge and of people there; None without records.
-        bias: mean of judge minus people.
-    """
+    """The records whose judged score is in one category."""
 
     name: str
     judge: float | None
@@ -86,17 +73,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A judge against people.
-
-    Attributes:
-        pearson, spearman: correlation of values and of ranks.
-        kappa, weighted_kappa: agreement on categories beyond chance, the second with quadratic weights.
-        exact: share of records in the same category.
-        mean_absolute_error: mean distance.
-        bias: mean of judge minus people.
-        bins: the bias by category of the judge's score.
-        levels: the names of the categories.
-    """
+    """A judge against people."""
 
     pearson: TrustEstimate
     spearman: TrustEstimate
@@ -110,14 +87,7 @@ class Calibration:
 
 
 def calibrate(judge: Floats, people: Floats, *, low: float, high: float, seed: int = 0) -> Calibration:
-    """Return how a judge's scores compare with people's.
-
-    Args:
-        judge: (records,) the judge's score; NaN where there is none.
-        people: (records,) the score given by people; NaN where there is none.
-        low, high: the scale. People's scores outside of it leave only the correlations.
-        seed: of the bootstrap.
-    """
+    """Return how a judge's scores compare with people's."""
     import numpy as np
 
     both = ~np.isnan(judge) & ~np.isnan(people)
@@ -148,11 +118,7 @@ def calibrate(judge: Floats, people: Floats, *, low: float, high: float, seed: i
 
 
 def levels_of(people: Floats, low: float, high: float) -> Levels:
-    """Return the categories in which people scored: the even grid they kept to, else five equal parts.
-
-    Whole numbers on a scale of whole numbers are levels of 1; other even grids (0, 0.5, 1) are found
-    with up to eleven levels. The grid covers the whole scale, also where people gave no score.
-    """
+    """Return the categories in which people scored: the even grid they kept to, else five equal parts."""
     import numpy as np
 
     offsets = np.unique(np.round((people - low) / (high - low), 9))

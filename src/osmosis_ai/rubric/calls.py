@@ -23,21 +23,7 @@ _NO_RESULT = 255
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """A call that ended.
-
-    Attributes:
-        record: the record's position, from 1.
-        model: the judge's position in the session, from 0.
-        run: which asking of that judge about that record, from 1.
-        score: within the record's bounds; None unless scored.
-        stated_score: the judge's own number, where it lay outside the bounds.
-        explanation: the judge's reasons.
-        reason: why there is no score, in a word.
-        error: the same in a sentence.
-        cost_usd: None where the price is not known.
-        duration_s: seconds the judge took.
-        raw: the provider's reply, where the session keeps it.
-    """
+    """A call that ended."""
 
     record: int
     model: int
@@ -63,11 +49,7 @@ class CallRecord:
 
     @classmethod
     def from_line(cls, line: bytes) -> CallRecord:
-        """Read a line of the journal.
-
-        Raises:
-            ValueError: it is no call.
-        """
+        """Read a line of the journal."""
         try:
             fields = orjson.loads(line)
             call = cls(**{**_ABSENT, **fields})
@@ -84,11 +66,7 @@ _ABSENT: dict[str, Any] = dict.fromkeys(
 
 
 class CallStates:
-    """How every call of a session stands, addressed by record, model (both from 0) and run (from 0).
-
-    Attributes:
-        scores: the scores in that order, NaN where there is none.
-    """
+    """How every call of a session stands, addressed by record, model (both from 0) and run (from 0)."""
 
     def __init__(self, records: int, models: int, runs: int) -> None:
         self.shape = (records, models, runs)
@@ -185,10 +163,7 @@ class CallStates:
 
 
 def json_bytes(value: Any, *, indent: bool = False) -> bytes:
-    """Return ``value`` as UTF-8 JSON, whatever its texts and numbers are.
-
-    Non-finite numbers become null; characters that UTF-8 cannot hold, a question mark.
-    """
+    """Return ``value`` as UTF-8 JSON, whatever its texts and numbers are."""
     options = orjson.OPT_INDENT_2 if indent else None
     try:
         return orjson.dumps(value, option=options)

@@ -25,13 +25,7 @@ _MAX_NODES = 200_000
 
 @dataclass(frozen=True, slots=True)
 class RubricItem:
-    """A rubric as it stands in the file.
-
-    Attributes:
-        label: where it stands (``rubrics[0]``).
-        payload: its keys.
-        defaults: the ``default_*`` values of its document, without the prefix.
-    """
+    """A rubric as it stands in the file."""
 
     label: str
     payload: dict[str, Any]
@@ -40,17 +34,7 @@ class RubricItem:
 
 @dataclass(frozen=True, slots=True)
 class RubricConfig:
-    """A rubric that can be applied.
-
-    Attributes:
-        rubric_id: its id.
-        rubric_text: what to judge by.
-        model_info: who judges (:class:`osmosis_ai.rubric.types.ModelInfo`); None when the command says so.
-        score_min, score_max: the bounds, where the rubric has some.
-        system_prompt: put before the judge's own.
-        original_input, ground_truth: for records that have none.
-        source_label: the file and the place in it.
-    """
+    """A rubric that can be applied."""
 
     rubric_id: str
     rubric_text: str
@@ -72,11 +56,7 @@ class RubricSuite:
     configs: Mapping[str, RubricConfig]
 
     def get(self, rubric_id: str) -> RubricConfig:
-        """Return the rubric of that id.
-
-        Raises:
-            NotFoundError: there is none; the message lists those that exist.
-        """
+        """Return the rubric of that id."""
         if rubric_id not in self.configs:
             known = ", ".join(self.available_ids())
             raise NotFoundError(
@@ -91,15 +71,7 @@ class RubricSuite:
 
 
 def discover_config(given: Path | None, data_path: Path) -> Path:
-    """Return the file of rubrics to use.
-
-    Args:
-        given: what the user named; the only candidate then.
-        data_path: the data; rubrics are looked for beside it, then here, then in ``examples/``.
-
-    Raises:
-        OsmosisError: there is none; the message lists where it was looked for.
-    """
+    """Return the file of rubrics to use."""
     if given is not None:
         require_file(given, "Rubric config")
         return given
@@ -121,15 +93,7 @@ def candidate_configs(data_path: Path) -> list[Path]:
 
 
 def load_suite(path: Path, *, need_model: bool = True) -> RubricSuite:
-    """Read the rubrics of a file.
-
-    Args:
-        path: a YAML file.
-        need_model: refuse rubrics without ``model_info``.
-
-    Raises:
-        OsmosisError: the file cannot be read, or anything in it is wrong; the message says where.
-    """
+    """Read the rubrics of a file."""
     documents = _read_documents(path)
     version = _version(path, documents)
     configs: dict[str, RubricConfig] = {}
@@ -150,11 +114,7 @@ def load_suite(path: Path, *, need_model: bool = True) -> RubricSuite:
 
 
 def find_items(path: Path) -> list[RubricItem]:
-    """Return every rubric of a file as it stands there, complete or not.
-
-    Raises:
-        OsmosisError: the file cannot be read, is no YAML, repeats an id or has wrong defaults.
-    """
+    """Return every rubric of a file as it stands there, complete or not."""
     documents = _read_documents(path)
     _version(path, documents)
     items = list(_items(path, documents))

@@ -41,11 +41,7 @@ def pearson(x: Floats, y: Floats) -> TrustEstimate:
 
 
 def partial(x: Floats, y: Floats, fixed: Floats) -> TrustEstimate:
-    """Return the correlation of two variables with a third held fixed.
-
-    ``(r_xy - r_xz r_yz) / sqrt((1 - r_xz^2) (1 - r_yz^2))``; the interval is Fisher's, with one degree
-    of freedom less.
-    """
+    """Return the correlation of two variables with a third held fixed."""
     import numpy as np
 
     missing = _unusable(x, y) or _unusable(x, fixed)

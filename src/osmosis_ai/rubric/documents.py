@@ -24,11 +24,7 @@ def write_document(
     records: Iterator[dict[str, Any]],
     tail: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write ``{…head, "records": […], …tail}``, indented by two, in one step and in constant memory.
-
-    Raises:
-        OSError: the disk is full or the directory cannot be written; ``path`` is unchanged.
-    """
+    """Write ``{…head, "records": […], …tail}``, indented by two, in one step and in constant memory."""
     with replacing(path) as handle:
         opening = json_bytes(dict(head), indent=True)
         handle.write(opening.removesuffix(b"\n}") + b',\n  "records": [')
@@ -91,12 +87,7 @@ def _consensus(judged: JudgedRecord, runs: int) -> float | None:
 
 
 def classic_record(judged: JudgedRecord, *, pending: str | None) -> dict[str, Any]:
-    """Return a record as `osmosis eval-rubric` writes it.
-
-    Args:
-        judged: the record; one judge was asked.
-        pending: why calls were not made, if some were not.
-    """
+    """Return a record as `osmosis eval-rubric` writes it."""
     record = judged.record
     identifier = record.source.get("id")
     return {

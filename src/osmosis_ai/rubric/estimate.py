@@ -25,19 +25,7 @@ _NO_SPREAD = "no interval: one record, or no variation among records"
 
 @dataclass(frozen=True, slots=True)
 class TrustEstimate:
-    """A number, how sure it is, what it was taken over, and what it says.
-
-    Attributes:
-        value: None where the data do not allow it; ``reason`` says why.
-        low, high: the 95 % interval; both None where there is none.
-        records: records behind the number; they, not calls, are the independent units.
-        scores: scores behind the number.
-        method: how the interval was made.
-        reason: why there is no value, or no interval.
-        sentence: what the number says, in words.
-        p: two-sided p-value of zero; None if zero was not tested.
-        p_adjusted: the same, adjusted by Holm's method for all judges and biases of a report.
-    """
+    """A number, how sure it is, what it was taken over, and what it says."""
 
     value: float | None
     low: float | None = None
@@ -58,10 +46,7 @@ class TrustEstimate:
     def within(
         self, interval: tuple[float, float] | None, *, method: str, otherwise: str, p: float | None = None
     ) -> TrustEstimate:
-        """Return the figure with ``interval`` and ``p``, or with ``otherwise`` as the reason for having none.
-
-        An interval without a width, but for rounding, is none.
-        """
+        """Return the figure with ``interval`` and ``p``, or with ``otherwise`` as the reason for having none."""
         if interval is None or not all(math.isfinite(bound) for bound in interval):
             return replace(self, reason=otherwise)
         low, high = float(interval[0]), float(interval[1])
@@ -79,13 +64,7 @@ class TrustEstimate:
     def of_mean(
         cls, values: Floats, rows: Integers | None = None, *, low: float = -math.inf, high: float = math.inf
     ) -> TrustEstimate:
-        """Return a mean with its interval: Student's t, the scores of one record counted as one cluster.
-
-        Args:
-            values: the numbers.
-            rows: the record of each; each number is a record of its own when not given.
-            low, high: what no such number can lie beyond; the interval is cut there.
-        """
+        """Return a mean with its interval: Student's t, the scores of one record counted as one cluster."""
         import numpy as np
 
         found = estimate_mean(values, np.arange(values.size) if rows is None else rows)
@@ -112,10 +91,7 @@ class TrustEstimate:
 
     @property
     def graded(self) -> float | None:
-        """What a grade goes by: the lower bound of the interval; None where nothing can be graded.
-
-        Where resampling the records never changes the value there is no interval, and the value stands.
-        """
+        """What a grade goes by: the lower bound of the interval; None where nothing can be graded."""
         if self.value is None or self.records < LEAST_GRADED:
             return None
         return self.value if self.low is None else self.low

@@ -29,18 +29,7 @@ _NAME_A_JUDGE = ("provider", "model", "api_key", "api_key_env", "api_base", "mod
 
 
 def with_model_info(extra_info: Mapping[str, Any], *, function: str) -> dict[str, Any]:
-    """Return a copy of ``extra_info`` with ``model_info``: the judge's configuration, overrides merged in.
-
-    Where ``extra_info`` names no judge, nothing is added: the function carries its own.
-
-    Args:
-        extra_info: the argument of a rubric function.
-        function: its name, for errors.
-
-    Raises:
-        JudgeArgumentError: an entry is missing, blank or has the wrong type.
-        JudgeValueError: the bounds enclose nothing.
-    """
+    """Return a copy of ``extra_info`` with ``model_info``: the judge's configuration, overrides merged in."""
     where = f"`{function}`: `extra_info"
     named = any(extra_info.get(name) is not None for name in _NAME_A_JUDGE)
     for name, meaning in _REQUIRED.items():

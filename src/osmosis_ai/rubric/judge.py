@@ -38,12 +38,7 @@ _ABOUT_FORMAT = re.compile(r"response[_ ]?format|json[_ ]?(schema|object|mode)|s
 
 
 class Judge:
-    """One judge; an async context manager, for one event loop.
-
-    Args:
-        judge_model: who judges.
-        max_in_flight: the most calls at once; how many really run adapts to the provider.
-    """
+    """One judge; an async context manager, for one event loop."""
 
     def __init__(self, judge_model: JudgeModel, *, max_in_flight: int = 8) -> None:
         self.model = judge_model
@@ -64,18 +59,7 @@ class Judge:
         await self._client.aclose()
 
     async def score(self, task: JudgeTask, *, call_index: int = 0) -> Judgement:
-        """Ask for one score.
-
-        Args:
-            task: what is judged.
-            call_index: which of several askings of the same task this is, from 0. It becomes the call's
-                seed, so that an endpoint that always samples with the same one gives independent answers.
-
-        Raises:
-            UnscoredError: the judge answered twice, and never with a usable score.
-            ModelNotFoundError: the provider does not know the model.
-            ProviderRequestError: every other failure, after the tries that could help.
-        """
+        """Ask for one score."""
         if self.model.timeout_s == 0:
             raise self._failure("a timeout of 0 seconds leaves no time for an answer.")
         messages = build_prompt(task)

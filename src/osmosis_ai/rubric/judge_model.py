@@ -72,17 +72,7 @@ _SAME_PROVIDER = {"google": "gemini"}
 
 @dataclass(frozen=True, slots=True)
 class JudgeModel:
-    """One judge: who is asked, where and how.
-
-    Attributes:
-        provider: the provider's name.
-        model: the model, as the provider knows it.
-        name: ``provider/model``, for people.
-        api_base: the address of an OpenAI-compatible endpoint; None when LiteLLM makes the call.
-        api_key: the secret; never shown.
-        timeout_s: how long one try may take, in seconds.
-        reasoning_effort: how long a reasoning model may think; None leaves it to the model.
-    """
+    """One judge: who is asked, where and how."""
 
     provider: str
     model: str
@@ -113,24 +103,7 @@ def resolve_judge(
     api_key: str | None = None,
     timeout_s: float | None = None,
 ) -> JudgeModel:
-    """Find out who judges.
-
-    Args:
-        model_info: a :class:`~osmosis_ai.rubric.types.ModelInfo` or a LiteLLM name
-            (``openai/gpt-5-mini``, or one whose provider is plain from it).
-        env: where keys and addresses are looked up.
-        api_base: wins over the one in ``model_info``.
-        api_key: wins over the one in ``model_info``.
-        timeout_s: wins over the one in ``model_info``, 0 included.
-
-    Raises:
-        JudgeArgumentError: the provider or the model is missing, or a value has the wrong type.
-        MissingAPIKeyError: the provider needs a key and there is none.
-        ProviderRequestError: nobody knows this provider.
-        JudgeValueError: the timeout is no usable number of seconds.
-        ConflictError: a `.env` chose the address, and the key is not of that file.
-        OsmosisError: a LiteLLM name that makes no sense (with suggestions), or an address that is none.
-    """
+    """Find out who judges."""
     info = _with_name(model_info, api_base) if isinstance(model_info, str) else dict(model_info)
     overrides = {"api_base": api_base, "api_key": api_key}
     info.update({name: value for name, value in overrides.items() if value is not None})
@@ -167,20 +140,12 @@ def _require_reachable(name: str, base: str | None, env: Mapping[str, str]) -> N
 
 
 def provider_and_model(model_info: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the provider (in lower case) and the model that ``model_info`` names.
-
-    Raises:
-        JudgeArgumentError: one of them is missing or blank.
-    """
+    """Return the provider (in lower case) and the model that ``model_info`` names."""
     return provider_of(model_info), _required(model_info, "model", "`gpt-5-mini`")
 
 
 def provider_of(model_info: Mapping[str, Any]) -> str:
-    """Return the provider that ``model_info`` names, in lower case.
-
-    Raises:
-        JudgeArgumentError: it is missing or blank.
-    """
+    """Return the provider that ``model_info`` names, in lower case."""
     if not isinstance(model_info, Mapping):
         raise JudgeArgumentError(
             f"`model_info` must be a dict with `provider` and `model`, not {type(model_info).__name__}."
@@ -190,12 +155,7 @@ def provider_of(model_info: Mapping[str, Any]) -> str:
 
 
 def find_api_key(provider: str, model_info: Mapping[str, Any], env: Mapping[str, str]) -> str | None:
-    """Return the key of ``provider``; None where none is needed, or the credentials are no single key.
-
-    Raises:
-        JudgeArgumentError: ``api_key`` or ``api_key_env`` is no string, or the latter no name of a variable.
-        MissingAPIKeyError: there is none; the message holds the line that sets it.
-    """
+    """Return the key of ``provider``; None where none is needed, or the credentials are no single key."""
     if inline := _text(model_info, "api_key"):
         return inline
     clouds = _CLOUD_CREDENTIALS.get(provider, ())

@@ -27,12 +27,7 @@ RELIABLE, TENTATIVE = 0.8, 0.667
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """Writes the sentences of one session.
-
-    Attributes:
-        low, high: the scale, which decides how many digits a score needs.
-        runs: calls asked of each model for each record.
-    """
+    """Writes the sentences of one session."""
 
     low: float
     high: float

@@ -33,14 +33,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """One judge against the mean of the others, on the records that it and any other scored.
-
-    Attributes:
-        model: the judge that was left out.
-        pearson, spearman: correlation with the mean of the others.
-        difference: mean of the judge minus the others.
-        mean_absolute_difference: mean distance from the others.
-    """
+    """One judge against the mean of the others, on the records that it and any other scored."""
 
     model: str
     pearson: TrustEstimate
@@ -51,17 +44,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """The agreement of several judges, and their consensus.
-
-    Attributes:
-        alpha, alpha_ordinal: Krippendorff's alpha over judges.
-        absolute: ICC(2,1) and ICC(2,k): the judges give the same values.
-        consistency: ICC(3,1) and ICC(3,k): the judges order the records alike, whatever their level.
-        consensus: the mean over records of the judges' mean.
-        consensus_median: the mean over records of the judges' median.
-        pairs: every two judges.
-        left_out: every judge against the others.
-    """
+    """The agreement of several judges, and their consensus."""
 
     alpha: TrustEstimate
     alpha_ordinal: TrustEstimate

@@ -55,13 +55,7 @@ def build_prompt(task: JudgeTask) -> Messages:
 
 
 def ask_again(messages: Messages, reply: str, problem: str) -> Messages:
-    """Return ``messages`` with a request to repeat an answer that could not be read.
-
-    Args:
-        messages: what was asked.
-        reply: what the judge answered; may be blank.
-        problem: why it could not be read, as a sentence.
-    """
+    """Return ``messages`` with a request to repeat an answer that could not be read."""
     request = (
         f"Your reply could not be used: {problem} "
         "Answer again with one JSON object and nothing else: "

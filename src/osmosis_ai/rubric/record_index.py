@@ -45,23 +45,7 @@ class PackedTexts(Sequence[str]):
 
 
 class RecordIndex:
-    """The records of a session, as far as they are remembered.
-
-    Args:
-        path: the file.
-        rules: which of its lines are records.
-        bounds: the scale of records that have none of their own.
-
-    Attributes:
-        digest: SHA-256 of the file.
-        labels: a name per record.
-        lengths: characters of each judged text.
-        lows, highs: each record's scale.
-        human: the score people gave on that scale; NaN where there is none.
-        bare_line: the first line whose record is nothing but its text; None when every one has more.
-        ignored_labels: numeric ``label`` fields outside the scale, which cannot be scores.
-        copy_of: the place of the first record with the same text and the same of all else that a judge sees.
-    """
+    """The records of a session, as far as they are remembered."""
 
     def __init__(self, path: Path, rules: RecordRules, bounds: tuple[float, float]) -> None:
         self.path = path
@@ -86,15 +70,7 @@ class RecordIndex:
         *,
         progress: Callable[[int], None] = lambda _: None,
     ) -> RecordIndex:
-        """Read the whole file once.
-
-        Args:
-            path, rules, bounds: see the class.
-            progress: told how many records were read, now and then.
-
-        Raises:
-            OsmosisError: at the first line that cannot be used, with its number; or the file is a pipe.
-        """
+        """Read the whole file once."""
         if path.exists() and not path.is_file():
             raise OsmosisError(
                 f"Data path '{path}' is no regular file, and records are read more than once.",
@@ -120,11 +96,7 @@ class RecordIndex:
         return any(place != first for place, first in enumerate(self.copy_of))
 
     def records(self) -> Iterator[RubricRecord]:
-        """Read the records again, one at a time.
-
-        Raises:
-            ConflictError: the file was changed meanwhile.
-        """
+        """Read the records again, one at a time."""
         self._require_unchanged()
         yield from iter_records(self.path, self.rules)
         self._require_unchanged()

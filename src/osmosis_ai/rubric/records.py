@@ -30,21 +30,7 @@ _DIGEST_DIGITS = 32
 
 @dataclass(frozen=True, slots=True)
 class RubricRecord:
-    """One text to be judged.
-
-    Attributes:
-        index: its position among the records that are judged, from 1.
-        line: its line in the file, from 1.
-        label: how people know it.
-        solution_str: the text.
-        ground_truth: the reference answer.
-        original_input: what the author of the text was asked.
-        metadata: what else the judge sees.
-        score_min, score_max: bounds of its own.
-        human_score: what a person gave it: a number on the record's scale, or passed (True) and failed.
-        human_field: the field that says so.
-        source: the line, as it is.
-    """
+    """One text to be judged."""
 
     index: int
     line: int
@@ -83,14 +69,7 @@ class RubricRecord:
 
 @dataclass(frozen=True, slots=True)
 class RecordRules:
-    """Which lines of a file are records of a session, and how they are read.
-
-    Attributes:
-        rubric_id: leave out lines whose ``rubric_id`` names another rubric (in whatever case).
-        tagged_only: also leave out lines without a ``rubric_id``.
-        wrap_metadata: show a line's ``metadata`` to the judge as ``dataset_metadata``, beside what
-            ``extra_info.metadata`` holds, as `osmosis eval-rubric` does; otherwise as it is.
-    """
+    """Which lines of a file are records of a session, and how they are read."""
 
     rubric_id: str | None = None
     tagged_only: bool = False
@@ -98,12 +77,7 @@ class RecordRules:
 
 
 def iter_records(path: Path, rules: RecordRules | None = None) -> Iterator[RubricRecord]:
-    """Yield the records of a file, checking every line, those of other rubrics too.
-
-    Raises:
-        NotFoundError: there is no such file.
-        OsmosisError: a line is not what it should be, or the file holds nothing.
-    """
+    """Yield the records of a file, checking every line, those of other rubrics too."""
     rules = rules or RecordRules()
     index, seen = 0, False
     for number, raw in _lines(path):
@@ -120,12 +94,7 @@ def iter_records(path: Path, rules: RecordRules | None = None) -> Iterator[Rubri
 
 
 def iter_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) of every line that is not blank, whatever the object holds.
-
-    Raises:
-        NotFoundError: there is no such file.
-        OsmosisError: a line is no JSON object, or the file holds none.
-    """
+    """Yield (line number, object) of every line that is not blank, whatever the object holds."""
     number = 0
     for number, raw in _lines(path):
         yield number, _decode(path, number, raw)
@@ -134,12 +103,7 @@ def iter_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def require_file(path: Path, what: str) -> None:
-    """Refuse a path that is no file.
-
-    Raises:
-        NotFoundError: nothing is there.
-        OsmosisError: a directory is.
-    """
+    """Refuse a path that is no file."""
     if path.is_dir():
         raise OsmosisError(f"{what} '{path}' is a directory; expected a file.")
     if not path.exists():

@@ -54,12 +54,7 @@ class ParsedReply:
 
 
 class ReplyError(ValueError):
-    """A reply without a usable score.
-
-    Attributes:
-        reason: the class of the problem.
-        text: the reply, as far as it had text.
-    """
+    """A reply without a usable score."""
 
     def __init__(self, reason: UnscoredReason, problem: str, *, text: str = "") -> None:
         super().__init__(problem)
@@ -68,11 +63,7 @@ class ReplyError(ValueError):
 
 
 def read_completion(response: Mapping[str, Any]) -> ParsedReply:
-    """Read the verdict from a ``chat.completion`` object.
-
-    Raises:
-        ReplyError: there is no usable score in it; the message says why, as a sentence.
-    """
+    """Read the verdict from a ``chat.completion`` object."""
     choices = response.get("choices")
     choice = _mapping(choices[0] if isinstance(choices, list) and choices else None)
     message = _mapping(choice.get("message"))
@@ -96,11 +87,7 @@ def read_completion(response: Mapping[str, Any]) -> ParsedReply:
 
 
 def parse_reply(text: str) -> ParsedReply:
-    """Read the verdict from the text of a reply.
-
-    Raises:
-        ReplyError: there is no usable score in it; the message says why, as a sentence.
-    """
+    """Read the verdict from the text of a reply."""
     if not text.strip():
         raise ReplyError("empty", "the reply did not include any content.", text=text)
     whole = _decoded(text.strip())
@@ -199,10 +186,7 @@ def _decoded(text: str) -> Any:
 
 
 def _without_thoughts(text: str) -> str:
-    """What was said aloud: after the last thought, or before the first when nothing comes after.
-
-    Some templates open the thoughts themselves, so that the reply holds their end alone.
-    """
+    """What was said aloud: after the last thought, or before the first when nothing comes after."""
     *thoughts, aloud = _END_OF_THOUGHTS.split(text)
     if thoughts and not aloud.strip():
         aloud = _THOUGHTS.split(text, maxsplit=1)[0]

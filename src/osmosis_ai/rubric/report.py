@@ -50,24 +50,7 @@ def write_report(
     trust: TrustReport,
     records: Iterable[ReportRecord],
 ) -> None:
-    """Write the report of a session as one HTML file that needs nothing else.
-
-    Scores of up to :data:`~osmosis_ai.rubric.report_records.MAX_LISTED` records are listed; the texts
-    of up to :data:`~osmosis_ai.rubric.report_records.MAX_DETAILED` of them, those on which scores
-    differ most, can be opened, long ones cut. The page says where a list ends and how to go on.
-
-    Args:
-        path: the file, replaced in one step.
-        header: what people should know of the session, in order: ``title`` names the page, ``results``
-            the file that holds every record, every other entry is shown under its name.
-        table: the scores.
-        trust: what was measured on them.
-        records: one for each row of ``table``, in its order; taken one at a time.
-
-    Raises:
-        ValueError: when there are fewer or more records than rows.
-        OSError: when the file cannot be written.
-    """
+    """Write the report of a session as one HTML file that needs nothing else."""
     pages = collect_records(table, trust, records)
     style = inline(KIT / "tokens.css", KIT / "kit.css", KIT / "judging.css", _PAGE / "page.css")
     script = inline(_PAGE / "page.js")
@@ -99,12 +82,7 @@ def write_report(
 
 
 def measured(trust: TrustReport, table: ScoreTable | None = None) -> Markup:
-    """Return what was measured of the judges of a session, as a piece of a page.
-
-    Args:
-        trust: what was measured.
-        table: the scores; without them there is no histogram.
-    """
+    """Return what was measured of the judges of a session, as a piece of a page."""
     wording = Wording(trust.score_min, trust.score_max, trust.counts.runs)
     page = (
         _environment(wording)

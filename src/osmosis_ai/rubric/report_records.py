@@ -45,16 +45,7 @@ class ReportJudgement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReportRecord:
-    """One record of a report.
-
-    Attributes:
-        label: how people know it.
-        index: its 1-based place.
-        text: what was judged.
-        ground_truth: the reference answer, if there is one.
-        judgements: every call of every model; plain tuples in the order of :class:`ReportJudgement` do.
-        original_input: what the author of the text was asked, if known.
-    """
+    """One record of a report."""
 
     label: str
     index: int
@@ -90,15 +81,7 @@ class Dispute:
 
 
 class WrittenRecord(NamedTuple):
-    """A record as it stands on the page itself, to be read without scripts.
-
-    Attributes:
-        number: its 1-based place.
-        label: how people know it.
-        mean, people: the judges' mean score, and people's.
-        texts: (what it is, text).
-        calls: (who, score, explanation, error).
-    """
+    """A record as it stands on the page itself, to be read without scripts."""
 
     number: int
     label: str
@@ -110,18 +93,7 @@ class WrittenRecord(NamedTuple):
 
 @dataclass
 class RecordPages:
-    """The records of a report as the page holds them.
-
-    Attributes:
-        records: records in the session.
-        listed: records with a line in the list; the first ones.
-        detailed: records whose texts are here.
-        cut: texts and explanations that were cut.
-        listing: columns of the list, one value per listed record.
-        written: the records that stand on the page; those on which scores differ most, in the order of the file.
-        chunks: the texts of the others, some records in each; ``listing["place"]`` tells where a record's are.
-        disputed, unstable, far: records on which judges, runs of one judge, or judge and people disagree.
-    """
+    """The records of a report as the page holds them."""
 
     records: int
     listed: int
@@ -148,11 +120,7 @@ def _clipped(text: str | None, limit: int) -> str | None:
 
 
 def collect_records(table: ScoreTable, trust: TrustReport, records: Iterable[ReportRecord]) -> RecordPages:
-    """Return the records as the page holds them, taking each once.
-
-    Raises:
-        ValueError: when there are not as many records as rows in the table.
-    """
+    """Return the records as the page holds them, taking each once."""
     pages = RecordPages(table.records, min(table.records, MAX_LISTED), _listing(table))
     wanted = _worth_reading(table, pages.listed, MAX_DETAILED)
     written = _worth_reading(table, pages.listed, MAX_WRITTEN_OUT)

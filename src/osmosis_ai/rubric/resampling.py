@@ -41,17 +41,7 @@ _LEAST_DEFINED = 0.9
 def bootstrap_interval(
     sums: Floats, statistic: Callable[[Floats], Floats], *, seed: int = 0
 ) -> tuple[float, float] | None:
-    """Return the 95 % BCa interval of a statistic, resampling records.
-
-    Args:
-        sums: (records, terms): what each record adds to the sums that the statistic is made of.
-        statistic: takes (draws, terms), the sums of each draw, and gives (draws,); NaN where it is
-            undefined.
-        seed: of the draws.
-
-    Returns:
-        None with fewer than :data:`MIN_RECORDS` records, or when the draws do not vary.
-    """
+    """Return the 95 % BCa interval of a statistic, resampling records."""
     import numpy as np
     from scipy.special import ndtr, ndtri
 

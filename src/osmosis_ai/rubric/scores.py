@@ -129,10 +129,7 @@ class ScoreTable:
         return self._settled(mean_where_known(self.scores))
 
     def consensus(self) -> Floats:
-        """Return (records,): the mean of the models' means, so that every model has one vote.
-
-        NaN where no model scored the record.
-        """
+        """Return (records,): the mean of the models' means, so that every model has one vote."""
         return self._settled(mean_where_known(self.model_means()))
 
     def consensus_median(self) -> Floats:
@@ -174,10 +171,7 @@ def median_where_known(values: Floats) -> Floats:
 def rescaled(
     values: float | Floats, low: float | Floats, high: float | Floats, *, to_low: float, to_high: float
 ) -> Floats:
-    """Return ``values`` moved linearly from the scale ``low`` … ``high`` to ``to_low`` … ``to_high``.
-
-    ``low`` and ``high`` may be arrays that broadcast against ``values``: bounds by record.
-    """
+    """Return ``values`` moved linearly from the scale ``low`` … ``high`` to ``to_low`` … ``to_high``."""
     import numpy as np
 
     # A file's bounds may be so far apart, or so near, that what comes out is no number; callers look.

@@ -46,13 +46,7 @@ _PROGRESS_S = 0.2
 
 @dataclass(slots=True)
 class JudgeUsage:
-    """What one judge has cost, earlier sessions included.
-
-    Attributes:
-        calls: calls that ended, with or without a score.
-        uncounted: calls whose tokens the provider did not report, failed ones included.
-        cost_usd: of the calls whose price is known; None when none is.
-    """
+    """What one judge has cost, earlier sessions included."""
 
     calls: int = 0
     input_tokens: int = 0
@@ -81,23 +75,7 @@ class _Call:
 
 
 class JudgingSession:
-    """Makes the calls that a session still owes.
-
-    Args:
-        spec: what decides the scores.
-        index: the records.
-        journal: where every call is made durable.
-        budget: when to stop.
-        concurrency: calls at once to one provider's account, at most.
-        redactor: takes secrets out of what is kept.
-        elapsed_before_s: seconds that earlier sessions worked.
-
-    Attributes:
-        call_states: how every call stands.
-        usage: what each judge has cost.
-        stops: why calls are left, by judge; filled by :meth:`run`.
-        ended: calls that ended in this session.
-    """
+    """Makes the calls that a session still owes."""
 
     def __init__(
         self,
@@ -161,11 +139,7 @@ class JudgingSession:
         self._measured.set()
 
     async def run(self) -> None:
-        """Make the calls. What is left afterwards is pending; ``stops`` says why.
-
-        Raises:
-            OsmosisError: nothing can be recorded any more, or the file of records was changed.
-        """
+        """Make the calls."""
         self._spending.start_clock()
         self._started = time.monotonic()
         self._hooks.started(self.interrupt)

@@ -8,16 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SessionSnapshot:
-    """How far a session is.
-
-    Attributes:
-        completed, total: calls with a result, and all.
-        scored, unscored, failed: how they ended.
-        mean: of the scores of this session's calls; None without one.
-        tokens, cost_usd: spent, earlier sessions included; the cost is None while no price is known.
-        in_flight: calls under way.
-        rate_per_s: calls that ended per second of this session.
-    """
+    """How far a session is."""
 
     completed: int
     total: int

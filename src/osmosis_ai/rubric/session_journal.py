@@ -40,11 +40,7 @@ class SessionLock:
         self._lock = FileLock(path, mode=0o600, preserve_lock_file=True, fallback_to_soft=False)
 
     def __enter__(self) -> SessionLock:
-        """Take the lock.
-
-        Raises:
-            ConflictError: when another process holds it.
-        """
+        """Take the lock."""
         from filelock import Timeout
 
         try:
@@ -70,11 +66,7 @@ def output_of(journal: Path) -> Path:
 
 
 def start_journal(path: Path, inputs: dict[str, Any]) -> Path | None:
-    """Begin a journal; one that is there is kept beside it.
-
-    Returns:
-        Where the earlier journal was moved to.
-    """
+    """Begin a journal; one that is there is kept beside it."""
     aside = None
     if path.exists():
         aside = path.with_name(path.name.removesuffix(SUFFIX) + ".previous" + SUFFIX)
@@ -89,17 +81,7 @@ def open_journal(path: Path) -> Journal:
 
 
 def find_journal(output: Path, inputs: dict[str, Any], *, fixed: bool) -> Path:
-    """Return the journal that a session with ``inputs`` goes on with.
-
-    Args:
-        output: where its result would go.
-        inputs: what its scores depend on.
-        fixed: whether the user named that very file; otherwise the newest fitting one of its directory.
-
-    Raises:
-        NotFoundError: there is none.
-        ResumeRefusedError: there is one, of a session with other inputs.
-    """
+    """Return the journal that a session with ``inputs`` goes on with."""
     if fixed:
         candidates = [path for path in [journal_of(output)] if path.is_file()]
     else:
@@ -123,11 +105,7 @@ def find_journal(output: Path, inputs: dict[str, Any], *, fixed: bool) -> Path:
 
 
 def read_inputs(path: Path) -> dict[str, Any]:
-    """Return the inputs that a journal was begun with.
-
-    Raises:
-        OsmosisError: it is no journal of a session.
-    """
+    """Return the inputs that a journal was begun with."""
     try:
         header = orjson.loads(next(line for _, line in committed_lines(path)))
         version, inputs = header["schema_version"], header["inputs"]
@@ -147,11 +125,7 @@ def worked_s(path: Path) -> float:
 
 
 def replay(path: Path) -> Iterator[tuple[int, CallRecord]]:
-    """Yield (offset, call) of everything in a journal, oldest first.
-
-    Raises:
-        ConflictError: a line is damaged.
-    """
+    """Yield (offset, call) of everything in a journal, oldest first."""
     for number, (offset, line) in enumerate(committed_lines(path), start=1):
         if number == 1 or line.startswith(_ELAPSED):
             continue

@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JudgedRecord:
-    """A record and what became of its calls.
-
-    Attributes:
-        calls: by judge and run; None for a call without any result.
-    """
+    """A record and what became of its calls."""
 
     record: RubricRecord
     calls: list[CallRecord | None]
@@ -44,15 +40,7 @@ class JudgedRecord:
 
 @dataclass(frozen=True)
 class SessionResult:
-    """What a session came to.
-
-    Attributes:
-        usage: what each judge cost.
-        stop: why calls are pending; None when none is.
-        resumed: calls that earlier sessions scored.
-        elapsed_s: seconds of work, earlier sessions included.
-        session_calls, session_s: calls that ended in this session, and its seconds.
-    """
+    """What a session came to."""
 
     spec: SessionSpec
     index: RecordIndex
@@ -116,10 +104,7 @@ def _calls(journal: JournalReader, offsets: list[int]) -> list[CallRecord | None
 
 
 def statistics(scores: Iterable[float]) -> dict[str, float]:
-    """Return mean, population variance and deviation, and extremes of the scores that are not NaN.
-
-    All are 0.0 where there is no score, as in the public 0.2 SDK; counts tell the difference.
-    """
+    """Return mean, population variance and deviation, and extremes of the scores that are not NaN."""
     known = [score for score in scores if not math.isnan(score)]
     if not known:
         return dict.fromkeys(("average", "variance", "stdev", "min", "max"), 0.0)

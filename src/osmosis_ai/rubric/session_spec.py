@@ -32,20 +32,7 @@ _SPOKEN = {
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """A session.
-
-    Attributes:
-        rubric_id: what the rubric is called.
-        rubric: its text.
-        judges: who judges.
-        runs: how often each judge is asked about each record.
-        bounds: the scale, but for records with bounds of their own.
-        system_prompts: put before the judge's own, by judge.
-        original_input, ground_truth: for records that have none.
-        keep_raw: keep the providers' replies.
-        seed: what the judges sample with, where they sample.
-        swap: reverse the order of the quoted texts in every other run, to measure position bias.
-    """
+    """A session."""
 
     rubric_id: str
     rubric: str
@@ -116,16 +103,7 @@ class SessionSpec:
 
 
 def require_equal_inputs(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Let a session go on with a journal.
-
-    Args:
-        where: the journal, for the message.
-        before: the inputs it was started with.
-        now: those of this session.
-
-    Raises:
-        ResumeRefusedError: naming what changed.
-    """
+    """Let a session go on with a journal."""
     changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     if changed:
         raise ResumeRefusedError(

@@ -19,14 +19,7 @@ _EXACT = "every record got the same score each time"
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The spread of repeated scores.
-
-    Attributes:
-        within: standard deviation of one call around its record's mean, pooled over records.
-        unchanged: share of the records that got the same score each time.
-        median_range, p95_range, max_range: of the greatest minus the least score of a record; None
-            where no record has two scores.
-    """
+    """The spread of repeated scores."""
 
     within: TrustEstimate
     unchanged: TrustEstimate
@@ -36,14 +29,7 @@ class Spread:
 
 
 def measure_spread(scores: Floats, *, seed: int = 0) -> Spread:
-    """Return how far repeated scores of a record lie apart.
-
-    ``within`` is the root of the mean square within records of a one-way analysis of variance,
-    ``sqrt(sum of (x - record's mean)^2 / (scores - records))``. Records with one score take no part.
-
-    Args:
-        scores: (records, runs) of one judge; NaN where there is none.
-    """
+    """Return how far repeated scores of a record lie apart."""
     import numpy as np
 
     known = ~np.isnan(scores)

@@ -15,24 +15,7 @@ from osmosis_ai.rubric.errors import JudgeArgumentError, JudgeValueError
 
 @dataclass(frozen=True, slots=True)
 class JudgeTask:
-    """What is judged, and against what.
-
-    Attributes:
-        rubric: the instructions to judge by.
-        solution_str: the text that is judged.
-        ground_truth: the reference answer, if there is one.
-        original_input: what the candidate was asked.
-        metadata: whatever else the judge should see, as JSON.
-        score_min: the lowest score.
-        score_max: the highest score.
-        system_prompt: put before the judge's own system prompt.
-        reverse_blocks: quote the texts in the reverse of their usual order; a judge without position bias
-            gives the same score.
-
-    Raises:
-        JudgeArgumentError: the rubric or the text is blank or no string, or a field has the wrong type.
-        JudgeValueError: the bounds enclose nothing.
-    """
+    """What is judged, and against what."""
 
     rubric: str
     solution_str: str
@@ -60,19 +43,7 @@ class JudgeTask:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the judge said.
-
-    Attributes:
-        score: within the bounds.
-        explanation: the judge's reasons.
-        raw: the provider's whole reply, without keys.
-        input_tokens: read by the judge, a second question included.
-        output_tokens: produced by it.
-        cost_usd: what that cost, in USD; None when the price is not known.
-        duration_s: seconds the judge took to answer, without the wait for its turn.
-        retries: how many tries were not the first.
-        stated_score: the judge's own number where it lay outside the bounds and was clamped; else None.
-    """
+    """What the judge said."""
 
     score: float
     explanation: str
@@ -86,12 +57,7 @@ class Judgement:
 
 
 def check_bounds(score_min: object, score_max: object) -> tuple[float, float]:
-    """Return the bounds as floats.
-
-    Raises:
-        JudgeArgumentError: one of them is no number.
-        JudgeValueError: they are not finite, or the lower is not below the upper.
-    """
+    """Return the bounds as floats."""
     lowest, highest = _number("score_min", score_min), _number("score_max", score_max)
     if not (math.isfinite(lowest) and math.isfinite(highest)):
         raise JudgeValueError(f"`score_min` and `score_max` must be finite, not {lowest} and {highest}.")

@@ -38,13 +38,7 @@ LISTED_RECORDS = 20
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sentence for the head of a report.
-
-    Attributes:
-        level: ``good``, ``fair`` or ``bad`` news, or a ``note`` on what the session could not tell.
-        topic: what it is about, in a word or two.
-        text: the sentence.
-    """
+    """One sentence for the head of a report."""
 
     level: Level
     topic: str
@@ -53,17 +47,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class SessionCounts:
-    """What the figures were taken from.
-
-    Attributes:
-        records, models, runs: the size of the session; ``calls`` is their product.
-        scored_calls, unscored_calls: calls that were made, with and without a usable score.
-        pending_calls: calls that were not made.
-        scored_records: records with at least one score.
-        complete_records: records that every model scored in every run.
-        labelled_records: records that carry a score given by people.
-        copied_records: records that are copies of another; the figures are taken over one of each.
-    """
+    """What the figures were taken from."""
 
     records: int
     models: int
@@ -80,24 +64,7 @@ class SessionCounts:
 
 @dataclass(frozen=True, slots=True)
 class JudgeTrust:
-    """How far one judge can be trusted.
-
-    Attributes:
-        model: its name.
-        unscored_calls: calls that gave no score.
-        mean: the mean score; its interval counts records, not calls.
-        stderr: the standard error behind it, clustered by record.
-        stderr_by_call: what it would be if every call were independent: too small with repeated calls.
-        spread: how far repeated scores of a record lie apart.
-        alpha, alpha_ordinal: Krippendorff's alpha over repeated calls.
-        retest: ICC(1,1) of one call and ICC(1,k) of the mean of all runs.
-        calibration: against people.
-        length: whether longer texts score higher.
-        order_in_file: whether the score goes with the place in the file.
-        position: whether the order of the quoted blocks matters.
-        mean_at_worst, mean_at_best: the mean score if every unscored call had the lowest, or the highest score; None
-            without an unscored call.
-    """
+    """How far one judge can be trusted."""
 
     model: str
     unscored_calls: int
@@ -118,14 +85,7 @@ class JudgeTrust:
 
 @dataclass(frozen=True, slots=True)
 class Disputed:
-    """A record on which scores differ most.
-
-    Attributes:
-        record: its 1-based place.
-        label: its name.
-        scores: the two that differ: the lowest and the highest, or the judges' and people's.
-        gap: how far they lie apart.
-    """
+    """A record on which scores differ most."""
 
     record: int
     label: str
@@ -135,20 +95,7 @@ class Disputed:
 
 @dataclass(frozen=True, slots=True)
 class TrustReport:
-    """How far the judges of a session can be trusted.
-
-    Attributes:
-        score_min, score_max: the scale.
-        seed: of the bootstrap; the same table and seed give the same report.
-        counts: what the figures were taken from.
-        findings: the report in a few sentences.
-        judges: each judge by itself.
-        panel: the judges with each other; None when there is one, ``panel_reason`` says so.
-        consensus_calibration: the mean of the judges against people, when there are several.
-        disputed: records whose judges differ most, greatest gap first.
-        unstable: records whose repeated scores by one judge differ most.
-        far_from_people: records on which the consensus is farthest from people.
-    """
+    """How far the judges of a session can be trusted."""
 
     score_min: float
     score_max: float
@@ -169,11 +116,7 @@ class TrustReport:
 
     @classmethod
     def from_json(cls, data: object) -> TrustReport:
-        """Read what :meth:`to_json` returned.
-
-        Raises:
-            ValueError: it is no such report.
-        """
+        """Read what :meth:`to_json` returned."""
         from pydantic import TypeAdapter
 
         found: TrustReport = TypeAdapter(cls).validate_python(data)
@@ -181,15 +124,7 @@ class TrustReport:
 
 
 def trust_report(table: ScoreTable, *, seed: int = 0, pending_calls: int = 0) -> TrustReport:
-    """Measure how far the judges of a session can be trusted.
-
-    100,000 records by 3 models by 5 runs take a few seconds and some hundred megabytes.
-
-    Args:
-        table: the scores.
-        seed: of the bootstrap.
-        pending_calls: how many of the calls without a score were not made.
-    """
+    """Measure how far the judges of a session can be trusted."""
     wording = Wording(table.score_min, table.score_max, table.runs)
     # Copies are one draw, and a record that stands thrice is no more evidence than one that stands once.
     units = table.distinct()
@@ -339,14 +274,7 @@ def _encoded(value: Any) -> Any:
 def findings(
     counts: SessionCounts, judges: Sequence[JudgeTrust], panel: Panel | None, together: Calibration | None
 ) -> tuple[Finding, ...]:
-    """Return the report in a few sentences, the questions in the order in which they matter.
-
-    Args:
-        counts: what was judged.
-        judges: each judge by itself.
-        panel: the judges with each other, if there are several.
-        together: their consensus against people.
-    """
+    """Return the report in a few sentences, the questions in the order in which they matter."""
     people = together if together is not None else (judges[0].calibration if judges else None)
     found = [_completeness(counts), *_copies(counts), _retest(judges, counts.runs)]
     if panel is not None:

@@ -27,10 +27,8 @@ _MOST_SCORES = 10_000_000
 
 @dataclass(frozen=True)
 class ReadRecord:
-    """A record and what was said of it; ``mean`` is None where no call has a score, ``people`` is their score.
-
-    A run of a call counts from 1; its judge is "" where the file does not say who.
-    """
+    """A record and what was said of it; ``mean`` is None where no call has a score, ``people`` is their
+    score."""
 
     label: str
     mean: float | None
@@ -116,11 +114,7 @@ class ReadResult:
 
 
 def read_result(path: Path) -> ReadResult:
-    """Read a result file.
-
-    Raises:
-        OSError, ValueError, RecursionError: it is none that can be read.
-    """
+    """Read a result file."""
     size = path.stat().st_size
     if size > _LARGEST_BYTES:
         raise ValueError(f"it has {size:,} bytes; {_LARGEST_BYTES:,} are read")

@@ -56,19 +56,7 @@ _COPY = f'cp -a {_COPIED_FROM}/. "$0"/ && '
 
 @dataclass(frozen=True)
 class Sandbox:
-    """How programs of one run are started.
-
-    Attributes:
-        bwrap: the bubblewrap program.
-        source: the run's files: the program may change them, and the changes end with it.
-        overlays: whether the kernel keeps such changes; else the files are copied at each start.
-        readable: what it may read beside programs and libraries of the system.
-        hidden: what it never sees, even where that lies within something it may read.
-        limits: what it may take.
-        control: holds it to the limits, together with the run's other programs.
-        gpus: that it may use; none without.
-        network: what it reaches; with ``none`` a loopback of its own alone.
-    """
+    """How programs of one run are started."""
 
     bwrap: Path
     source: Path
@@ -83,14 +71,7 @@ class Sandbox:
     def command(
         self, program: Sequence[str], *, cwd: Path, writable: Sequence[Path], part: str = "program"
     ) -> SandboxedProgram:
-        """Return how ``program`` is run in the sandbox.
-
-        Args:
-            program: the program and its arguments.
-            cwd: its working directory, within what it sees.
-            writable: directories that it may write to for good.
-            part: which part of the run it is.
-        """
+        """Return how ``program`` is run in the sandbox."""
         return SandboxedProgram(self, tuple(program), cwd, tuple(writable), part)
 
     def variables(self, env: Mapping[str, str]) -> dict[str, str]:
@@ -99,14 +80,7 @@ class Sandbox:
         return {name: value for name, value in env.items() if name not in _UNSET} | _SET | gpus
 
     def words(self, program: Sequence[str], cwd: Path, writable: Sequence[Path], variables: int) -> list[str]:
-        """Return bubblewrap's command line.
-
-        Args:
-            program: the program and its arguments.
-            cwd: its working directory.
-            writable: directories that it may write to for good.
-            variables: the descriptor by which its environment comes.
-        """
+        """Return bubblewrap's command line."""
         size = ["--size", str(self.limits.temporary_bytes), "--tmpfs"]
         return [
             str(self.bwrap),
@@ -153,15 +127,7 @@ class Sandbox:
 
 @dataclass(frozen=True)
 class SandboxedProgram:
-    """A program that is to run in a sandbox; :class:`~osmosis_ai.supervision.ContainedProgram`.
-
-    Attributes:
-        sandbox: around it.
-        program: and its arguments.
-        cwd: its working directory.
-        writable: directories that it may write to for good.
-        part: which part of the run it is.
-    """
+    """A program that is to run in a sandbox; :class:`~osmosis_ai.supervision.ContainedProgram`."""
 
     sandbox: Sandbox
     program: tuple[str, ...]
@@ -176,11 +142,7 @@ class SandboxedProgram:
 
     @contextmanager
     def start(self, env: Mapping[str, str]) -> Iterator[ProgramStart]:
-        """Yield what starts it once, with ``env`` and what every sandbox sets; held until it is started.
-
-        Raises:
-            ValueError: a name or a value can stand in no environment.
-        """
+        """Yield what starts it once, with ``env`` and what every sandbox sets; held until it is started."""
         variables = pipe_of(_set_variables(self.sandbox.variables(env)))
         try:
             words = self.sandbox.words(self.program, self.cwd, self.writable, variables)

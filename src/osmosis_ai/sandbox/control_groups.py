@@ -29,13 +29,7 @@ _NOT_GIVEN = "its group (cgroup) was not delegated to it"
 
 @dataclass(frozen=True)
 class Delegation:
-    """What this process may arrange.
-
-    Attributes:
-        path: the group in which those of the runs are made; None where there is none.
-        controllers: what is limited there, as far as the kernel takes it.
-        problem: why there is none, the end of a sentence.
-    """
+    """What this process may arrange."""
 
     path: Path | None = None
     controllers: tuple[str, ...] = ()
@@ -44,14 +38,7 @@ class Delegation:
 
 @dataclass(frozen=True)
 class ProcessView:
-    """What the kernel says of this process and of those around it; a test shows another tree.
-
-    Attributes:
-        proc: the directory of processes.
-        systemd: a directory that is there where systemd runs.
-        pid, user: of this process.
-        patience_s: how long what is on its way out of a group may take: a sandbox that was tried has just ended.
-    """
+    """What the kernel says of this process and of those around it; a test shows another tree."""
 
     proc: Path = Path("/proc")
     systemd: Path = Path("/run/systemd/system")
@@ -96,10 +83,7 @@ def look_at_delegation(view: ProcessView | None = None) -> Delegation:
 
 
 def arrange(found: Delegation, view: ProcessView | None = None) -> Delegation:
-    """Make groups of runs possible where ``found`` says that they are; return what really is limited there.
-
-    The processes of the group move into its leaf, this one among them.
-    """
+    """Make groups of runs possible where ``found`` says that they are; return what really is limited there."""
     if found.path is None:
         return found
     view = view or ProcessView()

@@ -24,13 +24,7 @@ _PARTS = "nvidia-caps"
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU of this machine.
-
-    Attributes:
-        minor: the number in the name of its device file.
-        uuid: what CUDA calls it, too; None where the driver does not say.
-        address: on the bus; None likewise.
-    """
+    """One GPU of this machine."""
 
     minor: int
     uuid: str | None = None
@@ -39,14 +33,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuGrant:
-    """The GPUs of one run.
-
-    Attributes:
-        visible: what the run's programs are told of them (``CUDA_VISIBLE_DEVICES``).
-        nodes: the device files that they need, as they are and as they are shown.
-        driver: the driver's word on them, likewise; None where it says none.
-        shared: how many of them another run has, too.
-    """
+    """The GPUs of one run."""
 
     visible: tuple[str, ...]
     nodes: tuple[tuple[Path, Path], ...]
@@ -62,14 +49,7 @@ class GpuGrant:
 def grant_gpus(
     count: int, locks: Path, environ: Mapping[str, str] | None = None, *, root: Path = Path("/")
 ) -> GpuGrant | None:
-    """Return GPUs for a run, those that no other run has first; None where this machine shows none.
-
-    Args:
-        count: how many it asks for; fewer where there are no more.
-        locks: a directory in which runs on this machine tell each other what they have.
-        environ: says by ``CUDA_VISIBLE_DEVICES`` which of them are this process's; its own by default.
-        root: of the file system, for tests.
-    """
+    """Return GPUs for a run, those that no other run has first; None where this machine shows none."""
     there = gpus_of_machine(root)
     names = visible_gpus(environ, root=root)
     held = ExitStack()
@@ -165,10 +145,7 @@ def _nodes(granted: list[Gpu], visible: list[str], root: Path) -> Iterator[Path]
 
 
 def _lock(file: Path, held: ExitStack) -> bool:
-    """Take a lock for as long as this process lives, or it is let go; return whether nobody else has it.
-
-    One that can not be had, being another user's, counts as somebody's: no run fails by it.
-    """
+    """Take a lock for as long as this process lives, or it is let go; return whether nobody else has it."""
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:

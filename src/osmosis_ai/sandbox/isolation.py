@@ -20,11 +20,7 @@ _BY_STRICTNESS: tuple[IsolationSetting, ...] = ("off", "auto", "required")
 
 
 class IsolationUnavailableError(OsmosisError):
-    """A sandbox is required, and this machine can not make one.
-
-    Attributes:
-        problem: why not.
-    """
+    """A sandbox is required, and this machine can not make one."""
 
     def __init__(self, why: str, problem: str, remedy: str | None, *, where: str = "here") -> None:
         super().__init__(f"{why}, and rollouts can not be sandboxed {where}: {problem}.", hint=remedy)
@@ -33,13 +29,7 @@ class IsolationUnavailableError(OsmosisError):
 
 @dataclass(frozen=True)
 class Isolation:
-    """What a run got.
-
-    Attributes:
-        level: ``bubblewrap``, or ``none``.
-        reason: why it is none.
-        remedy: what mends that, where a sandbox was wanted.
-    """
+    """What a run got."""
 
     level: Literal["bubblewrap", "none"]
     reason: str = f"{ISOLATION_ENV}=off"
@@ -64,11 +54,7 @@ class Isolation:
 
 
 def isolation_setting(environ: Mapping[str, str]) -> IsolationSetting:
-    """Return what ``OSMOSIS_ISOLATION`` says; ``auto`` without it.
-
-    Raises:
-        OsmosisError: it is none of the settings.
-    """
+    """Return what ``OSMOSIS_ISOLATION`` says; ``auto`` without it."""
     written = environ.get(ISOLATION_ENV, "").strip() or "auto"
     known: IsolationSetting
     for known in get_args(IsolationSetting):
@@ -89,17 +75,7 @@ def choose_isolation(
     *,
     where: str = "here",
 ) -> Isolation:
-    """Return what a run gets.
-
-    Args:
-        wanted: of this machine and the run, what is stricter.
-        capability: what this machine can do.
-        network: what rollouts reach.
-        where: what this machine is called, for people who are not at it.
-
-    Raises:
-        IsolationUnavailableError: a sandbox is required, and there is none; says why and what mends it.
-    """
+    """Return what a run gets."""
     if wanted == "off":
         return Isolation("none")
     if capability.works:

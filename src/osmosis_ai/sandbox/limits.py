@@ -23,16 +23,7 @@ _GIB = 1024**3
 
 @dataclass(frozen=True)
 class RunLimits:
-    """Limits of one run.
-
-    Attributes:
-        memory_gb: of all processes together where a group holds them, else of each one's data, in GiB; None for no limit.
-        processes: at a time, threads included.
-        cpus: how many processors' time they take together, where a group holds them; None for all.
-        temporary_bytes: of each place for temporary files.
-        processors: the numbers of those that its processes start on; empty for all. No more than an agreement: a process
-            may choose others.
-    """
+    """Limits of one run."""
 
     memory_gb: float | None = None
     cpus: float | None = None
@@ -41,11 +32,7 @@ class RunLimits:
     processors: tuple[int, ...] = ()
 
     def shell(self, held: Collection[Resource] = ()) -> str:
-        """Return the words of a POSIX shell that keep it and its children to the limits.
-
-        Args:
-            held: what a group holds already.
-        """
+        """Return the words of a POSIX shell that keep it and its children to the limits."""
         # `-u` is bash's name for it, `-p` that of dash and busybox.
         words = ["ulimit -c 0"]
         if "processes" not in held:
@@ -59,10 +46,8 @@ class RunLimits:
 
 
 def processors_for(cpus: float | None) -> tuple[int, ...]:
-    """Return processors for a run that was granted ``cpus``: of those that this process has, drawn anew for each run.
-
-    Empty where it was granted as many as there are, or nobody said how many.
-    """
+    """Return processors for a run that was granted ``cpus``: of those that this process has, drawn anew for
+    each run."""
     if cpus is None or not hasattr(os, "sched_getaffinity"):
         return ()
     there = sorted(os.sched_getaffinity(0))

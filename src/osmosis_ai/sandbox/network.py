@@ -23,11 +23,7 @@ _NOT_MEANT = "what came out of the sandbox is no socket that listens where it sh
 
 
 def network_setting(environ: Mapping[str, str]) -> Network | None:
-    """Return what ``OSMOSIS_NETWORK`` says; None without it.
-
-    Raises:
-        OsmosisError: it is none of the settings.
-    """
+    """Return what ``OSMOSIS_NETWORK`` says; None without it."""
     written = environ.get(NETWORK_ENV, "").strip()
     known: Network
     for known in get_args(Network):
@@ -46,11 +42,7 @@ def narrower(machine: Network | None, asked: Network | None) -> Network:
 
 
 class InnerListener:
-    """A socket that listens on a sandbox's loopback, on its way out of it.
-
-    Args:
-        port: where it is to listen.
-    """
+    """A socket that listens on a sandbox's loopback, on its way out of it."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -71,11 +63,7 @@ class InnerListener:
         return [str(python), "-I", "-S", script, str(self.fileno()), str(self._port), *program]
 
     def take(self) -> socket.socket:
-        """Return the socket, once the program runs.
-
-        Raises:
-            OSError: none has come out, or it is not what it should be.
-        """
+        """Return the socket, once the program runs."""
         self._there.close()
         self._here.setblocking(False)
         _, descriptors, *_ = socket.recv_fds(self._here, 1, 1)

@@ -24,10 +24,8 @@ SDK = Path(__file__).parent.parent
 
 
 def interpreter_places(python: Path) -> tuple[Path, ...]:
-    """Return the directories that an interpreter of the operator's needs, each as it is named and as it really is.
-
-    Of the interpreter that runs now, that includes what its site directories add to its path.
-    """
+    """Return the directories that an interpreter of the operator's needs, each as it is named and as it
+    really is."""
     prefixes = {
         place for place in (python.parent.parent, python.resolve().parent.parent) if _is_prefix(place)
     }

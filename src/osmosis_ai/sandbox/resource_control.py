@@ -19,12 +19,7 @@ RESOURCES: tuple[Resource, ...] = ("memory", "processes", "CPU")
 
 @dataclass(frozen=True)
 class MetLimit:
-    """A limit that a part of a run met before it ended.
-
-    Attributes:
-        words: what it was, behind "was".
-        remedy: what a user can do about it.
-    """
+    """A limit that a part of a run met before it ended."""
 
     words: str
     remedy: str
@@ -42,12 +37,7 @@ class ResourceControl(Protocol):
         """What holds, and what does not, in a few words."""
 
     def command(self, program: Sequence[str], part: str) -> list[str]:
-        """Return the command that is held to the limits, then becomes ``program``.
-
-        Args:
-            program: and its arguments; a sandbox, so that nothing of the run's runs before.
-            part: which part of the run it is, such as ``server-1``; what befalls it befalls this part alone.
-        """
+        """Return the command that is held to the limits, then becomes ``program``."""
 
     def end_of(self, part: str) -> MetLimit | None:
         """Say which limit a part that has ended met since it was started last; None where none is known."""
@@ -62,12 +52,7 @@ class ResourceControl(Protocol):
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """No group: the limits that each process has.
-
-    Attributes:
-        problem: why there is no group, the end of a sentence.
-        user: who the programs are outside of their sandbox.
-    """
+    """No group: the limits that each process has."""
 
     problem: str | None = None
     user: int = os.geteuid() if hasattr(os, "geteuid") else -1
@@ -100,13 +85,7 @@ class ProcessLimits:
 
 
 def limit_words(held: frozenset[Resource], *, by: str, user: int | None = None) -> str:
-    """Return what limits a run where a group holds ``held`` of it, in a few words.
-
-    Args:
-        held: by the group; what is missing is left to each process, and to nobody where that means nothing.
-        by: what the group is called.
-        user: who the programs are outside of their sandbox; this process's own user by default.
-    """
+    """Return what limits a run where a group holds ``held`` of it, in a few words."""
     user = os.geteuid() if user is None and hasattr(os, "geteuid") else user
     by_group = [name for name in RESOURCES if name in held]
     by_process = [] if "memory" in held else ["memory of each process"]

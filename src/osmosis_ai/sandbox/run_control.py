@@ -33,13 +33,7 @@ _SAY_CONTROLLERS = 'while IFS=: read -r n c path; do [ "$n" = 0 ] && cat "$0$pat
 
 @dataclass(frozen=True)
 class MachineControl:
-    """What holds runs to their limits on this machine.
-
-    Attributes:
-        delegation: the group that those of the runs are made in, or why there is none.
-        starter: what the command of a worker begins with, so that it has such a group to itself.
-        by_scope: what the kernel limits in that one.
-    """
+    """What holds runs to their limits on this machine."""
 
     delegation: Delegation
     starter: tuple[str, ...] = ()
@@ -61,21 +55,13 @@ def look_at_control() -> MachineControl:
 
 
 def prepare_control() -> MachineControl:
-    """Arrange what is to hold runs to their limits, before any of them is started; blocking.
-
-    Where this process was given a group, it moves into a leaf of it, and what it starts from now on is there, too.
-    """
+    """Arrange what is to hold runs to their limits, before any of them is started; blocking."""
     found = arrange(_look())
     return MachineControl(found) if found.path is not None else _by_systemd(found)
 
 
 def control_run(run: str, limits: RunLimits) -> ResourceControl:
-    """Return what holds the programs of one run, made anew; close it when the run has ended here.
-
-    Args:
-        run: its id.
-        limits: what it may take.
-    """
+    """Return what holds the programs of one run, made anew; close it when the run has ended here."""
     found = arrange(_look())
     if found.path is None:
         return ProcessLimits(found.problem)

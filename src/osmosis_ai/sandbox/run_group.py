@@ -39,13 +39,7 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True)
 class RunGroup:
-    """A group that is there, for the programs of one run.
-
-    Attributes:
-        path: its directory.
-        controllers: what the kernel limits in it.
-        limits: of the run.
-    """
+    """A group that is there, for the programs of one run."""
 
     path: Path
     controllers: tuple[str, ...]
@@ -54,16 +48,7 @@ class RunGroup:
 
     @classmethod
     def make(cls, place: Delegation, run: str, limits: RunLimits) -> RunGroup:
-        """Make the group of a run.
-
-        Args:
-            place: where, arranged for it.
-            run: its id.
-            limits: that it gets, as far as the kernel keeps them there.
-
-        Raises:
-            OSError: the kernel has no more groups to give.
-        """
+        """Make the group of a run."""
         assert place.path is not None
         own = os.getpid()
         group = cls(place.path / f"{PREFIX}{run}.{own}.{_began(own)}", place.controllers, limits)
@@ -98,10 +83,7 @@ class RunGroup:
         return ["/bin/sh", "-c", _JOIN, str(leaf / "cgroup.procs"), *program]
 
     def end_of(self, part: str) -> MetLimit | None:
-        """Say which limit a part that has ended met since it was started last; None where none is known.
-
-        A machine that has no memory left ends processes, too, and that is not the run's doing.
-        """
+        """Say which limit a part that has ended met since it was started last; None where none is known."""
         met, killed, refused = (
             now - before
             for now, before in zip(self._met(part), self._before.get(part, (0, 0, 0)), strict=True)
@@ -117,10 +99,7 @@ class RunGroup:
 
     @property
     def refused(self) -> int:
-        """How often the run was refused a process or a thread, of which not every program dies.
-
-        Before Linux 6.11 a limit of a group above counts here, too; the run had as many as it may only where it was its own.
-        """
+        """How often the run was refused a process or a thread, of which not every program dies."""
         most = _number(self.path / "pids.peak")
         if most is not None and most < self.limits.processes:
             return 0
@@ -131,9 +110,8 @@ class RunGroup:
         end_group(self.path)
 
     def _met(self, part: str) -> tuple[int, int, int]:
-        """Return how often the run met its limit of memory, how many processes of a part were killed, and how many the
-        run was refused: processes are counted of the run alone.
-        """
+        """Return how often the run met its limit of memory, how many processes of a part were killed, and how
+        many the run was refused: processes are counted of the run alone."""
         met, killed = (_pairs(group / "memory.events") for group in (self.path, self.path / part))
         return met.get("oom", 0), killed.get("oom_kill", 0), self.refused
 
@@ -159,12 +137,7 @@ def sweep(place: Path) -> int:
 
 
 def end_group(group: Path, timeout_s: float = _ENDING_S) -> bool:
-    """End all processes of a group and remove it; return whether it is gone.
-
-    Args:
-        group: its directory.
-        timeout_s: how long a process may take to be gone; one that waits for a disk can not end.
-    """
+    """End all processes of a group and remove it; return whether it is gone."""
     deadline = time.monotonic() + timeout_s
     while group.exists():
         _kill(group)

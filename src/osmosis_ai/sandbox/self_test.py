@@ -47,11 +47,7 @@ _PARENT = 'canary=$CANARY; unset CANARY; export canary; env -u canary "$@"; exit
 
 
 def check_sandbox(data: Path | None = None) -> SandboxCapability:
-    """Find bubblewrap and try it; blocking, for some hundredths of a second.
-
-    Args:
-        data: a directory that nothing sandboxed may reach; a temporary one without it.
-    """
+    """Find bubblewrap and try it; blocking, for some hundredths of a second."""
     bwrap = find_bwrap()
     if bwrap is None:
         return nothing_found()

@@ -16,16 +16,7 @@ KEPT_BYTES = 16 * 1024 * 1024
 
 
 def shorten_log(path: Path, *, most_bytes: int = MOST_BYTES, kept_bytes: int = KEPT_BYTES) -> bool:
-    """Keep the last lines of a log that is larger than ``most_bytes``; return whether it was.
-
-    Args:
-        path: the log, which need not exist.
-        most_bytes: what is left as it is.
-        kept_bytes: how many bytes of whole lines are kept.
-
-    Raises:
-        OSError: when the file can be neither read nor written.
-    """
+    """Keep the last lines of a log that is larger than ``most_bytes``; return whether it was."""
     try:
         log = path.open("r+b")
     except FileNotFoundError:

@@ -40,10 +40,7 @@ _MOST_NAMED = 3
 
 
 def watch_parent() -> None:
-    """End this process group when the parent is gone; does nothing without a lifeline.
-
-    Call it once, first thing, in a process started by :class:`ChildProcess`.
-    """
+    """End this process group when the parent is gone; does nothing without a lifeline."""
     raw = os.environ.pop(LIFELINE_ENV, None)
     if raw is None or os.getpgid(0) != os.getpid():
         # A descendant that merely inherited the variable owns neither the pipe nor the group.
@@ -61,10 +58,7 @@ def watch_parent() -> None:
 
 
 def _end_own_group() -> None:
-    """Ask the whole group to end; whoever has not within the grace period is ended by force.
-
-    This process may be the first to go, so the one that waits and kills is outside the group.
-    """
+    """Ask the whole group to end; whoever has not within the grace period is ended by force."""
     group = os.getpgid(0)
     try:
         subprocess.Popen(
@@ -92,11 +86,7 @@ def lower_priority() -> None:
 
 
 def _share_niceness(process: int | str) -> None:
-    """Give a process's session this process's niceness.
-
-    Linux shares the processor among sessions first (`autogroup` in sched(7)), so that niceness alone means
-    nothing between a platform and its workers, each being a session of its own.
-    """
+    """Give a process's session this process's niceness."""
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     if niceness > 0:
         with contextlib.suppress(OSError):
@@ -112,13 +102,7 @@ def exit_words(status: int) -> str:
 
 @dataclass(frozen=True)
 class ProgramStart:
-    """What a program is started with.
-
-    Attributes:
-        command: program and arguments.
-        env: the whole environment of what is started.
-        fds: descriptors that it inherits.
-    """
+    """What a program is started with."""
 
     command: Sequence[str]
     env: Mapping[str, str] = field(repr=False)
@@ -126,10 +110,7 @@ class ProgramStart:
 
 
 class ContainedProgram(Protocol):
-    """A program in a sandbox, which hands its environment to it and to nothing around it.
-
-    A signal would end the sandbox at once, and the program with it: it is asked to end by its lifeline.
-    """
+    """A program in a sandbox, which hands its environment to it and to nothing around it."""
 
     @property
     def name(self) -> str:
@@ -146,11 +127,7 @@ class ContainedProgram(Protocol):
 def program_start(
     command: Sequence[str] | ContainedProgram, env: Mapping[str, str]
 ) -> AbstractContextManager[ProgramStart]:
-    """Return what yields how a program is started once with ``env``, in a sandbox or without one.
-
-    Raises:
-        OSError: a variable, or all of them together, is longer than the kernel lets it be.
-    """
+    """Return what yields how a program is started once with ``env``, in a sandbox or without one."""
     # The kernel's own refusal names nothing, and in a sandbox is bubblewrap's.
     if sys.platform == "linux":
         _require_short(env)
@@ -195,22 +172,7 @@ def _size(name: str, value: str) -> int:
 
 
 class ChildProcess:
-    """A supervised subprocess in its own session, tied to this process by a lifeline.
-
-    Args:
-        command: program and arguments, not looked up in a shell; or a program in a sandbox.
-        env: the whole environment of the child; in a sandbox, of the program.
-        cwd: its working directory.
-        stdout: where its output goes: a path is appended to and readable by its owner alone; or a file object,
-            ``subprocess.PIPE``, or None for where this process's own goes.
-        stderr: likewise; by default it follows ``stdout``.
-        outlives: whether it goes on without this process, untied.
-        pass_fds: descriptors that it inherits under the same numbers.
-        handed: what it alone is to know (:func:`~osmosis_ai.supervision.kept_to_itself.take_handed`).
-
-    Raises:
-        OSError: the program or the file cannot be opened, or variables are longer than the kernel lets them be.
-    """
+    """A supervised subprocess in its own session, tied to this process by a lifeline."""
 
     def __init__(
         self,
@@ -286,11 +248,7 @@ class ChildProcess:
         return status
 
     def finish(self, timeout_s: float = math.inf, called_off: threading.Event | None = None) -> int | None:
-        """Wait, without an event loop, for a child that ends by itself, and end what is left of it then.
-
-        Returns:
-            Its exit status; None when it took longer than ``timeout_s`` seconds, or was called off.
-        """
+        """Wait, without an event loop, for a child that ends by itself, and end what is left of it then."""
         called_off = called_off or threading.Event()
         deadline = time.monotonic() + timeout_s
         try:
@@ -302,10 +260,7 @@ class ChildProcess:
             self.kill()
 
     async def stop(self, *, grace_s: float = TERMINATION_GRACE_S) -> int:
-        """End the child's process group: politely, then by force after ``grace_s`` seconds.
-
-        Cancelling it ends the group at once.
-        """
+        """End the child's process group: politely, then by force after ``grace_s`` seconds."""
         try:
             if self._process.poll() is None:
                 if self._contained:

@@ -36,20 +36,12 @@ def keep_to_itself(environ: Mapping[str, str]) -> None:
 
 
 def pipe_of(content: bytes) -> int:
-    """Return the read end of a pipe that gives ``content``, for a child that inherits it.
-
-    What a pipe does not hold is written while the child reads; the writing ends with the last read end, however that
-    ends.
-    """
+    """Return the read end of a pipe that gives ``content``, for a child that inherits it."""
     return _filled(*os.pipe(), content)
 
 
 def handed_end(handed: Mapping[str, str]) -> int:
-    """Return the descriptor that tells a child what it alone is to know.
-
-    A socket: until the child keeps to itself, programs of the same user may look into its directory of descriptors,
-    and open a pipe that is there; a socket nobody can open.
-    """
+    """Return the descriptor that tells a child what it alone is to know."""
     childs, ours = (end.detach() for end in socket.socketpair())
     return _filled(childs, ours, json.dumps(dict(handed)).encode())
 

@@ -20,11 +20,7 @@ class StoppableServer(Protocol):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address, port 0 at a free one.
-
-    Raises:
-        OSError, OverflowError, UnicodeError: it can not (:func:`why_not`).
-    """
+    """Return a socket that listens at an address, port 0 at a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 

@@ -30,14 +30,7 @@ _POLL_S = 0.002
 
 @dataclass(frozen=True)
 class FinishedProgram:
-    """How a program ended.
-
-    Attributes:
-        status: its exit status; negative, the signal that ended it.
-        stdout: the end of what it wrote there.
-        stderr: likewise.
-        flooded: whether it was ended because it wrote too much.
-    """
+    """How a program ended."""
 
     status: int
     stdout: str
@@ -87,19 +80,7 @@ async def run_program(
     max_output_bytes: int,
     grace_s: float = GRACE_S,
 ) -> FinishedProgram:
-    """Run a program; cancelling this ends it, and all that it started.
-
-    Args:
-        command: program and arguments.
-        env: its whole environment.
-        cwd: its working directory; removed where it is called off, or this process dies.
-        stdin: the file that it reads.
-        max_output_bytes: it is ended when it writes more.
-        grace_s: how long it may take to end when it is asked to.
-
-    Raises:
-        OSError: no process can be started.
-    """
+    """Run a program; cancelling this ends it, and all that it started."""
     loop = asyncio.get_running_loop()
     counter = _Counter(max_output_bytes)
     outputs = [_Output(counter), _Output(counter)]

@@ -25,14 +25,7 @@ CANNOT_START = 127
 
 
 def main(lifeline: int, grace_s: float, scratch: str, command: list[str]) -> int:
-    """Run ``command``; return its exit status as :func:`os.waitstatus_to_exitcode` gives it.
-
-    Args:
-        lifeline: the read end of a pipe into which nothing is ever written.
-        grace_s: how long the program may take to end when it is asked to.
-        scratch: a directory that is removed where the program was called off, in case its owner is no more.
-        command: program and arguments; the program is looked up in PATH.
-    """
+    """Run ``command``; return its exit status as :func:`os.waitstatus_to_exitcode` gives it."""
     os.set_inheritable(lifeline, False)
     wakened, waking = os.pipe()
     os.set_blocking(waking, False)

@@ -42,12 +42,7 @@ def server_url(address: str, path: str) -> str:
 
 
 def open_server_session(address: str, *, timeout_s: float) -> aiohttp.ClientSession:
-    """Open a session for requests to one server of ours; call it inside a running event loop and close it.
-
-    Args:
-        address: of the server, ``http://host:port`` or that of a socket.
-        timeout_s: the longest a request may take in all, in seconds, unless it sets its own.
-    """
+    """Open a session for requests to one server of ours; call it inside a running event loop and close it."""
     import aiohttp
 
     path = socket_path(address)
@@ -65,17 +60,7 @@ def open_server_session(address: str, *, timeout_s: float) -> aiohttp.ClientSess
 
 
 class PrivateSocket:
-    """A Unix socket to listen on, in a new directory that only this user may enter.
-
-    The directory is new every time, so nothing that an earlier process left behind is ever in the way. It is locked for
-    as long as it is in use: one that is not belongs to a process that was killed, and the next one removes it.
-
-    Attributes:
-        address: where it is found.
-
-    Raises:
-        OSError: no directory or no socket can be made.
-    """
+    """A Unix socket to listen on, in a new directory that only this user may enter."""
 
     def __init__(self) -> None:
         self._directory, lock = _locked_directory()

@@ -56,27 +56,7 @@ person. ``late``: it still ran and was not ready in time, as on a machine with t
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """What to start, and when it is ready; without an address or an announcement, as soon as it runs.
-
-    Attributes:
-        name: what errors call it, such as "the vLLM server".
-        command: the program, which is not looked up in a shell, and its arguments, no secrets; or one in a sandbox.
-        env: its whole environment.
-        cwd: its working directory.
-        log_path: its output is appended to it; None keeps the last lines in memory.
-        addresses: it is ready when ``/health`` at one of them answers 200; the answer is what it says of itself.
-        pass_fds: descriptors that it inherits.
-        announces: how the line begins, a JSON object, with which it says that it is ready; for one without a log.
-        is_ours: whether an answer of ``/health``, its headers and body, is that of this very process.
-        start_timeout_s: how long it may take to be ready.
-        late_hint: what to do when it takes longer.
-        stop_grace_s: how long it may take to stop before it is ended by force.
-        restarts: how often in a row :meth:`Service.revive` starts it again; more deaths without progress in between
-            have a cause that a person must find.
-        guarded: whether the program is not ours and has to be watched, so that it ends with this process.
-        secret_values: blotted out where the log is quoted.
-        code: the class of its errors.
-    """
+    """What to start, and when it is ready; without an address or an announcement, as soon as it runs."""
 
     name: str
     command: Sequence[str] | ContainedProgram
@@ -97,12 +77,7 @@ class ServiceSpec:
 
 
 class ServiceError(OsmosisError):
-    """A service did not start, or ended although nobody stopped it.
-
-    Attributes:
-        cause: what kind of end that was.
-        status: its exit status, where it ended by itself.
-    """
+    """A service did not start, or ended although nobody stopped it."""
 
     def __init__(self, message: str, cause: Cause, status: int | None = None, **described: Any) -> None:
         super().__init__(message, **described)
@@ -125,14 +100,7 @@ class Deaths:
 
 
 class Service:
-    """Runs what a spec says while an ``async with`` block lasts, or from :meth:`start` to :meth:`stop`.
-
-    Attributes:
-        spec: what the next start starts.
-        answer: what it said of itself when it became ready; None while it is not.
-        address: that of its addresses at which it became ready; None before.
-        deaths: its own, or those of all that share them.
-    """
+    """Runs what a spec says while an ``async with`` block lasts, or from :meth:`start` to :meth:`stop`."""
 
     def __init__(self, spec: ServiceSpec) -> None:
         self.spec = spec
@@ -157,20 +125,11 @@ class Service:
 
     @property
     def pid(self) -> int:
-        """Of its process group.
-
-        Raises:
-            RuntimeError: it was not started.
-        """
+        """Of its process group."""
         return self._running().pid
 
     async def start(self) -> None:
-        """Start it and wait until it is ready.
-
-        Raises:
-            ServiceError: it can not be started, ends, is not ready in time, or its port belongs to another.
-            RuntimeError: it was started before.
-        """
+        """Start it and wait until it is ready."""
         if self._process is not None:
             raise RuntimeError(f"{self.spec.name} was started before")
         self._failure = None
@@ -196,11 +155,7 @@ class Service:
         return self._failure
 
     async def death(self) -> ServiceError:
-        """Wait until it ends, and explain it as an end that nobody asked for.
-
-        Raises:
-            RuntimeError: it was not started.
-        """
+        """Wait until it ends, and explain it as an end that nobody asked for."""
         ended = asyncio.ensure_future(self._running().wait())
         try:
             while not (await asyncio.wait({ended}, timeout=LOG_LOOK_S))[0]:
@@ -219,15 +174,7 @@ class Service:
                 self._log_start = 0
 
     async def revive(self, note: Callable[[str], None] = lambda _: None) -> bool:
-        """See to it that it runs: start it again if it does not; return whether it had to be.
-
-        Args:
-            note: told, in a sentence, of a death that it is started after.
-
-        Raises:
-            ServiceDiedError: that has happened too often without progress in between.
-            ServiceError: it does not start, which counts as one more death.
-        """
+        """See to it that it runs: start it again if it does not; return whether it had to be."""
         async with self._reviving:
             failure = self.failure()
             if failure is not None:

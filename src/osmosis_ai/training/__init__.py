@@ -15,11 +15,7 @@ _TRAIN_MODULES = ("torch", "transformers", "peft")
 
 
 def require_train_extra() -> None:
-    """Make sure, before anything slow or irreversible begins, that what training needs is installed.
-
-    Raises:
-        MissingExtraError: naming the extra to install.
-    """
+    """Make sure, before anything slow or irreversible begins, that what training needs is installed."""
     module = _missing_module()
     if module is not None:
         raise MissingExtraError("train", module)

@@ -1,8 +1,4 @@
-"""Styles and ES modules by names that hold their digest, so that a browser keeps them for good.
-
-Modules import each other by relative path (``./copy.js``); the policy allows no import map, so those paths are
-rewritten to the names with digests when the assets are made, the imported before the importing.
-"""
+"""Styles and ES modules by names that hold their digest, so that a browser keeps them for good."""
 
 from __future__ import annotations
 
@@ -23,12 +19,7 @@ _IMPORT = re.compile(r'(?<=")\./([a-z]+\.js)(?=";)')
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file that pages load.
-
-    Attributes:
-        name: with its digest, as in ``viewer-3f2a91c0.css``.
-        content, gzipped: plain, and compressed.
-    """
+    """A file that pages load."""
 
     name: str
     media_type: str
@@ -55,11 +46,7 @@ def assets() -> Mapping[str, Asset]:
 
 
 def asset_name(plain: str) -> str:
-    """Return the name with digest of ``viewer.css`` or of a module such as ``page.js``.
-
-    Raises:
-        KeyError: there is no such asset.
-    """
+    """Return the name with digest of ``viewer.css`` or of a module such as ``page.js``."""
     return _made()[plain].name
 
 

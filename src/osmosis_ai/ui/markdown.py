@@ -1,7 +1,4 @@
-"""Markdown without HTML, and of which nothing leads or loads anywhere: links and images are text with their address.
-
-Whatever would be left out of the page, or take long, is shown as it was written.
-"""
+"""Markdown without HTML, and of which nothing leads or loads anywhere: links and images are text with their address."""
 
 from __future__ import annotations
 
@@ -27,10 +24,8 @@ _COPY = '<button type="button" class="copy" hidden>Copy</button>'
 
 
 def markdown(text: str) -> Markup:
-    """Return CommonMark with tables as HTML of ours: no element but those of text, no attribute but our classes.
-
-    Terminal sequences are taken out before, and counted at the end.
-    """
+    """Return CommonMark with tables as HTML of ours: no element but those of text, no attribute but our
+    classes."""
     left, removed = without_sequences(text)
     shown, parser = visible(left), _parser()
     takes_long = len(shown) > MOST_CHARACTERS or shown.count("[") > _MOST_BRACKETS

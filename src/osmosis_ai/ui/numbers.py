@@ -1,7 +1,4 @@
-"""How values look to people, in a terminal, on a page and in a report: one spelling, so that they agree to the digit.
-
-Every function takes a plain value and returns text; ``None`` always gives :data:`MISSING`.
-"""
+"""How values look to people, in a terminal, on a page and in a report: one spelling, so that they agree to the digit."""
 
 from __future__ import annotations
 
@@ -140,10 +137,7 @@ def iso(moment: datetime | str | None) -> str:
 
 
 def _in_zone(moment: datetime | str | None, zone: tzinfo | None) -> datetime | str:
-    """Return a moment in a zone, or what stands in the place of one that there is not.
-
-    It is in its own zone where the other one has no year for it (before 1, after 9999).
-    """
+    """Return a moment in a zone, or what stands in the place of one that there is not."""
     known = parse_date(moment) if isinstance(moment, str) else moment
     if known is None:
         return moment if isinstance(moment, str) else MISSING

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 
 def templates(*folders: Path) -> Environment:
-    """Return the environment that renders templates of ``folders`` and of the kit.
-
-    Every value is escaped, and what is not seen in it is shown as a mark; a name that nobody gave is an error.
-    """
+    """Return the environment that renders templates of ``folders`` and of the kit."""
     from jinja2 import DictLoader, Environment, StrictUndefined
 
     environment = Environment(
@@ -86,10 +83,7 @@ def inline(*files: Path) -> Markup:
 
 
 def one_file_policy(*, style: str, script: str) -> str:
-    """Return the policy of a page that is one file: that style, that script, and nothing else from anywhere.
-
-    Digests are those of Content Security Policy Level 3, section 2.3.1: of the element's text as it stands.
-    """
+    """Return the policy of a page that is one file: that style, that script, and nothing else from anywhere."""
     return (
         f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "
         "base-uri 'none'; form-action 'none'"

@@ -18,12 +18,7 @@ ASSET_CACHING = "public, max-age=31536000, immutable"
 
 
 def page_headers(*, form_leads_to: str = "", keep: bool = True) -> dict[str, str]:
-    """Return the headers of a page.
-
-    Args:
-        form_leads_to: an origin that a form of the page redirects to, besides the page's own.
-        keep: whether the browser may keep it to go back to; not what holds a secret.
-    """
+    """Return the headers of a page."""
     policy = PAGE_POLICY
     if form_leads_to:
         policy = policy.replace("form-action 'self'", f"form-action 'self' {form_leads_to}")
@@ -36,10 +31,7 @@ def page_headers(*, form_leads_to: str = "", keep: bool = True) -> dict[str, str
 
 
 def artifact_headers(name: str) -> dict[str, str]:
-    """Return the headers of a download called ``name`` (RFC 6266; the name as RFC 8187 encodes it).
-
-    It is a file that an agent or a user left: no browser runs it as a page of ours.
-    """
+    """Return the headers of a download called ``name`` (RFC 6266; the name as RFC 8187 encodes it)."""
     encoded = quote(name.encode("utf-8", "replace"), safe="")
     return {
         **page_headers(),

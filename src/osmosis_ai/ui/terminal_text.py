@@ -1,13 +1,4 @@
-"""What was written for a terminal, shown on a page or in another terminal.
-
-Sequences that do something (move, title, clipboard, links) are taken out and counted; colours become 16 classes in what
-a terminal showed, and go elsewhere. What is left is text under the rules of :mod:`osmosis_ai.ui.text`. Grammar: ECMA-48,
-sections 5.4 and 5.6; a string that nobody ends (OSC, DCS …) ends with its line.
-
-A sequence in the form with 8 bits begins with what may be a letter, or a part of one, of text that was read in another
-encoding: `”` of UTF-8 is U+00E2 U+0080 U+009D in Latin-1. It is one only where it is whole (CSI and OSC with their
-numbers, OSC and DCS with their end) and follows no other part of a letter; else it is a mark, and the rest of its line stays.
-"""
+"""What was written for a terminal, shown on a page or in another terminal."""
 
 from __future__ import annotations
 

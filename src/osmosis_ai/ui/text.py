@@ -1,8 +1,4 @@
-"""The rules for hostile text: what a model, a dataset or a file name says is shown, and does nothing.
-
-Templates escape every value by themselves (:mod:`osmosis_ai.ui.pages`). What escaping leaves are characters that
-change how others are read: controls, the directions of text, and what has no width. They are shown as marks.
-"""
+"""The rules for hostile text: what a model, a dataset or a file name says is shown, and does nothing."""
 
 from __future__ import annotations
 
@@ -34,22 +30,14 @@ UNSEEN_IN_JSON = {code: json.dumps(chr(code))[1:-1].replace("\x7f", "\\u007f") f
 
 
 def visible(text: str) -> str:
-    """Return ``text`` with characters that are not seen, or that turn others around, as marks.
-
-    C0 controls become Unicode's pictures of them (``␛``), all others their number (``‹U+202E›``), halves of
-    surrogate pairs included, so that the result fits any file. Tabs and line breaks stay.
-    """
+    """Return ``text`` with characters that are not seen, or that turn others around, as marks."""
     # Two passes of C over the text; few texts need the second.
     shown = text.replace("\r\n", "\n")
     return shown if shown.isascii() and shown.isprintable() else shown.translate(_MARKS)
 
 
 def data_for_scripts(value: Any) -> Markup:
-    """Return ``value`` as JSON that may stand in a script element: no tag, comment or line can begin in it.
-
-    Raises:
-        ValueError: a number is not finite.
-    """
+    """Return ``value`` as JSON that may stand in a script element: no tag, comment or line can begin in it."""
     encoded = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         encoded = encoded.replace(character, f"\\u{ord(character):04x}")

@@ -1,8 +1,4 @@
-"""Who looks at what: one visitor's request, and the page that answers it.
-
-A page module is a function from a :class:`Viewing` and the words of an address to a :class:`RenderedPage`; it knows
-neither a request nor a web framework, so that pages and reports are made the same way.
-"""
+"""Who looks at what: one visitor's request, and the page that answers it."""
 
 from __future__ import annotations
 
@@ -34,12 +30,7 @@ LISTS: Mapping[RunKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RunButton:
-    """Something that a visitor can change.
-
-    Attributes:
-        href: the page that asks before it is done, or, where ``posts``, what a form with the page's token goes to.
-        refused: why this visitor can not, or why it makes no sense now; None where they can.
-    """
+    """Something that a visitor can change."""
 
     text: str
     href: str
@@ -59,20 +50,7 @@ class RunActions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Viewing:
-    """One visitor's request.
-
-    Attributes:
-        source: what there is to see, as far as this visitor may.
-        shell: what stands around every page.
-        root: what stands before every path of the viewer: "" on this machine, ``/<workspace>`` on a platform.
-        actions: what a page can change; None where the source is only read.
-        of_validation: whether samples are those of training runs' newest validations, instead of evaluations'.
-        is_local: whether this is the machine the runs are on, so that commands can be copied.
-        visitor: whose open streams are counted together.
-        allowed: whether the visitor may still look; asked from a thread, now and then, while a stream is open.
-        parts: the names of the pieces of a live page that alone are asked for; None where the whole page is.
-        reads: what others who look at the same run in the same state have read; None where there are none.
-    """
+    """One visitor's request."""
 
     source: RunSource
     shell: ShellView
@@ -106,10 +84,7 @@ class Viewing:
         return self.reads.once(key, lambda: read(*asked, **how))
 
     def live(self, kind: RunKind, run: str) -> LiveChanges | None:
-        """Return the changes of a run, which its page follows; None where there are none to follow.
-
-        It is for the beginning of a page: what comes while the page is made is told to it, then, and never lost.
-        """
+        """Return the changes of a run, which its page follows; None where there are none to follow."""
         if self.parts is not None or not self.can("changes"):
             return None
         now = self.source.changes(kind, run)
@@ -137,15 +112,7 @@ class Viewing:
 
 @dataclass(frozen=True, slots=True)
 class RenderedPage:
-    """A page before it is written: a template, and what it shows.
-
-    Attributes:
-        template: a file of ``templates``.
-        values: what it shows, beside ``view``, ``shell`` and ``root``.
-        status: of the reply.
-        parts: templates of pieces that a live page fetches alone, by the name of their ``data-live``.
-        live: the changes of the run that the page shows; None of one that shows none.
-    """
+    """A page before it is written: a template, and what it shows."""
 
     template: str
     values: Mapping[str, Any]

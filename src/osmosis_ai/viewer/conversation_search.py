@@ -1,8 +1,4 @@
-"""Text in conversations: a scan that reads so much, says how far it got, and goes on from there.
-
-Conversations are files in no index. So that an answer comes within a second whatever a run's size, one request looks
-through a bounded part of them.
-"""
+"""Text in conversations: a scan that reads so much, says how far it got, and goes on from there."""
 
 from __future__ import annotations
 
@@ -21,15 +17,7 @@ MOST_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SearchedConversations:
-    """What a scan found.
-
-    Attributes:
-        page: the samples that hold the text; its ``next`` is where the scan goes on.
-        looked_at: how many conversations were read.
-        too_large: how many were not, for their size.
-        without: how many samples have no conversation.
-        first, last: between which samples, in the order of the list; None where there are none.
-    """
+    """What a scan found."""
 
     page: ItemPage[SampleEntry]
     looked_at: int
@@ -47,15 +35,7 @@ def search_conversations(
     cursor: str | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> SearchedConversations:
-    """Look for ``query.text`` in the conversations of the samples that pass the rest of the query.
-
-    Args:
-        source: holds the run.
-        run: an evaluation.
-        query: which samples; its text is looked for in conversations, without regard to case.
-        cursor: where to begin.
-        clock: seconds.
-    """
+    """Look for ``query.text`` in the conversations of the samples that pass the rest of the query."""
     wanted, rest = query.text.casefold(), replace(query, text="")
     began, found, looked, read, too_large, without = clock(), list[SampleEntry](), 0, 0, 0, 0
     piece = source.samples(run, rest, limit=MOST_SAMPLES, cursor=cursor)

@@ -1,13 +1,5 @@
 """Cursors of lists that are paged by key: where a page ends, in the words of the order it was asked in; and of runs
-that are followed: how one stood.
-
-Invariant: a cursor is read only for the order it was made for. It is nothing secret and proves nothing: what it says
-is a place in a list, which need not be there any more.
-
-Lists of samples have two parts in either direction, first those with a value to sort by, then those without one, by
-row and attempt. So SQLite and PostgreSQL, which put missing values at opposite ends, page alike, and plain indexes on
-(value, row, attempt) serve both parts.
-"""
+that are followed: how one stood."""
 
 from __future__ import annotations
 
@@ -44,12 +36,7 @@ SORTED_BY: Mapping[str, str | None] = {
 
 @dataclass(frozen=True, slots=True)
 class SamplePosition:
-    """A place in a list of samples.
-
-    Attributes:
-        value: what it is sorted by; None behind all that have one, and where the order is that of rows.
-        backward: whether the page before it is meant.
-    """
+    """A place in a list of samples."""
 
     value: float | None
     row: int
@@ -65,15 +52,7 @@ def item_page(
     entry: Callable[[RowT], ItemT],
     cursor: Callable[[RowT, bool], str],
 ) -> ItemPage[ItemT]:
-    """Return a page of ``found``, which has one row more than the page where there are more.
-
-    Args:
-        found: the rows behind the place where the page begins, or before it, the nearest first.
-        backward: whether they are before it; None where it is the list's beginning.
-        limit: of the page.
-        entry: makes an item of a row.
-        cursor: makes the cursor of a row, and of the direction (whether backward).
-    """
+    """Return a page of ``found``, which has one row more than the page where there are more."""
     rows, more = list(found[:limit]), len(found) > limit
     if backward:
         rows.reverse()
@@ -88,28 +67,13 @@ def item_page(
 
 
 def encode(order: str, key: Sequence[Scalar], *, backward: bool = False) -> str:
-    """Return a cursor: opaque, of letters, digits, ``-`` and ``_``.
-
-    Args:
-        order: names list, sort and direction.
-        key: of the item at the page's end.
-        backward: whether it leads to the page before.
-    """
+    """Return a cursor: opaque, of letters, digits, ``-`` and ``_``."""
     text = json.dumps([order, int(backward), *key], separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def decode(cursor: str, order: str, *, parts: int) -> tuple[list[Scalar], bool]:
-    """Return (key, backward) of a cursor.
-
-    Args:
-        cursor: as anybody may have written it.
-        order: as :func:`encode` got it.
-        parts: how many a key of that order has.
-
-    Raises:
-        OsmosisError: it is no cursor of this order.
-    """
+    """Return (key, backward) of a cursor."""
     try:
         if len(cursor) > _LONGEST:
             raise ValueError("too long")
@@ -130,11 +94,7 @@ def changes_cursor(standing: str, positions: Sequence[int], log: int) -> str:
 
 
 def positions_in(cursor: str) -> list[int]:
-    """Return the positions that :func:`changes_cursor` was given.
-
-    Raises:
-        OsmosisError: no source has ever made it.
-    """
+    """Return the positions that :func:`changes_cursor` was given."""
     positions = str(decode(cursor, CHANGES, parts=3)[0][1])
     if _POSITIONS.fullmatch(positions) is None:
         raise refused(cursor, CHANGES)
@@ -160,11 +120,7 @@ def position_of(query: SampleQuery, entry: SampleEntry, *, backward: bool = Fals
 
 
 def sample_position(cursor: str, query: SampleQuery) -> SamplePosition:
-    """Return the place that a cursor names.
-
-    Raises:
-        OsmosisError: it is no cursor of this order.
-    """
+    """Return the place that a cursor names."""
     (value, row, attempt), backward = decode(cursor, order_of(query), parts=3)
     numbers = all(type(part) is int and 0 <= part <= _LARGEST for part in (row, attempt))
     if not numbers or not (value is None or _is_amount(value)):

@@ -25,15 +25,7 @@ MEDIA_TYPES = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"
 def exported_samples(
     source: RunSource, run: str, query: SampleQuery, *, kind: str, in_conversations: bool = False
 ) -> Iterator[bytes]:
-    """Return the samples of a filter, a piece at a time; refusals come before the first.
-
-    Args:
-        source: holds the run.
-        run: an evaluation.
-        query: which samples.
-        kind: ``csv`` or ``jsonl``.
-        in_conversations: whether the query's text is looked for in conversations.
-    """
+    """Return the samples of a filter, a piece at a time; refusals come before the first."""
 
     def piece(cursor: str | None) -> ItemPage[SampleEntry]:
         if in_conversations:

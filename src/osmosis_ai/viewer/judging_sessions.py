@@ -1,7 +1,4 @@
-"""Results of judging sessions (`osmosis eval rubric`), on this machine or a platform: a line of a list, and a page.
-
-A result is one JSON document whose head says what was judged and how.
-"""
+"""Results of judging sessions (`osmosis eval rubric`), on this machine or a platform: a line of a list, and a page."""
 
 from __future__ import annotations
 

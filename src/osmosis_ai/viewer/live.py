@@ -1,9 +1,4 @@
-"""What is new in a run, told while it happens: one reader a run on the server, however many look at it.
-
-A reader asks the source once a second while somebody looks, and tells all who wait; nobody who waits holds a thread.
-Who comes back with the cursor seen last gets what came since, as far as the reader remembers, else how it stands now
-with ``more``. A stream ends with its run, with its visitor's permission, and at once when the server stops.
-"""
+"""What is new in a run, told while it happens: one reader a run on the server, however many look at it."""
 
 from __future__ import annotations
 
@@ -56,12 +51,7 @@ def is_over(changes: Changes) -> bool:
 
 
 class LiveHub:
-    """The readers of a server; its methods are for the event loop's thread.
-
-    Args:
-        read_every_s: pause between two looks at a run.
-        keep_alive_s: the longest silence of a stream.
-    """
+    """The readers of a server; its methods are for the event loop's thread."""
 
     def __init__(self, *, read_every_s: float = READ_EVERY_S, keep_alive_s: float = KEEP_ALIVE_S) -> None:
         self._read_every_s, self._keep_alive_s = read_every_s, keep_alive_s
@@ -74,11 +64,7 @@ class LiveHub:
         return not self._closed and self._streams[visitor] < MAX_STREAMS
 
     async def changes(self, watched: Watched, source: RunSource, *, since: str | None = None) -> Changes:
-        """Return how a run stands, and what came since a cursor that was given before.
-
-        Raises:
-            OsmosisError: what the source raises.
-        """
+        """Return how a run stands, and what came since a cursor that was given before."""
         reader = await self._reader(watched, source)
         if since and reader.end is None and since not in [each.cursor for each in reader.remembered]:
             # A page that was made after the last look would be told what was before it.
@@ -95,14 +81,7 @@ class LiveHub:
         since: str | None = None,
         allowed: Callable[[], bool] | None = None,
     ) -> AsyncIterator[LiveNews]:
-        """Yield how a run stands, then what is new as it comes; nothing new for a while is an empty one.
-
-        Args:
-            watched, source: the run.
-            visitor: whose stream it is.
-            since: the cursor seen last.
-            allowed: asked from a thread now and then whether the visitor may still look.
-        """
+        """Yield how a run stands, then what is new as it comes; nothing new for a while is an empty one."""
         reader = await self._reader(watched, source)
         if not self.may_stream(visitor):
             return  # of many that came at once; who comes back is told so
@@ -164,15 +143,7 @@ class LiveHub:
 
 
 class _RunReader:
-    """Reads one run for all who look.
-
-    Attributes:
-        remembered: how the run stood at each look that found it changed, the newest last; nothing before the first.
-        watchers: streams that wait for news.
-        told: set at the next news; another one stands here by then.
-        end: why there will be no more news.
-        reads: what those who look have read since the last change; None before the run was looked at.
-    """
+    """Reads one run for all who look."""
 
     def __init__(self, watched: Watched, source: RunSource, read_every_s: float) -> None:
         self._watched, self._source, self._read_every_s = watched, source, read_every_s

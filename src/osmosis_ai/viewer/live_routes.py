@@ -59,11 +59,7 @@ def add_live(router: APIRouter, viewing: Callable[..., Viewing]) -> None:
 
 
 async def live_reply(request: Request, view: Viewing, kind: RunKind, run: str) -> Response:
-    """Return what is new in a run: events where the request accepts them, else JSON.
-
-    ``Last-Event-ID`` and ``since`` say what was seen last: what no source has ever said is refused. ``If-None-Match`` gets
-    304 where nothing came since.
-    """
+    """Return what is new in a run: events where the request accepts them, else JSON."""
     hub, watched = live_hub(request.app), Watched(view.root, kind, run)
     since = request.headers.get("last-event-id") or request.query_params.get("since")
     try:

@@ -1,7 +1,4 @@
-"""Pages as one file, to be sent and opened from a disk: those of the viewer, in a shell that needs nothing else.
-
-Invariant: such a file has no script, no form and no link but to its own places, and its policy lets nothing else in.
-"""
+"""Pages as one file, to be sent and opened from a disk: those of the viewer, in a shell that needs nothing else."""
 
 from __future__ import annotations
 
@@ -51,11 +48,7 @@ def detail_to_send(detail: RunDetail, *, text: bool) -> RunDetail:
 def write_comparison_report(
     file: IO[bytes], comparison: RunComparison, runs: Sequence[RunSamples], *, text: bool
 ) -> None:
-    """Write a comparison of ``runs``, the baseline first; values of a dataset's columns are ``text``.
-
-    Raises:
-        OSError: the file can not be written.
-    """
+    """Write a comparison of ``runs``, the baseline first; values of a dataset's columns are ``text``."""
     if not text:
         candidates = tuple(replace(candidate, slices=()) for candidate in comparison.candidates)
         comparison = replace(comparison, candidates=candidates)
@@ -66,11 +59,7 @@ def write_comparison_report(
 
 
 def write_training_report(file: IO[bytes], detail: RunDetail, curves: TrainingCurves, *, text: bool) -> None:
-    """Write a training run.
-
-    Raises:
-        OSError: the file can not be written.
-    """
+    """Write a training run."""
     if not text:
         curves = replace(curves, marks=[mark for mark in curves.marks if mark.kind != "warning"])
     shown = training.shown(detail_to_send(detail, text=text), curves)
@@ -78,11 +67,7 @@ def write_training_report(file: IO[bytes], detail: RunDetail, curves: TrainingCu
 
 
 def write_judging_report(file: IO[bytes], detail: RunDetail, *, text: bool, everything: bool) -> int:
-    """Write the result of a judging session, and return how many of its records are left out.
-
-    Raises:
-        OSError: the file can not be written.
-    """
+    """Write the result of a judging session, and return how many of its records are left out."""
     shown = rubric.shown(
         detail_to_send(detail, text=text), 0, None if everything else MOST_RECORDS, text=text
     )

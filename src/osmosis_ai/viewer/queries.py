@@ -1,8 +1,4 @@
-"""The state of a list is in its address: the words of a query string, read and written.
-
-What makes no sense is refused with a sentence, never guessed: a filter that was dropped would show what was not
-asked for.
-"""
+"""The state of a list is in its address: the words of a query string, read and written."""
 
 from __future__ import annotations
 
@@ -48,11 +44,7 @@ ChoiceT = TypeVar("ChoiceT", bound=str)
 
 
 def words_of(query_string: str) -> Words:
-    """Return the words of an address.
-
-    Raises:
-        OsmosisError: VALIDATION, there are too many, or one is too long.
-    """
+    """Return the words of an address."""
     try:
         words = parse_qs(query_string, max_num_fields=_MOST_WORDS)
     except ValueError:
@@ -64,11 +56,7 @@ def words_of(query_string: str) -> Words:
 
 
 def require_known(given: Iterable[str], known: Collection[str]) -> None:
-    """Refuse words of an address that its page does not read, left empty or not.
-
-    Raises:
-        OsmosisError: VALIDATION, naming the first, and what is known.
-    """
+    """Refuse words of an address that its page does not read, left empty or not."""
     strange = next((name for name in given if name not in known), None)
     if strange is not None:
         does = f"it knows {', '.join(known)}" if known else "it takes none"
@@ -76,11 +64,7 @@ def require_known(given: Iterable[str], known: Collection[str]) -> None:
 
 
 def word(words: Words, name: str) -> str | None:
-    """Return the value of a word, without blanks around it; None where there is none.
-
-    Raises:
-        OsmosisError: VALIDATION, it has two that differ.
-    """
+    """Return the value of a word, without blanks around it; None where there is none."""
     values = list(dict.fromkeys(value.strip() for value in words.get(name, ()) if value.strip()))
     if len(values) > 1:
         raise OsmosisError(
@@ -90,21 +74,13 @@ def word(words: Words, name: str) -> str | None:
 
 
 def choice_of(words: Words, name: str, choices: Sequence[ChoiceT]) -> ChoiceT | None:
-    """Return which of ``choices`` the value of a word is; None where there is none.
-
-    Raises:
-        OsmosisError: VALIDATION, it is none of them, or there are two.
-    """
+    """Return which of ``choices`` the value of a word is; None where there is none."""
     value = word(words, name)
     return next(iter(choices_of({name: [value] if value else []}, name, choices)), None)
 
 
 def choices_of(words: Words, name: str, choices: Sequence[ChoiceT]) -> list[ChoiceT]:
-    """Return which of ``choices`` the values of a word are, in their order.
-
-    Raises:
-        OsmosisError: VALIDATION, one is none of them.
-    """
+    """Return which of ``choices`` the values of a word are, in their order."""
     given = [value.strip() for value in words.get(name, ())]
     if strange := [value for value in given if value and value not in choices]:
         raise OsmosisError(f"'{name}' is one of {', '.join(choices)}, and not {strange[0]!r}.")
@@ -112,11 +88,7 @@ def choices_of(words: Words, name: str, choices: Sequence[ChoiceT]) -> list[Choi
 
 
 def run_query(words: Words, *, kind: RunKind | None = None) -> RunQuery:
-    """Return which runs an address asks for.
-
-    Raises:
-        OsmosisError: VALIDATION, a word makes no sense.
-    """
+    """Return which runs an address asks for."""
     since = _moment(words, "since", end_of_day=False)
     until = _moment(words, "until", end_of_day=True)
     if since is not None and until is not None and since > until:
@@ -135,11 +107,7 @@ def run_query(words: Words, *, kind: RunKind | None = None) -> RunQuery:
 
 
 def sample_query(words: Words) -> SampleQuery:
-    """Return which samples an address asks for.
-
-    Raises:
-        OsmosisError: VALIDATION, a word makes no sense.
-    """
+    """Return which samples an address asks for."""
     return SampleQuery(
         outcome=choice_of(words, "outcome", get_args(Outcome)),
         row=_row(words),

@@ -21,11 +21,7 @@ _FROM_MODEL_CALLS = "Taken from the model calls of an agent that ended without g
 
 @dataclass(frozen=True)
 class ReadSample:
-    """A sample of a run, and what was said.
-
-    Attributes:
-        stored: how the conversation lies there; its content is in ``conversation``.
-    """
+    """A sample of a run, and what was said."""
 
     run: str
     detail: SampleDetail

@@ -34,11 +34,7 @@ def _preview(text: str | None, sample: SampleEntry, some_are_kept: bool) -> str:
 
 
 def render(view: Viewing, page: RenderedPage, *, part: str | None = None) -> str:
-    """Return a page, or the pieces of it whose names stand in ``part``, with commas between them.
-
-    Raises:
-        NotFoundError: the page has no such piece.
-    """
+    """Return a page, or the pieces of it whose names stand in ``part``, with commas between them."""
     values = {**page.values, "view": view, "shell": replace(view.shell, live=page.live), "root": view.root}
     if part is None:
         return environment().get_template(page.template).render(values)
@@ -52,12 +48,7 @@ def render(view: Viewing, page: RenderedPage, *, part: str | None = None) -> str
 
 
 def refused(error: OsmosisError, *, section: str = "") -> RenderedPage:
-    """Return the page of what can not be shown: it says why, names what is nearest, and leads back.
-
-    Args:
-        error: why.
-        section: below which what was asked for would stand (``evals``), "" for none.
-    """
+    """Return the page of what can not be shown: it says why, names what is nearest, and leads back."""
     is_missing = isinstance(error, NotFoundError)
     return RenderedPage(
         "message.html",

@@ -1,8 +1,4 @@
-"""An evaluation as one file, to be sent and opened from a disk: its page, its conversations, its samples.
-
-Invariant: the file needs nothing else, does nothing, and says what it leaves out. It is written a sample at a time, so
-that no run is held whole.
-"""
+"""An evaluation as one file, to be sent and opened from a disk: its page, its conversations, its samples."""
 
 from __future__ import annotations
 
@@ -37,14 +33,7 @@ _PARTS = frozenset({"standing", "numbers", "failures"})
 
 @dataclass(frozen=True, slots=True)
 class RunReportOptions:
-    """What a report holds.
-
-    Attributes:
-        most_bytes: of conversations.
-        everything: all conversations and samples, however large.
-        text: whether it holds what models, datasets and tools said; without, numbers alone.
-        is_limited: whether somebody set ``most_bytes``, which an evaluation alone can keep to.
-    """
+    """What a report holds."""
 
     most_bytes: int = 10 * 1024 * 1024
     everything: bool = False
@@ -54,13 +43,7 @@ class RunReportOptions:
 
 @dataclass(slots=True)
 class ReportContent:
-    """What a report came to hold.
-
-    Attributes:
-        conversations, conversations_left_out: how many of the run's samples have theirs in it, and how many were left out though they may have one.
-        samples, samples_left_out: the same of lines of the table.
-        places: (row, attempt) of samples that stand among the conversations.
-    """
+    """What a report came to hold."""
 
     conversations: int = 0
     conversations_left_out: int = 0
@@ -72,12 +55,7 @@ class ReportContent:
 def write_run_report(
     file: IO[bytes], source: RunSource, run: str, options: RunReportOptions
 ) -> ReportContent:
-    """Write the report of an evaluation, and return what it came to hold.
-
-    Raises:
-        NotFoundError: there is no such run.
-        OSError: the file can not be written.
-    """
+    """Write the report of an evaluation, and return what it came to hold."""
     view, content = Viewing(source, ShellView(), parts=_PARTS), ReportContent()
     tells = options.text and view.can("conversations")
     values = {

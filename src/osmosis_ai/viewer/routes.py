@@ -1,7 +1,4 @@
-"""The viewer's addresses: each leads to a page, a function of the visitor's request and the address's words.
-
-Endpoints are plain functions, which the server runs in threads: a source blocks.
-"""
+"""The viewer's addresses: each leads to a page, a function of the visitor's request and the address's words."""
 
 from __future__ import annotations
 
@@ -44,13 +41,7 @@ PageFunction = Callable[..., RenderedPage | Response]
 
 
 def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRoute] = APIRoute) -> APIRouter:
-    """Return the router of all pages of a source.
-
-    Args:
-        viewing: tells who looks; what it raises is not the router's.
-        home: the path of the first page; "" where all of them stand below a prefix.
-        route_class: of every route.
-    """
+    """Return the router of all pages of a source."""
     router = APIRouter(redirect_slashes=False, route_class=route_class)
     add = partial(add_page, router, viewing)
     add(home, runs.page, (*queries.RUN_WORDS, "cursor"))
@@ -86,16 +77,7 @@ def add_page(
     *,
     needs: Capability = "runs",
 ) -> None:
-    """Let ``page`` answer at ``path``, whose parameters are its keywords; refusals become pages.
-
-    Args:
-        router: where it is added.
-        viewing: tells who looks.
-        path: below the router's prefix.
-        page: makes the page.
-        knows: the words of an address that the page reads; another one is refused.
-        needs: where the source can not do this, there is no page.
-    """
+    """Let ``page`` answer at ``path``, whose parameters are its keywords; refusals become pages."""
     section = path.strip("/").split("/")[0]
     kind = next((kind for kind, below in SECTIONS.items() if below == section), None)
     names = [each.partition(":")[0] for each in re.findall(r"{([^}]+)}", path)]
@@ -129,11 +111,7 @@ def answer(view: Viewing, page: RenderedPage | Response, *, part: str | None = N
 
 
 def refusal(view: Viewing, error: OsmosisError, *, section: str = "") -> Response:
-    """Return the page that says why something can not be shown.
-
-    Raises:
-        OsmosisError: it is neither of what was asked for nor of how.
-    """
+    """Return the page that says why something can not be shown."""
     if not isinstance(error, NotFoundError) and error.code != "VALIDATION":
         raise error
     return answer(view, refused(error, section=section))

@@ -1,7 +1,4 @@
-"""What was read of a run in one state, shared by all who look at it while it stands so.
-
-Invariant: one source's reads alone are in it, and nothing that depends on who looks.
-"""
+"""What was read of a run in one state, shared by all who look at it while it stands so."""
 
 from __future__ import annotations
 
@@ -14,11 +11,7 @@ ReadT = TypeVar("ReadT")
 
 
 class SharedReads:
-    """Reads of one state of a run; may be used by several threads.
-
-    Args:
-        most: how many are kept; the oldest go first.
-    """
+    """Reads of one state of a run; may be used by several threads."""
 
     def __init__(self, *, most: int = 50) -> None:
         self._most = most
@@ -26,11 +19,7 @@ class SharedReads:
         self._reads: dict[Hashable, Future[Any]] = {}
 
     def once(self, key: Hashable, read: Callable[[], ReadT]) -> ReadT:
-        """Return what was read under ``key``: the first who asks reads, and the others wait for it.
-
-        Raises:
-            Exception: what ``read`` raises.
-        """
+        """Return what was read under ``key``: the first who asks reads, and the others wait for it."""
         with self._lock:
             found = self._reads.get(key)
             if is_mine := found is None:

@@ -19,11 +19,7 @@ _PREVIEW = 2_000
 
 @dataclass(frozen=True, slots=True)
 class ShownText:
-    """A text, or its beginning.
-
-    Attributes:
-        left_out: how many characters are not there.
-    """
+    """A text, or its beginning."""
 
     text: str
     left_out: int = 0
@@ -40,12 +36,7 @@ class ShownExchange:
 
 @dataclass(frozen=True, slots=True)
 class ShownStep:
-    """A step with what is shown of it.
-
-    Attributes:
-        whole: whether all of it can be asked for on a page; else it is a download.
-        cut: whether something was left out.
-    """
+    """A step with what is shown of it."""
 
     step: ConversationStep
     text: ShownText
@@ -57,12 +48,7 @@ class ShownStep:
 
 @dataclass(frozen=True, slots=True)
 class ShownSteps:
-    """The steps of a page.
-
-    Attributes:
-        first: the number of the first.
-        total: how many the conversation has.
-    """
+    """The steps of a page."""
 
     steps: Sequence[ShownStep]
     first: int
@@ -85,13 +71,7 @@ class _Room:
 
 
 def shown_steps(conversation: Conversation, *, first: int = 1, whole: int | None = None) -> ShownSteps:
-    """Return the page of a conversation that begins with the step ``first``.
-
-    Args:
-        conversation: of any length.
-        first: a number beyond the end gives the last page.
-        whole: the step whose texts are shown in full, up to :data:`LONGEST_SHOWN`.
-    """
+    """Return the page of a conversation that begins with the step ``first``."""
     total = len(conversation.steps)
     begin = min(max(first, 1), max(total, 1))
     begin -= (begin - 1) % STEPS_A_PAGE

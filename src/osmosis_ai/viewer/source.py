@@ -1,8 +1,4 @@
-"""What a viewer needs of a place that holds runs: one protocol for this machine's directories and for a platform.
-
-Invariant: a source only reads, and every list is a :class:`ItemPage` behind a cursor, so that neither a viewer nor a
-browser ever holds a whole run. Rows and attempts are numbered from 0, as journals and files number them.
-"""
+"""What a viewer needs of a place that holds runs: one protocol for this machine's directories and for a platform."""
 
 from __future__ import annotations
 
@@ -44,14 +40,7 @@ passes now and then. What has no result yet is in no list; the counts of samples
 
 @dataclass(frozen=True, slots=True)
 class ItemPage(Generic[ItemT]):
-    """A piece of a list.
-
-    Attributes:
-        next, previous: cursors of the pieces behind and before it; None at an end.
-        counts: how many there are, by a word (``total`` is of the filter, ``unfiltered`` without it).
-        progress: which share of a place was read so far, while the list is not complete for that; None when it is.
-        problems: what a reader of the list should know, such as why it lacks some; a sentence each.
-    """
+    """A piece of a list."""
 
     items: Sequence[ItemT]
     next: str | None = None
@@ -74,11 +63,7 @@ def pieces(piece_at: Callable[[str | None], ItemPage[ItemT]]) -> Iterator[ItemPa
 
 @dataclass(frozen=True, slots=True)
 class RunQuery:
-    """Which runs are wanted; what is None or empty does not matter. ``text`` is searched for in the names of run,
-    model, dataset and rollout.
-
-    ``archived`` are wanted, too: runs that `--fresh` has put aside, where the source keeps such.
-    """
+    """Which runs are wanted; what is None or empty does not matter."""
 
     kind: RunKind | None = None
     status: str | None = None
@@ -97,22 +82,7 @@ class RunQuery:
 
 @dataclass(frozen=True, slots=True)
 class RunEntry:
-    """A run in a line.
-
-    Attributes:
-        name: by which addresses and commands know it; unique for its kind in a source.
-        status: ``pending``, ``running``, ``finished``, ``failed``, ``stopped`` or ``incomplete`` (nobody works on it).
-        config: what runs of one config have in common: its path, or rollout and dataset.
-        measures: of an evaluation, a digest of its rollout, which rows it takes, and from which reward a sample passes.
-        headline: None before anything is counted, and for training; of judging, how many calls gave a score.
-        reward: mean over scored samples, of training the newest; with its 95 % interval where it has one.
-        duration_s: how long it was worked on, all sessions together; of training, since its start.
-        trend: pass rates (of training: rewards, of judging: scores) of up to ten runs like this one that have finished with a
-            score, the oldest first, this one last whatever it has.
-        error: why it failed, in a sentence.
-        waits: what a run waits for that nobody works on now, or that it was asked to stop, in a sentence.
-        stopping: it was asked to stop, and has not ended.
-    """
+    """A run in a line."""
 
     kind: RunKind
     name: str
@@ -170,12 +140,7 @@ class Histogram:
 
     @classmethod
     def of(cls, rewards: Floats, weights: Floats | None = None) -> Histogram | None:
-        """Return how rewards are spread, in twenty bars; None for none, or where no bars fit between them.
-
-        Args:
-            rewards: finite numbers; one that all have stands on the scale from 0 to 1, or from there to it.
-            weights: how often each is there, once by default.
-        """
+        """Return how rewards are spread, in twenty bars; None for none, or where no bars fit between them."""
         import numpy as np
 
         from osmosis_ai.ui.charts.bars import even_edges
@@ -195,23 +160,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class RunDetail:
-    """A run in full, but for its samples.
-
-    Attributes:
-        estimates: every number with interval and denominator; None before there are any, and for training.
-        summary_numbers: the product's summary by the names of the wire.
-        config_written: the config file as it was written, where that was recorded.
-        config_effective: what held, defaults included.
-        facts: what else is known of it (commit, seed, environment, isolation …), as labels and values.
-        secret_names: never their values.
-        failures: the most frequent first.
-        previous: the last one before it on the same config with the same model, rows and bar that finished and has scores.
-        namesakes: names of runs that `--fresh` has put aside for it, and of which it was put aside; the newest first.
-        problems: sentences about what could not be read.
-        context: those of them without which its numbers are misread; nothing in them was said in the run.
-        commands: what to type for what this source does not do (resume, retry, stop …).
-        decided: what the decide file beside its config says; None where nobody knows.
-    """
+    """A run in full, but for its samples."""
 
     summary: RunEntry
     estimates: Estimates | None = None
@@ -284,15 +233,7 @@ class SampleEntry:
 
 @dataclass(frozen=True, slots=True)
 class SampleDetail:
-    """A sample with all that its record says.
-
-    Attributes:
-        record: the journal's record (``evaluation/record.py``), or of it what the platform keeps.
-        ground_truth: of its row, where the dataset can still be read and is the same.
-        traceback: where an error of the agent or the grader came from; None where that was not kept.
-        next, previous: (row, attempt) of the neighbours inside the query it was asked with.
-        attempts: those of its row that there are.
-    """
+    """A sample with all that its record says."""
 
     summary: SampleEntry
     record: Mapping[str, Any] = field(default_factory=dict)
@@ -305,13 +246,7 @@ class SampleDetail:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """How a run stands, and what is new since a cursor.
-
-    Attributes:
-        cursor: grows with every change; equal ones are of the same state (an ``ETag``).
-        samples: (row, attempt) of what finished since, at most a few hundred; ``more`` when there were more.
-        log_cursor: where the log goes on.
-    """
+    """How a run stands, and what is new since a cursor."""
 
     cursor: str
     status: str
@@ -322,12 +257,7 @@ class Changes:
 
 
 class RunSource(Protocol):
-    """A place that holds runs, as one visitor may see it. Every method is blocking.
-
-    ``NotFoundError`` is raised for what is not there (or not the visitor's), with the nearest names in
-    ``details["nearest"]``; ``OsmosisError`` of code ``VALIDATION`` for a cursor, sort or filter that makes no sense.
-    What a source can not do is not in ``capabilities``, and is not called.
-    """
+    """A place that holds runs, as one visitor may see it."""
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -379,10 +309,8 @@ class RunSource(Protocol):
         """Return the curves of a training run."""
 
     def validation(self, run: str) -> ValidationSamples | None:
-        """Return what became of the samples of a training run's newest validation; None where it was not recorded.
-
-        ``OsmosisError`` is raised where the record can not be read.
-        """
+        """Return what became of the samples of a training run's newest validation; None where it was not
+        recorded."""
 
     def validation_conversation(
         self, run: str, row: int, attempt: int, *, max_bytes: int

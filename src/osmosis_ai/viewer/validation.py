@@ -17,11 +17,7 @@ _SAME = (
 
 
 def validated_record(samples: ValidationSamples | None, run: str, row: int, attempt: int) -> TerminalRecord:
-    """Return the record of a sample.
-
-    Raises:
-        NotFoundError: the newest validation has none, or it is not among the worst, which are kept.
-    """
+    """Return the record of a sample."""
     kept = {(each.row_index, each.run_index): each for each in samples.records} if samples is not None else {}
     if (row, attempt) in kept:
         return kept[row, attempt]
@@ -49,11 +45,7 @@ def validated_entry(record: TerminalRecord, pass_threshold: float) -> SampleEntr
 
 
 def validated_sample(samples: ValidationSamples | None, run: str, row: int, attempt: int) -> SampleDetail:
-    """Return a sample, between those that are a little worse and a little better.
-
-    Raises:
-        NotFoundError: there is none.
-    """
+    """Return a sample, between those that are a little worse and a little better."""
     record = validated_record(samples, run, row, attempt)
     assert samples is not None
     entries = [validated_entry(each, samples.pass_threshold) for each in samples.records]

@@ -77,11 +77,7 @@ class _Config:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig(_Config):
-    """A file of `configs/eval/`.
-
-    ``secrets`` are names, never values; ``written`` holds the sections as parsed, ``text`` the file. ``doubts`` is what this release has
-    against a config that breaks no rule of all platforms.
-    """
+    """A file of `configs/eval/`."""
 
     kind: ClassVar[ConfigKind] = EVAL
 
@@ -96,25 +92,12 @@ class TrainingConfig(_Config):
 
     @property
     def settings(self) -> TrainingSettings:
-        """What the trainer of this release runs it with.
-
-        Raises:
-            InvalidConfigError: it would refuse the config, and the ``doubts`` say why.
-        """
+        """What the trainer of this release runs it with."""
         return read_settings(self.written)
 
 
 def load_eval_config(path: Path, workspace: WorkspaceDirectory) -> EvalConfig:
-    """Read and check a config of `configs/eval/`.
-
-    Args:
-        path: the file; relative to the workspace's root, else to the current directory.
-        workspace: the workspace it belongs to.
-
-    Raises:
-        InvalidConfigError: with everything that is wrong in it.
-        OsmosisError: when the file is elsewhere, missing, unreadable or no TOML.
-    """
+    """Read and check a config of `configs/eval/`."""
     document, known = _read(path, workspace, EVAL)
     return EvalConfig(**known, evaluation=EvaluationSettings(**document.get("evaluation", {})))
 
@@ -134,16 +117,7 @@ def load_benchmark_config(path: Path, workspace: WorkspaceDirectory) -> Benchmar
 
 
 def load_decisions(path: Path, workspace: WorkspaceDirectory | None = None) -> Decisions:
-    """Read and check a decide file.
-
-    Args:
-        path: the file, wherever it is.
-        workspace: names the file by its place in it.
-
-    Raises:
-        InvalidConfigError: with everything that is wrong in it.
-        OsmosisError: it is missing, unreadable or no TOML.
-    """
+    """Read and check a decide file."""
     inside = workspace is not None and path.is_relative_to(workspace.root)
     shown = path.relative_to(workspace.root).as_posix() if workspace and inside else str(path)
     if not path.is_file():
@@ -152,24 +126,13 @@ def load_decisions(path: Path, workspace: WorkspaceDirectory | None = None) -> D
 
 
 def decisions_about(config: Path, workspace: WorkspaceDirectory | None = None) -> Decisions:
-    """Return what is decided about the runs of a config, by the file beside it; nothing where there is none.
-
-    Raises:
-        OsmosisError: as :func:`load_decisions`.
-    """
+    """Return what is decided about the runs of a config, by the file beside it; nothing where there is none."""
     beside = decide_file(config)
     return load_decisions(beside, workspace) if beside.exists() else Decisions.none()
 
 
 def decisions_of_run(config: str | None, workspace: WorkspaceDirectory) -> Decisions:
-    """Return what is decided about the runs of a config that a run says it was made from.
-
-    What a run says of itself is no reason to read files elsewhere: a path that leads out of the workspace's eval configs
-    is nobody's config.
-
-    Raises:
-        OsmosisError: as :func:`load_decisions`.
-    """
+    """Return what is decided about the runs of a config that a run says it was made from."""
     try:
         beside = (workspace.root / (config or "")).resolve()
         if config is None or not beside.is_relative_to(workspace.eval_configs_dir.resolve()):
@@ -180,12 +143,8 @@ def decisions_of_run(config: str | None, workspace: WorkspaceDirectory) -> Decis
 
 
 def decisions_around(config: str | None, directory: Path) -> tuple[Decisions | None, Sequence[str]]:
-    """Return what is decided about a run by its own directory, in the workspace around it, and what is wrong there.
-
-    Args:
-        config: that the run says it was made from.
-        directory: the run's; where it is none of a workspace's, nothing is known.
-    """
+    """Return what is decided about a run by its own directory, in the workspace around it, and what is wrong
+    there."""
     if len(directory.parts) < 4:
         return None, ()
     # Git, which knows a workspace everywhere, would be one more process for every page.
@@ -199,11 +158,7 @@ def decisions_around(config: str | None, directory: Path) -> tuple[Decisions | N
 
 
 def entrypoint_path(workspace: WorkspaceDirectory, experiment: Experiment) -> Path:
-    """Return the script that serves the rollout of ``experiment``.
-
-    Raises:
-        RolloutPathError: when the rollout's directory or the script is missing, or a link leads out of it.
-    """
+    """Return the script that serves the rollout of ``experiment``."""
     return entrypoint_file(workspace, experiment.rollout, experiment.entrypoint)
 
 
@@ -250,11 +205,7 @@ def _code_issues(experiment: Mapping[str, Any], workspace: WorkspaceDirectory) -
 
 
 def require_config_file(path: Path, kind: ConfigKind) -> None:
-    """Check that a config is there, before a login is asked for. Outside a workspace directory, check nothing.
-
-    Raises:
-        OsmosisError: there is no such file, or it is in another place than configs of its kind.
-    """
+    """Check that a config is there, before a login is asked for."""
     try:
         workspace = find_workspace(None, require_scaffold=False)
     except OsmosisError:

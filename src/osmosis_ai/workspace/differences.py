@@ -11,17 +11,7 @@ _MOST_LINES = 60
 
 
 def difference(path: Path, content: bytes, name: str, *, as_text: bool = True) -> str:
-    """Return how ``content`` differs from what ``path`` holds; nothing when it does not, or nothing is there.
-
-    Args:
-        path: a file, which may be missing.
-        content: what would take its place.
-        name: what the file is called in the result.
-        as_text: whether lines tell more than the two sizes do.
-
-    Raises:
-        OSError: when ``path`` cannot be read.
-    """
+    """Return how ``content`` differs from what ``path`` holds; nothing when it does not, or nothing is there."""
     if not path.is_file():
         return ""
     size = path.stat().st_size

@@ -24,16 +24,7 @@ AGENT_GUIDES = ("AGENTS.md", "CLAUDE.md", "configs/AGENTS.md")
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """The state of a workspace directory.
-
-    Args:
-        root: the top of the work tree.
-        missing: required directories and agent guides that are not there.
-        fixed: those of them that were just created.
-        unignored: what must stay out of the repository and `.gitignore` does not say so.
-        ignored: those lines that were just added to it.
-        tracked_env_files: files named `.env` that are in the repository.
-    """
+    """The state of a workspace directory."""
 
     root: Path
     missing: tuple[str, ...]
@@ -54,11 +45,7 @@ class DoctorReport:
 
 
 def check(path: Path | None = None) -> DoctorReport:
-    """Report on the workspace that ``path`` (the current directory when None) is in.
-
-    Raises:
-        WorkspaceRequiredError: outside a Git work tree.
-    """
+    """Report on the workspace that ``path`` (the current directory when None) is in."""
     root = find_workspace(path, require_scaffold=False).root
     directories = [name for name in REQUIRED_DIRECTORIES if not (root / name).is_dir()]
     guides = [name for name in AGENT_GUIDES if not (root / name).is_file()]
@@ -71,12 +58,7 @@ def check(path: Path | None = None) -> DoctorReport:
 
 
 def fix(path: Path | None = None) -> DoctorReport:
-    """Create what :func:`check` finds missing, and report on the result.
-
-    Raises:
-        WorkspaceRequiredError: outside a Git work tree.
-        ConflictError: when a link or something of another kind stands in the way; nothing is written then.
-    """
+    """Create what :func:`check` finds missing, and report on the result."""
     before = check(path)
     obstacles = sorted({found for name in before.missing if (found := _obstacle(before.root, name))})
     if obstacles:

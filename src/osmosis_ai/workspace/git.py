@@ -34,15 +34,7 @@ _QUIET_VARIABLES = {
 
 @dataclass(frozen=True)
 class GitState:
-    """Where a work tree stands.
-
-    Args:
-        head: the commit checked out; None before the first commit.
-        branch: its branch; None when the head is detached.
-        dirty: whether anything is changed or untracked, run outputs under `.osmosis/` aside.
-        has_upstream: whether the branch tracks one that exists.
-        ahead: commits that the upstream does not have.
-    """
+    """Where a work tree stands."""
 
     head: str | None
     branch: str | None
@@ -58,18 +50,7 @@ def run_git(
     env: Mapping[str, str] | None = None,
     timeout_s: float = GIT_TIMEOUT_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one Git command in ``cwd`` and return how it ended, whatever its exit status.
-
-    Args:
-        arguments: the subcommand and its arguments.
-        cwd: the directory it is about.
-        env: variables that are added to those that Git gets of this process's environment.
-        timeout_s: seconds after which the command is killed.
-
-    Raises:
-        WorkspaceRequiredError: when Git is not installed.
-        OsmosisError: when the command takes longer than ``timeout_s``.
-    """
+    """Run one Git command in ``cwd`` and return how it ended, whatever its exit status."""
     try:
         return subprocess.run(
             ["git", *_SAFE_OPTIONS, "-C", str(cwd), *arguments],
@@ -90,11 +71,7 @@ def run_git(
 
 
 def worktree_root(directory: Path) -> Path | None:
-    """Return the top of the work tree that ``directory`` is in, or None outside of one.
-
-    Raises:
-        WorkspaceRequiredError: when there is one but Git refuses it (another user owns it).
-    """
+    """Return the top of the work tree that ``directory`` is in, or None outside of one."""
     found = run_git(["rev-parse", "--show-toplevel"], cwd=directory)
     if found.returncode == 0 and found.stdout.strip():
         return Path(found.stdout.rstrip("\n"))
@@ -112,11 +89,7 @@ def checkout_root(directory: Path) -> Path | None:
 
 
 def is_tracked(root: Path, name: str) -> bool:
-    """Whether the repository holds a file at ``name`` (in any case of letters), relative to its work tree.
-
-    Raises:
-        OsmosisError: when Git cannot tell.
-    """
+    """Whether the repository holds a file at ``name`` (in any case of letters), relative to its work tree."""
     found = run_git(["ls-files", "--cached", "-z", "--", f":(icase,literal){name}"], cwd=root)
     if found.returncode != 0:
         raise OsmosisError(f"Git cannot read {root}: {found.stderr.strip()}")
@@ -130,15 +103,7 @@ def tracked_env_files(root: Path) -> tuple[str, ...]:
 
 
 def read_git_state(root: Path, *, ignored: str = "") -> GitState:
-    """Return the commit, the branch and what is not committed or pushed.
-
-    Args:
-        root: of the work tree.
-        ignored: a directory whose changes do not count.
-
-    Raises:
-        OsmosisError: when ``root`` is not in a work tree, or Git cannot read it.
-    """
+    """Return the commit, the branch and what is not committed or pushed."""
     paths = [".", ":(exclude).osmosis", *([f":(exclude){ignored}"] if ignored else [])]
     found = run_git(
         ["status", "--porcelain=v2", "--branch", "--untracked-files=normal", "--", *paths], cwd=root

@@ -20,11 +20,7 @@ _SAME_AS = {
 
 
 def missing_patterns(root: Path) -> tuple[str, ...]:
-    """Return which of :data:`PATTERNS` the `.gitignore` of ``root`` does not ignore.
-
-    Raises:
-        OSError: when it cannot be read.
-    """
+    """Return which of :data:`PATTERNS` the `.gitignore` of ``root`` does not ignore."""
     try:
         content = (root / FILE_NAME).read_bytes()
     except FileNotFoundError:
@@ -34,11 +30,7 @@ def missing_patterns(root: Path) -> tuple[str, ...]:
 
 
 def add_patterns(root: Path, patterns: tuple[str, ...]) -> None:
-    """Append ``patterns`` to the `.gitignore` of ``root``, which is made when there is none.
-
-    Raises:
-        OSError: when it cannot be written.
-    """
+    """Append ``patterns`` to the `.gitignore` of ``root``, which is made when there is none."""
     if not patterns:
         return
     path = root / FILE_NAME

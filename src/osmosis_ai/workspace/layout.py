@@ -68,16 +68,8 @@ class WorkspaceDirectory:
 
 
 def find_workspace(start: Path | None = None, *, require_scaffold: bool = True) -> WorkspaceDirectory:
-    """Return the workspace that ``start`` (a directory or a file in it; the current directory when None) is in.
-
-    Args:
-        start: where to look from; any sub-directory will do.
-        require_scaffold: whether the four directories must be there.
-
-    Raises:
-        WorkspaceRequiredError: outside a Git work tree.
-        OsmosisError: when directories are missing (code VALIDATION), or ``start`` is (NOT_FOUND).
-    """
+    """Return the workspace that ``start`` (a directory or a file in it; the current directory when None) is
+    in."""
     place = expanded(start or Path.cwd()).absolute()
     if not place.exists():
         raise NotFoundError(f"No such directory: {place}")
@@ -105,11 +97,7 @@ def missing_directories(workspace: WorkspaceDirectory) -> list[str]:
 
 
 def find_dataset_file(workspace: WorkspaceDirectory, name: str) -> Path | None:
-    """Return the file in `data/` that holds the dataset ``name``, or None.
-
-    Raises:
-        OsmosisError: when several files have that name, or ``name`` is a path or carries the extension.
-    """
+    """Return the file in `data/` that holds the dataset ``name``, or None."""
     if Path(name).name != name:
         raise OsmosisError(f"`{name}` is not the name of a dataset: it has a directory in it.")
     candidates = [workspace.data_dir / f"{name}.{extension}" for extension in DATASET_EXTENSIONS]

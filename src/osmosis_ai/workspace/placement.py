@@ -23,12 +23,7 @@ _LEFT_BEHIND = ("__pycache__", ".venv")
 
 @dataclass(frozen=True)
 class RolloutFiles:
-    """A rollout with what belongs to it: its directory, its configs, its data.
-
-    Args:
-        name: the rollout's name.
-        contents: what is written, by path relative to the workspace's root.
-    """
+    """A rollout with what belongs to it: its directory, its configs, its data."""
 
     name: str
     contents: Mapping[str, bytes]
@@ -60,14 +55,7 @@ class RolloutFiles:
 
 @dataclass(frozen=True)
 class PlacedRollout:
-    """What was written, as paths relative to the workspace's root.
-
-    Args:
-        name: the rollout's name.
-        destinations: its directory, and the files outside it.
-        files: every file that was written, sorted; data that was there already in the same words is not among them.
-        ignored: the lines that were added to `.gitignore`, so that keys and results stay out of the repository.
-    """
+    """What was written, as paths relative to the workspace's root."""
 
     name: str
     destinations: tuple[str, ...]
@@ -93,19 +81,7 @@ class PlacedRollout:
 def place(
     workspace: WorkspaceDirectory, rollout: RolloutFiles, *, force: bool, keep_same: bool = False
 ) -> PlacedRollout:
-    """Write a rollout's files into ``workspace``: all of them, or none.
-
-    Args:
-        workspace: where to; directories that it lacks are made.
-        rollout: what to write.
-        force: replace a rollout directory, configs and data that are there.
-        keep_same: leave what is there word for word, all of it, instead of calling it a conflict.
-
-    Raises:
-        ConflictError: when a target exists and ``force`` is not set, or is a link or of another kind, or lies behind
-            a link. An identical data file is no conflict.
-        OSError: when it cannot be written; the workspace is as it was.
-    """
+    """Write a rollout's files into ``workspace``: all of them, or none."""
     root = workspace.root
     if keep_same and all(_is_same(root, target, rollout) for target in rollout.targets):
         return PlacedRollout(rollout.name, rollout.targets, ())

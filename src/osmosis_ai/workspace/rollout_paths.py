@@ -11,14 +11,7 @@ from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 
 class RolloutPathError(OsmosisError):
-    """The rollout or the entrypoint that a config names cannot be used.
-
-    Args:
-        key: the config key that is wrong, such as ``experiment.rollout``.
-        problem: what is wrong with it.
-        suggestion: the value that was probably meant.
-        hint: the command that mends it.
-    """
+    """The rollout or the entrypoint that a config names cannot be used."""
 
     def __init__(
         self, key: str, problem: str, *, suggestion: str | None = None, hint: str | None = None
@@ -31,11 +24,7 @@ class RolloutPathError(OsmosisError):
 
 
 def rollout_directory(workspace: WorkspaceDirectory, rollout: str) -> Path:
-    """Return the directory of ``rollout``.
-
-    Raises:
-        RolloutPathError: when the name is not one, nothing is there, or a link leads out of `rollouts/`.
-    """
+    """Return the directory of ``rollout``."""
     key = "experiment.rollout"
     if problem := rollout_name_problem(rollout):
         raise RolloutPathError(key, problem)
@@ -53,11 +42,7 @@ def rollout_directory(workspace: WorkspaceDirectory, rollout: str) -> Path:
 
 
 def entrypoint_file(workspace: WorkspaceDirectory, rollout: str, entrypoint: str) -> Path:
-    """Return the script that serves ``rollout``.
-
-    Raises:
-        RolloutPathError: when the rollout cannot be used, or the script is missing or outside of it.
-    """
+    """Return the script that serves ``rollout``."""
     key = "experiment.entrypoint"
     directory = rollout_directory(workspace, rollout)
     if problem := entrypoint_problem(entrypoint):

@@ -38,12 +38,7 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True)
 class RolloutTemplate:
-    """A rollout to begin with.
-
-    Args:
-        root: the workspace directory that it is in.
-        name: the rollout's name there.
-    """
+    """A rollout to begin with."""
 
     root: Path
     name: str
@@ -65,11 +60,7 @@ class RolloutTemplate:
         return tuple(path for path in candidates if (self.root / path).is_file())
 
     def paths(self) -> tuple[str, ...]:
-        """Return its files, relative to a workspace's root: of the rollout, its configs, their data.
-
-        Raises:
-            OsmosisError: a config is no TOML, or names data that are ambiguous; or there are no files, or too many.
-        """
+        """Return its files, relative to a workspace's root: of the rollout, its configs, their data."""
         directory = self.root / "rollouts" / self.name
         found = [path.relative_to(self.root).as_posix() for path in _files_below(directory)]
         if not 0 < len(found) <= _MOST_FILES:
@@ -79,11 +70,7 @@ class RolloutTemplate:
         return (*sorted(found), *self.config_paths, *dict.fromkeys(path for path in datasets if path))
 
     def read(self) -> RolloutFiles:
-        """Return its files with their contents.
-
-        Raises:
-            OsmosisError: as :meth:`paths`; or one of them is a link, or they are too large to be copied.
-        """
+        """Return its files with their contents."""
         contents: dict[str, bytes] = {}
         left = _MOST_BYTES
         for path in self.paths():
@@ -108,11 +95,7 @@ class RolloutTemplate:
 
 
 def template_names() -> list[str]:
-    """Return the names of all templates, sorted.
-
-    Raises:
-        OsmosisError: see :func:`templates_root`.
-    """
+    """Return the names of all templates, sorted."""
     rollouts = templates_root() / "rollouts"
     return sorted(
         path.name for path in rollouts.iterdir() if ROLLOUT_NAME.fullmatch(path.name) and path.is_dir()
@@ -120,12 +103,7 @@ def template_names() -> list[str]:
 
 
 def find_template(name: str) -> RolloutTemplate:
-    """Return the template ``name``.
-
-    Raises:
-        NotFoundError: there is none; the message has those that there are.
-        OsmosisError: see :func:`templates_root`.
-    """
+    """Return the template ``name``."""
     names = template_names()
     if name in names:
         return RolloutTemplate(templates_root(), name)
@@ -140,11 +118,7 @@ def find_template(name: str) -> RolloutTemplate:
 
 
 def templates_root() -> Path:
-    """Return the workspace directory whose rollouts are the templates.
-
-    Raises:
-        OsmosisError: the one that the environment names is none, is to be fetched, or this installation has none.
-    """
+    """Return the workspace directory whose rollouts are the templates."""
     if named := os.environ.get(PATH_ENV):
         root = expanded(named).absolute()
         if not (root / "rollouts").is_dir():
@@ -162,11 +136,7 @@ def templates_root() -> Path:
 
 
 def own_root() -> Path:
-    """Return the directory with the workspace that comes with this package: of a wheel, or of its checkout.
-
-    Raises:
-        OsmosisError: when this installation carries none.
-    """
+    """Return the directory with the workspace that comes with this package: of a wheel, or of its checkout."""
     package = Path(__file__).resolve().parents[1]
     for candidate in (package / "samples", package.parents[1]):
         if (candidate / "rollouts" / EXAMPLE).is_dir():

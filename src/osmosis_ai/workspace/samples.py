@@ -27,15 +27,7 @@ _NO_USER_CONFIG = {
 
 
 def copy_sample_workspace(target: Path) -> WorkspaceDirectory:
-    """Make ``target`` a workspace with the samples in it: a Git repository with one commit on `main`.
-
-    Args:
-        target: a directory that is empty or not there yet.
-
-    Raises:
-        ConflictError: when ``target`` holds something.
-        OsmosisError: when the samples are missing, or Git fails.
-    """
+    """Make ``target`` a workspace with the samples in it: a Git repository with one commit on `main`."""
     sample = RolloutTemplate(own_root(), EXAMPLE).read()
     if target.exists() and any(target.iterdir()):
         raise ConflictError(f"{target} is not empty.")

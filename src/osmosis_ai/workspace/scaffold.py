@@ -16,17 +16,7 @@ _KEYS = re.compile(r"\{\{keys:([a-z]+)\}\}")
 
 
 def init_rollout(workspace: WorkspaceDirectory, name: str, *, force: bool = False) -> PlacedRollout:
-    """Write the skeleton of a rollout with an eval and a training config.
-
-    Args:
-        workspace: where to write it.
-        name: lower-case letters, digits and hyphens; the directory under `rollouts/`.
-        force: replace a rollout directory and config files of that name.
-
-    Raises:
-        OsmosisError: when the name is not allowed (VALIDATION).
-        ConflictError: when a target exists and ``force`` is not set, or is a link or of another kind.
-    """
+    """Write the skeleton of a rollout with an eval and a training config."""
     _check_name(name)
     templates = {
         f"rollouts/{name}/main.py": "main.py.txt",
@@ -42,17 +32,7 @@ def init_rollout(workspace: WorkspaceDirectory, name: str, *, force: bool = Fals
 def init_example(
     workspace: WorkspaceDirectory, name: str | None = None, *, force: bool = False
 ) -> PlacedRollout:
-    """Write the first template with its data, under a name of its own.
-
-    Args:
-        workspace: where to write it.
-        name: as in :func:`init_rollout`; None keeps the template's.
-        force: replace a rollout directory, config files and data that are there.
-
-    Raises:
-        OsmosisError: as :func:`init_rollout`; or this installation has no templates.
-        ConflictError: as :func:`init_rollout`.
-    """
+    """Write the first template with its data, under a name of its own."""
     example = RolloutTemplate(own_root(), EXAMPLE).read()
     if name is not None:
         _check_name(name)

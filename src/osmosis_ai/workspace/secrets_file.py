@@ -25,17 +25,7 @@ def value_problem(value: object) -> str | None:
 
 
 def read_secrets_file(source: str) -> dict[str, str]:
-    """Read secret values.
-
-    Blank lines and lines that begin with `#` are skipped; `export` may stand before a name; one pair of
-    quotes around a value is taken off. When a name comes twice, the last value counts.
-
-    Args:
-        source: a path, or ``-`` for standard input.
-
-    Raises:
-        OsmosisError: when the file cannot be read, or a line is wrong (its number, never its content).
-    """
+    """Read secret values."""
     shown = "standard input" if source == "-" else source
     values: dict[str, str] = {}
     for number, line in enumerate(_read(source, shown).splitlines(), start=1):

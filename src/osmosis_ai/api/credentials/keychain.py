@@ -1,8 +1,4 @@
-"""The operating system's keyring, which may be missing, locked or silently deaf.
-
-Whatever goes wrong in a backend is one of two things here: :class:`KeyringUnavailable`, or "no such entry".
-Backends raise what their libraries do (D-Bus, Keychain, Windows), so every exception of theirs is caught.
-"""
+"""The operating system's keyring, which may be missing, locked or silently deaf."""
 
 from __future__ import annotations
 
@@ -40,11 +36,7 @@ def accounts_to_try(platform_url: str, recorded: str | None, email: str | None) 
 
 
 def read(account: str) -> str | None:
-    """Return the token kept under ``account``, or None.
-
-    Raises:
-        KeyringUnavailable: there is no keyring, or it does not answer.
-    """
+    """Return the token kept under ``account``, or None."""
     import keyring
 
     with _asked():
@@ -52,11 +44,7 @@ def read(account: str) -> str | None:
 
 
 def write(account: str, token: str) -> None:
-    """Keep ``token`` under ``account``, and check that it can be had back.
-
-    Raises:
-        KeyringUnavailable: there is no keyring, or it lost the token.
-    """
+    """Keep ``token`` under ``account``, and check that it can be had back."""
     import keyring
 
     with _asked():
@@ -67,11 +55,7 @@ def write(account: str, token: str) -> None:
 
 
 def erase(account: str) -> None:
-    """Remove what is kept under ``account``; nothing there is fine.
-
-    Raises:
-        KeyringUnavailable: there is no keyring, or it does not let go.
-    """
+    """Remove what is kept under ``account``; nothing there is fine."""
     if read(account) is None:
         return
     import keyring

@@ -13,16 +13,7 @@ TokenStoreKind = Literal["keyring", "file"]
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a request to one platform is signed with.
-
-    Args:
-        token: the bearer token.
-        platform_url: the platform it belongs to, normalised.
-        source: where it came from (``save`` decides anew where it goes).
-        user: whose it is; None for a token from the environment.
-        token_id: its name at the platform, needed to revoke it.
-        expires_at: when it ends; None when that is not known here.
-    """
+    """What a request to one platform is signed with."""
 
     token: str = field(repr=False)
     platform_url: str

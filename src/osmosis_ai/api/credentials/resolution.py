@@ -1,8 +1,4 @@
-"""Whose token a request carries: the environment's before the saved one, and never to another platform.
-
-A token in the environment is bound to the platform it was made for; a shell that points somewhere else by
-mistake gets an error, and that platform gets nothing.
-"""
+"""Whose token a request carries: the environment's before the saved one, and never to another platform."""
 
 from __future__ import annotations
 
@@ -23,12 +19,7 @@ from osmosis_ai.errors import OsmosisError
 
 
 def environment_credentials(env: Mapping[str, str] | None = None) -> Credentials | None:
-    """Return the token of the environment for the active platform, or None when it has none.
-
-    Raises:
-        OsmosisError: ``ENV_TOKEN_PLATFORM_REQUIRED`` or ``ENV_TOKEN_PLATFORM_MISMATCH`` when the token is
-            not bound to the active platform.
-    """
+    """Return the token of the environment for the active platform, or None when it has none."""
     variables = os.environ if env is None else env
     token = variables.get(TOKEN_ENV, "").strip()
     if not token:
@@ -57,12 +48,7 @@ def environment_credentials(env: Mapping[str, str] | None = None) -> Credentials
 def require_credentials(
     store: CredentialStore | None = None, *, env: Mapping[str, str] | None = None
 ) -> Credentials:
-    """Return the token to use with the active platform.
-
-    Raises:
-        OsmosisError: ``AUTH_REQUIRED`` when nobody is logged in there or the login has expired; otherwise
-            as :func:`environment_credentials` and :meth:`CredentialStore.load`.
-    """
+    """Return the token to use with the active platform."""
     from_environment = environment_credentials(env)
     if from_environment is not None:
         return from_environment

@@ -1,9 +1,4 @@
-"""Saved logins, several platforms side by side.
-
-``credentials.json`` holds what is known about each login; the token itself is in the keyring, and only where
-there is no working one in the file (mode 0600). Tokens are never lost by half a write: the file is replaced
-whole, under a lock, and what this version cannot read is moved aside before anything new is written.
-"""
+"""Saved logins, several platforms side by side."""
 
 from __future__ import annotations
 
@@ -36,14 +31,7 @@ class CredentialWarning(NamedTuple):
 
 
 class CredentialStore:
-    """Reads and writes the saved logins of this user.
-
-    Args:
-        directory: where ``credentials.json`` is (default: :func:`config_dir`).
-        env: the environment (default: this process's).
-
-    ``warnings`` collects what :meth:`save` and :meth:`delete` have to tell the user.
-    """
+    """Reads and writes the saved logins of this user."""
 
     def __init__(self, directory: Path | None = None, *, env: Mapping[str, str] | None = None) -> None:
         self._env = os.environ if env is None else env
@@ -53,16 +41,7 @@ class CredentialStore:
         self.warnings: list[CredentialWarning] = []
 
     def load(self, platform_url: str) -> Credentials | None:
-        """Return the saved login of a platform, or None.
-
-        Args:
-            platform_url: the platform, normalised.
-
-        Raises:
-            OsmosisError: ``CREDENTIALS_UNAVAILABLE``, ``CREDENTIALS_PARSE_FAILED`` or
-                ``CREDENTIALS_VERSION_CHANGED`` when the file cannot be used; ``TOKEN_NOT_FOUND`` or
-                ``KEYRING_UNAVAILABLE`` when it can but the token is not to be had.
-        """
+        """Return the saved login of a platform, or None."""
         former = None
         while (entry := self._read().get(platform_url)) is not None:
             login = _parse(platform_url, entry, self.path)
@@ -85,23 +64,11 @@ class CredentialStore:
         return None
 
     def all(self) -> tuple[SavedLogin, ...]:
-        """Return every saved login, without its token, in the order of the platforms' URLs.
-
-        Raises:
-            OsmosisError: when the file cannot be used.
-        """
+        """Return every saved login, without its token, in the order of the platforms' URLs."""
         return tuple(_parse(url, entry, self.path) for url, entry in sorted(self._read().items()))
 
     def save(self, credentials: Credentials) -> TokenStoreKind:
-        """Save a login in place of the platform's former one, and return where the token went.
-
-        The caller says so when that is ``"file"``.
-
-        Raises:
-            ValueError: when ``credentials`` belong to no known user (those of the environment).
-            OsmosisError: when the file cannot be written, or ``OSMOSIS_TOKEN_STORE=keyring`` and there is
-                no keyring; the former login is then untouched.
-        """
+        """Save a login in place of the platform's former one, and return where the token went."""
         if credentials.user is None:
             raise ValueError("credentials without a user cannot be saved")
         with self._locked():
@@ -120,11 +87,7 @@ class CredentialStore:
         return "file" if account is None else "keyring"
 
     def delete(self, platform_url: str) -> bool:
-        """Forget a platform's login, token and all, and return whether there was one.
-
-        Raises:
-            OsmosisError: when the file cannot be written.
-        """
+        """Forget a platform's login, token and all, and return whether there was one."""
         if not self.path.exists():
             return False
         with self._locked():

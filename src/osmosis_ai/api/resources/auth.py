@@ -38,11 +38,7 @@ class Auth(Resource):
         )
 
     def poll_device_token(self, device_code: str) -> IssuedToken | Waiting:
-        """Return the token once the user has confirmed; until then, how to go on asking.
-
-        Raises:
-            PlatformError: the user declined, the code has expired, or the platform failed.
-        """
+        """Return the token once the user has confirmed; until then, how to go on asking."""
         self._client.hide([device_code])
         try:
             issued = self._client.request(
@@ -74,11 +70,7 @@ class Auth(Resource):
         return issued
 
     def revoke(self, token_id: str) -> None:
-        """Revoke a token of this user; it may be the one in use.
-
-        Raises:
-            PlatformError: ``AUTH_REQUIRED`` when it is already gone.
-        """
+        """Revoke a token of this user; it may be the one in use."""
         self._client.delete(routes.token(token_id), timeout_s=REVOKE_TIMEOUT_S, git="never")
 
 

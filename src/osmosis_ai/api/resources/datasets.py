@@ -42,19 +42,7 @@ class Datasets(Resource):
         overwrite_id: str | None = None,
         intent: UploadIntent | None = None,
     ) -> Dataset:
-        """Announce an upload and return the dataset with its upload instructions.
-
-        Args:
-            name: the dataset's name: the file's stem.
-            size_bytes: the exact size of the file.
-            extension: ``csv``, ``jsonl``, ``json`` or ``parquet``.
-            overwrite_id: the dataset whose bytes are to be replaced.
-            intent: lets a platform of one's own hand back the open upload of the same bytes.
-
-        Raises:
-            PlatformError: ``CONFLICT`` when the name is taken; ``details["existing_dataset_id"]`` then says
-                what ``overwrite_id`` may be.
-        """
+        """Announce an upload and return the dataset with its upload instructions."""
         request = DatasetCreateRequest(file_name=name, file_size=size_bytes, extension=extension)
         if overwrite_id is not None:
             request.overwrite_dataset_id = overwrite_id
@@ -64,13 +52,7 @@ class Datasets(Resource):
     def complete(
         self, dataset_id: str, *, extension: str, parts: Sequence[CompletedPart] | None = None
     ) -> Dataset:
-        """Tell the platform that all bytes are there; the platform takes it any number of times.
-
-        Args:
-            dataset_id: the dataset.
-            extension: as announced.
-            parts: what the store acknowledged, for an upload in parts.
-        """
+        """Tell the platform that all bytes are there; the platform takes it any number of times."""
         request = DatasetCompleteRequest(file_extension=extension)
         if parts is not None:
             request.parts = list(parts)

@@ -45,12 +45,7 @@ class EvalRuns(RunsWithFiles[EvalRunSubmit]):
         return self._client.post(path, self._again(provided), model=RetryCheck, retry=REPEATING)
 
     def retry(self, name_or_id: str, provided: Mapping[str, str]) -> SubmittedRun:
-        """Submit a run of another one's failed and unscored samples, exactly once.
-
-        Args:
-            name_or_id: the run.
-            provided: values of secrets for the retry only; they stay out of every error.
-        """
+        """Submit a run of another one's failed and unscored samples, exactly once."""
         path = routes.eval_run_retry(name_or_id)
         return self._client.post(path, self._again(provided), model=SubmittedRun)
 
@@ -67,15 +62,8 @@ class EvalRuns(RunsWithFiles[EvalRunSubmit]):
         details: bool = False,
         own: bool = False,
     ) -> EvalSamplePage:
-        """Return one page of what a run's attempts came to, those of its retries in place of what they replace.
-
-        Args:
-            name_or_id: the run.
-            limit: how many at most.
-            cursor: where the page before ended.
-            details: with previews, errors and what graders noted.
-            own: results of the run alone, without those of its retries.
-        """
+        """Return one page of what a run's attempts came to, those of its retries in place of what they
+        replace."""
         params: dict[str, str | int | None] = {"limit": limit, "cursor": cursor}
         if details:
             params["details"] = "true"

@@ -21,11 +21,7 @@ _SubmittedT = TypeVar("_SubmittedT", bound=SubmittedRun)
 
 
 class Runs(Resource, Generic[_SubmitT]):
-    """The runs of one kind in the repository's workspace.
-
-    Attributes:
-        path: where the runs of the kind live.
-    """
+    """The runs of one kind in the repository's workspace."""
 
     path: ClassVar[str]
 
@@ -34,14 +30,7 @@ class Runs(Resource, Generic[_SubmitT]):
         return self._submit(run, SubmittedRun)
 
     def check(self, run: _SubmitT) -> SubmitCheck | None:
-        """Ask what a submit of ``run`` would be told; no run comes of it.
-
-        Returns:
-            None if the platform has no such route; the hosted service has none.
-
-        Raises:
-            PlatformError: the submit would be refused so; or as every call.
-        """
+        """Ask what a submit of ``run`` would be told; no run comes of it."""
         if run.secrets is not None:
             self._client.hide(run.secrets.provided.values())
         try:
@@ -65,11 +54,8 @@ class Runs(Resource, Generic[_SubmitT]):
         return self._log_page(path, limit=limit, cursor=cursor, direction=direction)
 
     def events(self, name_or_id: str) -> Generator[dict[str, Any]]:
-        """Yield how a run stands, then what is new in it as it comes, until it has ended; a route of self-hosted platforms.
-
-        Raises:
-            PlatformError: refused or not reached; or, in the middle, :class:`StreamCut`.
-        """
+        """Yield how a run stands, then what is new in it as it comes, until it has ended; a route of self-
+        hosted platforms."""
         path = routes.run_events(self.path, name_or_id)
         stream = self._client.stream(path, accept=EVENTS, silence_s=SILENCE_S)
         return json_events(stream, unreachable=self._client.unreachable)
@@ -90,22 +76,12 @@ class Runs(Resource, Generic[_SubmitT]):
 
 
 class RunsWithFiles(Runs[_SubmitT]):
-    """Runs of a kind whose files can be downloaded.
-
-    Attributes:
-        files: what the wire calls them.
-    """
+    """Runs of a kind whose files can be downloaded."""
 
     files: ClassVar[str]
 
     def manifest(self, name_or_id: str, *, types: Sequence[str], rows: str | None = None) -> SampleManifest:
-        """Return the list of a run's files.
-
-        Args:
-            name_or_id: the run.
-            types: of files, out of those that runs of this kind have.
-            rows: dataset rows such as ``3,7,10-20``; None for all.
-        """
+        """Return the list of a run's files."""
         return self._client.get(
             routes.run_manifest(self.path, name_or_id, self.files),
             model=SampleManifest,
@@ -113,12 +89,7 @@ class RunsWithFiles(Runs[_SubmitT]):
         )
 
     def download_urls(self, name_or_id: str, items: Sequence[DownloadItem]) -> DownloadUrls:
-        """Return where files of a manifest can be had for a while.
-
-        Args:
-            name_or_id: the run.
-            items: 1 to 500 of them, with the manifest's tokens.
-        """
+        """Return where files of a manifest can be had for a while."""
         return self._client.post(
             routes.run_download_urls(self.path, name_or_id, self.files),
             DownloadUrlsRequest(items=list(items)),

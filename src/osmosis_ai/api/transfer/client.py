@@ -1,8 +1,4 @@
-"""Requests to a blob store: the URL itself is the permission, so it is shown and logged nowhere.
-
-Such a URL is HTTPS or on this machine; no token is ever sent to one; a PUT follows no redirect, and every
-hop of a GET is held to the same rule.
-"""
+"""Requests to a blob store: the URL itself is the permission, so it is shown and logged nowhere."""
 
 from __future__ import annotations
 
@@ -30,11 +26,7 @@ _unlogged: contextvars.ContextVar[bool] = contextvars.ContextVar("unlogged", def
 
 
 class TransferError(PlatformError):
-    """Bytes did not get where they belong; ``status`` is the store's, if it answered.
-
-    Attributes:
-        is_passing: whether another attempt might have done.
-    """
+    """Bytes did not get where they belong; ``status`` is the store's, if it answered."""
 
     is_passing = False
 
@@ -49,11 +41,7 @@ for _name in ("httpx", "httpcore.http11"):
 
 
 class BlobClient:
-    """Connections to blob stores; safe to share between threads.
-
-    Args:
-        transport: stands in for the network.
-    """
+    """Connections to blob stores; safe to share between threads."""
 
     def __init__(self, *, transport: httpx.BaseTransport | None = None) -> None:
         self._transport = transport
@@ -83,19 +71,7 @@ class BlobClient:
         headers: Mapping[str, str],
         timeout_s: float,
     ) -> httpx.Headers:
-        """Send ``size`` bytes and return the headers of the acknowledgement.
-
-        Args:
-            url: a signed URL.
-            content: called for a fresh stream of the bytes.
-            size: how many they are; sent as ``Content-Length``.
-            headers: sent as they are.
-            timeout_s: the longest silence, in seconds; a store may think for long after the last byte.
-
-        Raises:
-            Transient: around a :class:`TransferError`, when another attempt may do.
-            TransferError: the store refused, or redirects.
-        """
+        """Send ``size`` bytes and return the headers of the acknowledgement."""
         client = self._client_for(url)
         own = {name: value for name, value in headers.items() if name.lower() not in _FRAMING}
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
@@ -114,12 +90,7 @@ class BlobClient:
 
     @contextlib.contextmanager
     def get(self, url: str, *, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
-        """Open a download and yield the reply, whatever its status, with its body still to be read.
-
-        Raises:
-            Transient: around a :class:`TransferError`, when another attempt may do.
-            TransferError: a URL or a redirect that breaks the rules.
-        """
+        """Open a download and yield the reply, whatever its status, with its body still to be read."""
         with self._speaking(url), contextlib.ExitStack() as stack:
             for _ in range(_MOST_HOPS + 1):
                 client = self._client_for(url)
@@ -169,11 +140,7 @@ _FRAMING = frozenset({"content-length", "transfer-encoding", "host", "connection
 
 
 def check_url(url: str) -> None:
-    """Refuse a URL to which bytes must not go in the clear.
-
-    Raises:
-        TransferError: when it is neither HTTPS nor this machine.
-    """
+    """Refuse a URL to which bytes must not go in the clear."""
     try:
         parts = urlsplit(url)
         host = parts.hostname
@@ -198,9 +165,8 @@ def shown(url: str) -> str:
 
 
 def may_pass(status: int | None) -> bool:
-    """Tell whether a store, or what stands before it, may say something else soon of bytes that it is to give or to take:
-    permissions run out and are given anew, disks are full and have room again.
-    """
+    """Tell whether a store, or what stands before it, may say something else soon of bytes that it is to give
+    or to take: permissions run out and are given anew, disks are full and have room again."""
     return status is not None and (status == 403 or status >= 500)
 
 

@@ -1,8 +1,4 @@
-"""A file on its way from a blob store: at its place when it is whole and right, and not before.
-
-Until then it is ``<name>.partial`` beside it. What was fetched is kept when the connection breaks, and goes
-on from there if the store still has the same bytes (its ETag says so); otherwise it starts again.
-"""
+"""A file on its way from a blob store: at its place when it is whole and right, and not before."""
 
 from __future__ import annotations
 
@@ -36,14 +32,7 @@ _WORTH_RESUMING_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class Download:
-    """A finished download.
-
-    Args:
-        path: where the bytes are.
-        size: how many they are.
-        sha256: their digest in hexadecimal, if it was asked for.
-        suggested_name: the store's name for the file: a plain name, no path.
-    """
+    """A finished download."""
 
     path: Path
     size: int
@@ -65,27 +54,7 @@ def download(
     waits_for_store: bool = False,
     client: BlobClient | None = None,
 ) -> Download:
-    """Fetch a file; an existing ``target`` is replaced in one step.
-
-    Args:
-        url: a signed URL.
-        target: where the file goes; its directory is made when missing.
-        expected_size: refuse anything but this many bytes.
-        expected_sha256: refuse anything but these bytes.
-        largest_size: refuse more than this many bytes, where it is not known how many there are.
-        progress: called with the number of bytes that are there so far; falls back when it starts again.
-        refresh_url: returns a new URL when the store says that this one has ended (HTTP 403).
-        waits: the pauses between tries.
-        within_s: how long the bytes of a try may take; otherwise as long as some come.
-        waits_for_store: whether what no store says of bytes that it has is tried again, too, and passes: HTTP 403 and 5xx, a page of
-            HTML, fewer bytes than there are without an ETag.
-        client: connections to use; otherwise opened and closed here.
-
-    Raises:
-        TransferError: the store does not answer, refuses, or has other bytes than expected.
-        ConflictError: another command is fetching to the same place.
-        OsmosisError: the disk is full or not writable; what was fetched stays for the next time.
-    """
+    """Fetch a file; an existing ``target`` is replaced in one step."""
     check_url(url)
     with ExitStack() as stack:
         blobs = client if client is not None else stack.enter_context(BlobClient())

@@ -1,9 +1,4 @@
-"""What an interrupted upload has already achieved, on disk: that it was meant, and the parts that the store acknowledged.
-
-The intent is written before the platform hears of the upload, named by the bytes and their destination; the record
-when the platform has answered, named by the bytes and the dataset, so that another file or another dataset never goes
-on with it. It holds signed URLs, so only the user can read it. Both go when the dataset is complete.
-"""
+"""What an interrupted upload has already achieved, on disk: that it was meant, and the parts that the store acknowledged."""
 
 from __future__ import annotations
 
@@ -27,17 +22,7 @@ _MARGIN = timedelta(seconds=60)
 
 @dataclass
 class UnfinishedUpload:
-    """An upload in parts: where it goes, and how far it is.
-
-    Args:
-        path: the file this is kept in.
-        dataset_id: what is uploaded to.
-        digest: SHA-256 of the whole file.
-        scope: whatever tells apart uploads that must not be mixed: platform, repository, name.
-        instructions: where the parts go.
-        expires_at: when the URLs end; None when the platform did not say.
-        acknowledged: part number -> ETag.
-    """
+    """An upload in parts: where it goes, and how far it is."""
 
     path: Path
     dataset_id: str
@@ -48,11 +33,7 @@ class UnfinishedUpload:
     acknowledged: dict[int, str] = field(default_factory=dict)
 
     def acknowledge(self, part_number: int, etag: str) -> None:
-        """Remember, through a crash, that the store has a part.
-
-        Raises:
-            OSError: when the disk is full.
-        """
+        """Remember, through a crash, that the store has a part."""
         self.acknowledged[part_number] = etag
         self.save()
 
@@ -95,10 +76,7 @@ class NotedIntent:
 
 
 def note_intent(state_dir: Path, *, digest: str, scope: str) -> NotedIntent:
-    """Return the intent to send these bytes there; the one of before, if that was cut off.
-
-    A disk that cannot remember it does not prevent the upload.
-    """
+    """Return the intent to send these bytes there; the one of before, if that was cut off."""
     path = state_dir / f"{_short(digest)}-{_short(hashlib.sha256(scope.encode()).hexdigest())}.intent"
     try:
         found = UploadIntent.of(path.read_text("ascii").strip())
@@ -116,10 +94,7 @@ def note_intent(state_dir: Path, *, digest: str, scope: str) -> NotedIntent:
 def open_upload(
     state_dir: Path, *, digest: str, dataset_id: str, instructions: UploadInstructions, scope: str = ""
 ) -> UnfinishedUpload:
-    """Return the upload of these bytes to this dataset, with what it has achieved if it was begun before.
-
-    Fresh URLs for the same upload keep its parts; another upload of the same bytes starts from nothing.
-    """
+    """Return the upload of these bytes to this dataset, with what it has achieved if it was begun before."""
     path = state_dir / _file_name(digest, dataset_id)
     former = _load(path)
     now = datetime.now(timezone.utc)
@@ -143,10 +118,7 @@ def open_upload(
 def find_unfinished_upload(
     state_dir: Path, *, digest: str, scope: str = "", now: datetime | None = None
 ) -> UnfinishedUpload | None:
-    """Return the furthest upload of these bytes in this scope whose URLs still work, or None.
-
-    Uploads that are too old are removed on the way.
-    """
+    """Return the furthest upload of these bytes in this scope whose URLs still work, or None."""
     moment = now or datetime.now(timezone.utc)
     found = []
     for upload in _uploads(state_dir, digest):

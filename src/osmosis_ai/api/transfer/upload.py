@@ -1,8 +1,4 @@
-"""A file on its way to a blob store, in one piece or in parts.
-
-Every byte is sent until the store has acknowledged it, and with a state directory no acknowledged part is
-sent again, whatever interrupts. A file that changes meanwhile is refused, not uploaded as a mixture.
-"""
+"""A file on its way to a blob store, in one piece or in parts."""
 
 from __future__ import annotations
 
@@ -28,13 +24,7 @@ _BLOCK_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class Upload:
-    """An upload whose bytes are all acknowledged.
-
-    Args:
-        parts: what to complete the dataset with; None for an upload in one piece.
-        sent_bytes: how many bytes this call sent, parts of an earlier one not among them.
-        record: the record on disk, if one is kept.
-    """
+    """An upload whose bytes are all acknowledged."""
 
     parts: tuple[CompletedPart, ...] | None
     sent_bytes: int
@@ -65,22 +55,7 @@ def upload_file(
     scope: str = "",
     client: BlobClient | None = None,
 ) -> Upload:
-    """Send a file where the platform says.
-
-    Args:
-        path: the file.
-        instructions: from creating the dataset, or of an unfinished upload.
-        progress: called with the number of bytes that are there so far; falls back when a try fails.
-        state_dir: where acknowledged parts are remembered; without it nothing is.
-        dataset_id: what is uploaded to.
-        digest: SHA-256 of the file in hexadecimal, if it is known; otherwise computed when needed.
-        scope: see :class:`UnfinishedUpload`.
-        client: connections to use; otherwise opened and closed here.
-
-    Raises:
-        TransferError: the store did not take it in five tries, or the instructions make no sense.
-        OsmosisError: the file cannot be read, or changed meanwhile.
-    """
+    """Send a file where the platform says."""
     with ExitStack() as stack:
         blobs = client if client is not None else stack.enter_context(BlobClient())
         source = stack.enter_context(_Source(path))

@@ -1,9 +1,4 @@
-"""What every message shares.
-
-Reading forgives: unknown keys are ignored, and null counts as absent wherever null is not a
-value of the field. Writing is exact: only what was set is sent, because on this wire the
-presence of a key can carry meaning.
-"""
+"""What every message shares."""
 
 from __future__ import annotations
 
@@ -59,11 +54,7 @@ Timestamp = Annotated[datetime, AfterValidator(_zoned), PlainSerializer(wire_tim
 
 
 class Page(WireModel):
-    """The keys beside the items of an offset list.
-
-    The items themselves must be there: a reply without them comes from something that is no
-    platform, or from one that has renamed them, and is not an empty list.
-    """
+    """The keys beside the items of an offset list."""
 
     total_count: int = 0
     has_more: bool = False

@@ -26,12 +26,7 @@ _INTENT = re.compile(r"([0-9a-f]{32}); sha256=([0-9a-f]{64})")
 
 @dataclass(frozen=True)
 class UploadIntent:
-    """What a client means to send, in a header that the hosted service passes over.
-
-    Args:
-        id: made by the client, and written down there before it asks.
-        sha256: of the whole file, in hexadecimal.
-    """
+    """What a client means to send, in a header that the hosted service passes over."""
 
     id: str
     sha256: str
@@ -60,10 +55,7 @@ class CompletedPart(WireModel):
 
 
 class UploadInstructions(WireModel):
-    """Where to PUT the bytes: one URL (``simple``) or one per part (``multipart``).
-
-    ``received_parts`` are there already, of an upload that is handed back; the hosted service does not send it.
-    """
+    """Where to PUT the bytes: one URL (``simple``) or one per part (``multipart``)."""
 
     method: str = "simple"
     presigned_url: str | None = Field(None, repr=False)
@@ -78,11 +70,7 @@ class UploadInstructions(WireModel):
 
 
 class Dataset(WireModel):
-    """``status``: pending, uploading, processing, uploaded, error, cancelled. Sizes in bytes.
-
-    ``upload_error`` says why the bytes sent last were refused; a dataset that had good bytes before
-    keeps those, and is ``uploaded``. The hosted service does not send it.
-    """
+    """``status``: pending, uploading, processing, uploaded, error, cancelled."""
 
     id: str
     file_name: str | None = None

@@ -1,8 +1,4 @@
-"""The upload of an evaluation that ran elsewhere: announced, its files sent one by one, finalized.
-
-Sizes in bytes, digests SHA-256 in lower-case hexadecimal. ``status``: ``uploading`` or ``finalized``; ``state`` of a
-file: ``pending`` or ``uploaded``.
-"""
+"""The upload of an evaluation that ran elsewhere: announced, its files sent one by one, finalized."""
 
 from __future__ import annotations
 

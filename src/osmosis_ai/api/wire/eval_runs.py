@@ -1,7 +1,4 @@
-"""Evaluation runs: lists, details, metrics, samples.
-
-Statuses: ``pending``, ``running``, ``finished``, ``failed``, ``stopped``.
-"""
+"""Evaluation runs: lists, details, metrics, samples."""
 
 from __future__ import annotations
 
@@ -14,11 +11,7 @@ from osmosis_ai.api.wire.runs import Resubmittable, Run
 
 
 class EvalResults(WireModel):
-    """Aggregates of a run; rates are 0..1, ``total_runs`` counts completed samples.
-
-    ``headline`` and ``rows_drawn`` are ours: what a list shows of the run, over scored samples and with what
-    is left out, and how its rows were chosen; so is ``planned_samples``, where not every attempt on each row is made.
-    """
+    """Aggregates of a run; rates are 0..1, ``total_runs`` counts completed samples."""
 
     score: float | None = None
     pass_rate: float | None = None
@@ -87,10 +80,7 @@ class EvalRunList(Page):
 
 
 class EvalRunDetail(Resubmittable):
-    """``retry_of`` is the run whose failed samples this one makes again, ``retries`` are those of it; ours.
-
-    So is ``grader_digest``, which says what graded the run.
-    """
+    """``retry_of`` is the run whose failed samples this one makes again, ``retries`` are those of it; ours."""
 
     eval_run: EvalRun
     config: dict[str, Any] | None = None
@@ -139,10 +129,7 @@ class EvalMetrics(WireModel):
 
 
 class RetryCheck(WireModel):
-    """What a retry of ``eval_run`` would make: of ``planned`` samples those without a score; ours.
-
-    ``failed`` by where they failed, ``no_reward`` that ended without one, ``missing`` that were never made.
-    """
+    """What a retry of ``eval_run`` would make: of ``planned`` samples those without a score; ours."""
 
     eval_run: RelatedRun
     samples: int
@@ -173,12 +160,7 @@ _LARGEST = 2**53
 
 
 class EvalSample(WireModel):
-    """What an attempt (``attempt``, from 0) on a selected row came to; ours, as is what follows.
-
-    ``row_digest`` says what the row is, ``source_row_index`` where it stands in the dataset. ``reward`` is absent
-    where there is none, and so is what is not known. What follows ``model_latency_ms`` comes when it is asked for;
-    ``run_id`` says whose result it is: the run's, or a retry's.
-    """
+    """What an attempt (``attempt``, from 0) on a selected row came to; ours, as is what follows."""
 
     row: int = Field(ge=0)
     attempt: int = Field(ge=0)

@@ -52,13 +52,7 @@ class Run(WireModel):
 
 
 class Resubmittable(WireModel):
-    """What our platform says of a run besides, so that it can be submitted again and compared with.
-
-    ``request`` is the body of its submit, without values of secrets; ``dataset_sha256`` the digest of its rows' file.
-    ``environment`` and ``isolation`` say where its rollouts ran, and what held them back there; ``waits`` why nobody works
-    on it yet, where the platform knows, and ``silent_since`` when its worker was last heard, where that is why: the sentence
-    tells for how long, and so is another one each time.
-    """
+    """What our platform says of a run besides, so that it can be submitted again and compared with."""
 
     request: dict[str, Any] | None = None
     dataset_sha256: str | None = None
@@ -96,10 +90,7 @@ class CheckedRepository(WireModel):
 
 
 class SubmitCheck(WireModel):
-    """What would come of a submit.
-
-    ``dry_run`` is in refusals too: a reply without it was given by something that does not know the question.
-    """
+    """What would come of a submit."""
 
     dry_run: bool = False
     commit_sha: str = ""

@@ -1,9 +1,4 @@
-"""Training runs: lists, details, metrics, checkpoints.
-
-A list row and a detail name the same things differently: a row has ``model.model_name`` and
-``dataset.file_name``, a detail ``model.name`` and ``dataset.name``. Statuses: ``pending``, ``queued``,
-``running``, ``finished``, ``failed``, ``crashed``, ``stopped``, ``killed``, ``unknown``.
-"""
+"""Training runs: lists, details, metrics, checkpoints."""
 
 from __future__ import annotations
 
@@ -144,10 +139,7 @@ class ValidatedRows(WireModel):
 
 
 class ValidationPage(WireModel):
-    """Samples of the newest validation, after ``step``, that are kept; ours.
-
-    ``total`` is how many the validation had. Without a ``step`` no validation was recorded.
-    """
+    """Samples of the newest validation, after ``step``, that are kept; ours."""
 
     step: int | None = None
     total: Counted = None
@@ -184,10 +176,7 @@ class TrainingMetrics(WireModel):
 
 
 class Checkpoint(WireModel):
-    """A LoRA adapter that a run has saved; ``checkpoint_name`` is the model's name once it is deployed.
-
-    ``size``: its files in bytes; ours, and left out where nothing is known of them.
-    """
+    """A LoRA adapter that a run has saved; ``checkpoint_name`` is the model's name once it is deployed."""
 
     id: str
     checkpoint_name: str | None = None

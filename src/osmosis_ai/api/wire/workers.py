@@ -1,12 +1,4 @@
-"""The worker protocol: what a machine that executes runs says to its platform, and what it is told.
-
-Four exchanges, each of which may be repeated: ``claim`` (a run to work on), ``sync`` (the lease is kept, and everything
-new goes up), ``end`` (the run has its outcome) and ``release`` (the run is let go as it is). The platform never calls a
-worker. A worker has no database, no vault and no mirror: what it needs of a run comes with the claim, bytes come and go by
-signed URL. Whoever writes names the lease's token; a token that does not count any more gets 409 ``LEASE_LOST``.
-
-Sizes and offsets in bytes, times in seconds unless a name says otherwise, digests SHA-256 in lower-case hexadecimal.
-"""
+"""The worker protocol: what a machine that executes runs says to its platform, and what it is told."""
 
 from __future__ import annotations
 
@@ -78,13 +70,7 @@ UploadName = Annotated[Words, Field(max_length=160)]
 
 
 class WorkerOffer(WireModel):
-    """A claim: who asks, and what its machine can do.
-
-    ``claim_id`` is drawn anew for each claim: repeated, it gets the same answer until the first sync. ``run_id`` asks for
-    one run alone, ``pool`` says whose runs are meant. ``wait_s``: how long to wait for a run. ``machine``: what people call
-    it; ``sandbox``: whether it can hold rollouts back, and why not; ``isolation``: whether they are to be there. ``leaves``:
-    it asks for no run, and for none after this.
-    """
+    """A claim: who asks, and what its machine can do."""
 
     claim_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     sdk_version: str
@@ -119,9 +105,7 @@ class JournalSegment(InputDownload):
 
 
 class StoredJournal(WireModel):
-    """What the platform has of a run's journal. Offsets count within a generation: each begins with what was stored of the
-    one before it.
-    """
+    """What the platform has of a run's journal."""
 
     generation: Count
     bytes: Count
@@ -174,9 +158,9 @@ class AgentPlace(WireModel):
 
 
 class StoredTraining(WireModel):
-    """What the platform has of a training run: steps with a kept checkpoint, the version of the newest validation, and what
-    another machine goes on from (a checkpoint with its history, as an archive; None before there is one).
-    """
+    """What the platform has of a training run: steps with a kept checkpoint, the version of the newest
+    validation, and what another machine goes on from (a checkpoint with its history, as an archive; None
+    before there is one)."""
 
     checkpoint_steps: list[int] = []
     validation: str | None = None
@@ -185,12 +169,7 @@ class StoredTraining(WireModel):
 
 
 class Assignment(WireModel):
-    """A claimed run with all that it needs. ``secrets`` come once a claim; a worker keeps them in memory alone.
-
-    ``source``: the commit as a deterministic archive (tar, gzip); None for an agent that is served elsewhere, whose
-    place is ``agent``. ``isolation``, ``network``: what is demanded of any machine for this run, by its config or the platform's
-    operator. ``next_s``: when to sync next, where nothing is new.
-    """
+    """A claimed run with all that it needs."""
 
     run: AssignedRun
     lease: AssignedLease
@@ -208,11 +187,7 @@ class Assignment(WireModel):
 
 
 class JournalPart(WireModel):
-    """Whole lines of the journal from ``offset`` on, as they stand on the worker's disk.
-
-    Below what is stored they are compared and acknowledged; ``resumed`` counts the bytes of earlier sessions. The first one
-    of the next ``generation`` begins that: nothing is taken of the one before any more.
-    """
+    """Whole lines of the journal from ``offset`` on, as they stand on the worker's disk."""
 
     generation: Count
     offset: Count
@@ -244,11 +219,7 @@ class WantedUpload(WireModel):
 
 
 class UploadGrant(WireModel):
-    """Where a wanted upload goes: one PUT of exactly its bytes. ``id`` is handed back with its ETag.
-
-    What is larger than a store takes at once goes in parts of ``part_size`` bytes, the last of what is left: the first to
-    ``url``, the others to ``further_urls``. Those that came before are ``received``, by number from 1, with their ETags.
-    """
+    """Where a wanted upload goes: one PUT of exactly its bytes."""
 
     name: str
     id: str
@@ -325,12 +296,7 @@ class TrainingNews(WireModel):
 
 
 class SyncRequest(WireModel):
-    """A heartbeat and everything new; applied in one transaction, files before the records that name them.
-
-    ``sent`` become blobs first. ``facts``: columns of the run's row in words (``environment``, ``isolation``).
-    ``progress``: a ``ProgressSnapshot``; ``metrics``: what the engine last wrote. ``may_wait``: with nothing new,
-    hold the reply until there is something to tell. ``find_agent``: say again where the agent is served.
-    """
+    """A heartbeat and everything new; applied in one transaction, files before the records that name them."""
 
     lease: Token
     sent: Annotated[list[SentUpload], Field(max_length=MOST_FILES)] = []
@@ -350,10 +316,7 @@ class SyncRequest(WireModel):
 
 
 class SyncReply(WireModel):
-    """``stop``: the run is to end. ``journal_bytes``, ``log_lines``: what is stored now. ``next_s``: when to come again.
-
-    ``checkpoints``: names that kept checkpoints were given, by step.
-    """
+    """``stop``: the run is to end."""
 
     stop: bool
     term_s: Term
@@ -367,9 +330,7 @@ class SyncReply(WireModel):
 
 
 class EndRequest(WireModel):
-    """How a run ended; asked to stop, it is ``stopped`` whatever happened to it. ``ending``: of a training run, why before its
-    last step. Everything new was synced before.
-    """
+    """How a run ended; asked to stop, it is ``stopped`` whatever happened to it."""
 
     lease: Token
     outcome: Literal["finished", "failed"]
@@ -378,10 +339,7 @@ class EndRequest(WireModel):
 
 
 class ReleaseRequest(WireModel):
-    """The run is let go as it is. ``setback``: why our own infrastructure failed it; None when the worker was told to
-    leave. ``of_machine``: that is a matter of this machine alone, such as a full disk, so that another may have more luck;
-    ``store_away``: that the store is away, so that it counts for nothing.
-    """
+    """The run is let go as it is."""
 
     lease: Token
     setback: str | None = None

@@ -20,11 +20,7 @@ QUIT_AT_ONCE = "Interrupted. The same command goes on with what is left."
 
 
 class ClassicRun(GracefulStop, RunHooks):
-    """The run's side of the terminal; a context manager around it.
-
-    Args:
-        quiet: show nothing.
-    """
+    """The run's side of the terminal; a context manager around it."""
 
     def __init__(self, output: OutputContext, prepared: PreparedClassicEval, *, quiet: bool) -> None:
         super().__init__(output, ["eval"], quit_at_once=QUIT_AT_ONCE)

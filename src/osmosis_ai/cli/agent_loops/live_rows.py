@@ -1,9 +1,4 @@
-"""What `osmosis test` shows while it runs, and what Ctrl-C does to it.
-
-The agents run in this very thread, and one that blocks it keeps the event loop from timers and signals alike. So
-both are the process's own here: an alarm, which the loop puts off for as long as it turns, raises within the code
-that blocks; and a second Ctrl-C ends the process whether or not the loop has seen the first.
-"""
+"""What `osmosis test` shows while it runs, and what Ctrl-C does to it."""
 
 from __future__ import annotations
 
@@ -31,12 +26,7 @@ class BlockedLoopError(OsmosisError):
 
 
 class LiveRows(GracefulStop):
-    """Writes a line for each row, in the order of the rows; a context manager around the test.
-
-    Args:
-        quiet: write none.
-        timeout_s: how long an agent may keep the event loop from turning, in seconds.
-    """
+    """Writes a line for each row, in the order of the rows; a context manager around the test."""
 
     def __init__(self, output: OutputContext, *, quiet: bool, timeout_s: float) -> None:
         super().__init__(output, ["test"], quit_at_once=QUIT_AT_ONCE)

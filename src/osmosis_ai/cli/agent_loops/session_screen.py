@@ -1,8 +1,4 @@
-"""The terminal of an interactive session: lines are read without blocking the event loop that the agent runs in.
-
-End of input and Ctrl-C both mean that the user wants out: whoever is asked gets no line, and what runs is
-cancelled when nobody is.
-"""
+"""The terminal of an interactive session: lines are read without blocking the event loop that the agent runs in."""
 
 from __future__ import annotations
 
@@ -21,14 +17,7 @@ _MOST_BYTES = 4096
 
 
 class SessionScreen:
-    """Asks and shows on the terminal.
-
-    Args:
-        output: where the session is.
-
-    Attributes:
-        left: whether the user wants out.
-    """
+    """Asks and shows on the terminal."""
 
     def __init__(self, output: OutputContext) -> None:
         self._output = output

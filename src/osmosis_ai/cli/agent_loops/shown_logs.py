@@ -15,12 +15,7 @@ _LIBRARIES = ("LiteLLM", "aiohttp", "asyncio", "httpcore", "httpx", "openai", "u
 
 @contextmanager
 def logs_shown(output: OutputContext, *, wanted: bool) -> Iterator[None]:
-    """Show logs on stderr until the block ends, secret values taken out.
-
-    Args:
-        output: where.
-        wanted: whether to show any.
-    """
+    """Show logs on stderr until the block ends, secret values taken out."""
     if not wanted:
         yield
         return

@@ -24,11 +24,7 @@ QUIT_AT_ONCE = "Interrupted. Re-run the same command to resume the pending work 
 
 
 class LiveRun(GracefulStop, RunHooks):
-    """The run's side of the terminal; a context manager around it.
-
-    Args:
-        yes: the command's ``--yes``.
-    """
+    """The run's side of the terminal; a context manager around it."""
 
     def __init__(self, output: OutputContext, prepared: PreparedEvalRun, *, yes: bool) -> None:
         super().__init__(output, ["eval", "run"], quit_at_once=QUIT_AT_ONCE)
@@ -73,12 +69,7 @@ class LiveRun(GracefulStop, RunHooks):
             )
 
     async def confirm_dispatch(self, *, pending: int, model_path: str) -> bool:
-        """Ask before spending; models we serve ourselves cost nothing, so there is nothing to ask.
-
-        Raises:
-            Declined: the user said no.
-            InteractiveRequiredError: nobody can be asked.
-        """
+        """Ask before spending; models we serve ourselves cost nothing, so there is nothing to ask."""
         assert self._plan is not None
         self._output.confirm(
             f"{pending} rollouts x model {model_path} — continue?",

@@ -53,11 +53,7 @@ _COLUMNS = (
 def of_this_machine_first(
     run: str, *, here: Callable[[Path], ResultT], there: Callable[[str], ResultT]
 ) -> ResultT:
-    """Return what is to be said of a run: of this machine's, else of the platform's of that name.
-
-    Raises:
-        OsmosisError: neither has it; the message tells the nearest of this machine.
-    """
+    """Return what is to be said of a run: of this machine's, else of the platform's of that name."""
     from osmosis_ai.services.eval_runs.resolver import (
         find_local_run,
         local_names,
@@ -96,11 +92,8 @@ def _platform_can_be_asked() -> bool:
 
 
 def with_local_runs(local: LocalRuns, of_platform: Callable[[], ListResult]) -> ListResult:
-    """Return the platform's list with the runs of this machine below it; these alone where nobody can be asked.
-
-    Raises:
-        OsmosisError: the platform could not be read. What is here was printed then, or is among the error's details.
-    """
+    """Return the platform's list with the runs of this machine below it; these alone where nobody can be
+    asked."""
     extra: dict[str, Any] = {
         "local_runs": [local_item(entry) for entry in local.items],
         "local_total_count": local.total,
@@ -146,16 +139,7 @@ def _archive_hints(names: Sequence[str]) -> Iterator[str]:
 
 
 def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> DetailResult:
-    """Return a run of this machine in full.
-
-    Args:
-        directory: the run's.
-        output: where the user wants its numbers written, which stand in its directory.
-        columns: of its dataset, by whose values the numbers are shown, too.
-
-    Raises:
-        OsmosisError: the run or its dataset can not be read as asked.
-    """
+    """Return a run of this machine in full."""
     from osmosis_ai.cli.eval_runs import tables
 
     if output is not None:

@@ -80,13 +80,7 @@ def recorded_results(seen: WatchedRun) -> list[Block]:
 
 
 def numbers(estimates: Estimates, rows: RowsDrawn | None, more: Sequence[Row] = ()) -> list[Block]:
-    """Return an evaluation's numbers with their intervals and denominators, wherever it was made.
-
-    Args:
-        estimates: the numbers.
-        rows: which rows of the dataset they are of.
-        more: what else there is to say of the samples.
-    """
+    """Return an evaluation's numbers with their intervals and denominators, wherever it was made."""
     columns = ("", Column("Value", right=True), Column("95 % interval"), Column("Over"))
     results = [*_numbers(estimates), *_warnings(estimates)]
     return [

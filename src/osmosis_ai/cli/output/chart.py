@@ -63,13 +63,7 @@ class _Frame:
 
 
 def draw(curves: Sequence[Curve], *, width: int, height: int, x_label: str = "") -> list[list[Span]]:
-    """Return the lines of a chart, axes included; nothing when no curve has a point.
-
-    Args:
-        curves: the first is drawn as a line, the others as :data:`MARKS` at their points.
-        width, height: in characters, without the axes.
-        x_label: what x counts.
-    """
+    """Return the lines of a chart, axes included; nothing when no curve has a point."""
     xs = [x for curve in curves for x, _ in curve.points]
     ys = [y for curve in curves for _, y in curve.points]
     if not xs:

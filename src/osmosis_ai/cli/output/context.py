@@ -1,8 +1,4 @@
-"""The one place a command speaks through while it runs: status, progress, warnings, questions.
-
-stdout belongs to the result. Everything here goes to stderr, in the form the output mode asks for;
-nothing asks a question unless the mode is rich and stdin is a terminal.
-"""
+"""The one place a command speaks through while it runs: status, progress, warnings, questions."""
 
 from __future__ import annotations
 
@@ -30,13 +26,7 @@ class Declined(Exception):
 
 
 class OutputContext:
-    """How this process talks: the mode, the streams, and what is drawn on the terminal right now.
-
-    Args:
-        mode: ``rich`` (the default of the command line), ``plain`` or ``json``.
-        stdin, stdout, stderr: the process's own streams when not given.
-        narrates: whether notes and progress are told on stderr: not in JSON mode, unless said.
-    """
+    """How this process talks: the mode, the streams, and what is drawn on the terminal right now."""
 
     def __init__(
         self,
@@ -62,10 +52,7 @@ class OutputContext:
 
     @contextmanager
     def status(self, message: str) -> Iterator[None]:
-        """Say what is going on: a spinner on a terminal, a line elsewhere, nothing in JSON mode.
-
-        It is one line whatever it names: with a line break of a file's name, a line of its own would be told in our name.
-        """
+        """Say what is going on: a spinner on a terminal, a line elsewhere, nothing in JSON mode."""
         shown = formats.one_line(message)
         if not self.animated:
             self.note(shown)
@@ -83,13 +70,7 @@ class OutputContext:
 
     @contextmanager
     def progress(self, description: str, *, total: float | None, unit: str = "") -> Iterator[Progress]:
-        """Show how far something is: a bar on a terminal, a line every so often elsewhere.
-
-        Args:
-            description: what is being done (``Evaluating``).
-            total: how many there are; None when nobody knows.
-            unit: what is counted (``samples``); ``bytes`` shows sizes.
-        """
+        """Show how far something is: a bar on a terminal, a line every so often elsewhere."""
         from osmosis_ai.cli.output.progress import open_progress
 
         with open_progress(self, description, total=total, unit=unit) as shown:
@@ -123,18 +104,7 @@ class OutputContext:
         notes: Sequence[str] = (),
         warnings: Sequence[str] = (),
     ) -> None:
-        """Return when the user agrees, by ``yes`` or at the prompt.
-
-        Args:
-            message: the question (``Start this evaluation?``).
-            yes: the command's ``--yes``.
-            default: what a bare Enter means.
-            summary, notes, warnings: what the user is agreeing to, for those who cannot be asked.
-
-        Raises:
-            Declined: the user said no; let it pass.
-            InteractiveRequiredError: nobody can be asked; the details carry all of the above.
-        """
+        """Return when the user agrees, by ``yes`` or at the prompt."""
         if yes:
             return
         if self.interactive:
@@ -221,10 +191,7 @@ class OutputContext:
         return self._console
 
     def say(self, text: str, *, style: str | None = None) -> None:
-        """Write ``text`` to stderr as it is, but for secret values; ``style`` is an ANSI style.
-
-        The named methods above are what commands use; this is the one way to stderr below them.
-        """
+        """Write ``text`` to stderr as it is, but for secret values; ``style`` is an ANSI style."""
         from osmosis_ai.cli.output.redaction import redact
 
         self._write_error(redact(text), style)

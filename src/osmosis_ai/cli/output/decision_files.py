@@ -20,22 +20,13 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 @dataclass(frozen=True, slots=True)
 class DecisionFiles:
-    """What was asked to be written beside the result.
-
-    Attributes:
-        markdown: a comment for a pull request; it is also added to the summary of a GitHub job's step.
-        junit: a test report.
-    """
+    """What was asked to be written beside the result."""
 
     markdown: Path | None = None
     junit: Path | None = None
 
     def check(self) -> DecisionFiles:
-        """Return itself once every file can be written.
-
-        Raises:
-            OsmosisError: one cannot.
-        """
+        """Return itself once every file can be written."""
         for option, path in (("--markdown", self.markdown), ("--junit", self.junit)):
             if path is not None:
                 try:
@@ -45,11 +36,7 @@ class DecisionFiles:
         return self
 
     def write(self, document: DecisionDocument, cases: Sequence[JunitCase] = ()) -> None:
-        """Write each file in one step; a step's summary that cannot be added to is only warned of.
-
-        Raises:
-            OsmosisError: one cannot be written; what was in its place is as it was.
-        """
+        """Write each file in one step; a step's summary that cannot be added to is only warned of."""
         if self.markdown is not None:
             from osmosis_ai.cli.output.markdown_report import markdown_of
 
@@ -78,10 +65,7 @@ def _unwritable(option: str, path: Path, error: OSError) -> OsmosisError:
 
 
 def _add_to_step_summary(text: str) -> None:
-    """Add to what GitHub shows of a job's step.
-
-    https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands#adding-a-job-summary
-    """
+    """Add to what GitHub shows of a job's step."""
     from osmosis_ai.cli.output.context import current
 
     path = os.environ.get(STEP_SUMMARY)

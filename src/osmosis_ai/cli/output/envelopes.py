@@ -26,12 +26,7 @@ SCHEMA_VERSION = 1
 
 
 def dumps(value: Any) -> str:
-    """Return ``value`` as one line of JSON, not escaped beyond what JSON asks for.
-
-    Raises:
-        ValueError: for NaN and infinities, which JSON cannot say.
-        TypeError: for objects that have no JSON form.
-    """
+    """Return ``value`` as one line of JSON, not escaped beyond what JSON asks for."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_encode)
     try:
         text.encode("utf-8")
@@ -73,16 +68,7 @@ def error_envelope(
     cause: str,
     hint: str | None = None,
 ) -> dict[str, Any]:
-    """Return the envelope of an error.
-
-    Args:
-        command: the command's path without the program's name, ``<root>`` for none.
-        code: one of the closed set of codes.
-        message: the sentence people see.
-        details: facts for programs; replaced by a marker when they have no JSON form.
-        cause: class name of the error, for that marker.
-        hint: the line that tells how to mend it; absent from the envelope when there is none.
-    """
+    """Return the envelope of an error."""
     kept = dict(details)
     try:
         dumps(kept)

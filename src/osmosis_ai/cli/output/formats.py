@@ -59,10 +59,7 @@ _COMMAND = re.compile(r"^\s*::|##\[", re.MULTILINE)
 
 
 def literal(text: str) -> str:
-    """Return ``text`` safe to show: controls (but tabs and newlines) spelled out, marks for what is not seen.
-
-    In a job of GitHub's, none of its lines is one that the job's runner obeys.
-    """
+    """Return ``text`` safe to show: controls (but tabs and newlines) spelled out, marks for what is not seen."""
     shown = spelled_out(text)
     return _COMMAND.sub(_disarmed, shown) if os.environ.get("GITHUB_ACTIONS") else shown
 

@@ -1,9 +1,4 @@
-"""Rules as test cases, in the XML that every CI system shows: a rule that is met is a test that passes.
-
-The format is that of Ant's JUnit task as GitLab, Jenkins and GitHub's actions read it: ``testsuites`` > ``testsuite`` >
-``testcase``, with ``failure`` or ``skipped`` inside (https://github.com/testmoapp/junitxml). Times are left out, so that
-the same verdict is the same file.
-"""
+"""Rules as test cases, in the XML that every CI system shows: a rule that is met is a test that passes."""
 
 from __future__ import annotations
 
@@ -19,13 +14,7 @@ _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 @dataclass(frozen=True, slots=True)
 class JunitCase:
-    """One rule.
-
-    Attributes:
-        name: the rule, as it was written.
-        outcome: ``unclear`` is neither a success nor a failure: the test counts as skipped.
-        message: why, in a sentence.
-    """
+    """One rule."""
 
     name: str
     outcome: Outcome

@@ -1,11 +1,4 @@
-"""What a command decided, as a comment of a pull request: the verdict first, then the tables, then what is folded away.
-
-Names, errors and rows come from models, datasets and other people's branches. None of their text may become markup, a
-mention, a link, a command of the forge or an invisible character, so everything here that is not ours to write passes
-through :func:`escaped`. It gives character references, which CommonMark never reads as structure (section 2.5 of its
-specification) and HTML reads alike; where a forge looks for references in the text that is already rendered (`@name`,
-`#12`), a zero-width space keeps it from finding one.
-"""
+"""What a command decided, as a comment of a pull request: the verdict first, then the tables, then what is folded away."""
 
 from __future__ import annotations
 
@@ -43,17 +36,7 @@ _INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 @dataclass(frozen=True, slots=True)
 class DecisionDocument:
-    """A decision to be read by people who did not run the command.
-
-    Attributes:
-        title: what was asked, such as ``osmosis eval compare``.
-        marker: by which a job finds its comment again, such as ``eval.compare:math/multiply``: the same for each push,
-            so no run's name.
-        verdict: the sentence that decides.
-        notes: what has to stand beside it, a sentence each.
-        blocks: what everybody sees, the same tables as a terminal's.
-        details: what is folded away under its title.
-    """
+    """A decision to be read by people who did not run the command."""
 
     title: str
     marker: str
@@ -64,10 +47,7 @@ class DecisionDocument:
 
 
 def markdown_of(document: DecisionDocument, *, most: int = MOST_CHARACTERS) -> str:
-    """Return the document in GitHub's Markdown, which GitLab reads too, of at most ``most`` characters.
-
-    What does not fit is left out from the end, and a sentence says how much of what.
-    """
+    """Return the document in GitHub's Markdown, which GitLab reads too, of at most ``most`` characters."""
     page = _Page(most - _ROOM_TO_TELL)
     page.add(f"<!-- osmosis:{_marker(document.marker)} -->\n### {_paragraph(document.title)}\n", of="titles")
     page.add(f"**{_paragraph(document.verdict)}**\n", of="verdicts")

@@ -41,13 +41,7 @@ class _Silent(Progress):
 
 
 class LineProgress(Progress):
-    """Progress for logs: a line at each tenth, and one when nothing was said for a while.
-
-    Args:
-        write: takes one line.
-        description, total, unit: as in :meth:`OutputContext.progress`.
-        clock: monotonic seconds.
-    """
+    """Progress for logs: a line at each tenth, and one when nothing was said for a while."""
 
     def __init__(
         self,

@@ -30,15 +30,7 @@ class Progress(ABC):
         below: Sequence[str] = (),
         waits: str = "",
     ) -> None:
-        """Say how much is done.
-
-        Args:
-            completed: of ``total``, counted from 0.
-            note: what else is worth seeing now (``reward 0.41 · 32 in flight``).
-            total: a new total, when it became known or changed.
-            below: lines that a bar has under it, in place of ``note``.
-            waits: why nothing goes on now; a line has it in place of ``note``.
-        """
+        """Say how much is done."""
         self.show(ProgressState(completed, note, total, below, waits))
 
     @abstractmethod

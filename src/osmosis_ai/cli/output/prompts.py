@@ -8,13 +8,7 @@ _YES, _NO, _ENTER, _ESCAPE = "yY", "nN", "\r\n", "\x1b"
 
 
 def ask_yes_no(stream: TextIO, question: str, *, default: bool) -> bool:
-    """Ask on ``stream`` and read one key from the terminal.
-
-    Args:
-        stream: where the question is written (stderr).
-        question: one sentence with its question mark.
-        default: what Enter means.
-    """
+    """Ask on ``stream`` and read one key from the terminal."""
     import typer
 
     stream.write(f"{question} [{'Y/n' if default else 'y/N'}] ")

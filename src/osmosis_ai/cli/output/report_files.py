@@ -27,18 +27,8 @@ RUBRIC_HOLDS = (
 def report_file(
     path: Path | None, *, overwrite: bool, no_text: bool, holds: Mapping[RunKind | None, tuple[str, str]]
 ) -> ReportFile | None:
-    """Return the file that a report goes into, sure that it can be written; what goes in is said before it is.
-
-    Args:
-        path: as the user named it; None where no report was asked for.
-        overwrite: whether it may be there already.
-        no_text: whether the second part of what it holds is left out.
-        holds: by the kind of run, what goes in whatever the options are, and what else ("" for nothing).
-
-    Raises:
-        BadParameter: there is no report that the other options are of.
-        OsmosisError: it exists, or can not be written.
-    """
+    """Return the file that a report goes into, sure that it can be written; what goes in is said before it
+    is."""
     if path is None:
         require_report({"--no-text": no_text, "--force": overwrite})
         return None
@@ -54,11 +44,7 @@ def report_file(
 
 
 def require_report(given: Mapping[str, bool]) -> None:
-    """Refuse options of a report where none was asked for: whether each was given, by its name.
-
-    Raises:
-        BadParameter: one was.
-    """
+    """Refuse options of a report where none was asked for: whether each was given, by its name."""
     if alone := [name for name, is_given in given.items() if is_given]:
         raise typer.BadParameter(f"{', '.join(alone)} needs --report FILE.html, and there is none.")
 

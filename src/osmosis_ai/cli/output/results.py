@@ -1,9 +1,4 @@
-"""What a command hands back: plain data that the frame renders once, in the mode the user asked for.
-
-A command builds exactly one of these and returns it. It never prints its result, never looks at
-the output mode, and never chooses an exit status: that follows from what it returned. Text is
-always literal; colour is asked for by tone (:class:`Styled`, :class:`Status`), never by markup.
-"""
+"""What a command hands back: plain data that the frame renders once, in the mode the user asked for."""
 
 from __future__ import annotations
 
@@ -34,12 +29,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Timestamp:
-    """A point in time: in the reader's own zone for people, ISO 8601 in UTC for lines that programs read.
-
-    Attributes:
-        at: a moment, or an ISO 8601 string as it came; a string that is no date is shown as it is.
-        seconds: whether people see the seconds, too.
-    """
+    """A point in time: in the reader's own zone for people, ISO 8601 in UTC for lines that programs read."""
 
     at: datetime | str | None
     seconds: bool = False
@@ -51,17 +41,7 @@ Row = tuple[str, Cell]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table.
-
-    Args:
-        heading: shown in bold above the column.
-        key: the item's key whose value fills the cell, when ``value`` is not given.
-        value: computes the cell from the item (dates, sizes, status words).
-        right: align to the right, as numbers are.
-        keep: keep on one line while other columns can shrink (names).
-        in_plain: whether plain lines have it; where they are a contract, what we add is for people only.
-        in_rich: whether people see it; a terminal has room for only so much.
-    """
+    """One column of a table."""
 
     heading: str
     key: str = ""
@@ -81,10 +61,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table for people: shown in rich mode, in plain mode only with ``in_plain``, never in JSON.
-
-    ``columns`` may be plain headings. ``note`` is one dim line below.
-    """
+    """A table for people: shown in rich mode, in plain mode only with ``in_plain``, never in JSON."""
 
     columns: Sequence[Column | str]
     rows: Sequence[Sequence[Cell]]
@@ -141,10 +118,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Curves over one x axis: drawn for people, in plain mode (with ``in_plain``) a line each, never in JSON.
-
-    The first curve is drawn as a line, each further one as marks where it has points.
-    """
+    """Curves over one x axis: drawn for people, in plain mode (with ``in_plain``) a line each, never in JSON."""
 
     curves: Sequence[Curve]
     title: str | None = None
@@ -173,20 +147,7 @@ class _Result:
 
 @dataclass(frozen=True)
 class ListResult(_Result):
-    """One page (or all) of a collection.
-
-    Args:
-        items: JSON-encodable, one per row, exactly as scripts see them.
-        columns: what people see of each item.
-        title: names the section inside a :class:`SectionedListResult`.
-        total_count: of the whole collection; the number of items when not given.
-        has_more: whether another page follows; ``next_offset`` is where it starts.
-        more: tells people how to see the rest.
-        none: tells people that the whole collection is empty.
-        extra: further top-level JSON keys; reserved ones win.
-        hints: closing lines for people ("view all with: …").
-        blocks: what people see besides.
-    """
+    """One page (or all) of a collection."""
 
     items: Sequence[Mapping[str, Any]]
     columns: Sequence[Column] = ()
@@ -225,21 +186,7 @@ class DetailResult(_Result):
 
 @dataclass(frozen=True)
 class OperationResult(_Result):
-    """Something was done, or deliberately not.
-
-    Args:
-        operation: dotted name (``eval.run``).
-        status: ``partial`` and ``failed`` make the command exit with 1 although the result is printed, ``unclear``
-            with 3.
-        message: one sentence for people and scripts.
-        shown: what people see instead of the message, where that tells a secret: JSON has it in ``resource``, once.
-        resource: what was made or changed.
-        next_steps: lines for people.
-        next_steps_structured: the same for scripts.
-        extra: further top-level JSON keys; reserved ones win.
-        blocks: what people see between the message and the next steps.
-        exits_with: the exit status, where it tells more than the status.
-    """
+    """Something was done, or deliberately not."""
 
     operation: str
     status: OperationStatus = "success"
@@ -273,12 +220,7 @@ class MessageResult(_Result):
 
 @dataclass(frozen=True)
 class StreamResult(_Result):
-    """Items that are shown one by one while they come (a log that is followed), without an envelope.
-
-    Args:
-        items: JSON-encodable; taken one at a time, each shown before the next is asked for.
-        columns: what people see of each, on one line.
-    """
+    """Items that are shown one by one while they come (a log that is followed), without an envelope."""
 
     items: Iterable[Mapping[str, Any]]
     columns: Sequence[Column] = ()

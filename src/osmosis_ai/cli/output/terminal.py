@@ -1,8 +1,4 @@
-"""Results for people, drawn with rich. The only module of the command line that imports it.
-
-Data is never markup: every string becomes a literal :class:`rich.text.Text`, and control characters
-in it are spelled out, so that neither a dataset nor a server can drive the user's terminal.
-"""
+"""Results for people, drawn with rich. The only module of the command line that imports it."""
 
 from __future__ import annotations
 

@@ -11,11 +11,7 @@ _LATER = re.compile(r"[;.] it is asked again later\.$", re.IGNORECASE)
 
 @contextmanager
 def asked_once() -> Iterator[None]:
-    """Say of a bucket that does not answer what to do about it.
-
-    Raises:
-        BlobStoreError: it did not answer, or not as it should.
-    """
+    """Say of a bucket that does not answer what to do about it."""
     from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobStoreError, BlobStoreSilent
 
     try:

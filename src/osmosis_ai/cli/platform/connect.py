@@ -87,11 +87,7 @@ def connect(
 
 
 def _require_clone(git_dir: Path, identity: str, clone_url: str, branch: str | None) -> None:
-    """Ask the repository what it has.
-
-    Raises:
-        OsmosisError: it does not answer as one, or has no such branch.
-    """
+    """Ask the repository what it has."""
     from osmosis_ai.cli.output.context import current
     from osmosis_ai.config.issues import closest
     from osmosis_ai.platform.gitsync.mirror import MirrorStore, Source

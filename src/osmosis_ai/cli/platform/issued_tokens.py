@@ -42,16 +42,7 @@ def token_list(
     everything: bool,
     gone: str,
 ) -> ListResult:
-    """Return a list of tokens.
-
-    Args:
-        title: of the list.
-        items: all of them, with ``id``, ``name``, ``status`` and ``last_used_at``.
-        whose: columns that say whose it is or what for, behind the id.
-        more: columns behind the status.
-        everything: whether to show those that are no good any more.
-        gone: what these are, in a word or two.
-    """
+    """Return a list of tokens."""
     from osmosis_ai.cli.output import formats
 
     shown = [item for item in items if everything or item["status"] == "active"]
@@ -80,15 +71,7 @@ def revoke_token(
     loss: str,
     yes: bool,
 ) -> OperationResult:
-    """Ask, and make a token useless for good; a second time changes nothing.
-
-    Args:
-        operation: the command, as scripts are told.
-        token_id: which token.
-        kept: where it is, in the platform of this machine.
-        loss: what becomes of whoever uses it, a sentence.
-        yes: do not ask.
-    """
+    """Ask, and make a token useless for good; a second time changes nothing."""
     from osmosis_ai.cli.output.context import current
     from osmosis_ai.cli.platform.local_platform import iso, local_platform
 

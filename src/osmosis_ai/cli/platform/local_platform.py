@@ -27,11 +27,7 @@ T = TypeVar("T")
 
 @contextmanager
 def platform_extra() -> Iterator[None]:
-    """Import parts of the platform inside the block.
-
-    Raises:
-        MissingExtraError: the `platform` extra is not installed.
-    """
+    """Import parts of the platform inside the block."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -66,34 +62,20 @@ class LocalPlatform:
         return running.url if running is not None and running.url else self.config.base_url
 
     def rotate_secret_key(self) -> Rotation:
-        """Seal everything with a new key.
-
-        Raises:
-            OsmosisError: as :func:`~osmosis_ai.platform.key_rotation.rotate_secret_key`.
-        """
+        """Seal everything with a new key."""
         from osmosis_ai.platform.key_rotation import rotate_secret_key
         from osmosis_ai.platform.vault import open_vault
 
         return rotate_secret_key(self.db, open_vault(self.config), self.clock)
 
     def user(self, email: str | None) -> DbUser:
-        """Return the user with this address, or the only one there is.
-
-        Raises:
-            NotFoundError: there is no such user, or none at all.
-            OsmosisError: there are several and none was named.
-        """
+        """Return the user with this address, or the only one there is."""
         if email is not None:
             return self.accounts.find_user(email)
         return self._only(self.accounts.users(), "user", "EMAIL", lambda user: user.email)
 
     def workspace(self, name: str | None) -> DbWorkspace:
-        """Return the workspace of this name, or the only one there is.
-
-        Raises:
-            NotFoundError: there is no such workspace, or none at all.
-            OsmosisError: there are several and none was named.
-        """
+        """Return the workspace of this name, or the only one there is."""
         if name is not None:
             return self.workspaces.find(name)
         return self._only(self.workspaces.all(), "workspace", "NAME", lambda workspace: workspace.name)
@@ -114,16 +96,7 @@ class LocalPlatform:
 
 @contextmanager
 def local_platform(config: PlatformConfig | None = None) -> Iterator[LocalPlatform]:
-    """Open the platform under ``OSMOSIS_HOME``; a running one is not disturbed.
-
-    Args:
-        config: where its data are; by default the whole environment is read, and has to be usable.
-
-    Raises:
-        MissingExtraError: the `platform` extra is not installed.
-        ConflictError: the one that runs there has its rows in another database.
-        OsmosisError: its directory or database cannot be used.
-    """
+    """Open the platform under ``OSMOSIS_HOME``; a running one is not disturbed."""
     with platform_extra():
         import alembic  # noqa: F401 - used later, and missed here
         import argon2  # noqa: F401

@@ -194,12 +194,7 @@ def rubric(
 
 
 def judge(request: RubricRequest, words: list[str]) -> RubricOutcome:
-    """Prepare and run a session, showing how it goes.
-
-    Args:
-        request: what the user asked for.
-        words: the command.
-    """
+    """Prepare and run a session, showing how it goes."""
     from osmosis_ai import event_loop
     from osmosis_ai.services.rubric.eval_rubric import run_rubric
 
@@ -224,16 +219,7 @@ def judge(request: RubricRequest, words: list[str]) -> RubricOutcome:
 
 
 def conclude(operation: str, outcome: RubricOutcome, resource: dict[str, Any]) -> OperationResult:
-    """Return the result of a session; one with errors is shown and then raised.
-
-    Args:
-        operation: its dotted name.
-        outcome: what came of the session.
-        resource: what scripts see of it.
-
-    Raises:
-        OsmosisError: a call failed or a record has no score, although nothing kept the session from asking.
-    """
+    """Return the result of a session; one with errors is shown and then raised."""
     from osmosis_ai.cli.rubric import tables
 
     call_states, stop = outcome.result.call_states, outcome.result.stop

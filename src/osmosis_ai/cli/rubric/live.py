@@ -12,11 +12,7 @@ QUIT_AT_ONCE = "Interrupted. Run the same command with `--resume` to go on: what
 
 
 class LiveSession(GracefulStop, SessionHooks):
-    """The session's side of the terminal; a context manager around it.
-
-    Args:
-        words: the command, for an envelope.
-    """
+    """The session's side of the terminal; a context manager around it."""
 
     def __init__(self, output: OutputContext, words: list[str]) -> None:
         super().__init__(output, words, quit_at_once=QUIT_AT_ONCE)

@@ -23,13 +23,7 @@ Measure = tuple[str, "TrustEstimate", bool]
 
 
 def trust_blocks(trust: TrustReport, *, in_plain: bool = False, with_page: bool = False) -> list[Block]:
-    """Return what a trust report says: its findings, then every number with its interval and denominator.
-
-    Args:
-        trust: the report.
-        in_plain: show the blocks in plain mode too.
-        with_page: a report for people was written too.
-    """
+    """Return what a trust report says: its findings, then every number with its interval and denominator."""
     from osmosis_ai.rubric.messages import Wording
 
     words = Wording(trust.score_min, trust.score_max, trust.counts.runs)

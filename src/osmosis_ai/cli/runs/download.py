@@ -36,18 +36,7 @@ def download_run(
     overwrite: bool,
     yes: bool,
 ) -> OperationResult:
-    """Fetch the files of a run, asking before much of it, and return what came.
-
-    Args:
-        layout: the files that runs of this kind have.
-        find: returns the run.
-        operation: the command, in the words of a result.
-        types: of files, as the user wrote them.
-        rows: dataset rows; None for all.
-        output: the run's directory; None for its own below ``.osmosis``.
-        overwrite: fetch again what is there.
-        yes: do not ask.
-    """
+    """Fetch the files of a run, asking before much of it, and return what came."""
     from osmosis_ai.services.runs.download import plan_download, run_download
     from osmosis_ai.services.runs.files import parse_types
 

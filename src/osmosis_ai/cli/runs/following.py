@@ -23,18 +23,7 @@ Look = TypeVar("Look")
 
 @dataclass(frozen=True, slots=True)
 class RunStanding:
-    """What is shown of a run at one moment.
-
-    Attributes:
-        name: of the run.
-        status: its status.
-        completed: of ``total``; None while nothing is counted.
-        unit: what is counted.
-        note: what else is worth seeing, on one line.
-        below: the same with more room, for terminals.
-        waits: why nobody works on it now.
-        waits_for: what stays the same while it waits for the same, whatever times ``waits`` tells; None of one that does not.
-    """
+    """What is shown of a run at one moment."""
 
     name: str
     status: str
@@ -72,13 +61,8 @@ _SAID = {
 
 
 def show(looks: Iterable[Look], standing: Callable[[Look], RunStanding], *, again: str) -> None:
-    """Show a run until there is nothing more to look at: a spinner while it waits, a bar once something is counted.
-
-    Args:
-        looks: the run as it goes on; asked for the next when the last is shown.
-        standing: what to show of a look.
-        again: the command that goes on showing the run, for whoever stops with Ctrl-C.
-    """
+    """Show a run until there is nothing more to look at: a spinner while it waits, a bar once something is
+    counted."""
     output = current()
     bar: Progress | None = None
     said: object = ""
@@ -114,10 +98,7 @@ def pause() -> None:
 
 
 def evaluation_note(snapshot: ProgressSnapshot) -> str:
-    """Return the live numbers of an evaluation beside its bar.
-
-    They are of samples, and say so: in the results every row weighs the same, however many of its samples are scored.
-    """
+    """Return the live numbers of an evaluation beside its bar."""
     parts = []
     if snapshot.scored:
         parts.append(f"{formats.count(snapshot.passed)} of {formats.count(snapshot.scored)} samples pass")

@@ -19,15 +19,7 @@ if TYPE_CHECKING:
 def resubmit_run(
     view: RunView[Any, Any], name: str, *, watch: bool, secrets_file: str | None, yes: bool
 ) -> OperationResult:
-    """Show what has changed since a run was submitted, ask, and submit its config again.
-
-    Args:
-        view: of the runs of its kind.
-        name: the run's name or id.
-        watch: follow the new run to its end.
-        secrets_file: where values for the new run alone are.
-        yes: do not ask.
-    """
+    """Show what has changed since a run was submitted, ask, and submit its config again."""
     from osmosis_ai.services.runs.resubmit import prepare_resubmit, resubmit
     from osmosis_ai.workspace.secrets_file import read_secrets_file
 

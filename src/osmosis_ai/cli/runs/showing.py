@@ -56,11 +56,7 @@ def wanted_samples(
     finish: FlaggedFinish | None = None,
     **asked: bool,
 ) -> WantedSamples:
-    """Return which samples were asked for: ``asked`` has each outcome's option.
-
-    Raises:
-        BadParameter: several outcomes were.
-    """
+    """Return which samples were asked for: ``asked`` has each outcome's option."""
     from osmosis_ai.services.eval_runs.show import WantedSamples
 
     return WantedSamples(row, attempt, _outcome_of(**asked), finish, search.strip(), limit)
@@ -74,11 +70,7 @@ def reading_conversations() -> Iterator[Callable[[], PlatformClient]]:
 
 
 def _outcome_of(**asked: bool) -> Outcome | None:
-    """Return the one outcome that was asked for, by its name.
-
-    Raises:
-        BadParameter: there are several.
-    """
+    """Return the one outcome that was asked for, by its name."""
     names: tuple[Outcome, ...] = ("failed", "passed", "flaky", "unscored")
     chosen = [name for name in names if asked.get(name)]
     if len(chosen) > 1:

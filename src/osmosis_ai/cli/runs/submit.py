@@ -53,19 +53,7 @@ def submit_run(
     secrets_file: str | None,
     yes: bool,
 ) -> OperationResult:
-    """Check everything a submit needs, show it, ask, and submit.
-
-    Args:
-        view: of what is submitted.
-        config: its file.
-        check: end before asking.
-        watch: follow the run to its end.
-        secrets_file: where values for this run alone are.
-        yes: do not ask.
-
-    Raises:
-        OsmosisError: ``check`` and ``watch`` were both asked for; or as every submit.
-    """
+    """Check everything a submit needs, show it, ask, and submit."""
     from osmosis_ai.config.checks import EVAL, TRAINING
     from osmosis_ai.services.runs.submit import prepare_submission
     from osmosis_ai.workspace.config_files import require_config_file
@@ -96,13 +84,7 @@ def submit_run(
 
 
 def next_steps_structured(group: str, name: str | None, platform_url: str | None) -> list[Mapping[str, Any]]:
-    """Return what a script may do after a submit.
-
-    Args:
-        group: the commands of such runs.
-        name: of the run.
-        platform_url: its page, where the platform says one.
-    """
+    """Return what a script may do after a submit."""
     steps: list[Mapping[str, Any]] = [{"action": f"{group}_info", "name": name}, {"action": f"{group}_list"}]
     return [*steps, {"action": "open_url", "url": platform_url}] if platform_url else steps
 

@@ -1,7 +1,4 @@
-"""One view of the platform's runs, whatever their kind: listed, shown in full, and followed to their end.
-
-A :class:`RunView` says what differs between evaluations and training runs; every command about a run goes through it.
-"""
+"""One view of the platform's runs, whatever their kind: listed, shown in full, and followed to their end."""
 
 from __future__ import annotations
 
@@ -148,10 +145,8 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
         *,
         also: Callable[[DescribedT], Mapping[str, Any]] = lambda _: {},
     ) -> DetailResult:
-        """Return one run in full as the command's result; its metrics go to a file for people, or where asked.
-
-        ``also`` does something else with the run, and returns what scripts see of that.
-        """
+        """Return one run in full as the command's result; its metrics go to a file for people, or where
+        asked."""
         with platform_context() as context:
             with current().status(f"Fetching {NOUNS[self.kind]} run"):
                 described = self.describe(context.client, name)
@@ -173,18 +168,7 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
     def logs(
         self, name: str, *, limit: int, cursor: str | None, follow: bool, level: str | None = None
     ) -> ListResult | StreamResult:
-        """Return a page of a run's log, or its lines as they come.
-
-        Args:
-            name: the run's name or id.
-            limit: lines of the page, or those to begin with.
-            cursor: where the page begins; None for the newest lines.
-            follow: go on until the run has ended.
-            level: the least; None for all lines.
-
-        Raises:
-            OsmosisError: ``follow`` and ``cursor`` were both asked for.
-        """
+        """Return a page of a run's log, or its lines as they come."""
         if follow:
             require_no_cursor(cursor)
             return stream_result(self._lines(name, limit, level))
@@ -246,13 +230,7 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             return self.ended(described, "watch", {**own, **described.outcome(), **context.resource()})
 
     def follow(self, client: PlatformClient, name: str, *, called: str | None = None) -> DescribedT:
-        """Show how far a run is until it has ended, and return what came of it.
-
-        Args:
-            client: the platform.
-            name: the run's name or id.
-            called: what people call it, where that is not what it is looked up by.
-        """
+        """Show how far a run is until it has ended, and return what came of it."""
         with closing(RunNews(client, self.kind, name, pause=following.pause)) as news:
             looks = watch_run(self.look(client, name), pause=news, tell=current().note)
             following.show(looks, self.standing, again=f"osmosis {self.kind} watch {quote(called or name)}")
@@ -266,14 +244,7 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
         *,
         watch: bool,
     ) -> OperationResult:
-        """Return the result of a command that submitted a run; where asked, what came of the run.
-
-        Args:
-            client: the platform.
-            run: what was submitted.
-            result: of the submit.
-            watch: follow the run to its end.
-        """
+        """Return the result of a command that submitted a run; where asked, what came of the run."""
         if not watch:
             return result
         current().note(result.message or "")
@@ -289,14 +260,7 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
         resource: Mapping[str, Any],
         next_steps_structured: Sequence[Mapping[str, Any]] = (),
     ) -> OperationResult:
-        """Return the result of a command that followed a run to its end.
-
-        Args:
-            described: the run.
-            verb: the command, in the run's group.
-            resource: what a script is told.
-            next_steps_structured: what a script may do now.
-        """
+        """Return the result of a command that followed a run to its end."""
         run = described.run
         said = f"{NOUNS[self.kind].title()} run {run.status}: {run.name or run.id}"
         return OperationResult(

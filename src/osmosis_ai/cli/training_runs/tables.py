@@ -71,13 +71,7 @@ def reward_chart(metrics: TrainingMetrics) -> Iterator[Block]:
 
 
 def metrics_table(metrics: TrainingMetrics, summaries: Sequence[MetricSummary], *, trends: bool) -> Table:
-    """Return metrics, one a row.
-
-    Args:
-        metrics: of the run.
-        summaries: those to show.
-        trends: draw each one's curve beside its numbers.
-    """
+    """Return metrics, one a row."""
     headings = [Column("Metric", keep=True)]
     headings += [Column(name, right=True) for name in ("First", "Latest", "Change", "Least", "Greatest")]
     curves = {series.metric_key: series for series in metrics.metrics}

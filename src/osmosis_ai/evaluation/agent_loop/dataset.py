@@ -47,15 +47,7 @@ DatasetRow = LoopRow  # as user code knows it
 
 
 class DatasetReader:
-    """Reads the rows of one ``.json``, ``.jsonl`` or ``.parquet`` file.
-
-    Args:
-        file_path: the file; its extension is read in any case.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        DatasetParseError: its extension is none of these.
-    """
+    """Reads the rows of one ``.json``, ``.jsonl`` or ``.parquet`` file."""
 
     def __init__(self, file_path: str | Path) -> None:
         self.file_path = Path(file_path)
@@ -69,11 +61,7 @@ class DatasetReader:
             )
 
     def __len__(self) -> int:
-        """Return how many rows the file holds, without checking them.
-
-        Raises:
-            DatasetParseError: the file is no file of its format.
-        """
+        """Return how many rows the file holds, without checking them."""
         return 0 if self._has_no_lines() else self._open().count()
 
     def read(self, limit: int | None = None, offset: int = 0) -> list[LoopRow]:
@@ -81,16 +69,7 @@ class DatasetReader:
         return list(self.iter_rows(limit=limit, offset=offset))
 
     def iter_rows(self, limit: int | None = None, offset: int = 0) -> Iterator[LoopRow]:
-        """Yield rows as the file streams in.
-
-        Args:
-            limit: how many rows; None takes all.
-            offset: how many rows to skip at the start; they are not checked.
-
-        Raises:
-            DatasetParseError: the file is no file of its format; the line or row is named.
-            DatasetValidationError: a row lacks what an agent loop needs.
-        """
+        """Yield rows as the file streams in."""
         stop = None if limit is None else offset + limit
         for index, record in islice(enumerate(self._records()), offset, stop):
             yield loop_row(record, index)
@@ -122,15 +101,7 @@ class DatasetReader:
 
 
 def loop_row(record: object, index: int) -> LoopRow:
-    """Check a record and return it as a row; ``ground_truth`` is None where the record has no answer.
-
-    Args:
-        record: what the file holds there.
-        index: its place in the file, from 0.
-
-    Raises:
-        DatasetValidationError: it lacks what an agent loop needs.
-    """
+    """Check a record and return it as a row; ``ground_truth`` is None where the record has no answer."""
     if not isinstance(record, Mapping):
         from osmosis_ai.datasets.reader import name_of_type
 
@@ -202,20 +173,7 @@ def dataset_row_to_request(
     rollout_id: str | None = None,
     metadata_overrides: dict[str, Any] | None = None,
 ) -> RolloutRequest:
-    """Return the request that an agent loop gets for a row.
-
-    Args:
-        row: as :class:`DatasetReader` yields it.
-        row_index: its place in the file, from 0.
-        max_turns, max_tokens_total: what the agent may take.
-        completion_params: what its model calls should say.
-        rollout_id_prefix: of the id, ``<prefix>-<row_index>``, where ``rollout_id`` does not say it.
-        rollout_id: the whole id.
-        metadata_overrides: added to the row's own metadata, last.
-
-    Raises:
-        DatasetValidationError: the row is too large for a request, or its columns have no JSON.
-    """
+    """Return the request that an agent loop gets for a row."""
     from pydantic import ValidationError
 
     from osmosis_ai.rollout.loop.schemas import RolloutRequest

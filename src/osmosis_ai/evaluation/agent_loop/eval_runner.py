@@ -46,19 +46,7 @@ __all__ = [
 
 @dataclass
 class InProcessRunResult:
-    """One run of one row.
-
-    Attributes:
-        run_index: which of the row's runs, from 0.
-        success: whether the agent ended with ``COMPLETED``.
-        scores: by eval function; a failed run has none.
-        duration_ms: how long the agent ran, in milliseconds.
-        tokens: read and written, those of a failed run too.
-        error: why it failed.
-        unscored: by eval function, why it gave no score.
-        reward: the agent's own reward.
-        reward_error: why the agent's own reward was dropped.
-    """
+    """One run of one row."""
 
     run_index: int
     success: bool
@@ -101,17 +89,7 @@ class _Work(NamedTuple):
 
 
 class InProcessEvalRunner:
-    """Evaluates an agent loop on rows.
-
-    Args:
-        agent_loop: the agent.
-        llm_client: its model.
-        eval_fns: what scores a run.
-        debug: write an event file for every rollout.
-        debug_dir: where; ``./local_debug`` by default.
-        llm_client_factory: makes the client of each run that goes on beside others; without it, one goes on at a time:
-            a client holds the tools and the counts of one rollout.
-    """
+    """Evaluates an agent loop on rows."""
 
     def __init__(
         self,
@@ -140,16 +118,7 @@ class InProcessEvalRunner:
         completion_params: dict[str, Any] | None = None,
         runner: LocalRolloutRunner | None = None,
     ) -> InProcessRunResult:
-        """Run the agent on a row once, and score it.
-
-        Args:
-            row: as :class:`~osmosis_ai.evaluation.agent_loop.dataset.DatasetReader` yields it.
-            row_index: its place in the file, from 0.
-            run_index: which of its runs this is, from 0.
-            max_turns: what the request says the agent may take.
-            completion_params: what the request says model calls should say.
-            runner: what runs the agent; one on the evaluation's own client by default.
-        """
+        """Run the agent on a row once, and score it."""
         ran = await (runner or self._runner(self.llm_client)).run_single(
             row,
             row_index,
@@ -180,20 +149,7 @@ class InProcessEvalRunner:
         start_index: int = 0,
         batch_size: int = 1,
     ) -> EvalResult:
-        """Run every row ``n_runs`` times.
-
-        Args:
-            rows: the rows.
-            n_runs: how often each is run.
-            max_turns, completion_params: see :meth:`run_single`.
-            pass_threshold: a score of at least this passes.
-            on_progress: told as each run ends: how many have, of how many, and what came of it.
-            start_index: the index of the first row.
-            batch_size: how many runs go on at once.
-
-        Raises:
-            ValueError: ``n_runs`` or ``batch_size`` is below 1.
-        """
+        """Run every row ``n_runs`` times."""
         total = len(rows) * n_runs
         if n_runs < 1 or batch_size < 1:
             raise ValueError("n_runs and batch_size must be >= 1.")

@@ -32,15 +32,7 @@ _PACKAGE = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class ImportedAgent(RolloutSource):
-    """An agent that this process has imported, and that its server will import again.
-
-    Attributes:
-        reference: ``module:attribute``.
-        directory: where it is found; the server's working directory.
-        settings: how it is hosted; but for where events are written, a result depends on all of it.
-        base_url: the address that the user named for the model.
-        files: the user's own files that it is made of (:func:`imported_files`).
-    """
+    """An agent that this process has imported, and that its server will import again."""
 
     reference: str
     directory: Path
@@ -91,11 +83,7 @@ class LoopDataset(DatasetInput):
     """The rows of an agent loop: prompts become messages, further columns metadata."""
 
     def rows(self, selection: Selection) -> Iterator[tuple[int, DatasetRow]]:
-        """Yield (row_index, row) of the selected rows, which are contiguous.
-
-        Raises:
-            OsmosisError: a selected row cannot be used, or the file has become shorter.
-        """
+        """Yield (row_index, row) of the selected rows, which are contiguous."""
         from osmosis_ai.datasets import DatasetRow
 
         indices, position = selection.indices, 0
@@ -120,12 +108,7 @@ class LoopDataset(DatasetInput):
 
 
 def imported_files(directory: Path, *references: str) -> tuple[Path, ...]:
-    """Return the user's own files among the modules that are imported, sorted.
-
-    Args:
-        directory: modules in it are the user's, but for installed ones.
-        references: ``module:attribute`` each; the packages that they are in are the user's, wherever they lie.
-    """
+    """Return the user's own files among the modules that are imported, sorted."""
     packages = {reference.partition(":")[0].partition(".")[0] for reference in references}
     found = set()
     for name, module in list(sys.modules.items()):

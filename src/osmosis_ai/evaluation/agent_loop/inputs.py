@@ -26,11 +26,7 @@ __all__ = [
 
 
 def load_agent(module: str) -> RolloutAgentLoop:
-    """Return the agent that ``module:attribute`` names.
-
-    Raises:
-        AgentLoopLoadError: there is none; the message says why, and where in the user's code.
-    """
+    """Return the agent that ``module:attribute`` names."""
     from osmosis_ai.rollout.loop.loading import load_agent_loop
 
     return load_agent_loop(module)
@@ -39,19 +35,7 @@ def load_agent(module: str) -> RolloutAgentLoop:
 def load_dataset_rows(
     dataset: str | Path, limit: int | None = None, offset: int = 0, empty: str = "No rows to evaluate"
 ) -> list[LoopRow]:
-    """Return rows of a dataset file.
-
-    Args:
-        dataset: a ``.json``, ``.jsonl`` or ``.parquet`` file.
-        limit: how many rows; None takes all.
-        offset: how many to skip at the start.
-        empty: what is said of no rows.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        DatasetParseError: it is no file of its format.
-        DatasetValidationError: a row lacks what an agent loop needs, or there is no row.
-    """
+    """Return rows of a dataset file."""
     rows = DatasetReader(dataset).read(limit=limit, offset=offset)
     if not rows:
         raise DatasetValidationError(f"{empty}: {dataset} has none from row {offset} on.")

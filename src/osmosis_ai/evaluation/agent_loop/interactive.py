@@ -52,11 +52,7 @@ _ROW, _QUIT, _HELP = ("r", "row"), ("q", "quit", "exit"), ("?", "help")
 
 
 class SessionTerminal(Protocol):
-    """Where a session asks and shows.
-
-    Attributes:
-        left: whether the user wants out; a session that is cancelled then ends as one that is left.
-    """
+    """Where a session asks and shows."""
 
     left: bool
 
@@ -84,15 +80,7 @@ class _StandardStreams:
 
 @dataclass
 class InteractiveStep:
-    """One step of a run.
-
-    Attributes:
-        turn: which reply of the model it is, from 1.
-        step_type: ``llm_response``.
-        message: the reply.
-        tool_calls: those that the reply asks for.
-        finish_reason: why the model stopped.
-    """
+    """One step of a run."""
 
     turn: int
     step_type: str
@@ -110,19 +98,7 @@ class SessionLeft(RunAborted):
 
 
 class InteractiveLLMClient:
-    """A model that stops after each reply.
-
-    Args:
-        llm_client: the model.
-        on_step: waited for after each reply, unless :attr:`paused` is off.
-
-    Attributes:
-        on_step, paused: see above; a reply is shown while ``paused``.
-        steps: every reply so far.
-        messages: the conversation up to the last reply.
-        tools: what the model is offered.
-        waited_ms: how long the user took, in milliseconds.
-    """
+    """A model that stops after each reply."""
 
     def __init__(
         self,
@@ -182,18 +158,7 @@ class InteractiveLLMClient:
 
 
 class InteractiveRunner:
-    """A session in which one row after the other is chosen and stepped through.
-
-    Args:
-        agent_loop: the agent.
-        llm_client: its model.
-        debug: write an event file for every rollout.
-        debug_dir: where; ``./test_debug`` by default.
-        terminal: where the session asks and shows; standard input and output by default.
-
-    Attributes:
-        results: what came of the rows, in the order in which they were run.
-    """
+    """A session in which one row after the other is chosen and stepped through."""
 
     def __init__(
         self,
@@ -220,14 +185,7 @@ class InteractiveRunner:
         completion_params: dict[str, Any] | None = None,
         initial_row: int | None = None,
     ) -> list[LocalRunResult]:
-        """Let the user choose rows until they leave.
-
-        Args:
-            row_at: gives the row of an index.
-            rows: the indexes that can be chosen.
-            max_turns, completion_params: what requests say.
-            initial_row: run first, without asking.
-        """
+        """Let the user choose rows until they leave."""
         self._chosen = initial_row
         try:
             while True:
@@ -257,12 +215,7 @@ class InteractiveRunner:
         max_turns: int = DEFAULT_MAX_TURNS,
         completion_params: dict[str, Any] | None = None,
     ) -> LocalRunResult:
-        """Step through one row.
-
-        Raises:
-            SessionLeft: the user left the session; the row counts as aborted.
-            CancelledError: the session was cancelled; so does the row.
-        """
+        """Step through one row."""
         client = InteractiveLLMClient(self.llm_client)
         client.on_step = lambda step: self._pause(client, step, row_index)
         runner = LocalTestRunner(self.agent_loop, client, self.debug, self.debug_dir)

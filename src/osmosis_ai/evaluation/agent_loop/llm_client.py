@@ -39,17 +39,7 @@ _NOT_THE_AGENTS = frozenset({"model", "stream", "stream_options"})
 
 
 class ExternalLLMClient:
-    """Calls a model for an agent loop; an async context manager.
-
-    Args:
-        model: ``provider/model``; a name without a provider is OpenAI's, or the endpoint's at ``api_base``.
-        api_key: wins over the provider's variable.
-        api_base: the address of an OpenAI-compatible endpoint, which needs no key.
-
-    Attributes:
-        model: the model's name, with its provider.
-        finish_reasons: how many replies since the last reset ended with each finish reason.
-    """
+    """Calls a model for an agent loop; an async context manager."""
 
     def __init__(
         self, model: str = DEFAULT_MODEL, api_key: str | None = None, api_base: str | None = None
@@ -109,11 +99,7 @@ class ExternalLLMClient:
         )
 
     async def chat_completions(self, messages: list[dict[str, Any]], **kwargs: Any) -> CompletionsResult:
-        """Return the model's reply; further arguments travel as OpenAI's protocol names them.
-
-        Raises:
-            ProviderError: the call failed for good; the message begins with what kind of failure it is.
-        """
+        """Return the model's reply; further arguments travel as OpenAI's protocol names them."""
         from osmosis_ai.llm.errors import ModelCallError
         from osmosis_ai.llm.finish_reasons import FinishReason
 
@@ -182,18 +168,7 @@ async def open_model(
     probing: bool = False,
     calls_at_once: int = 64,
 ) -> AsyncIterator[ModelClient]:
-    """Open the client of a model, and with it the server of a model of ours.
-
-    Args:
-        named: as the user wrote it.
-        api_key: wins over the provider's variable.
-        api_base: the address of an OpenAI-compatible endpoint.
-        probing: make one tiny call first.
-        calls_at_once: the most.
-
-    Raises:
-        OsmosisError: the model's name or the address makes no sense, a key is missing, or the probe failed.
-    """
+    """Open the client of a model, and with it the server of a model of ours."""
     from osmosis_ai.evaluation.policy import open_policy
     from osmosis_ai.inference.catalog import BUILT_IN_PREFIX, built_in_model
     from osmosis_ai.llm.chosen_endpoint import choose_endpoint, probe

@@ -23,17 +23,7 @@ MOST_ROWS = 100
 def require_tools(
     agent: RolloutAgentLoop, rows: Iterable[Mapping[str, Any]], *, first_index: int = 0, **request: Any
 ) -> None:
-    """Ask an agent for its tools, for one row after another, until there is one that it has usable tools for.
-
-    Args:
-        agent: is asked.
-        rows: in their order; the first :data:`MOST_ROWS` are looked at.
-        first_index: place of the first one in its file.
-        request: as for :func:`dataset_row_to_request`.
-
-    Raises:
-        ToolValidationError: there is no such row; the text says what is wrong at the first.
-    """
+    """Ask an agent for its tools, for one row after another, until there is one that it has usable tools for."""
     first: ToolValidationError | None = None
     for index, row in enumerate(islice(rows, MOST_ROWS), first_index):
         try:

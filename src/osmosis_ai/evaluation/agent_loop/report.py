@@ -27,12 +27,7 @@ _MISSING = "-"
 
 
 def format_eval_report(result: EvalResult, console: Any = None) -> str:
-    """Return the report of an evaluation, and print it where a console is given.
-
-    Args:
-        result: the evaluation.
-        console: anything with a ``print`` method; it is given plain lines.
-    """
+    """Return the report of an evaluation, and print it where a console is given."""
     lines = report_lines(result)
     if console is not None:
         for line in lines:

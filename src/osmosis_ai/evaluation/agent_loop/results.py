@@ -30,15 +30,7 @@ _INDENT = "  "
 
 @dataclass(frozen=True)
 class ClassicSettings:
-    """What the results depend on and say of themselves.
-
-    Attributes:
-        rows: how many rows were selected.
-        n: runs of each.
-        pass_threshold: the least score that passes.
-        eval_fns: as the user named them, in order.
-        ks: further k to tell pass@k for.
-    """
+    """What the results depend on and say of themselves."""
 
     rows: int
     n: int
@@ -49,18 +41,7 @@ class ClassicSettings:
 
 @dataclass(frozen=True)
 class ClassicResults:
-    """The numbers of a classic evaluation.
-
-    Attributes:
-        functions: of each eval function, in the user's order.
-        reward: of the agent's own reward; None if it gave none.
-        rows: rows with a run that ended.
-        runs: runs that ended, and how many of them ``succeeded``; the others failed.
-        pending: runs that were not made yet.
-        tokens: of all runs that ended and reported them, failed ones included.
-        uncounted: runs that called a model and did not report its tokens.
-        cost_usd: what they cost, as far as prices are known; None where none is.
-    """
+    """The numbers of a classic evaluation."""
 
     functions: Mapping[str, EvalEvalSummary]
     reward: EvalEvalSummary | None
@@ -95,12 +76,7 @@ class ClassicResults:
 
 
 class RecordedRuns:
-    """The latest record of every run in a journal, by row and run; read anew each time it is gone through.
-
-    Args:
-        directory: of the evaluation.
-        settings: of it.
-    """
+    """The latest record of every run in a journal, by row and run; read anew each time it is gone through."""
 
     def __init__(self, directory: RunDirectory, settings: ClassicSettings) -> None:
         self._directory = directory
@@ -200,37 +176,20 @@ def run_json(record: TerminalRecord) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ResultsFile:
-    """The documented results file; written whole or not at all, row by row, whatever its size.
-
-    Attributes:
-        path: where it goes.
-        config: its ``config``.
-    """
+    """The documented results file; written whole or not at all, row by row, whatever its size."""
 
     path: Path
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Find out whether it can be written, without writing it; its directory is made.
-
-        Raises:
-            OsmosisError: it cannot.
-        """
+        """Find out whether it can be written, without writing it; its directory is made."""
         try:
             require_writable(self.path)
         except OSError as error:
             raise self._unwritable(error) from None
 
     def write(self, summary: Mapping[str, Any], records: Iterable[TerminalRecord]) -> None:
-        """Write it.
-
-        Args:
-            summary: its ``summary``.
-            records: of the runs, by row and run.
-
-        Raises:
-            OsmosisError: it cannot be written; what was at its path is as it was.
-        """
+        """Write it."""
         try:
             with replacing_or_streaming(self.path, mode=0o644) as out:
                 head = json.dumps({"config": self.config, "summary": summary}, indent=2, ensure_ascii=False)

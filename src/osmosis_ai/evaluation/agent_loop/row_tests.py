@@ -27,15 +27,7 @@ LocalTestBatchResult = LocalBatchResult
 
 
 class LocalTestRunner(LocalRolloutRunner):
-    """Runs an agent loop on rows, whose rollouts are called ``test-<row>``.
-
-    Args:
-        agent_loop: the agent.
-        llm_client: its model.
-        debug: write an event file for every rollout.
-        debug_dir: where; ``./test_debug`` by default.
-        timeout_s: how long the agent may take for a row, in seconds; None for as long as it likes.
-    """
+    """Runs an agent loop on rows, whose rollouts are called ``test-<row>``."""
 
     def __init__(
         self,

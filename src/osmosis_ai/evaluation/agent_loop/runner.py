@@ -56,18 +56,7 @@ class LocalLLMClientProtocol(Protocol):
 
 @dataclass
 class LocalRunResult:
-    """What came of one row.
-
-    Attributes:
-        row_index: the row's place in its file, from 0.
-        success: whether the agent ended with ``COMPLETED``.
-        result: what the agent returned; None where it raised.
-        error: why it is no success: the agent's own words, or the exception's.
-        duration_ms: how long the agent ran, in milliseconds.
-        token_usage: ``prompt_tokens``, ``completion_tokens``, ``total_tokens`` and ``num_llm_calls``.
-        raised: the type, text and place in the user's code of what the agent raised.
-        finish_reasons: how many model replies ended with each finish reason, as far as the client counts them.
-    """
+    """What came of one row."""
 
     row_index: int
     success: bool
@@ -102,17 +91,7 @@ class LocalBatchResult:
 
 
 class LocalRolloutRunner:
-    """Runs an agent loop on rows, one after the other.
-
-    Args:
-        agent_loop: the agent.
-        llm_client: its model.
-        debug: write an event file for every rollout.
-        debug_dir: where; ``./local_debug`` by default.
-        rollout_id_prefix: of ids: ``<prefix>-<row_index>``.
-        request_metadata: added to the metadata of every request.
-        timeout_s: how long the agent may take for a row, in seconds; None for as long as it likes.
-    """
+    """Runs an agent loop on rows, one after the other."""
 
     def __init__(
         self,
@@ -141,16 +120,7 @@ class LocalRolloutRunner:
         rollout_id: str | None = None,
         request_metadata: Mapping[str, Any] | None = None,
     ) -> LocalRunResult:
-        """Run the agent on one row.
-
-        Args:
-            row: as :class:`~osmosis_ai.evaluation.agent_loop.dataset.DatasetReader` yields it.
-            row_index: its place in the file, from 0.
-            max_turns: what the request says the agent may take.
-            completion_params: what the request says model calls should say.
-            rollout_id: the rollout's id, where the prefix and the index do not make it.
-            request_metadata: added to the metadata of this request.
-        """
+        """Run the agent on one row."""
         from osmosis_ai.evaluation.agent_loop.dataset import dataset_row_to_request
 
         self._tell_client("reset_metrics")
@@ -198,14 +168,7 @@ class LocalRolloutRunner:
         on_progress: Callable[[int, int, LocalRunResult], None] | None = None,
         start_index: int = 0,
     ) -> LocalBatchResult:
-        """Run the agent on rows, one after the other.
-
-        Args:
-            rows: the rows.
-            max_turns, completion_params: see :meth:`run_single`.
-            on_progress: told after each row: which one it was (from 1), of how many, and what came of it.
-            start_index: the index of the first row.
-        """
+        """Run the agent on rows, one after the other."""
         started = time.perf_counter()
         chosen = list(rows)
         results = []
@@ -288,21 +251,7 @@ async def run_all(
     done: Callable[[int, Item, Done], None],
     started: Callable[[Dispatcher[tuple[int, Item]]], None] = lambda _: None,
 ) -> Stop | None:
-    """Run every item, at most ``limit`` at once, none waiting for another.
-
-    Args:
-        items: read one by one, when one can start.
-        run_one: runs an item.
-        limit: how many at once.
-        done: told of each item as it ends: its place in the stream from 0, the item, what came of it.
-        started: told of the dispatcher, which can halt.
-
-    Returns:
-        Why items are left, where it was halted; else None.
-
-    Raises:
-        Exception: what ``run_one``, ``done`` or reading ``items`` raised.
-    """
+    """Run every item, at most ``limit`` at once, none waiting for another."""
     from osmosis_ai.driving.dispatcher import Dispatcher
 
     async def attempt(numbered: tuple[int, Item]) -> bool:

@@ -20,16 +20,7 @@ DOCUMENTED_KS = (1, 3, 5, 10)
 
 @dataclass
 class EvalEvalSummary:
-    """The numbers of one eval function.
-
-    Attributes:
-        mean, std, min, max: of all runs, those without a score counted as 0.0; ``std`` is the population's.
-        pass_at_k: the documented pass@k, over all runs; empty where each row ran once.
-        scored: runs with a score.
-        unscored: runs without one.
-        estimate: the mean of the scored runs; None when there are none.
-        pass_at_k_estimates: pass@k over the rows that have k scored runs; pass@1 is the pass rate.
-    """
+    """The numbers of one eval function."""
 
     mean: float
     std: float
@@ -64,15 +55,7 @@ def summarize_scores(
     ks: Collection[int] = (),
     clusters: Sequence[int] | None = None,
 ) -> EvalEvalSummary:
-    """Summarize the scores of one eval function.
-
-    Args:
-        rows: of each row, the score of every run; None where a run failed or could not be scored.
-        n_runs: how often each row was run.
-        pass_threshold: a score of at least this passes.
-        ks: further k to tell pass@k for.
-        clusters: of each row, a number that it shares with its copies; by default no row is a copy.
-    """
+    """Summarize the scores of one eval function."""
     every = [score if score is not None else 0.0 for row in rows for score in row]
     scored = [(index, score) for index, row in enumerate(rows) for score in row if score is not None]
     described = statistics.describe(every)
@@ -96,11 +79,7 @@ def summarize_scores(
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the chance that one of ``k`` of ``n`` attempts passes, of which ``c`` did.
-
-    Unlike :func:`osmosis_ai.evaluation.pass_at_k.pass_at_k`, it has an answer for fewer attempts than ``k``: 1.0
-    when any passed.
-    """
+    """Return the chance that one of ``k`` of ``n`` attempts passes, of which ``c`` did."""
     if c <= 0:
         return 0.0
     if n <= k or c >= n:

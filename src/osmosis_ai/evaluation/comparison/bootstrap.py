@@ -23,17 +23,7 @@ RESAMPLES = 9_999
 
 
 def bootstrap_t(by_row: Floats, *, confidence: float, seed: int) -> Inversion:
-    """Return the bootstrap-t interval of a mean, rows drawn with replacement.
-
-    With ``t* = (mean* - mean) / stderr*`` of each of B resamples, the lower bound is ``mean - q * stderr``, ``q``
-    the ``floor(level * (B + 1))``-th largest ``t*``; the upper takes the smallest likewise. A resample
-    without spread has an infinite ``t*``: where those are many, a side has no bound.
-
-    Args:
-        by_row: one number a row, not all alike, sorted, so that what is drawn does not depend on their order.
-        confidence: of the interval, and of each one-sided bound.
-        seed: of the draws.
-    """
+    """Return the bootstrap-t interval of a mean, rows drawn with replacement."""
     import numpy as np
 
     rows = by_row.size

@@ -27,14 +27,7 @@ _SHOWN_KEYS = 3
 
 @dataclass(frozen=True)
 class Allowances:
-    """What the user allows that is refused otherwise, each the option of its name.
-
-    Attributes:
-        unpaired: compare runs as ones on different rows.
-        partial: compare runs that are not finished.
-        different_grader: compare runs that were graded by different rules.
-        same: compare runs that may have the same samples.
-    """
+    """What the user allows that is refused otherwise, each the option of its name."""
 
     unpaired: bool = False
     partial: bool = False
@@ -44,14 +37,7 @@ class Allowances:
 
 @dataclass(frozen=True)
 class Comparability:
-    """What a comparison of two runs has to say beside its numbers.
-
-    Attributes:
-        matched: their rows; None where they are compared as runs on different rows.
-        notes: a sentence each.
-        label: stands at every number; None for runs that were graded alike.
-        undecided: why no gate may pass or fail on it, in a sentence; None when it may.
-    """
+    """What a comparison of two runs has to say beside its numbers."""
 
     matched: MatchedRows | None
     notes: tuple[str, ...] = ()
@@ -60,11 +46,7 @@ class Comparability:
 
 
 def require_comparable(a: RunSamples, b: RunSamples, allowed: Allowances | None = None) -> Comparability:
-    """Find out whether ``b`` may be compared with the baseline ``a``, and what is to be said of it.
-
-    Raises:
-        ConflictError: it may not; the message says why, the hint what allows it.
-    """
+    """Find out whether ``b`` may be compared with the baseline ``a``, and what is to be said of it."""
     allowed = allowed or Allowances()
     _require_two_runs(a, b)
     undecided = [_require_finished(run, allowed) for run in (a, b)]
@@ -89,11 +71,7 @@ def require_comparable(a: RunSamples, b: RunSamples, allowed: Allowances | None 
 
 
 def require_vouched_for(run: RunSamples, *, allow_imported: bool) -> None:
-    """Refuse, for a gate, a run that was uploaded: its platform has not seen it run.
-
-    Raises:
-        ConflictError: it was, and nobody allows it.
-    """
+    """Refuse, for a gate, a run that was uploaded: its platform has not seen it run."""
     if run.imported is not None and not allow_imported:
         raise ConflictError(
             f"the run {run.name} was imported ({run.imported}): the platform cannot vouch for its results.",

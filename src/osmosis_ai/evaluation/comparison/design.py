@@ -46,19 +46,7 @@ def detectable(
     sides: int = 2,
     pass_or_fail: bool = False,
 ) -> float | None:
-    """Return the smallest difference that ``rows`` x ``n`` detects; None below two rows.
-
-    ``(t[1-a/2] + t[power]) sqrt((s2_b + s2_w / n) / rows)``, Student's t of ``rows - 1`` degrees of freedom. More
-    if a comparison of pass rates may fall back to the score test, which needs larger differences.
-
-    Args:
-        spread: of the difference.
-        rows, n: the design.
-        confidence: of the test; an ``a`` of ``1 - confidence``.
-        power: how often the difference shall be found.
-        sides: 2 for an interval, 1 for a bound as gates have it.
-        pass_or_fail: whether the difference is one of pass rates.
-    """
+    """Return the smallest difference that ``rows`` x ``n`` detects; None below two rows."""
     if rows < 2:
         return None
     error = math.sqrt(spread.of_a_row(n) / rows)
@@ -90,11 +78,7 @@ def power_of(
     sides: int = 2,
     pass_or_fail: bool = False,
 ) -> float | None:
-    """Return how often ``rows`` x ``n`` finds a difference, whichever its direction; None below two rows.
-
-    From the noncentral t: the sum of quantiles behind :func:`detectable` is as good near a power of 0.8, but says too
-    little of differences that are found seldom (0.05 where 10 rows find one in 0.14 of all cases).
-    """
+    """Return how often ``rows`` x ``n`` finds a difference, whichever its direction; None below two rows."""
     from scipy.special import nctdtr, stdtrit
 
     if rows < 2:
@@ -112,11 +96,7 @@ def power_of(
 
 
 def _score_test_share(difference: float, error: float, rows: int, n: float) -> float:
-    """Return how often so few rows differ that pass rates are compared by the score test.
-
-    Row differences are taken as normal and rounded to multiples of ``1 / n``. With one attempt a row the score test
-    has at least the power of t, so the answer is 0.
-    """
+    """Return how often so few rows differ that pass rates are compared by the score test."""
     from scipy.special import bdtr
 
     if n <= 1 or not error:
@@ -129,11 +109,7 @@ def _score_test_share(difference: float, error: float, rows: int, n: float) -> f
 def _with_score_test(
     by_t: float, difference: float, error: float, rows: int, n: float, confidence: float, sides: int
 ) -> float:
-    """Return the power of t and the score test together.
-
-    Under the null hypothesis the score test gives some weight to the far end of the range, which no row reached. The
-    variance of a row is then about ``(s2 + d^2 + e d) / (1 + e d)`` with ``e = 1 - 1/n``.
-    """
+    """Return the power of t and the score test together."""
     from scipy.special import ndtr, ndtri
 
     share = _score_test_share(difference, error, rows, n)
@@ -233,14 +209,7 @@ def best_n(spread: VarianceComponents, *, cost_row: float, cost_attempt: float) 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What would settle a question that a run has left open.
-
-    Attributes:
-        words: as a sentence goes on: "about 140 more rows: $2.80, or n = 8: $2.00".
-        more_rows: about how many more rows, at the attempts there are; None where no number would.
-        n: how many attempts on each of the rows there are; None where no number would.
-        rows_cost_usd, n_cost_usd: what either costs on top; None where no price is known.
-    """
+    """What would settle a question that a run has left open."""
 
     words: str
     more_rows: int | None = None
@@ -267,17 +236,7 @@ def settle(
     cost_attempt: float | None = None,
     rows_left: int | None = None,
 ) -> Settlement:
-    """Say what would settle a question, if the value stayed where it was found.
-
-    Args:
-        spread: of the number, or of the difference of two runs; None where one row cannot tell.
-        distance: from the value to the limit that it has to be told from.
-        rows, n: what there is.
-        confidence, sides: of the bound that decides: one-sided for a gate, two-sided for a comparison.
-        power: how often the next run shall settle it.
-        cost_attempt: of one attempt in US dollars; of two runs that both have to grow, of one of each together.
-        rows_left: rows of the dataset that were not run yet; None where that is not known.
-    """
+    """Say what would settle a question, if the value stayed where it was found."""
     if spread is None:
         return Settlement("more rows: one says nothing about others")
     if distance == 0 or not math.isfinite(distance):

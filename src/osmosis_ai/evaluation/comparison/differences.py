@@ -45,14 +45,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """Two runs on their common rows.
-
-    Attributes:
-        a, b: each row's mean over its scored attempts.
-        a_counts, b_counts: how many those are.
-        scale: the least and greatest value there can be; None where nobody knows.
-        observed: the least and greatest value of an attempt; None if unknown.
-    """
+    """Two runs on their common rows."""
 
     a: Floats
     b: Floats
@@ -71,16 +64,7 @@ class Pairs:
         *,
         scale: tuple[float, float] | None = None,
     ) -> Pairs | None:
-        """Return the pairs of rows in which both runs have a sample; None when there is none.
-
-        Args:
-            values_a, values_b: one number per scored attempt of either run.
-            rows_a, rows_b: the row of each, by labels that both share.
-            scale: the least and greatest value there can be.
-
-        Raises:
-            ValueError: when the arguments differ in length, or a value is not finite or off the scale.
-        """
+        """Return the pairs of rows in which both runs have a sample; None when there is none."""
         import numpy as np
 
         (in_a, means_a, counts_a), (in_b, means_b, counts_b) = (
@@ -127,11 +111,7 @@ def observed_range(*runs: Values) -> tuple[float, float]:
 def mean_by_row(
     values: Values, rows: Labels, scale: tuple[float, float] | None = None
 ) -> tuple[Integers, Floats, Integers]:
-    """Return (rows in order, mean of each, samples of each), whatever the order of the samples.
-
-    Raises:
-        ValueError: when the arguments differ in length, or a value is not finite or off the scale.
-    """
+    """Return (rows in order, mean of each, samples of each), whatever the order of the samples."""
     import numpy as np
 
     data, labels = np.asarray(values, dtype=np.float64), np.asarray(rows, dtype=np.int64)
@@ -155,16 +135,7 @@ def mean_by_row(
 
 
 def mean_difference(pairs: Pairs, *, confidence: float = CONFIDENCE, seed: int = 0) -> Difference:
-    """Estimate by how much the mean of B lies above that of A, every row weighing the same.
-
-    The method is chosen by how many rows differ, what they look like and whether there is a scale: never by
-    what would come out. Swapping the runs negates all of it, and no order of rows or attempts matters.
-
-    Args:
-        pairs: both runs on their common rows.
-        confidence: of the interval, and of each one-sided bound.
-        seed: of what is drawn at random; the same seed gives the same numbers.
-    """
+    """Estimate by how much the mean of B lies above that of A, every row weighing the same."""
     import numpy as np
 
     unit = _unit(pairs)

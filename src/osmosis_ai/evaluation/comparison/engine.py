@@ -36,18 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """How runs are compared.
-
-    Attributes:
-        metric: the one that decides; None for the pass rate where rewards are pass or fail or a threshold is set, else
-            the reward.
-        slices: columns of the dataset by whose values the metric is told, too.
-        confidence: of two-sided intervals.
-        reward_range: the least and the greatest reward there can be.
-        seed: of what is drawn at random.
-        rows_shown: how many rows with the largest change are listed.
-        allowances: what is refused otherwise.
-    """
+    """How runs are compared."""
 
     metric: str | None = None
     slices: tuple[str, ...] = ()
@@ -65,17 +54,7 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class ComparedCandidate:
-    """A candidate against the baseline.
-
-    Attributes:
-        totals: what the candidate is and what it took.
-        matched: how many rows both have, in words; None of runs on different rows.
-        comparability: what has to stand beside the numbers.
-        changes: of each metric.
-        rows: the rows that changed; None for runs on different rows.
-        slices: the deciding metric by the values of columns.
-        verdict: what it comes to.
-    """
+    """A candidate against the baseline."""
 
     totals: RunTotals
     comparability: Comparability
@@ -114,12 +93,7 @@ class ComparedCandidate:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """What `eval compare` found.
-
-    Attributes:
-        metric: the one that decides.
-        differs: what the runs were not computed from alike.
-    """
+    """What `eval compare` found."""
 
     baseline: RunTotals
     candidates: tuple[ComparedCandidate, ...]
@@ -148,11 +122,7 @@ class RunComparison:
 def compare_runs(
     baseline: RunSamples, candidates: Sequence[RunSamples], options: CompareOptions
 ) -> RunComparison:
-    """Compare candidates with a baseline.
-
-    Raises:
-        OsmosisError: runs that may not be compared, a metric or a column that there is not, a reward beyond its range.
-    """
+    """Compare candidates with a baseline."""
     runs = (baseline, *candidates)
     if options.metric is not None:
         described(options.metric)
@@ -255,11 +225,7 @@ def _require_once(candidates: Sequence[RunSamples]) -> None:
 
 
 def require_in_range(runs: Sequence[RunSamples], reward_range: tuple[float, float] | None) -> None:
-    """Check that every reward is one there can be.
-
-    Raises:
-        OsmosisError: one is not.
-    """
+    """Check that every reward is one there can be."""
     least, most = reward_range or (-HUGE, HUGE)
     for run in runs:
         rewards = run.samples["reward"][run.scored]

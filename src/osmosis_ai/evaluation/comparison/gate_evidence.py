@@ -36,11 +36,7 @@ def alone(run: RunSamples) -> RunPair:
 
 
 def by_slice(pair: RunPair, column: str) -> Mapping[tuple[str, str | None], RunPair]:
-    """Return the pair of each value of a column.
-
-    Raises:
-        OsmosisError: there is no such column, or it has too many values; the dataset cannot be read.
-    """
+    """Return the pair of each value of a column."""
     return {(column, value): part for value, part in pairs_by_value(pair, column).items()}
 
 

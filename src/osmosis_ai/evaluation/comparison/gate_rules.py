@@ -35,17 +35,7 @@ FEWEST_ROWS = 10
 
 @dataclass(frozen=True)
 class MarginEvidence:
-    """What two runs say of the metric of a margin rule.
-
-    Attributes:
-        change: B - A, or B / A of an amount; None where no row has it in both.
-        bounds: the same with every unscored attempt at its worst, then at its best.
-        spread: of the difference, of the logarithm of a ratio; None where one row cannot tell.
-        attempts: on each row.
-        cost_attempt: of one attempt of each run together, in USD; None where no price is known.
-        undecided: why no verdict on the two runs is possible, as a sentence.
-        unscored, unreported: attempts of both runs without a score, or that did not report the amount.
-    """
+    """What two runs say of the metric of a margin rule."""
 
     change: Difference | None
     bounds: UnscoredBounds | None = None
@@ -58,13 +48,7 @@ class MarginEvidence:
 
 
 def judge_margin(rule: Rule, found: MarginEvidence, *, confidence: float = CONFIDENCE) -> RuleResult:
-    """Apply a margin rule.
-
-    Args:
-        rule: with its margin.
-        found: the difference of the runs, with bounds at this confidence.
-        confidence: of each bound.
-    """
+    """Apply a margin rule."""
     margin, change = _Margin(rule, found, confidence), found.change
     evidence = _evidence(rule, found).shown()
     if found.undecided is not None:
@@ -91,10 +75,7 @@ def judge_margin(rule: Rule, found: MarginEvidence, *, confidence: float = CONFI
 
 @dataclass(frozen=True)
 class _Margin:
-    """A margin rule beside what is known, turned so that higher is better and 0 is no difference.
-
-    A ratio is turned into its logarithm, so that twice and half of the baseline are equally far away.
-    """
+    """A margin rule beside what is known, turned so that higher is better and 0 is no difference."""
 
     rule: Rule
     found: MarginEvidence

@@ -14,12 +14,7 @@ _DIGEST_CHARACTERS = 12
 
 @dataclass(frozen=True, slots=True)
 class InputDifference:
-    """An input that runs do not share.
-
-    Attributes:
-        name: of the input.
-        values: of each run, the baseline's first; None where nobody wrote it down.
-    """
+    """An input that runs do not share."""
 
     name: str
     values: tuple[str | None, ...]

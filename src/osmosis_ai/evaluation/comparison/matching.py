@@ -22,15 +22,7 @@ class ChangedRow:
 
 @dataclass(frozen=True, eq=False)
 class MatchedRows:
-    """The rows of two runs, told apart.
-
-    Attributes:
-        index_a, index_b: positions of the common rows in either run, pairwise.
-        only_a, only_b: positions of the others; rows in ``changed`` are among them.
-        changed: rows with the same prompt and another expected answer.
-        share: the common ones, of the rows of the smaller run.
-        notes: how they were matched, a sentence each.
-    """
+    """The rows of two runs, told apart."""
 
     index_a: Integers
     index_b: Integers
@@ -81,11 +73,7 @@ def match_rows(a: RunSamples, b: RunSamples) -> MatchedRows:
 def _changed_rows(
     a: RunSamples, b: RunSamples, only_a: Integers, only_b: Integers
 ) -> tuple[tuple[ChangedRow, ...], tuple[str, ...]]:
-    """Return the rows that one run has with another answer than the other, and how that was found out.
-
-    Prompts are compared where both datasets can be read. Else a row at the same place of a dataset of the same name
-    may be the same one with another answer, or another one, and the note says so.
-    """
+    """Return the rows that one run has with another answer than the other, and how that was found out."""
     if not only_a.size or not only_b.size or a.inputs.dataset_sha256 == b.inputs.dataset_sha256:
         return (), ()
     places_a, places_b = a.source_rows[only_a], b.source_rows[only_b]

@@ -49,18 +49,7 @@ _Scale = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """A metric in two runs.
-
-    Attributes:
-        metric: its name, such as ``pass@4``.
-        a, b: its value in the baseline and in the candidate; None where nothing tells it.
-        change: B less A, or how many times A it is; None without a row to tell it.
-        bounds: the change with every unscored attempt at its worst and at its best; None where the range is unknown.
-        unscored: attempts of both runs without a score, if the metric depends on scores.
-        unreported: attempts of both runs that did not report the amount.
-        undecided: why the change decides nothing, as a sentence.
-        spread: the variance of what rows differ by; None of runs on different rows and of ratios.
-    """
+    """A metric in two runs."""
 
     metric: str
     a: Estimate | None
@@ -101,13 +90,7 @@ class MetricChange:
 
 @dataclass(frozen=True, slots=True)
 class ChangeSettings:
-    """How differences are found.
-
-    Attributes:
-        confidence: of intervals and bounds.
-        seed: of what is drawn at random.
-        reward_range: the least and the greatest reward there can be, where somebody says.
-    """
+    """How differences are found."""
 
     confidence: float = CONFIDENCE
     seed: int = 0
@@ -157,11 +140,7 @@ def _p_against(found: MetricChange) -> float | None:
 
 
 def described(metric: str) -> Metric:
-    """Return what a metric is that two runs can be compared by.
-
-    Raises:
-        OsmosisError: there is none of that name; the hint names the nearest.
-    """
+    """Return what a metric is that two runs can be compared by."""
     found = metric_named(metric)
     if found is not None and found.compared:
         return found
@@ -256,10 +235,7 @@ def values_of(side: LabelledRun, metric: str, unscored_as: float | None = None) 
 def estimate_of(
     side: LabelledRun, metric: str, settings: ChangeSettings, unscored_as: float | None = None
 ) -> Estimate | None:
-    """Estimate a metric of one run, optionally with a score for every unscored attempt; None without a value.
-
-    As in the run's own metrics, each copy of a row counts as a row, and copies are one cluster.
-    """
+    """Estimate a metric of one run, optionally with a score for every unscored attempt; None without a value."""
     side, clusters = side.with_copies_apart()
     k = attempts_asked(metric)
     if k is not None:

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """Return each p-value adjusted so that any false discovery is rarer than the level; None stays None.
-
-    The i-th smallest of m is multiplied by m - i + 1, and none lies below a smaller one's. A question
-    without a p-value is none of the m.
-    """
+    """Return each p-value adjusted so that any false discovery is rarer than the level; None stays None."""
     import numpy as np
 
     def adjusted(ordered: Floats) -> Floats:
@@ -32,10 +28,8 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
 
 
 def benjamini_hochberg(ps: Sequence[float | None]) -> list[float | None]:
-    """Return each p-value adjusted so that the share of false discoveries is below the level; None stays None.
-
-    The i-th smallest of m is multiplied by m / i, and none lies above a larger one's.
-    """
+    """Return each p-value adjusted so that the share of false discoveries is below the level; None stays
+    None."""
     import numpy as np
 
     def adjusted(ordered: Floats) -> Floats:

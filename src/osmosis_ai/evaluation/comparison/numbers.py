@@ -18,21 +18,7 @@ NumberData: TypeAlias = dict[str, float | int | str | None]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """By how much B lies above A, or how many times A it is, and how far that can be trusted.
-
-    Attributes:
-        value: B - A; B / A for a ratio.
-        low, high: the two-sided interval; None where the data say nothing, and ``reason`` says why.
-        at_least, at_most: the one-sided bounds at the same confidence, which gates decide by.
-        rows: rows behind it: the common ones, or those of both runs where they are not paired.
-        samples: scored attempts on those rows, of both runs.
-        method: how the interval was made, e.g. "paired-t".
-        p: two-sided, of no difference.
-        p_adjusted: p after others were tried beside it.
-        reason: why there is no interval.
-        warning: what should stand beside the number.
-        kind: what the value is.
-    """
+    """By how much B lies above A, or how many times A it is, and how far that can be trusted."""
 
     value: float
     low: float | None
@@ -61,13 +47,7 @@ class Difference:
         return self.low > self.none or self.high < self.none
 
     def within(self, width: float, *, certain: bool) -> Difference:
-        """Return the difference with its interval limited to ``-width`` and ``width``.
-
-        Args:
-            width: of the range.
-            certain: whether values cannot lie outside the range, rather than that none was observed there. Only then
-                are the one-sided bounds limited, too: they decide rules.
-        """
+        """Return the difference with its interval limited to ``-width`` and ``width``."""
         low, high, at_least, at_most = (
             None if bound is None else min(max(bound, -width), width)
             for bound in (self.low, self.high, self.at_least, self.at_most)

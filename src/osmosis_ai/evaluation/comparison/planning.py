@@ -42,14 +42,7 @@ _MANY_ATTEMPTS = (24, 32, 48, 64, 96, 128, 192, 256)
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What is known of the spread of a difference before it is measured.
-
-    Attributes:
-        basis: where it comes from.
-        likely: the spread to plan with.
-        possible: others that go with what is known; empty where ``likely`` is known well.
-        samples: attempts behind it.
-    """
+    """What is known of the spread of a difference before it is measured."""
 
     basis: Basis
     likely: VarianceComponents
@@ -85,18 +78,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a plan is to reach, and within which limits.
-
-    Attributes:
-        detect: the difference to be seen, on the scale of the rewards.
-        power: in how many of all cases.
-        confidence: of the interval that has to leave out no difference.
-        most_cost_usd: of one run.
-        most_rows: there are, or are wanted; None where nobody knows.
-        row_cost_usd: what one more row costs to make, besides its attempts.
-        width: of the scale: no difference is larger; None where it has no ends.
-        pass_or_fail: whether the difference is one of pass rates.
-    """
+    """What a plan is to reach, and within which limits."""
 
     detect: float | None = None
     power: float = POWER
@@ -117,13 +99,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class AttemptPrice:
-    """What one attempt takes; None where that is not known.
-
-    Attributes:
-        cost_usd: of its model calls.
-        duration_s: from dispatch to result.
-        at_once: attempts that run side by side.
-    """
+    """What one attempt takes; None where that is not known."""
 
     cost_usd: float | None = None
     duration_s: float | None = None
@@ -132,14 +108,7 @@ class AttemptPrice:
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """So many rows, so many attempts on each, and what that brings.
-
-    Attributes:
-        sees: the smallest difference that it detects; None where that is more than the scale has.
-        least, greatest: ``sees`` over all spreads that are possible; both None where one is known well.
-        power: how often it detects the difference that designs are judged by.
-        cost_usd, duration_s: of one run.
-    """
+    """So many rows, so many attempts on each, and what that brings."""
 
     rows: int
     n: int
@@ -158,18 +127,7 @@ class Design:
 
 @dataclass(frozen=True, slots=True)
 class EvalPlan:
-    """Designs and what to make of them.
-
-    Attributes:
-        goal, outlook, price: what it was made from.
-        designs: rows x n, by rows.
-        own: what the config says; None where its rows are not known.
-        cheapest: the one that reaches the goal for the least money, or attempts; None where none does.
-        rows_wanted: rows that would reach it with the config's n, whatever there are; None where no number would.
-        best: what sees most for the most that may be spent; None without such a limit, or where it buys no run.
-        best_n: attempts a row that tell most for the money, where rows are to be had; None where nobody can tell.
-        more_rows, more_attempts: the config's design with twice as many of either.
-    """
+    """Designs and what to make of them."""
 
     goal: Goal
     outlook: Outlook
@@ -233,15 +191,7 @@ class EvalPlan:
 def make_plan(
     goal: Goal, outlook: Outlook, price: AttemptPrice, *, own_rows: int | None, own_n: int
 ) -> EvalPlan:
-    """Look for the designs that reach a goal.
-
-    Args:
-        goal: and its limits.
-        outlook: the spread of the difference.
-        price: of one attempt.
-        own_rows: rows that the config takes; None where that is not known.
-        own_n: attempts on each.
-    """
+    """Look for the designs that reach a goal."""
     return _Planner(goal, outlook, price).plan(own_rows, own_n)
 
 

@@ -22,13 +22,7 @@ LARGEST_LOG = 700.0
 
 
 def ratio_of_means(pairs: Pairs, *, confidence: float = CONFIDENCE) -> Difference | None:
-    """Return the ratio of the geometric means of B and A over rows where both are above 0.
-
-    The mean of ``log(b_i / a_i)`` with Student's interval of R-1 degrees of freedom, turned back.
-
-    Returns:
-        None when no row has more than nothing of it in both runs.
-    """
+    """Return the ratio of the geometric means of B and A over rows where both are above 0."""
     import numpy as np
 
     positive = (pairs.a > 0) & (pairs.b > 0)

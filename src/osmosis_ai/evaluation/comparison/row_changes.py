@@ -30,13 +30,7 @@ class RowOfRun:
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """A row on which the runs differ.
-
-    Attributes:
-        source_row: index of the row in the baseline's dataset.
-        key: its digest.
-        change: candidate minus baseline, in the metric of :class:`RowChanges`.
-    """
+    """A row on which the runs differ."""
 
     source_row: int
     key: str
@@ -57,14 +51,7 @@ class RowChange:
 
 @dataclass(frozen=True, slots=True)
 class RowChanges:
-    """How the rows with a score in both runs changed.
-
-    Attributes:
-        metric: what was compared.
-        compared: how many rows.
-        higher, lower: rows on which the candidate's metric is higher, or lower.
-        largest: rows with the largest change; of equal changes, decreases come first.
-    """
+    """How the rows with a score in both runs changed."""
 
     metric: Literal["reward", "pass_rate"]
     compared: int
@@ -84,13 +71,7 @@ class RowChanges:
 
 
 def row_changes(pair: RunPair, metric: str, *, shown: int) -> RowChanges:
-    """Find the rows with the largest change of a paired comparison.
-
-    Args:
-        pair: the runs.
-        metric: what decides; rows are compared by the reward if it decides, otherwise by the pass rate.
-        shown: how many rows to return.
-    """
+    """Find the rows with the largest change of a paired comparison."""
     import numpy as np
 
     counted = [side.pass_counts() for side in (pair.a, pair.b)]

@@ -42,13 +42,7 @@ class Passes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LabelledRun:
-    """A run of a pair.
-
-    Attributes:
-        run: its samples.
-        rows: of each sample, the label of its row; :data:`NOWHERE` for one that takes no part.
-        index: of each label, the row's position in the run.
-    """
+    """A run of a pair."""
 
     run: RunSamples
     rows: Integers
@@ -136,13 +130,7 @@ class LabelledRun:
 
 @dataclass(frozen=True, eq=False)
 class RunPair:
-    """A baseline and a candidate.
-
-    Attributes:
-        a: the baseline.
-        b: the candidate.
-        paired: whether a label means the same row in both.
-    """
+    """A baseline and a candidate."""
 
     a: LabelledRun
     b: LabelledRun
@@ -164,10 +152,8 @@ class RunPair:
 
 
 def mean_rewards(a: RunSamples, b: RunSamples, matched: MatchedRows) -> tuple[Floats, Integers]:
-    """Return the pairs of mean rewards (to three digits) that common rows have in two runs, and how many have each.
-
-    Rows without a score in either run are left out.
-    """
+    """Return the pairs of mean rewards (to three digits) that common rows have in two runs, and how many have
+    each."""
     import numpy as np
 
     pair, means = RunPair.of(a, b, matched), []

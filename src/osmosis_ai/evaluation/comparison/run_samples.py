@@ -45,23 +45,7 @@ SAMPLE_FIELDS = [
 
 @dataclass(frozen=True)
 class ComparedInputs:
-    """What a run's results were computed from; None where nobody wrote it down.
-
-    Attributes:
-        dataset_name: as the config calls it.
-        dataset_sha256: of the file's bytes.
-        source_digest: of the rollout's files.
-        grader_digest: what graded the run (``evaluation/grader_digest.py``).
-        judges: the models that its grader asked, sorted, as far as the first judgements say.
-        commit: the checked out commit; ``dirty`` when files differed from it.
-        config: the config's path in the workspace.
-        n: attempts on each row.
-        pass_threshold: a sample passes at this reward or above.
-        selected_rows: positions in the file, as ``"0-9,12"``.
-        env: the config's variables; no secret is among them.
-        eval_functions: of a classic evaluation, what scored the agent.
-        settings_digest: of all that results depend on but the rows: equal ones are of the same samples.
-    """
+    """What a run's results were computed from; None where nobody wrote it down."""
 
     model: str | None = None
     dataset_name: str | None = None
@@ -89,14 +73,8 @@ class ComparedInputs:
 
 @dataclass(frozen=True)
 class CountsOnly:
-    """What is known of a run whose platform does not tell its attempts: counts, each None where it is not told.
-
-    Attributes:
-        rows: how many rows were selected.
-        scored, passed, failed, tried: attempts.
-        reward: mean and standard deviation of the rewards.
-        pass_at_k: by k.
-    """
+    """What is known of a run whose platform does not tell its attempts: counts, each None where it is not
+    told."""
 
     rows: int | None = None
     scored: int | None = None
@@ -114,23 +92,7 @@ class CountsOnly:
 
 @dataclass(frozen=True, eq=False)
 class RunSamples:
-    """A run and its samples.
-
-    Attributes:
-        run_id: what tells it from every other run.
-        place: on this machine (by name), on a platform, or a directory or file that was named.
-        location: its directory, file or page.
-        unfinished: why it is not all there, in a sentence; None for a run that is.
-        imported: of a run that a platform did not execute, who uploaded it, in words.
-        notes: what is to be known of it, a sentence each.
-        row_keys: of each distinct row, what it is.
-        source_rows: of each distinct row, its first place in the dataset.
-        samples: of :data:`SAMPLE_FIELDS`, sorted by row, then by source row and attempt.
-        planned: attempts that the run is to have, copies of a row included.
-        summary: where there are no samples to be had, the counts.
-        open_dataset: returns the dataset's file, with the bytes the run used; None where it can not be known.
-        reward_range: the least and the greatest reward there can be, if the decide file next to its config states them.
-    """
+    """A run and its samples."""
 
     name: str
     run_id: str
@@ -165,12 +127,7 @@ class RunSamples:
         return passed
 
     def slice_values(self, column: str) -> list[str | None]:
-        """Return of each distinct row the value of a column of the dataset, None where it has none.
-
-        Raises:
-            OsmosisError: the dataset can not be read, or has changed; there is no such column, or it has too many
-                values to make slices of.
-        """
+        """Return of each distinct row the value of a column of the dataset, None where it has none."""
         from osmosis_ai.evaluation.dataset_columns import read_slice_values
 
         if self.open_dataset is None:
@@ -209,11 +166,7 @@ class RowTable:
 
 
 class SampleTable:
-    """Takes the numbers of attempts one by one; a second result of an attempt replaces the first.
-
-    Args:
-        rows, n: places for so many selected rows with so many attempts each.
-    """
+    """Takes the numbers of attempts one by one; a second result of an attempt replaces the first."""
 
     def __init__(self, rows: int, n: int) -> None:
         self.n = n
@@ -223,11 +176,7 @@ class SampleTable:
         }
 
     def structured(self, row_of: Integers) -> NDArray[np.void]:
-        """Return the samples that there are, sorted by row.
-
-        Args:
-            row_of: of each selected row, the position of the distinct row that it is.
-        """
+        """Return the samples that there are, sorted by row."""
         import numpy as np
 
         status = np.frombuffer(self.statuses, dtype=np.uint8)

@@ -17,13 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunSlice:
-    """The rows of one value of a column.
-
-    Attributes:
-        column, value: the rows; None for those that have no value.
-        rows: how many these are, scored or not.
-        reward, pass_rate: over their scored attempts; None where there is none.
-    """
+    """The rows of one value of a column."""
 
     column: str
     value: str | None
@@ -43,12 +37,7 @@ class RunSlice:
 
 
 def run_slices(run: RunSamples, columns: Sequence[str]) -> tuple[RunSlice, ...]:
-    """Return the slices of every column, columns as they were asked, values by name.
-
-    Raises:
-        OsmosisError: nobody tells the run's attempts; there is no such column, or it has too many values; the dataset
-            can not be read.
-    """
+    """Return the slices of every column, columns as they were asked, values by name."""
     if columns and run.summary is not None:
         raise OsmosisError(
             f"the platform does not tell the attempts of {run.name}, so it can not be cut into slices.",

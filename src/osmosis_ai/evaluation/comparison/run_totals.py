@@ -14,17 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunTotals:
-    """A run without its samples.
-
-    Attributes:
-        name: what it is called here.
-        place, location: where it is.
-        rows: distinct rows it has a result of.
-        planned, tried, scored: attempts; None where a platform does not tell.
-        attempts: on each row, the most that any has.
-        cost_usd, tokens, duration_s: sums over the attempts that recorded it; None if none did.
-        priced, tokens_reported: attempts with recorded cost, and with recorded tokens.
-    """
+    """A run without its samples."""
 
     name: str
     place: str

@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Inversion:
-    """What one test says: the mean differences it does not reject, and its p-value of none.
-
-    Attributes:
-        low, high: the two-sided interval; infinite where the test rejects nothing on that side.
-        at_least, at_most: the one-sided bounds.
-        p: two-sided, of a mean difference of zero.
-    """
+    """What one test says: the mean differences it does not reject, and its p-value of none."""
 
     low: float
     high: float
@@ -65,17 +59,7 @@ class Inversion:
 
 
 def score_interval(by_row: Floats, *, confidence: float) -> Inversion:
-    """Invert the score test of a mean of differences between -1 and 1.
-
-    The likeliest distribution with mean ``x`` on the differences seen and the two ends has weights
-    proportional to ``1 / (1 + t d_i)``, ``t`` between -1 and 1; beyond, what it lacks is put on an end that
-    nobody saw (:class:`_Likeliest`). ``x`` is rejected where ``|mean - x| / sqrt(variance_x / R)`` is above
-    the normal quantile.
-
-    Args:
-        by_row: the difference of each row, in parts of the scale's width.
-        confidence: of the interval, and of each one-sided bound.
-    """
+    """Invert the score test of a mean of differences between -1 and 1."""
     from scipy.special import ndtr, ndtri
 
     likeliest = _Likeliest.of(by_row)
@@ -91,16 +75,7 @@ def score_interval(by_row: Floats, *, confidence: float) -> Inversion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Likeliest:
-    """The likeliest distributions of row differences, by their mean.
-
-    They make one path from mean -1 over the mean seen to mean 1. Between -1 and 1 a place on it is the
-    negative of the ``t`` above; from 1 to 2 it is 1 plus the weight put on the upper end, and likewise below.
-
-    Attributes:
-        values, counts: the differences seen, and how often.
-        rows: of how many.
-        mean: theirs.
-    """
+    """The likeliest distributions of row differences, by their mean."""
 
     values: Floats
     counts: Floats

@@ -23,13 +23,7 @@ FEWEST_ROWS = 10
 
 @dataclass(frozen=True, slots=True)
 class SliceChange:
-    """The rows of one value of a column.
-
-    Attributes:
-        column, value: the rows; None for those that have no value.
-        change: of the deciding metric.
-        verdict: better, worse or unclear; None for too few rows.
-    """
+    """The rows of one value of a column."""
 
     column: str
     value: str | None
@@ -49,11 +43,8 @@ class SliceChange:
 def slice_changes(
     pair: RunPair, columns: Sequence[str], metric: str, settings: ChangeSettings
 ) -> tuple[SliceChange, ...]:
-    """Return the change of a metric in every slice of every column, columns as they were asked, values by name.
-
-    Raises:
-        OsmosisError: there is no such column, or it has too many values; the dataset cannot be read.
-    """
+    """Return the change of a metric in every slice of every column, columns as they were asked, values by
+    name."""
     found = [
         SliceChange(column, value, change_of(chosen, metric, settings), None)
         for column in columns

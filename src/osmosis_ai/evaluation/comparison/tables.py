@@ -30,14 +30,7 @@ Cells = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class ComparedTable:
-    """A table of a comparison.
-
-    Attributes:
-        headings, rows: the first cell of a row names it.
-        texts: places of the columns that are no numbers.
-        note: what its numbers are of.
-        keys: of rows of a dataset, their digests.
-    """
+    """A table of a comparison."""
 
     title: str
     headings: Sequence[str]

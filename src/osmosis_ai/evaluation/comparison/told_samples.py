@@ -46,13 +46,7 @@ class ToldSample(Protocol):
 
 
 class ToldSamples:
-    """Takes the samples of a run one by one, in any order, in memory for their numbers and a digest each row.
-
-    Args:
-        empty: the run, without samples.
-        rows, n: how many rows the run has, and attempts on each.
-        teller: who tells, for errors.
-    """
+    """Takes the samples of a run one by one, in any order, in memory for their numbers and a digest each row."""
 
     def __init__(self, empty: RunSamples, *, rows: int, n: int, teller: str) -> None:
         self._empty, self._teller = empty, teller
@@ -61,11 +55,7 @@ class ToldSamples:
         self._digests, self._places = [""] * rows, [-1] * rows
 
     def add(self, sample: ToldSample) -> None:
-        """Take a sample in; a later one of the same attempt replaces it.
-
-        Raises:
-            OsmosisError: the run has no such attempt.
-        """
+        """Take a sample in; a later one of the same attempt replaces it."""
         if sample.row >= self._rows or sample.attempt >= self._n:
             raise OsmosisError(
                 f"{self._teller} tells of row {sample.row}, attempt {sample.attempt + 1}, which the run "
@@ -81,11 +71,7 @@ class ToldSamples:
             self._places[sample.row] = sample.source_row_index
 
     def run(self) -> RunSamples:
-        """Return the run with what was told, its rows known by their digests where all have one.
-
-        Raises:
-            OsmosisError: what is told makes no sense.
-        """
+        """Return the run with what was told, its rows known by their digests where all have one."""
         dataset = self._empty.inputs.dataset_sha256 or self._empty.run_id
         return _keyed(self._empty, self._table, self._digests, self._places, dataset)
 

@@ -75,19 +75,7 @@ def unpaired_difference(
     confidence: float = CONFIDENCE,
     scale: tuple[float, float] | None = None,
 ) -> Difference | None:
-    """Estimate by how much the mean of B lies above that of A, the rows of either being its own.
-
-    Each mean is that of row means with its own error ``s / sqrt(R)``; the interval is Student's with
-    Satterthwaite's degrees of freedom ``(v_a + v_b)^2 / (v_a^2 / (R_a - 1) + v_b^2 / (R_b - 1))``. On a scale
-    where fewer than ten rows of a run are away from an end it is that of two rates
-    (:func:`~osmosis_ai.evaluation.statistics.estimate_rate`).
-
-    Returns:
-        None when a run has no sample.
-
-    Raises:
-        ValueError: when the arguments differ in length, or a value is not finite or off the scale.
-    """
+    """Estimate by how much the mean of B lies above that of A, the rows of either being its own."""
     import numpy as np
 
     (_, a, counts_a), (_, b, counts_b) = (
@@ -122,11 +110,7 @@ def unpaired_difference(
 
 
 def difference_of_counts(a: PassCounts, b: PassCounts, *, confidence: float = CONFIDENCE) -> Difference:
-    """Estimate by how much the pass rate of B lies above that of A from counts alone: Newcombe's interval.
-
-    Raises:
-        ValueError: when a run has no samples.
-    """
+    """Estimate by how much the pass rate of B lies above that of A from counts alone: Newcombe's interval."""
     if not a.samples or not b.samples:
         raise ValueError("a rate needs samples")
     plain = Difference(
@@ -195,11 +179,7 @@ def _welch(plain: Difference, a: Floats, b: Floats, confidence: float) -> Differ
 
 
 def _of_two_rates(plain: Difference, rates: list[float], both: BothRates, confidence: float) -> Difference:
-    """Return the difference of two rates with an interval made of theirs.
-
-    ``low = d - sqrt((b - l_b)^2 + (u_a - a)^2)`` and ``high = d + sqrt((u_b - b)^2 + (a - l_a)^2)``; the p-value is one
-    less the confidence at which that leaves out zero.
-    """
+    """Return the difference of two rates with an interval made of theirs."""
 
     def bounds(level: float, *, one_sided: bool) -> tuple[float, float]:
         (low_a, high_a), (low_b, high_b) = (

@@ -18,13 +18,7 @@ from osmosis_ai.evaluation.comparison.numbers import Difference
 
 @dataclass(frozen=True, slots=True)
 class UnscoredBounds:
-    """The difference at either extreme of what was not scored.
-
-    Attributes:
-        worst: every unscored attempt of A at the best value, every one of B at the worst.
-        best: the other way round.
-        unscored_a, unscored_b: how many attempts that are.
-    """
+    """The difference at either extreme of what was not scored."""
 
     worst: Difference
     best: Difference
@@ -38,16 +32,7 @@ def worst_and_best(
     scale: tuple[float, float],
     unscored: tuple[int, int],
 ) -> UnscoredBounds | None:
-    """Return the difference with everything unscored against B, then in its favour.
-
-    Args:
-        difference: of the runs, given what stands for an unscored attempt of A, and of B.
-        scale: the worst and the best value.
-        unscored: how many attempts of A and of B that are.
-
-    Returns:
-        None when the runs have no row in common.
-    """
+    """Return the difference with everything unscored against B, then in its favour."""
     least, most = scale
     worst, best = difference(most, least), difference(least, most)
     return None if worst is None or best is None else UnscoredBounds(worst, best, *unscored)

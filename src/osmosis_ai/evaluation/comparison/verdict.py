@@ -26,15 +26,7 @@ _TOO_LONG = 1e15
 
 @dataclass(frozen=True, slots=True)
 class CompareVerdict:
-    """What a comparison comes to.
-
-    Attributes:
-        direction: of the candidate against the baseline.
-        sentence: the same for people.
-        reason: of an unclear one, why; None otherwise.
-        detectable: the smallest difference that so many rows and attempts show in 8 of 10 cases; None where nobody
-            can say.
-    """
+    """What a comparison comes to."""
 
     direction: Direction
     sentence: str
@@ -53,17 +45,7 @@ class CompareVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What has to be known besides the numbers.
-
-    Attributes:
-        a, b: what the runs are called.
-        attempts: on each row, of the baseline and of the candidate.
-        confidence: of the interval.
-        paired: whether the runs are compared row by row.
-        candidates: how many were tried against the baseline.
-        rows: of each run, where they are compared unpaired.
-        label: what stands at every number of runs that were graded differently.
-    """
+    """What has to be known besides the numbers."""
 
     a: str
     b: str

@@ -23,12 +23,7 @@ _STATUSES = {"finished": "success", "running": "started", "incomplete": "cancell
 
 
 def write_inspect_log(run: ExportedRun, target: IO[bytes]) -> int:
-    """Write the log; return how many samples it has.
-
-    Raises:
-        OsmosisError: a file of the run is damaged.
-        OSError: the file cannot be written.
-    """
+    """Write the log; return how many samples it has."""
     spec = _spec(run)
     summaries = []
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:

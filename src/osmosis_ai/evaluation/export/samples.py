@@ -32,17 +32,7 @@ Progress = Literal["running", "incomplete", "finished"]
 
 @dataclass(frozen=True)
 class ExportedSample:
-    """One attempt on one row.
-
-    Attributes:
-        row_index: the row's position among the selected rows; ``source_row_index`` among the dataset's.
-        attempt: from 1.
-        result: what is known of how it ended, by the names of ``TerminalRecord``; null where it is not known.
-        label: the expected answer.
-        metadata: the row's own object.
-        messages: the conversation in OpenAI's chat format; empty where there is none.
-        from_model_calls: it is what was seen of the model calls, of an agent that gave no conversation itself.
-    """
+    """One attempt on one row."""
 
     row_index: int
     attempt: int
@@ -69,15 +59,7 @@ class ExportedSample:
 
 @dataclass(frozen=True)
 class ExportedRun:
-    """A run, and what its directory knows of it.
-
-    Attributes:
-        facts: name, model, dataset, rollout, times: the ``eval_run`` of ``metrics.json``.
-        inputs: of a run on this machine, what its results were computed from.
-        provenance: of a run on this machine, who computed them, and of which commit.
-        summary, estimates: its numbers; empty objects where it has none yet.
-        local: where it is a run of this machine, what its journal comes to.
-    """
+    """A run, and what its directory knows of it."""
 
     directory: Path
     name: str
@@ -91,11 +73,7 @@ class ExportedRun:
     local: LocalResults | None = None
 
     def samples(self) -> Iterator[ExportedSample]:
-        """Yield the samples by row and attempt; one is held at a time.
-
-        Raises:
-            OsmosisError: a file of the run is damaged.
-        """
+        """Yield the samples by row and attempt; one is held at a time."""
         if self.local is not None:
             found = self._local_samples(self.local)
         else:
@@ -103,15 +81,7 @@ class ExportedRun:
         return (_with_conversation(self.directory, sample) for sample in found)
 
     def listed(self, *, left_out: Callable[[], None] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield what is known of the samples of a downloaded run, by the names of ``TerminalRecord``.
-
-        Args:
-            left_out: is told of each line that is no sample; of the others, what can be no value of its field is left
-                out, too. Without it every line has to be a sample.
-
-        Raises:
-            OsmosisError: a file of the run is damaged.
-        """
+        """Yield what is known of the samples of a downloaded run, by the names of ``TerminalRecord``."""
         listing = RunDirectory(self.directory).summary
         seen: set[tuple[int, int]] = set()
         with open_regular(listing) as lines, _DownloadedJournal(self.directory) as journal:
@@ -142,11 +112,7 @@ class ExportedRun:
 
 
 class _DownloadedJournal(ExitStack):
-    """The journal that came with a downloaded run, if it did.
-
-    Raises:
-        OsmosisError: it is damaged.
-    """
+    """The journal that came with a downloaded run, if it did."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -173,16 +139,7 @@ class _DownloadedJournal(ExitStack):
 
 
 def read_run(directory: Path, *, without_metrics: bool = False) -> ExportedRun:
-    """Read what a run directory knows of its run.
-
-    Args:
-        directory: the run's.
-        without_metrics: whether a download will do whose numbers did not come.
-
-    Raises:
-        NotFoundError: there is no run in it.
-        OsmosisError: it is damaged.
-    """
+    """Read what a run directory knows of its run."""
     found = RunDirectory(directory)
     if found.manifest.is_file():
         return _local_run(found)
@@ -232,11 +189,7 @@ def _local_run(found: RunDirectory) -> ExportedRun:
 
 
 def _listed(line: bytes, *, as_far_as_it_is_one: bool) -> dict[str, Any]:
-    """Return what a line of ``summary.jsonl`` knows of a sample.
-
-    Raises:
-        ValueError, KeyError, AttributeError: it is none.
-    """
+    """Return what a line of ``summary.jsonl`` knows of a sample."""
     known = {
         name: value for name, value in orjson.loads(line).items() if name in _FIELDS and value is not None
     }

@@ -36,22 +36,7 @@ _MORE_MOMENTS = 4
 def create_backup(
     config: PlatformConfig, target: Path, *, overwrite: bool = False, with_bucket: bool = False
 ) -> BackupReport:
-    """Write a backup of a platform, which may be running.
-
-    Args:
-        config: which platform.
-        target: the file to write, readable by its owner alone; compressed when its name ends in ``gz``.
-        overwrite: whether a file that is there may be replaced.
-        with_bucket: whether files that lie in a bucket are fetched, too.
-
-    Raises:
-        NotFoundError: there is no platform.
-        ConflictError: ``target`` is there already, or another backup is being made.
-        OsmosisError: ``target`` cannot be written, or the database is damaged, has another release's schema, or cannot be
-            reached.
-        BlobStoreError: the bucket cannot be read.
-        OSError: the disk is full; ``target`` is as it was before.
-    """
+    """Write a backup of a platform, which may be running."""
     require_platform(config)
     if target.is_dir():
         raise OsmosisError(f"{target} is a directory.", hint="name a file, such as osmosis.tar.gz in it")

@@ -36,16 +36,7 @@ _BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class BackupReport:
-    """What a backup holds.
-
-    Attributes:
-        path: the backup; after a restore, the data directory.
-        created_at: when it was made, ISO 8601.
-        version: the release that wrote it.
-        files: how many files.
-        size_bytes: of all of them together.
-        missing_blobs: how many stored files the database knows that were not there.
-    """
+    """What a backup holds."""
 
     path: Path
     created_at: str
@@ -92,11 +83,7 @@ class _Digest:
 
 
 def write(stage: Path, target: Path, *, missing_blobs: int) -> BackupReport:
-    """Write what was collected in ``stage`` to ``target``, in one step.
-
-    Raises:
-        OSError: the disk is full; ``target`` is as it was before.
-    """
+    """Write what was collected in ``stage`` to ``target``, in one step."""
     created_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
@@ -149,12 +136,7 @@ def _add_json(archive: tarfile.TarFile, name: str, value: dict[str, Any]) -> Non
 
 
 def extract(source: Path, stage: Path) -> BackupReport:
-    """Unpack a backup into ``stage`` and check that it is whole.
-
-    Raises:
-        OsmosisError: it is no backup, is damaged or cut off, or is of a newer format.
-        OSError: the disk is full.
-    """
+    """Unpack a backup into ``stage`` and check that it is whole."""
     try:
         with tarfile.open(source, "r|*") as archive:
             return _unpack(archive, source, stage)

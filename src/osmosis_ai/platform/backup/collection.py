@@ -21,11 +21,7 @@ _CANNOT_LINK = frozenset({errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, 
 
 @contextlib.contextmanager
 def stage_in(directory: Path, prefix: str) -> Iterator[Path]:
-    """Make a directory inside ``directory`` to work in, and remove what killed processes left of theirs.
-
-    Raises:
-        ConflictError: another backup or restore works in ``directory``.
-    """
+    """Make a directory inside ``directory`` to work in, and remove what killed processes left of theirs."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         try:
@@ -44,14 +40,7 @@ def stage_in(directory: Path, prefix: str) -> Iterator[Path]:
 
 
 class Collection:
-    """Everything in a data directory but the database, linked into another one.
-
-    Args:
-        home: the data directory.
-        stage: where the links go.
-        database: the file that is copied in another way.
-        holds_blobs: whether the platform's files lie there; else what does has been moved elsewhere.
-    """
+    """Everything in a data directory but the database, linked into another one."""
 
     def __init__(self, home: Path, stage: Path, database: Path, *, holds_blobs: bool = True) -> None:
         self._home = home.resolve()

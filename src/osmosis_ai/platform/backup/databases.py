@@ -35,13 +35,7 @@ def sqlite_file(config: PlatformConfig) -> Path | None:
 
 
 def require_platform(config: PlatformConfig) -> None:
-    """Refuse to back up what is not there.
-
-    Raises:
-        NotFoundError: there is no platform.
-        ConflictError: the one that runs there has its rows in another database, or was not restored completely.
-        OsmosisError: its database has the schema of another release, or cannot be reached.
-    """
+    """Refuse to back up what is not there."""
     path = sqlite_file(config)
     config.require_restored()
     if config.home.is_dir():
@@ -67,11 +61,7 @@ def copy_database(config: PlatformConfig, target: Path) -> None:
 
 
 def check_database(path: Path) -> None:
-    """Refuse a database that is damaged.
-
-    Raises:
-        OsmosisError: it is, or there is none.
-    """
+    """Refuse a database that is damaged."""
     try:
         if not path.is_file():
             raise damaged("it holds no database")
@@ -101,11 +91,7 @@ def missing_blobs(home: Path) -> int:
 
 
 def require_known_schema(path: Path) -> None:
-    """Refuse the database of a backup that a release with another schema wrote.
-
-    Raises:
-        OsmosisError: the database has a schema that this release does not know.
-    """
+    """Refuse the database of a backup that a release with another schema wrote."""
     with opened_database(f"sqlite:///{path}") as database:
         step = schema_step(database)
     if step is None:
@@ -115,11 +101,7 @@ def require_known_schema(path: Path) -> None:
 
 
 def require_empty(config: PlatformConfig) -> None:
-    """Refuse to restore into a database that holds something.
-
-    Raises:
-        ConflictError: the database is not empty.
-    """
+    """Refuse to restore into a database that holds something."""
     path = sqlite_file(config)
     if path is None:
         with opened_database(config.database_url) as database, database.session() as session:
@@ -129,17 +111,7 @@ def require_empty(config: PlatformConfig) -> None:
 
 
 def restore_rows(path: Path, url: str, *, again: bool) -> None:
-    """Copy the rows of a backup into an empty database, all of them or none.
-
-    Args:
-        path: the database of the backup.
-        url: the database to fill.
-        again: whether an interrupted restore may have copied these rows already.
-
-    Raises:
-        ConflictError: the database is not empty.
-        OsmosisError: the database does not accept the rows.
-    """
+    """Copy the rows of a backup into an empty database, all of them or none."""
     with opened_database(f"sqlite:///{path}") as backup, opened_database(url) as database:
         if database.sqlite_path is not None:
             database.sqlite_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

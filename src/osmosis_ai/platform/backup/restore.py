@@ -33,19 +33,7 @@ from osmosis_ai.platform.db.engine import Database
 
 
 def restore_backup(config: PlatformConfig, source: Path) -> BackupReport:
-    """Make a platform from a backup.
-
-    Args:
-        config: which platform; its data directory, its database and, if the backup holds files, its bucket must be empty.
-        source: a file that :func:`~osmosis_ai.platform.backup.create_backup` wrote.
-
-    Raises:
-        ConflictError: one of them is not empty.
-        NotFoundError: there is no such file.
-        OsmosisError: the file is no backup, is damaged or cut off, or is of a newer release; the database or the bucket
-            cannot be used.
-        OSError: the disk is full.
-    """
+    """Make a platform from a backup."""
     config = replace(config, home=config.home.resolve())
     home = config.home
     if not source.is_file():
@@ -85,11 +73,7 @@ def restore_backup(config: PlatformConfig, source: Path) -> BackupReport:
 
 
 def _interrupted(home: Path) -> dict[str, str]:
-    """Return where an interrupted restore into ``home`` wrote to; nothing if ``home`` is empty or not there.
-
-    Raises:
-        ConflictError: ``home`` is in use.
-    """
+    """Return where an interrupted restore into ``home`` wrote to; nothing if ``home`` is empty or not there."""
     try:
         note: dict[str, str] = json.loads((home / RESTORE_NOTE).read_bytes())
         return note

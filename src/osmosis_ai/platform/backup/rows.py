@@ -43,11 +43,7 @@ _STEP_TABLE = "alembic_version"
 
 
 def copy_all(source: Session, target: Session) -> None:
-    """Copy every row into empty tables and compare; nothing else may write to either side.
-
-    Raises:
-        OsmosisError: the database does not accept a row, or holds other rows afterwards.
-    """
+    """Copy every row into empty tables and compare; nothing else may write to either side."""
     for table in _tables():
         for rows in _pieces(source, table, select(table)):
             values = [dict(zip(table.columns.keys(), _settled(row), strict=True)) for row in rows]
@@ -72,11 +68,7 @@ def schema_step(database: Database) -> str | None:
 
 
 def require_this_schema(database: Database) -> None:
-    """Refuse a database whose schema is not that of this release.
-
-    Raises:
-        OsmosisError: the database has no schema or an unknown one.
-    """
+    """Refuse a database whose schema is not that of this release."""
     step = schema_step(database)
     if step is None:
         raise OsmosisError(f"there is no platform in {database.shown}.", code="NOT_FOUND")

@@ -37,12 +37,7 @@ def keys_in(home: Path) -> set[str]:
 
 
 def require_usable(store: BlobStore, shown: str, *, besides: set[str]) -> None:
-    """Refuse a store that does not work, or holds other files than those an interrupted restore left there.
-
-    Raises:
-        BlobStoreError: the store cannot be used.
-        ConflictError: it holds other files.
-    """
+    """Refuse a store that does not work, or holds other files than those an interrupted restore left there."""
     store.check()
     other = next((key for key in stored_keys(store) if key not in besides), None)
     if other is not None:
@@ -53,11 +48,7 @@ def require_usable(store: BlobStore, shown: str, *, besides: set[str]) -> None:
 
 
 def fill_store(store: BlobStore, shown: str, home: Path, keys: set[str]) -> None:
-    """Put the files of an unpacked backup into a store, and read each of them back.
-
-    Raises:
-        BlobStoreError: the store cannot be used, or returns other bytes.
-    """
+    """Put the files of an unpacked backup into a store, and read each of them back."""
 
     def put(key: str) -> None:
         with (home / OBJECTS / key).open("rb") as file:

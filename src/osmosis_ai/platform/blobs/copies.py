@@ -25,13 +25,7 @@ _NOTED_EVERY_S = 300.0
 
 
 class BlobCopies:
-    """The copies in a directory.
-
-    Args:
-        root: the directory; made on first use.
-        limit_bytes: how much all copies may take that nobody reads.
-        now: seconds, as the times of files count them.
-    """
+    """The copies in a directory."""
 
     def __init__(
         self, root: Path, *, limit_bytes: int = LIMIT_BYTES, now: Callable[[], float] = time.time
@@ -43,15 +37,7 @@ class BlobCopies:
 
     @contextmanager
     def open(self, name: str, fetch: Callable[[IncomingFile], None]) -> Iterator[tuple[Path, BinaryIO]]:
-        """Give the copy ``name``, which stays while the block lasts, and its open file.
-
-        Args:
-            name: tells whose copy it is.
-            fetch: writes the bytes when there is no copy yet.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Give the copy ``name``, which stays while the block lasts, and its open file."""
         path = self._kept / name
         handle = self._hold(path)
         for _ in range(_TRIES):

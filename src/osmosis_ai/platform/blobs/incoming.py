@@ -25,12 +25,7 @@ _SWEEP_AGE = timedelta(hours=1)
 
 
 class IncomingFile:
-    """Bytes on their way to a name; as a context manager it discards what was not moved there.
-
-    Args:
-        place: a directory on the file system of the final name.
-        size: exactly how many bytes must come; None takes any number.
-    """
+    """Bytes on their way to a name; as a context manager it discards what was not moved there."""
 
     def __init__(self, place: Path, *, size: int | None = None) -> None:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -53,12 +48,7 @@ class IncomingFile:
         self.discard()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Add bytes.
-
-        Raises:
-            BodyTooLarge: they are more than announced.
-            OSError: the disk is full.
-        """
+        """Add bytes."""
         self._received += len(data)
         if self._expected is not None and self._received > self._expected:
             raise BodyTooLarge(f"more bytes came than the {self._expected} announced; nothing was kept.")
@@ -66,12 +56,7 @@ class IncomingFile:
         self._handle.write(data)
 
     def seal(self) -> BlobInfo:
-        """Bring everything to the disk; no more bytes will come.
-
-        Raises:
-            BodyTooSmall: fewer bytes came than announced.
-            OSError: the disk is full.
-        """
+        """Bring everything to the disk; no more bytes will come."""
         if self._expected is not None and self._received < self._expected:
             raise BodyTooSmall(
                 f"{self._received} of {self._expected} announced bytes came; nothing was kept."
@@ -81,22 +66,14 @@ class IncomingFile:
         return BlobInfo(self._received, self._digest.hexdigest())
 
     def move_to(self, target: Path) -> None:
-        """Give the sealed bytes their name, in a directory that exists; what had it is replaced.
-
-        Raises:
-            FileNotFoundError: the directory is gone.
-        """
+        """Give the sealed bytes their name, in a directory that exists; what had it is replaced."""
         self._path.replace(target)
         self._kept = True
         self.discard()
         sync_directory(target.parent)
 
     def move_to_free(self, target: Path) -> None:
-        """Give the sealed bytes their name, unless a file has it already: that one stays.
-
-        Raises:
-            FileNotFoundError: the directory is gone.
-        """
+        """Give the sealed bytes their name, unless a file has it already: that one stays."""
         try:
             os.link(self._path, target)  # which, unlike a rename, fails where there is a file
         except OSError:

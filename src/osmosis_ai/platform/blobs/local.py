@@ -46,13 +46,7 @@ _RECORD = "upload.json"
 
 
 class LocalBlobStore:
-    """A :class:`~osmosis_ai.platform.blobs.store.BlobStore` in a directory of this machine.
-
-    Args:
-        root: the directory; made on first use.
-        signer: makes the URLs.
-        clock: dates uploads.
-    """
+    """A :class:`~osmosis_ai.platform.blobs.store.BlobStore` in a directory of this machine."""
 
     def __init__(self, root: Path, signer: UrlSigner, clock: Clock) -> None:
         self.signer = signer
@@ -198,22 +192,13 @@ class LocalBlobStore:
         sweep(self._incoming, now=self._clock.now())
 
     def receive_part(self, grant: PartGrant) -> IncomingFile:
-        """Take the bytes of a part; :meth:`keep_part` makes them one.
-
-        Raises:
-            UploadNotFound: the upload has ended.
-        """
+        """Take the bytes of a part; :meth:`keep_part` makes them one."""
         if not self._upload_dir(grant.upload_id).is_dir():
             raise UploadNotFound
         return IncomingFile(self._incoming, size=grant.size)
 
     def keep_part(self, grant: PartGrant, incoming: IncomingFile) -> Part:
-        """Make what was received a part of its upload, in place of an earlier one of that number.
-
-        Raises:
-            UploadNotFound: the upload has ended.
-            BodyTooSmall: fewer bytes came than announced.
-        """
+        """Make what was received a part of its upload, in place of an earlier one of that number."""
         info = incoming.seal()
         directory = self._upload_dir(grant.upload_id)
         target = directory / f"{grant.part_number}.{info.sha256}"

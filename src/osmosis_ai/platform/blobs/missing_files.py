@@ -20,13 +20,8 @@ _OF_EACH = 5
 
 
 def missing_files(db: Database, blobs: BlobStore, shown: str) -> str | None:
-    """Return, in a sentence, how many of a few files are missing; None where none is, or the store does not answer.
-
-    Args:
-        db: names them.
-        blobs: where they should be.
-        shown: what people are told of where that is.
-    """
+    """Return, in a sentence, how many of a few files are missing; None where none is, or the store does not
+    answer."""
     keys = list(dict.fromkeys(_some_keys(db)))
     try:
         missing = sum(not _is_there(blobs, key) for key in keys)

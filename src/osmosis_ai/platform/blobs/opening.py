@@ -15,12 +15,7 @@ from osmosis_ai.platform.s3_address import parse_s3_address
 
 
 def open_blob_store(config: PlatformConfig, clock: Clock) -> BlobStore:
-    """Return the store that the platform of ``config`` keeps its blobs in.
-
-    Raises:
-        OsmosisError: the address is none.
-        MissingExtraError: the bucket needs boto3, which is not installed.
-    """
+    """Return the store that the platform of ``config`` keeps its blobs in."""
     if not config.blobs_url:
         return open_local_store(config, clock)
     address = parse_s3_address(config.blobs_url)

@@ -20,13 +20,7 @@ _ORPHAN_AGE = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartedUpload:
-    """An upload that has begun.
-
-    Args:
-        upload: the store's.
-        size: of the file, in bytes.
-        part_size: of every part but the last, in bytes; that of the file for an upload in one piece.
-    """
+    """An upload that has begun."""
 
     upload: BlobUpload
     size: int
@@ -42,12 +36,7 @@ class PartedUpload:
     def instructions(
         self, blobs: BlobStore, received: Mapping[int, Part] | None = None
     ) -> UploadInstructions:
-        """Return where the client sends the bytes.
-
-        Args:
-            blobs: where the upload is.
-            received: the parts that have arrived, of an upload that goes on.
-        """
+        """Return where the client sends the bytes."""
         sizes = self.part_sizes()
         urls = [
             blobs.signed_part_url(self.upload, number, size=size, ttl=UPLOAD_TTL)
@@ -96,13 +85,7 @@ class PartedUpload:
 
 
 def old_uploads(blobs: BlobStore, directory: str, *, now: datetime) -> list[BlobUpload]:
-    """Return the unfinished uploads that began so long ago that one which no row knows never will be.
-
-    Args:
-        blobs: where they are.
-        directory: the first part of their keys.
-        now: the moment.
-    """
+    """Return the unfinished uploads that began so long ago that one which no row knows never will be."""
     return [
         upload
         for upload, begun_at in blobs.unfinished_uploads()

@@ -63,14 +63,7 @@ class _Object(NamedTuple):
 
 
 class S3BlobStore:
-    """A :class:`~osmosis_ai.platform.blobs.store.BlobStore` in a bucket.
-
-    Args:
-        address: of the bucket.
-        clock: tells what a killed process left long ago.
-        copies: of blobs, on this disk.
-        attempts: how often a request is made that the store does not answer properly.
-    """
+    """A :class:`~osmosis_ai.platform.blobs.store.BlobStore` in a bucket."""
 
     def __init__(
         self, address: S3Address, clock: Clock, copies: BlobCopies, *, attempts: int = _ATTEMPTS
@@ -140,11 +133,8 @@ class S3BlobStore:
             self._require_gone(key)
 
     def _require_gone(self, key: str) -> None:
-        """Ask whether a blob is there whose deletion was answered as what stands before a store may answer anything.
-
-        Raises:
-            BlobStoreBusy: it is, or no store has said so.
-        """
+        """Ask whether a blob is there whose deletion was answered as what stands before a store may answer
+        anything."""
         with suppress(BlobNotFound):
             self._look(key)
             raise self._unheard_deletion()
@@ -249,8 +239,8 @@ class S3BlobStore:
         self._copies.sweep(self._clock.now())
 
     def has_credentials_of_machine(self) -> bool:
-        """Tell whether the store's credentials are those that every program on this machine is given that asks for
-        them: a cloud's, at its metadata address."""
+        """Tell whether the store's credentials are those that every program on this machine is given that
+        asks for them: a cloud's, at its metadata address."""
         return self._connected().by_machine
 
     def _complete(self, upload: BlobUpload, etags: Sequence[str]) -> None:

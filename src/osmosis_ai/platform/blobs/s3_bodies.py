@@ -16,17 +16,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 def read_body(body: Any, size: int, shown: str) -> bytes:
-    """Return the body of an answer (``botocore.response.StreamingBody``).
-
-    Args:
-        body: of which nothing was read.
-        size: how long it is to be.
-        shown: what people are told of where the store is.
-
-    Raises:
-        BlobStoreSilent: it does not come in time.
-        botocore.exceptions.BotoCoreError: it broke off.
-    """
+    """Return the body of an answer (``botocore.response.StreamingBody``)."""
     from botocore.exceptions import IncompleteReadError, ReadTimeoutError, ResponseStreamingError
     from urllib3.exceptions import HTTPError
     from urllib3.exceptions import ReadTimeoutError as Silence

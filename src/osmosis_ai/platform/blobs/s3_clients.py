@@ -20,8 +20,8 @@ _SOURCES_OF_MACHINE = ("Ec2InstanceMetadata", "EcsContainer")
 
 
 class S3Clients(NamedTuple):
-    """Connections to the store, those with more patience, what makes the URLs of clients, and whether the machine gave
-    the credentials."""
+    """Connections to the store, those with more patience, what makes the URLs of clients, and whether the
+    machine gave the credentials."""
 
     own: Any
     patient: Any
@@ -30,11 +30,7 @@ class S3Clients(NamedTuple):
 
 
 def connect(address: S3Address, attempts: int) -> S3Clients:
-    """Return the connections to a store, each tried so many times at a failure; none is opened yet.
-
-    Raises:
-        botocore.exceptions.BotoCoreError: the address or the credentials' own configuration can not be used.
-    """
+    """Return the connections to a store, each tried so many times at a failure; none is opened yet."""
     import boto3
     from botocore.config import Config
     from botocore.session import get_session

@@ -54,16 +54,7 @@ _LISTS = frozenset({"ListObjectsV2", "ListParts", "ListMultipartUploads"})
 
 @contextmanager
 def speaking(address: S3Address, doing: str) -> Iterator[None]:
-    """Turn what boto3 raises into what the platform says.
-
-    Args:
-        address: of the store.
-        doing: what is being done, as in "it may not …".
-
-    Raises:
-        BlobStoreError: the store refuses, or is not as it should be.
-        BlobStoreBusy: it may work again a little later; ``BlobStoreSilent`` where it said nothing.
-    """
+    """Turn what boto3 raises into what the platform says."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -77,17 +68,8 @@ def speaking(address: S3Address, doing: str) -> Iterator[None]:
 
 
 def require_store(address: S3Address, operation: str, http_response: Any, parsed: Mapping[str, Any]) -> None:
-    """Find out whether an answer is a store's: what stands before one may say that all is well, and has kept nothing.
-
-    Args:
-        address: of the store.
-        operation: what was asked, as boto3 names it.
-        http_response: the answer (``botocore.awsrequest.AWSResponse``).
-        parsed: what boto3 read in it.
-
-    Raises:
-        BlobStoreBusy: it is none.
-    """
+    """Find out whether an answer is a store's: what stands before one may say that all is well, and has kept
+    nothing."""
     if http_response.status_code >= 300:
         return
     lacks = any(parsed.get(name) in (None, "") for name in _ALWAYS_SAID.get(operation, ()))

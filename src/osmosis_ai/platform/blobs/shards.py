@@ -28,22 +28,14 @@ class ShardPiece(NamedTuple):
 
 
 class ShardWriter:
-    """A shard that is not stored yet, in a file of its own that nobody else sees.
-
-    Args:
-        directory: where the file is kept meanwhile.
-    """
+    """A shard that is not stored yet, in a file of its own that nobody else sees."""
 
     def __init__(self, directory: Path) -> None:
         self._file = cast(BinaryIO, tempfile.TemporaryFile(dir=directory))  # noqa: SIM115 - `close` closes it
         self.size = 0
 
     def add(self, content: bytes) -> ShardPiece:
-        """Add a file.
-
-        Raises:
-            OSError: the disk did not take it; the shard is as it was.
-        """
+        """Add a file."""
         packed = zlib.compress(content, _LEVEL)
         self._file.seek(self.size)
         self._file.write(packed)
@@ -52,11 +44,7 @@ class ShardWriter:
         return piece
 
     def content(self) -> BinaryIO:
-        """Return all of it, to be read from its beginning; it may be asked for again, and added to no more.
-
-        Raises:
-            OSError: the disk did not take it.
-        """
+        """Return all of it, to be read from its beginning; it may be asked for again, and added to no more."""
         self._file.truncate(self.size)
         self._file.seek(0)
         return self._file
@@ -67,12 +55,7 @@ class ShardWriter:
 
 
 def read_piece(blobs: BlobStore, key: str, piece: ShardPiece) -> bytes:
-    """Return a file of a shard.
-
-    Raises:
-        BlobNotFound: the shard is gone.
-        BlobError: it holds something else there.
-    """
+    """Return a file of a shard."""
     packed = blobs.read(key, piece.offset, piece.length)
     unpacking = zlib.decompressobj()
     try:

@@ -57,13 +57,7 @@ class PartGrant:
 
 @dataclass(frozen=True)
 class UrlSigner:
-    """Makes and checks signed URLs.
-
-    Args:
-        key: 32 random bytes, see :func:`load_signing_key`.
-        base_url: how clients reach the platform, without a trailing slash.
-        clock: decides what has expired.
-    """
+    """Makes and checks signed URLs."""
 
     key: bytes = field(repr=False)
     base_url: str
@@ -80,20 +74,12 @@ class UrlSigner:
         return f"{self.base_url}{BLOBS_PATH}/{payload}.{self._mac(payload)}"
 
     def download(self, token: str) -> DownloadGrant:
-        """Return what the last segment of a URL allows to fetch.
-
-        Raises:
-            UrlRefused: it was altered, has expired, or allows something else.
-        """
+        """Return what the last segment of a URL allows to fetch."""
         key, filename, *piece = self._claims(token, "GET")
         return DownloadGrant(key, filename, ShardPiece(*piece) if piece else None)
 
     def part(self, token: str) -> PartGrant:
-        """Return what the last segment of a URL allows to send.
-
-        Raises:
-            UrlRefused: it was altered, has expired, or allows something else.
-        """
+        """Return what the last segment of a URL allows to send."""
         upload_id, part_number, size = self._claims(token, "PUT")
         return PartGrant(upload_id, part_number, size)
 
@@ -116,20 +102,12 @@ class UrlSigner:
 
 
 def url_signer(config: PlatformConfig, clock: Clock) -> UrlSigner:
-    """Return what makes and checks the URLs of the platform of ``config``.
-
-    Raises:
-        OsmosisError: as of :func:`load_signing_key`.
-    """
+    """Return what makes and checks the URLs of the platform of ``config``."""
     return UrlSigner(load_signing_key(config.keys_dir / "blob-urls.key"), config.base_url, clock)
 
 
 def load_signing_key(path: Path) -> bytes:
-    """Return the key kept in ``path``; made on first use, readable by the platform's user alone.
-
-    Raises:
-        OsmosisError: the file is damaged, open to other users, or cannot be made.
-    """
+    """Return the key kept in ``path``; made on first use, readable by the platform's user alone."""
     try:
         if not path.exists():
             _create_key(path)

@@ -119,15 +119,10 @@ class Part:
 
 
 class BlobStore(Protocol):
-    """Bytes by key. Disk failures surface as the ``OSError`` they are, those of a store elsewhere as
-    :class:`BlobStoreError`, and leave nothing half-written."""
+    """Bytes by key."""
 
     def check(self) -> None:
-        """Find out whether blobs can be written, read and removed.
-
-        Raises:
-            BlobStoreError: they cannot.
-        """
+        """Find out whether blobs can be written, read and removed."""
         ...
 
     def put(self, key: str, stream: BinaryIO) -> BlobInfo:
@@ -135,27 +130,15 @@ class BlobStore(Protocol):
         ...
 
     def open(self, key: str) -> BinaryIO:
-        """Open a blob for reading; what was opened stays readable when the blob is deleted.
-
-        Raises:
-            BlobNotFound: there is none.
-        """
+        """Open a blob for reading; what was opened stays readable when the blob is deleted."""
         ...
 
     def read(self, key: str, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes from ``offset`` on; fewer where the blob ends before.
-
-        Raises:
-            BlobNotFound: there is none.
-        """
+        """Return ``length`` bytes from ``offset`` on; fewer where the blob ends before."""
         ...
 
     def size(self, key: str) -> int:
-        """Return a blob's size in bytes.
-
-        Raises:
-            BlobNotFound: there is none.
-        """
+        """Return a blob's size in bytes."""
         ...
 
     def delete(self, key: str) -> None:
@@ -171,11 +154,7 @@ class BlobStore(Protocol):
         ...
 
     def local_copy(self, key: str) -> AbstractContextManager[Path]:
-        """Give a file with the blob's bytes and the key's extension, to be read and not changed.
-
-        Raises:
-            BlobNotFound: there is none.
-        """
+        """Give a file with the blob's bytes and the key's extension, to be read and not changed."""
         ...
 
     def signed_get_url(self, key: str, *, filename: str, ttl: timedelta) -> str:
@@ -191,20 +170,11 @@ class BlobStore(Protocol):
         ...
 
     def parts(self, upload: BlobUpload) -> Mapping[int, Part]:
-        """Return the parts received so far, by number.
-
-        Raises:
-            UploadNotFound: the upload has ended.
-        """
+        """Return the parts received so far, by number."""
         ...
 
     def complete_upload(self, upload: BlobUpload, etags: Sequence[str]) -> BlobInfo:
-        """Make the blob of parts 1, 2 … with these ETags; may be repeated, also after a crash.
-
-        Raises:
-            PartsMismatch: one of them was not received.
-            UploadNotFound: the upload has ended without a blob.
-        """
+        """Make the blob of parts 1, 2 … with these ETags; may be repeated, also after a crash."""
         ...
 
     def abort_upload(self, upload: BlobUpload) -> None:
@@ -221,11 +191,7 @@ class BlobStore(Protocol):
 
 
 def check_key(key: str) -> str:
-    """Return ``key`` if it is one: segments of letters, digits, ``.``, ``_`` and ``-`` between slashes.
-
-    Raises:
-        ValueError: it is none; keys are made by the platform, so this is a bug and no user's mistake.
-    """
+    """Return ``key`` if it is one: segments of letters, digits, ``.``, ``_`` and ``-`` between slashes."""
     if len(key) > MAX_KEY_CHARS or not _KEY.fullmatch(key):
         raise ValueError(f"not a blob key: {key[:MAX_KEY_CHARS]!r}")
     return key

@@ -28,12 +28,7 @@ class _OwnTurn(threading.local):
 
 
 class StoreGate:
-    """Lets requests through to one store.
-
-    Args:
-        shown: what people are told of where it is.
-        clock: in seconds, never back.
-    """
+    """Lets requests through to one store."""
 
     def __init__(self, shown: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._shown = shown
@@ -46,12 +41,7 @@ class StoreGate:
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """Let one request through, and see how it ends.
-
-        Raises:
-            BlobStoreSilent: the store did not answer a moment ago.
-            BlobStoreBusy: too many wait for it.
-        """
+        """Let one request through, and see how it ends."""
         if self._own.is_taken:
             # Refused here, the one that finds out would never ask, nor anybody else.
             with self._hearing():

@@ -44,12 +44,7 @@ class CheckCancelled(Exception):
 
 
 def check_dataset(path: Path, *, stopping: threading.Event) -> Check:
-    """Check a file whose name ends in its extension.
-
-    Raises:
-        CheckCancelled: ``stopping`` was set before it was done.
-        OSError: the file cannot be read.
-    """
+    """Check a file whose name ends in its extension."""
     if path.suffix != ".parquet" and path.stat().st_size <= _SMALL_BYTES:
         return check_in_process(path)
     return _check_in_subprocess(path, stopping)

@@ -33,12 +33,7 @@ _TICK = timedelta(milliseconds=1)
 
 
 class Ingest:
-    """Checks datasets in the background.
-
-    Args:
-        db, blobs, clock, logs: of the platform.
-        workers: how many files are checked at a time.
-    """
+    """Checks datasets in the background."""
 
     def __init__(
         self, db: Database, blobs: BlobStore, clock: Clock, logs: LogStore, *, workers: int = 2
@@ -71,10 +66,7 @@ class Ingest:
         self._again.clear()
 
     def submit(self, dataset_id: str) -> None:
-        """Check a dataset that is ``processing``, each dataset once at a time.
-
-        Does nothing before :meth:`start`: the row itself is the order, and is found then.
-        """
+        """Check a dataset that is ``processing``, each dataset once at a time."""
         with self._lock:
             if self._pool is None or self._stopping.is_set():
                 return

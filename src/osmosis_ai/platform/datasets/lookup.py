@@ -22,11 +22,7 @@ from osmosis_ai.platform.db.tables import DbDataset
 def find_dataset(
     session: Session, workspace_id: str, name_or_id: str, *, lock: bool = False
 ) -> DbDataset | None:
-    """Return a dataset of a workspace by its id or name; an id wins over a name that looks like it.
-
-    Args:
-        lock: keep others from changing the row until the transaction ends.
-    """
+    """Return a dataset of a workspace by its id or name; an id wins over a name that looks like it."""
     for column, value in ((DbDataset.id, name_or_id), (DbDataset.name, normal_name(name_or_id))):
         query = select(DbDataset).where(DbDataset.workspace_id == workspace_id, column == value)
         row = session.scalar(query.with_for_update() if lock else query)
@@ -36,15 +32,7 @@ def find_dataset(
 
 
 def open_dataset(db: Database, blobs: BlobStore, dataset_id: str, target: Path) -> DbDataset:
-    """Copy a dataset's checked bytes to ``target`` and return the row they belong to.
-
-    ``target`` that already holds them is left as it is. Its directory is made when missing.
-
-    Raises:
-        NotFoundError: there is no such dataset, or it has no checked bytes.
-        OsmosisError: what is stored is not what was checked.
-        OSError: the disk is full; ``target`` is what it was.
-    """
+    """Copy a dataset's checked bytes to ``target`` and return the row they belong to."""
     row = _with_bytes(db, dataset_id)
     try:
         _copy(blobs, row, target)

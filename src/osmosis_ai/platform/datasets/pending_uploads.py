@@ -22,15 +22,7 @@ _MOST_ISSUES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingUpload(PartedUpload):
-    """An upload that has begun.
-
-    Args:
-        extension: of the file.
-        creator_id: who sends it.
-        expires_at: when its URLs end.
-        etags: of its parts, once the client has completed it.
-        intent: what the client said it would send, if it did.
-    """
+    """An upload that has begun."""
 
     extension: str
     creator_id: str | None
@@ -85,11 +77,7 @@ class PendingUpload(PartedUpload):
         return replace(self, creator_id=None)
 
     def match(self, received: Mapping[int, Part], named: Sequence[CompletedPart] | None) -> list[str]:
-        """Return the ETags of all parts in order, if they are there and are those the client names.
-
-        Raises:
-            DatasetRejected: naming every part that is missing or another.
-        """
+        """Return the ETags of all parts in order, if they are there and are those the client names."""
         problems = self.problems_with(received, named)
         if problems:
             more = len(problems) - _MOST_ISSUES

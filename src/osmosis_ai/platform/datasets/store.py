@@ -73,12 +73,7 @@ class DatasetRecord:
 
 
 class DatasetStore:
-    """The datasets of one platform.
-
-    Args:
-        db, blobs, clock, logs: of the platform.
-        limits: of uploads.
-    """
+    """The datasets of one platform."""
 
     def __init__(
         self,
@@ -105,22 +100,7 @@ class DatasetStore:
         overwrite_id: str | None = None,
         intent: UploadIntent | None = None,
     ) -> tuple[DatasetRecord, UploadInstructions]:
-        """Announce bytes; returns the dataset and where to send them.
-
-        An upload of the same user and bytes that is still open is handed back, with the parts that have arrived.
-
-        Args:
-            workspace_id: whose dataset it is.
-            creator_id: the user who sends them.
-            request: what is sent.
-            overwrite_id: the dataset of that name which is to be replaced.
-            intent: which bytes they are; without it every announcement begins an upload of its own.
-
-        Raises:
-            ConflictError: the name is taken; ``details["existing_dataset_id"]`` is whose it is.
-            NotFoundError: there is no dataset to overwrite.
-            DatasetRejected: the dataset to overwrite has another name.
-        """
+        """Announce bytes; returns the dataset and where to send them."""
         if intent is not None:
             handed_back = self._resume_upload(workspace_id, creator_id, request, overwrite_id, intent)
             if handed_back is not None:
@@ -144,13 +124,7 @@ class DatasetStore:
         extension: str,
         parts: Sequence[CompletedPart] | None = None,
     ) -> DatasetRecord:
-        """Say that all bytes have been sent; they are checked from then on. Repeating it changes nothing.
-
-        Raises:
-            DatasetRejected: bytes are missing, or are others than the client names.
-            ConflictError: the upload was aborted, or has expired.
-            NotFoundError: there is no such dataset.
-        """
+        """Say that all bytes have been sent; they are checked from then on."""
         row = self._find(workspace_id, name_or_id)
         pending = PendingUpload.of(row)
         if pending is not None and pending.etags is None:
@@ -165,11 +139,7 @@ class DatasetStore:
         return self.get(workspace_id, row.id)
 
     def abort(self, workspace_id: str, name_or_id: str) -> DatasetRecord:
-        """Give an upload up; a dataset that had bytes before keeps them. Repeating it changes nothing.
-
-        Raises:
-            NotFoundError: there is no such dataset.
-        """
+        """Give an upload up; a dataset that had bytes before keeps them."""
         row = self._find(workspace_id, name_or_id)
         pending = PendingUpload.of(row)
         if pending is not None:
@@ -177,11 +147,7 @@ class DatasetStore:
         return self.get(workspace_id, row.id)
 
     def get(self, workspace_id: str, name_or_id: str) -> DatasetRecord:
-        """Return a dataset.
-
-        Raises:
-            NotFoundError: there is none of that name or id.
-        """
+        """Return a dataset."""
         with self._db.session() as session:
             row = find_dataset(session, workspace_id, name_or_id)
             creator = session.get(DbUser, row.creator_id) if row is not None and row.creator_id else None
@@ -199,11 +165,7 @@ class DatasetStore:
             ], total
 
     def page(self, workspace_id: str, *, limit: int, cursor: str | None) -> ItemPage[DatasetRecord]:
-        """Return datasets from a place on, the newest first and without their previews.
-
-        Raises:
-            OsmosisError: the cursor is none of this list.
-        """
+        """Return datasets from a place on, the newest first and without their previews."""
         with self._db.session() as session:
 
             def entries(ids: Sequence[str]) -> dict[str, DatasetRecord]:
@@ -213,12 +175,7 @@ class DatasetStore:
             return newest_page(session, DbDataset, workspace_id, entries, limit=limit, cursor=cursor)
 
     def download_url(self, workspace_id: str, name_or_id: str) -> tuple[str, timedelta, str]:
-        """Return a URL of the bytes, how long it works, and the name of the file.
-
-        Raises:
-            NotFoundError: there is no such dataset.
-            ConflictError: it has no checked bytes, or others are being checked.
-        """
+        """Return a URL of the bytes, how long it works, and the name of the file."""
         row = self._find(workspace_id, name_or_id)
         if row.status != "uploaded" or row.blob_key is None:
             raise ConflictError(_why_not_ready(row), details={"status": row.status})
@@ -235,11 +192,7 @@ class DatasetStore:
         direction: Literal["older", "newer"],
         cursor: str | None,
     ) -> LogPage:
-        """Return a page of what was said about a dataset.
-
-        Raises:
-            NotFoundError: there is no such dataset.
-        """
+        """Return a page of what was said about a dataset."""
         row = self._find(workspace_id, name_or_id)
         return self._logs.page(row.id, limit=limit, direction=direction, cursor=cursor)
 

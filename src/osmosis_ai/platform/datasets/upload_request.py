@@ -17,11 +17,7 @@ _DIRECTION_MARKS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u
 
 
 class DatasetRejected(OsmosisError):
-    """A request for a dataset that cannot be what was meant.
-
-    Args:
-        issues: every problem: the field of the request, and a sentence.
-    """
+    """A request for a dataset that cannot be what was meant."""
 
     def __init__(self, issues: list[tuple[str, str]]) -> None:
         problems = [problem for _, problem in issues]
@@ -56,11 +52,7 @@ class UploadRequest:
     def checked(
         cls, name: str, extension: str, size: int, *, max_bytes: int = MAX_FILE_BYTES
     ) -> UploadRequest:
-        """Return the announcement of a file that may be sent.
-
-        Raises:
-            DatasetRejected: it may not.
-        """
+        """Return the announcement of a file that may be sent."""
         announced = cls(normal_name(name), normal_extension(extension), size)
         issues = [
             (field, problem)

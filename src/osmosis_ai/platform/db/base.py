@@ -106,10 +106,7 @@ def rows_changed(session: Session, change: Update | Delete) -> int:
 
 
 def upsert(session: Session, model: type[Base], rows: Sequence[dict[str, Any]]) -> None:
-    """Insert ``rows`` of ``model``, replacing those with the same primary key; all rows have the same keys.
-
-    Of several rows with one key the last counts.
-    """
+    """Insert ``rows`` of ``model``, replacing those with the same primary key; all rows have the same keys."""
     if not rows:
         return
     columns = tuple(rows[0])

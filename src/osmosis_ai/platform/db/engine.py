@@ -75,17 +75,7 @@ class StorageFullError(OsmosisError):
 
 
 class Database:
-    """One database, shared by all threads of this process.
-
-    Rows stay readable after their session has ended; they are then plain values that nothing saves.
-
-    Args:
-        url: a SQLAlchemy URL of SQLite or PostgreSQL.
-        named: what gave the URL, for messages.
-
-    Raises:
-        OsmosisError: when the URL is not one, or its driver is not installed.
-    """
+    """One database, shared by all threads of this process."""
 
     def __init__(self, url: str, *, named: str = "OSMOSIS_DATABASE_URL") -> None:
         self._url = _parse(url, named)
@@ -117,11 +107,7 @@ class Database:
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """Read one consistent snapshot; a write inside fails.
-
-        Raises:
-            DatabaseBusyError, StorageFullError: as :meth:`transaction`.
-        """
+        """Read one consistent snapshot; a write inside fails."""
         with (
             self._translated(writes=False),
             Session(self._engine, expire_on_commit=False, autoflush=False) as session,
@@ -132,16 +118,7 @@ class Database:
 
     @contextmanager
     def transaction(self, *, wait_s: float = BUSY_TIMEOUT_S) -> Iterator[Session]:
-        """Write: everything inside is committed together, or nothing when it raises.
-
-        Args:
-            wait_s: how long to wait for other writers.
-
-        Raises:
-            DatabaseBusyError: another writer did not end within ``wait_s`` seconds.
-            StorageFullError: the disk is full; nothing of the transaction is left.
-            RuntimeError: this thread is already inside a transaction.
-        """
+        """Write: everything inside is committed together, or nothing when it raises."""
         with (
             self._translated(),
             self._turn_to_write(wait_s) as left_s,
@@ -152,14 +129,7 @@ class Database:
             session.commit()
 
     async def read(self, query: Callable[[Session], Read]) -> Read:
-        """Return what a short ``query`` finds, from a coroutine.
-
-        SQLite never makes a read wait, and handing one to a thread costs more than a look into an index does;
-        PostgreSQL is asked from a thread.
-
-        Raises:
-            DatabaseBusyError, StorageFullError: as :meth:`session`.
-        """
+        """Return what a short ``query`` finds, from a coroutine."""
 
         def ask() -> Read:
             with self.session() as session:
@@ -172,11 +142,7 @@ class Database:
         return await run_sync(ask)
 
     def migrate(self) -> None:
-        """Bring the schema up to this release; safe when several processes do so at once.
-
-        Raises:
-            OsmosisError: the schema of the database is unknown.
-        """
+        """Bring the schema up to this release; safe when several processes do so at once."""
         from osmosis_ai.platform.db.migrations import upgrade
 
         with self._translated():
@@ -237,11 +203,7 @@ class Database:
 
 @contextmanager
 def opened_database(url: str) -> Iterator[Database]:
-    """Open a database while the block lasts.
-
-    Raises:
-        OsmosisError: as :class:`Database`.
-    """
+    """Open a database while the block lasts."""
     database = Database(url)
     try:
         yield database

@@ -12,11 +12,7 @@ from osmosis_ai.platform.db.base import Base
 
 
 class DbEvalImport(Base):
-    """The upload of an evaluation that ran elsewhere. ``status``: ``uploading`` or ``finalized``.
-
-    ``announced`` is what was said of the run when the upload began. ``run_id`` is decided then, because its files are
-    stored below it; the run itself is there once the upload is finalized, until somebody deletes it.
-    """
+    """The upload of an evaluation that ran elsewhere."""
 
     __tablename__ = "eval_imports"
     __table_args__ = (UniqueConstraint("workspace_id", "local_run_id", "manifest_digest"),)

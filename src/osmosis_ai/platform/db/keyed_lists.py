@@ -29,21 +29,7 @@ def keyed_page(
     limit: int,
     cursor: str | None,
 ) -> ItemPage[ItemT]:
-    """Return a page of a table's rows.
-
-    Args:
-        session: of the database.
-        columns: of the table, none of them ever NULL, by which it is sorted; together they tell every row of the list
-            from the others.
-        ranges: the rows of the list, as the conditions of each range of an index.
-        entries: makes items of rows, by their ids.
-        descending: the direction.
-        limit: items on the page.
-        cursor: where it begins; None for the list's beginning.
-
-    Raises:
-        OsmosisError: the cursor is none of this list.
-    """
+    """Return a page of a table's rows."""
     order = KeysetOrder(None, tuple(columns), descending)
     table = columns[0].class_
     name = ":".join((table.__tablename__, *(column.key for column in columns)))
@@ -83,11 +69,7 @@ def newest_page(
 
 
 def moment_of(value: Scalar, cursor: str) -> datetime:
-    """Return the moment that a part of a cursor's key names.
-
-    Raises:
-        OsmosisError: it names none.
-    """
+    """Return the moment that a part of a cursor's key names."""
     try:
         if isinstance(value, str) and (moment := datetime.fromisoformat(value)).tzinfo is not None:
             return moment
@@ -97,11 +79,7 @@ def moment_of(value: Scalar, cursor: str) -> datetime:
 
 
 def text_of(value: Scalar, cursor: str) -> str:
-    """Return the text that a part of a cursor's key is.
-
-    Raises:
-        OsmosisError: it is none that a database takes.
-    """
+    """Return the text that a part of a cursor's key is."""
     if not isinstance(value, str) or storable(value) != value:
         raise refused(cursor)
     return value

@@ -21,15 +21,7 @@ _WAYS_TO_SORT = ("enable_sort", "enable_incremental_sort", "enable_mergejoin", "
 
 @dataclass(frozen=True, slots=True)
 class KeysetOrder:
-    """An order of rows.
-
-    Attributes:
-        value: the column that is sorted by; None where the ties alone say it.
-        ties: columns that together tell every row from the others.
-        descending: the direction of values and ties; rows without a value are by ascending ties.
-        nullable: whether there are rows without a value.
-        few: whether the rows are so few, and found by another index, that they are sooner sorted than this one is walked.
-    """
+    """An order of rows."""
 
     value: Any | None
     ties: tuple[Any, ...]
@@ -49,14 +41,7 @@ class KeysetPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One range of an index: the rows with a value, or those without, from a place on.
-
-    Attributes:
-        conditions: which rows.
-        columns: what they are ordered by.
-        descending: the direction.
-        missing: the column that is NULL in all of them; PostgreSQL follows its index only where it stands in the order.
-    """
+    """One range of an index: the rows with a value, or those without, from a place on."""
 
     conditions: tuple[ColumnElement[bool], ...]
     columns: tuple[Any, ...]
@@ -81,15 +66,7 @@ def read_page(
     *,
     limit: int,
 ) -> list[Any]:
-    """Return the first rows behind (or before) a place, the nearest first; one statement.
-
-    Args:
-        session: of the database.
-        ranges: what is listed, each a range of the order's index; the keys' columns are among the selected ones.
-        order: the order of all of them together.
-        place: where to begin; None for the order's beginning.
-        limit: how many, at most.
-    """
+    """Return the first rows behind (or before) a place, the nearest first; one statement."""
     return read_pages(session, ranges, order, [place], limit=limit)[0]
 
 
@@ -102,10 +79,7 @@ def read_pages(
     limit: int,
     is_last: bool = False,
 ) -> list[list[Any]]:
-    """As :func:`read_page` for each of some places, in one statement.
-
-    With ``is_last``, nothing that the database would have to plan is asked behind it in this transaction.
-    """
+    """As :func:`read_page` for each of some places, in one statement."""
     parts = [(number, part) for number, place in enumerate(places) for part in _parts(order, place)]
     pieces = [part.of(rows, tag, limit) for tag, (_, part) in enumerate(parts) for rows in ranges]
     found: list[list[Any]] = [[] for _ in parts]
@@ -128,11 +102,8 @@ def read_pages(
 
 @contextmanager
 def _walking(session: Session, *, is_last: bool) -> Iterator[None]:
-    """Have PostgreSQL walk the index of an order and look each row's newer result up, whatever it takes for likely.
-
-    Before it has counted a table (``ANALYZE``), and of a run that came since, it expects some hundred rows where there are
-    a hundred thousand: it would read, join and sort all of them for a page. SQLite walks by itself.
-    """
+    """Have PostgreSQL walk the index of an order and look each row's newer result up, whatever it takes for
+    likely."""
     if session.get_bind().dialect.name == "sqlite":
         yield
         return

@@ -12,15 +12,7 @@ from osmosis_ai.errors import OsmosisError
 
 
 def require_unicode(connection: Connection, shown: str) -> None:
-    """Refuse a database that not every text can be kept in.
-
-    Args:
-        connection: to it.
-        shown: what people call it.
-
-    Raises:
-        OsmosisError: it is none in UTF-8.
-    """
+    """Refuse a database that not every text can be kept in."""
     encoding = connection.scalar(text("SHOW server_encoding"))
     if encoding != "UTF8":
         raise OsmosisError(
@@ -31,11 +23,7 @@ def require_unicode(connection: Connection, shown: str) -> None:
 
 @contextmanager
 def permitted(shown: str) -> Iterator[None]:
-    """Say of what a user may not do that it may not.
-
-    Raises:
-        OsmosisError: the database ``shown`` refuses.
-    """
+    """Say of what a user may not do that it may not."""
     try:
         yield
     except ProgrammingError as error:

@@ -26,14 +26,7 @@ CONFIG_COLUMNS = ("workspace_id", "kind", "rollout_name", "dataset_name")
 
 
 class RunNumbers:
-    """Adds to a run what it is sorted by; NULL is what is not known (yet).
-
-    Attributes:
-        reward: mean over scored samples; of training the newest.
-        pass_rate: share of the scored samples that pass.
-        cost_usd: what the model calls cost, as far as prices are known.
-        duration_ms: how long the engine has worked, all sessions together, or else from its start to its end.
-    """
+    """Adds to a run what it is sorted by; NULL is what is not known (yet)."""
 
     reward: Mapped[float | None] = mapped_column(Float)
     pass_rate: Mapped[float | None] = mapped_column(Float)
@@ -62,11 +55,7 @@ def numbers_of(
 
 
 def duration_ms(run: Any, now: datetime) -> float | None:
-    """Return how long a run has taken in milliseconds; None before it begins.
-
-    For an evaluation this is the time its engine has worked, as in its ``metrics.json``. Until that is known, and for
-    training, it is the time since the run's start.
-    """
+    """Return how long a run has taken in milliseconds; None before it begins."""
     if run.duration_ms is not None or run.started_at is None:
         return float(run.duration_ms) if run.duration_ms is not None else None
     since_start: timedelta = now - run.started_at

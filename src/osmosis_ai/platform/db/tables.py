@@ -156,11 +156,7 @@ class DbRollout(Base):
 
 
 class DbDataset(Base):
-    """A dataset. ``status``: pending, uploading, processing, uploaded, error, cancelled. Sizes in bytes.
-
-    ``name`` is unique in its workspace; an overwrite keeps the row and replaces ``blob_key`` when
-    the new bytes have been validated. ``upload`` holds what an unfinished upload needs.
-    """
+    """A dataset."""
 
     __tablename__ = "datasets"
     __table_args__ = (
@@ -205,10 +201,8 @@ class DbSecret(Base):
 
 
 class DbRolloutServer(Base):
-    """An agent that is served elsewhere, as it was last registered under its name, and how its last probe ended.
-
-    ``sealed`` is the key that it asks for; NULL where it asks for none. ``status``: ``healthy`` or ``unhealthy``.
-    """
+    """An agent that is served elsewhere, as it was last registered under its name, and how its last probe
+    ended."""
 
     __tablename__ = "rollout_servers"
     __table_args__ = (UniqueConstraint("workspace_id", "name"),)
@@ -228,17 +222,7 @@ class DbRolloutServer(Base):
 
 
 class DbRun(RunNumbers, WorkedOn, Base):
-    """An evaluation or training run, and its lease.
-
-    ``kind``: ``eval`` or ``training``. ``status``: pending, running, finished, failed, stopped.
-    A worker owns the run while ``lease_token`` is its own and ``lease_expires_at`` lies ahead.
-    ``request`` is what was submitted, without secret values; those are in ``sealed_secrets`` and
-    only until the run has ended. ``selection`` and ``seed`` make its rows reproducible. ``imported`` says of a run
-    that was executed elsewhere where it came from; NULL for all others. A retry makes only the work items of
-    ``retried`` (``[row_index, run_index]``) of the run ``retry_of_id``. ``journal_blob``: the key of its journal,
-    compressed, once it has ended. ``environment`` and ``isolation`` say where its rollouts run and what limits them
-    there (``bubblewrap, network host``, or ``none: <reason>``); NULL before that is known, and for remote agents.
-    """
+    """An evaluation or training run, and its lease."""
 
     __tablename__ = "runs"
     __table_args__ = (
@@ -309,12 +293,7 @@ class DbDeletedRun(Base):
 
 
 class DbSample(Base):
-    """A finished row x attempt of an evaluation run.
-
-    ``input`` to ``parts`` are those of ``TerminalRecord``. ``position`` is where the record ends in the run's journal, in bytes: what came later has a greater one.
-    SQLite has NULL first and PostgreSQL last: who pages by a column that may be NULL asks for what has a value, and
-    then for what has none; either is a piece of the column's index.
-    """
+    """A finished row x attempt of an evaluation run."""
 
     __tablename__ = "samples"
     __table_args__ = (
@@ -357,11 +336,7 @@ class DbSample(Base):
 
 
 class DbRunFile(Base):
-    """A file of a run that can be downloaded; ``path`` as in the download layout, ``size`` in bytes.
-
-    With ``shard_offset`` and ``shard_length`` it is a piece of the blob, a shard, which carries a checksum of its own;
-    without them it is all of it, and ``sha256`` is its digest.
-    """
+    """A file of a run that can be downloaded; ``path`` as in the download layout, ``size`` in bytes."""
 
     __tablename__ = "run_files"
     __table_args__ = (
@@ -398,11 +373,7 @@ class DbMetricPoint(Base):
 
 
 class DbLoraModel(Base):
-    """An adapter that a training run has saved: a checkpoint of the run, and a model that can be deployed.
-
-    ``files``: ``{blob_key, size, sha256}`` by file name, in PEFT's layout. ``deployment_status``: ``active``,
-    ``inactive``, or NULL for one that never was deployed.
-    """
+    """An adapter that a training run has saved: a checkpoint of the run, and a model that can be deployed."""
 
     __tablename__ = "lora_models"
     __table_args__ = (

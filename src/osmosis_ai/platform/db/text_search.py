@@ -17,13 +17,7 @@ from osmosis_ai.sqlite_text import ESCAPE, HOLDS, like_pattern
 
 
 def one_holds(session: Session, columns: Iterable[Any], text: str) -> ColumnElement[bool]:
-    """Return the condition that a text is in one of some columns.
-
-    Args:
-        session: of the database that is asked.
-        columns: of text.
-        text: is looked for as it stands, without regard to case.
-    """
+    """Return the condition that a text is in one of some columns."""
     wanted = storable(text)
     if session.get_bind().dialect.name != "sqlite":
         return or_(*(column.icontains(wanted, autoescape=True) for column in columns))

@@ -27,12 +27,7 @@ class DbWorkerToken(Base):
 
 
 class DbWorkerTicket(Base):
-    """What lets one worker claim one attempt of a run; only its SHA-256 is stored.
-
-    ``claim_id`` is that of the first claim, and of every one after it. ``running_at`` is when the executor first saw the
-    job that carries it running, ``synced_at`` when the worker first said something as the run's owner, ``refused_at`` when
-    the run's log was last told that another one tried to claim it.
-    """
+    """What lets one worker claim one attempt of a run; only its SHA-256 is stored."""
 
     __tablename__ = "worker_tickets"
 
@@ -49,10 +44,8 @@ class DbWorkerTicket(Base):
 
 
 class DbKnownWorker(Base):
-    """A machine that has asked for runs with a worker token, as it described itself; ``id`` is a digest of that.
-
-    ``left_at``: when it said that it asks no more; NULL once it has asked again.
-    """
+    """A machine that has asked for runs with a worker token, as it described itself; ``id`` is a digest of
+    that."""
 
     __tablename__ = "known_workers"
 

@@ -12,22 +12,7 @@ from osmosis_ai.platform.db.base import Base
 
 
 class WorkedOn:
-    """Adds to a run what its workers and the platform agree on.
-
-    Attributes:
-        pool: whose workers may take it; NULL: those of the platform's own executor.
-        needs: one text for all runs that the same machines fit; NULL: any does.
-        worker_id: of the machine that claimed it last, where that has a worker token.
-        claim_id: of the claim that its owner made.
-        is_claim_answered: whether the owner has synced since, so that the claim is over.
-        journal_generation: how often a worker has gone on with it that set a file of its own aside.
-        journal_bytes: how much of it is accepted.
-        log_lines: how many lines the owner's log has; counts anew with each claim.
-        fruitless: claims in a row that ended by themselves with nothing recorded; -1: the present one has recorded something.
-        claimable_at: before this nobody takes the run.
-        training_state: of a training run, what another machine goes on from.
-        upload_bytes: how much its workers were let send.
-    """
+    """Adds to a run what its workers and the platform agree on."""
 
     pool: Mapped[str | None] = mapped_column(String(64))
     needs: Mapped[str | None] = mapped_column(Text)
@@ -44,10 +29,8 @@ class WorkedOn:
 
 
 class DbJournalSegment(Base):
-    """A part of the journal of a run that goes on, as it was accepted; ``length`` bytes from ``offset`` on, unpacked.
-
-    They are in ``content``, or compressed in the blob ``blob_key``; ``sha256`` is of the unpacked ones.
-    """
+    """A part of the journal of a run that goes on, as it was accepted; ``length`` bytes from ``offset`` on,
+    unpacked."""
 
     __tablename__ = "journal_segments"
 
@@ -84,13 +67,8 @@ class DbRunUpload(Base):
 
 
 class DbRunShard(Base):
-    """A shard of a run, from when its files are told until the run has ended and nothing of it is left to be merged.
-
-    ``state``: ``writing`` (a merged one on its way to the store), ``stored``, ``merged`` (its bytes stand in
-    ``merged_into``, too, from ``merged_offset`` on, and its files are about to be found there), ``replaced`` (nobody finds
-    anything in it any more), ``gone`` (neither is its blob there), ``unreadable`` (left as it is). No key of ``runs``: what
-    a deleted run has left is still to be found. The column is not called as in other tables: these blobs may be gone.
-    """
+    """A shard of a run, from when its files are told until the run has ended and nothing of it is left to be
+    merged."""
 
     __tablename__ = "run_shards"
     __table_args__ = (Index("ix_run_shards_state_run", "state", "run_id"),)

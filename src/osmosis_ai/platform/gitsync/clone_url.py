@@ -23,14 +23,7 @@ _HINT = "use an https or ssh address, or the absolute path of a repository on th
 
 @dataclass(frozen=True)
 class CloneUrl:
-    """A checked clone URL.
-
-    Attributes:
-        address: what Git is given, and what people may see: no credentials.
-        transport: the one transport that Git may use.
-        username: of the credentials that stood in the URL, when there were any.
-        password: likewise; empty where a token stands as user name alone.
-    """
+    """A checked clone URL."""
 
     address: str
     transport: str
@@ -50,15 +43,7 @@ class CloneUrl:
 
 
 def parse_clone_url(text: str, *, allow_local: bool) -> CloneUrl:
-    """Check where a repository is to be cloned from.
-
-    Args:
-        text: an https, http, ssh or git URL, ``user@host:path``, a ``file://`` URL or an absolute path.
-        allow_local: whether paths on this machine are allowed; only who administers it may name them.
-
-    Raises:
-        OsmosisError: when it is none of these; credentials in it are not repeated.
-    """
+    """Check where a repository is to be cloned from."""
     text = text.strip()
     if _CONTROL.search(text):
         raise OsmosisError("the clone URL must not contain control characters.")

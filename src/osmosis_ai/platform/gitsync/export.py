@@ -35,13 +35,7 @@ _DEEPEST = 256
 
 @dataclass(frozen=True)
 class ExportedTree:
-    """What was written.
-
-    Attributes:
-        path: the directory.
-        sha: the commit.
-        left_out: a sentence for each entry that was not written: submodules, links that lead outside.
-    """
+    """What was written."""
 
     path: Path
     sha: str
@@ -49,12 +43,7 @@ class ExportedTree:
 
 
 def export_commit(git: Git, mirror: Path, sha: str, target: Path) -> ExportedTree:
-    """Write the tree of ``sha`` to ``target``, which must not exist yet.
-
-    Raises:
-        GitError: when the commit cannot be read, is too large, or holds a path that leaves its directory.
-        OSError: when the disk is full; nothing is left behind.
-    """
+    """Write the tree of ``sha`` to ``target``, which must not exist yet."""
     entries = list(list_tree(git, mirror, sha))
     _refuse_unsafe_paths(entries)
     size = sum(entry.size for entry in entries)

@@ -77,11 +77,7 @@ class GitResult:
 
 
 class Git:
-    """Starts Git.
-
-    Args:
-        directory: where it runs; holds the optional file ``config``.
-    """
+    """Starts Git."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -97,17 +93,7 @@ class Git:
         environment: Mapping[str, str] | None = None,
         keep_open: Sequence[int] = (),
     ) -> GitResult:
-        """Run one command to its end, whatever its exit status.
-
-        Args:
-            arguments: the subcommand and its arguments.
-            timeout_s: seconds after which it is ended.
-            environment: more variables for it.
-            keep_open: descriptors of this process that it inherits.
-
-        Raises:
-            GitError: when it takes longer, Git is not installed, or the platform is stopping.
-        """
+        """Run one command to its end, whatever its exit status."""
         started = self._started(arguments, environment or {}, stdin=subprocess.DEVNULL, keep_open=keep_open)
         with started as process:
             try:
@@ -121,11 +107,8 @@ class Git:
     def listing(
         self, arguments: Sequence[str], *, most_bytes: int, timeout_s: float = LOCAL_TIMEOUT_S
     ) -> GitResult:
-        """As :meth:`run`, where a stranger decides how much comes: a few objects can be a tree of billions of files.
-
-        Raises:
-            GitError: as there, and of more than ``most_bytes``.
-        """
+        """As :meth:`run`, where a stranger decides how much comes: a few objects can be a tree of billions of
+        files."""
         with (
             tempfile.TemporaryFile() as errors,
             self._started(arguments, {}, stdin=subprocess.DEVNULL, stderr=errors.fileno()) as process,
@@ -156,11 +139,7 @@ class Git:
     def conversation(
         self, arguments: Sequence[str], *, timeout_s: float = LOCAL_TIMEOUT_S
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Run a command that answers on its output what it is asked on its input, while the block lasts.
-
-        Raises:
-            GitError: when Git is not installed, or the platform is stopping.
-        """
+        """Run a command that answers on its output what it is asked on its input, while the block lasts."""
         with self._started(arguments, {}, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
             deadline = threading.Timer(timeout_s, _end, [process])
             deadline.daemon = True

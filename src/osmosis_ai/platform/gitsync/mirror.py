@@ -38,10 +38,7 @@ _COMMIT = re.compile(r"[0-9a-fA-F]{7,40}|[0-9a-fA-F]{64}")
 
 
 class RepositorySource(Protocol):
-    """What a mirror needs to know of a connected repository; its row has it.
-
-    ``default_branch`` is None where the repository's own default is meant.
-    """
+    """What a mirror needs to know of a connected repository; its row has it."""
 
     @property
     def id(self) -> str: ...
@@ -57,12 +54,7 @@ class RepositorySource(Protocol):
 
 
 class RevisionError(OsmosisError):
-    """A branch or commit that was asked for is not there.
-
-    Attributes:
-        field: which of the two, ``branch`` or ``commit_sha``.
-        suggestion: what was probably meant.
-    """
+    """A branch or commit that was asked for is not there."""
 
     def __init__(
         self,
@@ -97,12 +89,7 @@ class MirrorHead:
 
 
 class MirrorStore:
-    """The mirrors under one directory.
-
-    Args:
-        root: the directory; holds ``<repository id>.git`` and the optional Git configuration ``config``.
-        fetch_timeout_s: how long a fetch may take.
-    """
+    """The mirrors under one directory."""
 
     def __init__(self, root: Path, *, fetch_timeout_s: float = FETCH_TIMEOUT_S) -> None:
         self.root = root
@@ -117,27 +104,12 @@ class MirrorStore:
         self._git.close()
 
     def probe(self, repository: RepositorySource) -> RemoteRefs:
-        """Ask the place a repository is cloned from what it has; nothing is fetched, and nothing written.
-
-        Raises:
-            SyncError: when it cannot be asked; a clone would fail in the same words.
-        """
+        """Ask the place a repository is cloned from what it has; nothing is fetched, and nothing written."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self._remote(repository).refs()
 
     def sync(self, repository: RepositorySource, *, max_age_s: float = 0.0) -> MirrorHead:
-        """Fetch what is new; blocks while it does, and while another thread or process fetches the same.
-
-        Args:
-            repository: which one.
-            max_age_s: be content with a fetch that ended at most this long ago.
-
-        Returns:
-            The default branch and its commit.
-
-        Raises:
-            SyncError: when the repository cannot be fetched; the mirror is as it was before.
-        """
+        """Fetch what is new; blocks while it does, and while another thread or process fetches the same."""
         mirror = self._path(repository)
         with self._only_one(repository) as lock:
             if max_age_s > 0 and _age_s(mirror) <= max_age_s:
@@ -153,38 +125,20 @@ class MirrorStore:
         return self.head(repository)
 
     def head(self, repository: RepositorySource) -> MirrorHead:
-        """Return the default branch as last fetched.
-
-        Raises:
-            SyncError: when the repository was never fetched.
-        """
+        """Return the default branch as last fetched."""
         branches, checked_out = self._branches(repository)
         branch = repository.default_branch or checked_out
         sha = branches.get(branch) if branch else None
         return MirrorHead(branch if sha else None, sha)
 
     def branches(self, repository: RepositorySource) -> dict[str, str]:
-        """Return the commit of every branch, by the branch's name.
-
-        Raises:
-            SyncError: when the repository was never fetched.
-        """
+        """Return the commit of every branch, by the branch's name."""
         return self._branches(repository)[0]
 
     def resolve(
         self, repository: RepositorySource, *, branch: str | None = None, commit: str | None = None
     ) -> str:
-        """Return the full id of the commit meant: a pinned one, a branch's, else the default branch's.
-
-        Args:
-            repository: which one, as last fetched.
-            branch: a branch's name.
-            commit: a commit's id or its first 7 or more digits.
-
-        Raises:
-            RevisionError: when there is no such branch or commit, or several commits begin so.
-            SyncError: when the repository was never fetched.
-        """
+        """Return the full id of the commit meant: a pinned one, a branch's, else the default branch's."""
         if commit is not None:
             return self._commit(repository, commit)
         if branch is not None:
@@ -201,29 +155,15 @@ class MirrorStore:
         return sha
 
     def export(self, repository: RepositorySource, sha: str, target: Path) -> ExportedTree:
-        """Write the files of a commit to ``target``, which must not exist yet.
-
-        Raises:
-            GitError: when the commit cannot be read, is too large, or holds a path that leaves its directory.
-            OSError: when the disk is full; nothing is left behind.
-        """
+        """Write the files of a commit to ``target``, which must not exist yet."""
         return export_commit(self._git, self._existing(repository), sha, target)
 
     def list_rollouts(self, repository: RepositorySource, sha: str) -> list[RolloutDirectory]:
-        """Return the rollouts of a commit, by name.
-
-        Raises:
-            GitError: when the commit cannot be read.
-        """
+        """Return the rollouts of a commit, by name."""
         return find_rollouts(self._git, self._existing(repository), sha)
 
     def read_file(self, repository: RepositorySource, sha: str, path: str) -> bytes:
-        """Return the content of one file of a commit.
-
-        Raises:
-            NotFoundError: when the commit has no regular file of this path.
-            GitError: when the commit cannot be read, or the file has more than 8 MiB.
-        """
+        """Return the content of one file of a commit."""
         mirror = self._existing(repository)
         is_path = not {"", ".", ".."} & set(path.split("/")) and "\0" not in path
         entries = list_tree(self._git, mirror, sha, path) if is_path else iter(())

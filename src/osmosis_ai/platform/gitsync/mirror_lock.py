@@ -19,11 +19,7 @@ _POLL_S = 0.05
 
 @contextmanager
 def exclusive_fetch(path: Path, *, timeout_s: float) -> Iterator[int]:
-    """Hold the lock of ``path`` while the block lasts; gives the descriptor that holds it.
-
-    Raises:
-        TimeoutError: somebody else has held it for ``timeout_s`` seconds.
-    """
+    """Hold the lock of ``path`` while the block lasts; gives the descriptor that holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + timeout_s

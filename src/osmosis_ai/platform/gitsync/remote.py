@@ -53,25 +53,14 @@ class SyncError(GitError):
 
 @dataclass(frozen=True)
 class RemoteRefs:
-    """What a repository has.
-
-    Attributes:
-        commits: the commit (of annotated tags: the tag) by full name of the branch or tag.
-        default: the full name of the default branch; None when there is none yet.
-    """
+    """What a repository has."""
 
     commits: Mapping[str, str]
     default: str | None
 
 
 class Remote:
-    """Where a repository comes from.
-
-    Args:
-        git: what talks to it.
-        identity: what messages call the repository.
-        url: its checked clone URL.
-    """
+    """Where a repository comes from."""
 
     def __init__(self, git: Git, identity: str, url: CloneUrl) -> None:
         self._git = git
@@ -79,11 +68,7 @@ class Remote:
         self.url = url
 
     def refs(self) -> RemoteRefs:
-        """Ask for branches, tags and the default branch; a fetch alone would not tell which that is.
-
-        Raises:
-            SyncError: when it cannot be asked.
-        """
+        """Ask for branches, tags and the default branch; a fetch alone would not tell which that is."""
         listed = self._run(["ls-remote", "--symref", "--", self.url.address], QUERY_TIMEOUT_S)
         commits: dict[str, str] = {}
         head, head_commit = "", ""
@@ -98,17 +83,7 @@ class Remote:
         return RemoteRefs(commits, head if head in commits else _likely_default(commits, head_commit))
 
     def fetch(self, mirror: Path, *, timeout_s: float, lock: int, only: str | None = None) -> None:
-        """Make the branches and tags of ``mirror`` those of the repository.
-
-        Args:
-            mirror: the bare repository.
-            timeout_s: how long it may take.
-            lock: the descriptor that holds the mirror's lock; Git holds it, too, as long as it lives.
-            only: the full name of one branch to bring up to date; nothing else changes, and nothing goes.
-
-        Raises:
-            SyncError: when it cannot be fetched.
-        """
+        """Make the branches and tags of ``mirror`` those of the repository."""
         options = ["--quiet", "--force", "--no-tags", "--no-write-fetch-head"]
         # A checkout that was itself cloned without its history can be connected as well.
         options += ["--no-recurse-submodules", "--update-shallow"]

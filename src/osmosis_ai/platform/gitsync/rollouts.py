@@ -29,11 +29,7 @@ class RolloutDirectory:
 
 
 def find_rollouts(git: Git, mirror: Path, sha: str) -> list[RolloutDirectory]:
-    """Return the rollouts of a commit, by name.
-
-    Raises:
-        GitError: when the commit cannot be read.
-    """
+    """Return the rollouts of a commit, by name."""
     projects: dict[str, TreeEntry | None] = {}
     for entry in list_tree(git, mirror, sha, "rollouts/"):
         _, name, *inside = entry.path.split("/", 2)

@@ -30,14 +30,7 @@ SUBMODULE = "160000"
 
 @dataclass(frozen=True, slots=True)
 class TreeEntry:
-    """A file of a commit.
-
-    Attributes:
-        mode: Git's mode: a regular file, a symbolic link or a submodule.
-        object_id: its content.
-        size: in bytes; 0 for a submodule.
-        path: as the repository spells it, with slashes.
-    """
+    """A file of a commit."""
 
     mode: str
     object_id: str
@@ -46,11 +39,7 @@ class TreeEntry:
 
 
 def list_tree(git: Git, mirror: Path, sha: str, path: str = "") -> Iterator[TreeEntry]:
-    """Yield the files of the commit ``sha``: all, those below the directory ``path/``, or the file ``path``.
-
-    Raises:
-        GitError: when the commit is not in the mirror, or has more than :data:`MOST_FILES`.
-    """
+    """Yield the files of the commit ``sha``: all, those below the directory ``path/``, or the file ``path``."""
     only = ["--", path] if path else []
     asked = [f"--git-dir={mirror}", "ls-tree", "-r", "-z", "-l", "--full-tree", checked_sha(sha), *only]
     try:
@@ -72,11 +61,7 @@ def list_tree(git: Git, mirror: Path, sha: str, path: str = "") -> Iterator[Tree
 
 
 def checked_sha(sha: str) -> str:
-    """Return ``sha`` when it is a full commit id.
-
-    Raises:
-        GitError: when it is not.
-    """
+    """Return ``sha`` when it is a full commit id."""
     if not _SHA.fullmatch(sha):
         raise GitError(f"'{sha}' is no full commit id.")
     return sha
@@ -91,19 +76,11 @@ class ObjectReader:
         self._answers: IO[bytes] = process.stdout
 
     def read(self, entry: TreeEntry) -> bytes:
-        """Return the content of a file that fits into memory.
-
-        Raises:
-            GitError: when the object is missing or the mirror damaged.
-        """
+        """Return the content of a file that fits into memory."""
         return b"".join(self.chunks(entry))
 
     def chunks(self, entry: TreeEntry) -> Iterator[bytes]:
-        """Yield the content in pieces; all of them must be taken before the next file.
-
-        Raises:
-            GitError: when the object is missing or the mirror damaged.
-        """
+        """Yield the content in pieces; all of them must be taken before the next file."""
         try:
             self._questions.write(entry.object_id.encode("ascii") + b"\n")
             self._questions.flush()
@@ -124,11 +101,7 @@ class ObjectReader:
 
 @contextmanager
 def read_objects(git: Git, mirror: Path, *, timeout_s: float = LOCAL_TIMEOUT_S) -> Iterator[ObjectReader]:
-    """Read many objects with one process while the block lasts.
-
-    Raises:
-        GitError: when Git cannot be started.
-    """
+    """Read many objects with one process while the block lasts."""
     arguments = [f"--git-dir={mirror}", "cat-file", "--batch"]
     with git.conversation(arguments, timeout_s=timeout_s) as process:
         yield ObjectReader(process)

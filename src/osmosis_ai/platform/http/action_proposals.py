@@ -25,12 +25,7 @@ from osmosis_ai.ui.numbers import money
 
 @dataclass(frozen=True)
 class ActionProposal:
-    """What an action would do.
-
-    Attributes:
-        sentence, facts, config: for who is asked.
-        do: does it, and returns the run that was made, if one was.
-    """
+    """What an action would do."""
 
     sentence: str
     facts: Sequence[tuple[str, Any]] = ()
@@ -39,11 +34,7 @@ class ActionProposal:
 
 
 def propose(page: WorkspaceVisit, run: DbRun, action: RunAction) -> ActionProposal:
-    """Return what an action would do now.
-
-    Raises:
-        ApiError, OsmosisError: it cannot be done; why.
-    """
+    """Return what an action would do now."""
     kind: RunKind = "eval" if run.kind == "eval" else "training"
     if action == "stop":
         return _stopping(page, run, kind)

@@ -1,8 +1,4 @@
-"""Who asks, and for which workspace: decided before a route runs, in the order of the contract.
-
-The token names the user, ``X-Osmosis-Git`` the repository, the repository its workspace; the user must be a
-member. A route that takes a :data:`WorkspaceScope` filters every query by its ``workspace_id``.
-"""
+"""Who asks, and for which workspace: decided before a route runs, in the order of the contract."""
 
 from __future__ import annotations
 
@@ -99,11 +95,7 @@ _Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
 
 async def require_principal(request: Request, services: Services, _bearer: _Bearer = None) -> Principal:
-    """Return who asks (a dependency).
-
-    Raises:
-        ApiError: 401, with the code that says what is wrong with the token.
-    """
+    """Return who asks (a dependency)."""
     plain = bearer_token(request)
     try:
         principal = await services.db.read(lambda session: services.accounts.principal(session, plain))
@@ -116,11 +108,7 @@ async def require_principal(request: Request, services: Services, _bearer: _Bear
 async def require_scope(
     request: Request, services: Services, git: GitHeader = None, _bearer: _Bearer = None
 ) -> Scope:
-    """Return who asks, and for which workspace (a dependency).
-
-    Raises:
-        ApiError: 401 as :func:`require_principal`; 400, 403 or 404 with a code of the Git scope.
-    """
+    """Return who asks, and for which workspace (a dependency)."""
     plain = bearer_token(request)
 
     def resolve(session: Session) -> Scope:
@@ -147,11 +135,7 @@ WorkspaceScope = Annotated[Scope, Depends(require_scope)]
 
 
 def resolve_scope(session: Session, principal: Principal, git: str | None) -> Scope:
-    """Return what ``X-Osmosis-Git`` gives ``principal`` access to.
-
-    Raises:
-        ApiError: 400, 403 or 404 with the code that says why there is none.
-    """
+    """Return what ``X-Osmosis-Git`` gives ``principal`` access to."""
     if git is None or not git.strip():
         raise ApiError(
             400, "GIT_SCOPE_HEADER_REQUIRED", "this request needs the X-Osmosis-Git header (owner/repo)."
@@ -185,11 +169,7 @@ def resolve_scope(session: Session, principal: Principal, git: str | None) -> Sc
 
 
 def bearer_token(request: Request) -> str:
-    """Return the token in a request's ``Authorization`` header.
-
-    Raises:
-        ApiError: 401 when there is none.
-    """
+    """Return the token in a request's ``Authorization`` header."""
     header = request.headers.get("authorization")
     if header is None:
         raise unauthorized("AUTH_HEADER_MISSING", "this request needs an Authorization header.")

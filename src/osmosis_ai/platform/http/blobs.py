@@ -1,8 +1,4 @@
-"""Bytes by signed URL: the URL is the permission, so no token is asked for and none is taken.
-
-A body is written as it comes, in blocks, and is kept whole or not at all. A download has its exact length,
-can be asked for from any byte on, and is never shown by a browser as a page of this platform.
-"""
+"""Bytes by signed URL: the URL is the permission, so no token is asked for and none is taken."""
 
 from __future__ import annotations
 
@@ -77,10 +73,7 @@ LocalStore = Annotated[LocalBlobStore, Depends(_local_store)]
 
 @router.put("/{token}")
 async def send_part(request: Request, token: str, store: LocalStore) -> Response:
-    """Take the bytes of an upload, or of one of its parts; its ETag is needed to complete the upload.
-
-    `Content-Digest: sha-256=:…:` (RFC 9530) is honoured.
-    """
+    """Take the bytes of an upload, or of one of its parts; its ETag is needed to complete the upload."""
     try:
         grant = store.signer.part(token)
         _check_announced(request.headers.get("content-length"), grant.size)
@@ -224,10 +217,7 @@ def _serve(handle: BinaryIO, size: int, etag: str, headers: Headers, filename: s
 
 
 def _asked_for(headers: Headers, size: int, etag: str) -> range | None:
-    """Return the bytes that `Range` asks for (RFC 9110, section 14); None for all of them.
-
-    Several ranges at once, other units, and a condition that does not hold get everything.
-    """
+    """Return the bytes that `Range` asks for (RFC 9110, section 14); None for all of them."""
     match = _RANGE.fullmatch(headers.get("range", "").replace(" ", ""))
     if match is None or headers.get("if-range", etag) != etag:
         return None

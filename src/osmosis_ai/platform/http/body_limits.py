@@ -16,14 +16,7 @@ BODY_WITHIN_S = 60.0
 
 
 class BodyLimit:
-    """Refuse bodies over ``max_bytes`` with 413, and those that take longer than ``within_s`` with 408.
-
-    Args:
-        app: the application inside.
-        max_bytes: the largest body.
-        within_s: the longest that a body may take, in seconds.
-        streamed: prefixes of paths whose handlers read the body in pieces, and count and time them themselves.
-    """
+    """Refuse bodies over ``max_bytes`` with 413, and those that take longer than ``within_s`` with 408."""
 
     def __init__(
         self,

@@ -1,8 +1,4 @@
-"""Who looks at a page: the token in a cookie that signing in sets, good for pages alone and for half a day.
-
-A browser without one is sent to sign in and comes back to where it wanted to go; a program that happens upon
-a page is told, as everywhere, that there is nothing at this path.
-"""
+"""Who looks at a page: the token in a cookie that signing in sets, good for pages alone and for half a day."""
 
 from __future__ import annotations
 
@@ -49,12 +45,7 @@ class Visitor:
 
 
 def visitor_of(request: Request, services: Services) -> Visitor:
-    """Return who has signed in (a dependency).
-
-    Raises:
-        ApiError: 303 to the sign-in page, for a browser of somebody who has not; 401 for the script of a page whose
-            session has ended; else 404.
-    """
+    """Return who has signed in (a dependency)."""
     cookie = request.cookies.get(SESSION_COOKIE, "")
     try:
         principal = services.accounts.authenticate(cookie, kinds=("web",))

@@ -1,12 +1,4 @@
-"""Connections that wait for nothing do not keep others out: headers have a deadline, and there is a most of connections.
-
-A connection is *serving* from the end of a request's headers to the end of its reply, however long that takes: streams
-of events, calls of models and uploads are never cut off here. While it is not, a request that has begun must have sent
-its headers in time. Whoever takes nothing of a reply that is there for them is not waited for without end either.
-
-When there are too many connections, the one that has let us wait longest makes room: for a request, for the rest of
-its body, or to read its reply. Those that work here, and transfers by signed URL, are never pushed out.
-"""
+"""Connections that wait for nothing do not keep others out: headers have a deadline, and there is a most of connections."""
 
 from __future__ import annotations
 
@@ -27,13 +19,7 @@ _turns = itertools.count(1)
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What connections may take.
-
-    Args:
-        headers_within_s: from connecting, or from the first byte of a further request, to the end of its headers.
-        read_within_s: how long a client may take nothing of what is written to it.
-        most: connections at a time.
-    """
+    """What connections may take."""
 
     headers_within_s: float = 20.0
     read_within_s: float = 120.0

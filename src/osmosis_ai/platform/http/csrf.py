@@ -1,8 +1,4 @@
-"""Forms that only our own pages can send: double submit of a secret that is masked anew on every page.
-
-The cookie holds the secret, a page's forms the secret behind a random mask: replies are compressed, and what stands
-in each of them the same would be guessed from their sizes (BREACH, section 3.4 of its paper: "masking secrets").
-"""
+"""Forms that only our own pages can send: double submit of a secret that is masked anew on every page."""
 
 from __future__ import annotations
 

@@ -33,11 +33,7 @@ IntentHeader = Annotated[
 def create_dataset(
     services: Services, scope: WorkspaceScope, request: wire.DatasetCreateRequest, intent: IntentHeader = None
 ) -> wire.Dataset:
-    """Announce a file; the reply says where to send its bytes.
-
-    A name that is taken gets 409 with `existing_dataset_id`, which `overwrite_dataset_id` then may be. With
-    `X-Osmosis-Upload`, the open upload of the same user and bytes is handed back instead, and goes on.
-    """
+    """Announce a file; the reply says where to send its bytes."""
     datasets = services.datasets
     try:
         announced = UploadRequest.checked(

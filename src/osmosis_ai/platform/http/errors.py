@@ -1,8 +1,4 @@
-"""Every failed request gets one flat JSON object: ``error`` for people, ``code`` for programs.
-
-Whatever goes wrong below, the client reads a sentence; what an unexpected exception says goes to the
-platform's log alone, without the secrets of the request that caused it.
-"""
+"""Every failed request gets one flat JSON object: ``error`` for people, ``code`` for programs."""
 
 from __future__ import annotations
 
@@ -49,17 +45,7 @@ JSON_BODY = "osmosis.json"
 
 
 class ApiError(Exception):
-    """A refusal that the client can act on.
-
-    Args:
-        status: the HTTP status.
-        code: the machine code, upper case.
-        message: what is wrong and how to mend it; never a secret value.
-        field: the offending field of the request.
-        issues: all problems, each a sentence or ``{key, message, key_correction}``.
-        headers: more headers of the reply.
-        extra: more keys of the body.
-    """
+    """A refusal that the client can act on."""
 
     def __init__(
         self,
@@ -101,11 +87,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 class ErrorEdge:
-    """The outermost layer: no exception gets past it, and none is shown.
-
-    Args:
-        app: the application inside.
-    """
+    """The outermost layer: no exception gets past it, and none is shown."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -65,11 +65,7 @@ def merged(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.M
 
 
 def plan_retry(services: PlatformServices, scope: Scope, name_or_id: str, again: RunAgain) -> PlannedRetry:
-    """Find out what a retry of a run would make.
-
-    Raises:
-        OsmosisError: as ``EvalRetries.plan``.
-    """
+    """Find out what a retry of a run would make."""
     run = services.eval_runs.get(scope.workspace_id, name_or_id).run
     provided = again.secrets.provided if again.secrets is not None else {}
     return services.eval_retries.plan(run, scope.user, provided)

@@ -1,8 +1,4 @@
-"""Benchmarks and development servers, of which a self-hosted platform has none: both need infrastructure it lacks.
-
-Lists are the empty ones that clients know, nothing is found by any name, and what would make one is refused in a
-sentence, so that a client of either platform can ask.
-"""
+"""Benchmarks and development servers, of which a self-hosted platform has none: both need infrastructure it lacks."""
 
 from __future__ import annotations
 

@@ -188,11 +188,7 @@ async def _events(upstream: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 async def _unless_disconnected(request: Request, work: Awaitable[_T]) -> _T:
-    """Await ``work``, and cancel it when the client goes away meanwhile.
-
-    Raises:
-        ClientDisconnect: it did.
-    """
+    """Await ``work``, and cancel it when the client goes away meanwhile."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(request))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)

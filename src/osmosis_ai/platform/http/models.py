@@ -1,8 +1,4 @@
-"""Models: the base models this platform itself runs, and the LoRA adapters trained here.
-
-A model of a provider needs no listing: any ``provider/model`` can be named in a config. A key about deployment
-is there exactly when the adapter could be served here: its absence tells clients not to offer it.
-"""
+"""Models: the base models this platform itself runs, and the LoRA adapters trained here."""
 
 from __future__ import annotations
 

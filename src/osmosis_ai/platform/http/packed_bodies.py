@@ -13,16 +13,7 @@ _CLOSE = {"Connection": "close"}
 
 
 async def unpacked_body(request: Request, *, most_bytes: int, refusal: str) -> bytes:
-    """Return a request's body.
-
-    Args:
-        request: whose body.
-        most_bytes: the largest, unpacked.
-        refusal: what is said of a larger one.
-
-    Raises:
-        ApiError: 413 it is larger; 400 it is no gzip, or cut off; 415 it is packed in another way.
-    """
+    """Return a request's body."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("gzip", "identity"):
         raise ApiError(415, "ENCODING_UNKNOWN", "a request is sent as it is, or packed with gzip.")

@@ -11,13 +11,7 @@ RUN_PAGES = {"eval": "evals", "training": "training"}
 
 
 def page_url(services: PlatformServices, workspace: DbWorkspace, *segments: str) -> str:
-    """Return the address of a page of a workspace.
-
-    Args:
-        services: the platform's parts.
-        workspace: whose page.
-        segments: of its path, such as ``datasets`` and the name of one.
-    """
+    """Return the address of a page of a workspace."""
     path = "/".join(quote(segment, safe="") for segment in (workspace.name, *segments))
     return f"{services.config.base_url}/{path}"
 

@@ -1,8 +1,4 @@
-"""How every page of the platform is made: in the viewer's shell, under its policy, whatever it shows escaped.
-
-A page router sets the cookie that its forms need, compresses what a browser takes compressed, and tells people who ask
-for what is not there so on a page.
-"""
+"""How every page of the platform is made: in the viewer's shell, under its policy, whatever it shows escaped."""
 
 from __future__ import annotations
 
@@ -64,11 +60,7 @@ def load_templates() -> None:
 
 
 def page_router(*, knows_its_words: bool = False) -> APIRouter:
-    """Return a router of pages: people who ask for what is not there read so on a page.
-
-    Args:
-        knows_its_words: whether a word of an address is refused that its page does not declare.
-    """
+    """Return a router of pages: people who ask for what is not there read so on a page."""
     dependencies = [Depends(_require_declared_words)] if knows_its_words else []
     return APIRouter(route_class=PageRoute, redirect_slashes=False, dependencies=dependencies)
 
@@ -114,10 +106,8 @@ class PageRoute(ApiRoute):
 
 
 def _refuse_another_s_name(request: Request) -> None:
-    """Refuse a page of a platform of this machine to who calls it by a name that was pointed here (DNS rebinding).
-
-    Behind a proxy, which calls it as it likes, its own address is the public one; then nothing is asked.
-    """
+    """Refuse a page of a platform of this machine to who calls it by a name that was pointed here (DNS
+    rebinding)."""
     services: PlatformServices = request.app.state.services
     if is_loopback(urlsplit(services.config.base_url).hostname) and not is_loopback(request.url.hostname):
         raise ApiError(403, "FOREIGN_HOST", f"this platform is at {services.config.base_url}.")
@@ -175,18 +165,7 @@ def render_page(
     shell: ShellView | None = None,
     **values: Any,
 ) -> HTMLResponse:
-    """Return a page.
-
-    Args:
-        request: what asks for it.
-        services: the platform's parts.
-        template: a file of ``templates``.
-        status: of the reply.
-        form_leads_to: an origin that a form of the page redirects to, besides this platform.
-        keep: whether the browser may keep it; not what shows a secret.
-        shell: what stands around it; that of nobody's page when not given.
-        values: what the template shows.
-    """
+    """Return a page."""
     shell = shell or shell_of(request, services)
     shown = {"shell": shell, "csrf": shell.csrf, "root": shell.root, **values}
     text = _environment().get_template(template).render(shown)
@@ -202,15 +181,7 @@ def shell_of(
     workspace: DbWorkspace | None = None,
     tab: Sequence[str] | None = None,
 ) -> ShellView:
-    """Return what stands around a page: who has signed in, and the tabs of their workspace.
-
-    Args:
-        request: what asks for the page.
-        services: the platform's parts.
-        user: who has signed in.
-        workspace: whose page it is.
-        tab: the tab it belongs to, a key of :data:`TABS`.
-    """
+    """Return what stands around a page: who has signed in, and the tabs of their workspace."""
     root = root_path(services)
     nav = []
     if workspace is not None:

@@ -20,11 +20,7 @@ _BLOBS = "/blobs/"
 
 
 class RequestMeter:
-    """Count every request, name it, and write a line about it for who reads the log of ``requests``.
-
-    Args:
-        app: the application inside.
-    """
+    """Count every request, name it, and write a line about it for who reads the log of ``requests``."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -1,7 +1,4 @@
-"""Served agents on other machines. Every member of a workspace may register, list, probe and remove them.
-
-No reply contains an agent's key.
-"""
+"""Served agents on other machines. Every member of a workspace may register, list, probe and remove them."""
 
 from __future__ import annotations
 
@@ -26,11 +23,8 @@ router = api_router("/api/cli")
 
 
 def _workspace_id(services: Services, principal: Authenticated, git: GitHeader = None) -> str:
-    """Return the workspace of the repository, or of the token if no connected repository is named (a dependency).
-
-    Raises:
-        ApiError: the workspace is unknown, or the user is not a member of it.
-    """
+    """Return the workspace of the repository, or of the token if no connected repository is named (a
+    dependency)."""
     if git is not None and git.strip():
         try:
             with services.db.session() as session:

@@ -1,8 +1,4 @@
-"""What the buttons of a run's page lead to: the page that asks, and the POST that does it.
-
-Each POST needs a form's token, does what the command of its name does, and leaves a line in the run's log. A form that
-was sent twice does its work once.
-"""
+"""What the buttons of a run's page lead to: the page that asks, and the POST that does it."""
 
 from __future__ import annotations
 

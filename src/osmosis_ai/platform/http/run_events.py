@@ -30,11 +30,7 @@ def add_run_events(router: APIRouter, kind: RunKind) -> None:
     async def events(
         request: Request, services: Services, scope: WorkspaceScope, name_or_id: str, git: GitHeader = None
     ) -> Response:
-        """Tell how a run stands and, to a client that accepts `text/event-stream`, what is new as it comes.
-
-        An event has `cursor`, `status`, `headline`, `samples` (row and attempt of those that finished), `more` and
-        `ended`; the stream ends with the run.
-        """
+        """Tell how a run stands and, to a client that accepts `text/event-stream`, what is new as it comes."""
         plain = bearer_token(request)
         found = await run_in_threadpool(services.runs_of(kind).get, scope.workspace_id, name_or_id)
 

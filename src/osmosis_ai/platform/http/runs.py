@@ -32,12 +32,7 @@ from osmosis_ai.platform.services import PlatformServices
 
 
 def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
-    """Return a router with the routes that are the same for both kinds of runs.
-
-    Args:
-        prefix: of the paths.
-        kind, config: of the runs.
-    """
+    """Return a router with the routes that are the same for both kinds of runs."""
     router = api_router(prefix)
 
     @router.post("", openapi_extra=_submit_body(config))
@@ -106,11 +101,7 @@ def _submit_body(kind: ConfigKind) -> dict[str, Any]:
 async def _submit(
     services: PlatformServices, scope: Scope, kind: RunKind, body: Mapping[str, Any]
 ) -> SubmittedRun:
-    """Take on a run.
-
-    Raises:
-        ApiError: with everything that is wrong with it in `issues`.
-    """
+    """Take on a run."""
     with refusals(services, scope):
         run = await asyncio.wrap_future(services.submitter.start(_submission(scope, kind, body)))
     return submitted(services, scope, run)
@@ -130,11 +121,7 @@ def submitted(services: PlatformServices, scope: Scope, run: DbRun) -> Submitted
 async def _check(
     services: PlatformServices, scope: Scope, kind: RunKind, body: Mapping[str, Any]
 ) -> SubmitCheck:
-    """Tell what would come of a submit, by the very steps of one, and make no run.
-
-    Raises:
-        ApiError: that of the submit, with `dry_run` in it.
-    """
+    """Tell what would come of a submit, by the very steps of one, and make no run."""
     with refusals(services, scope, dry_run=True):
         checked = await asyncio.wrap_future(services.submitter.start_check(_submission(scope, kind, body)))
     repository = scope.repository
@@ -180,11 +167,7 @@ def missing_secrets(
 
 
 def stop_run(runs: RunStore, workspace_id: str, name_or_id: str, *, by: str) -> StopReply:
-    """Ask for a run to stop; one that waited still has stopped with that.
-
-    Raises:
-        ApiError: 409 with its `status` when it had ended before.
-    """
+    """Ask for a run to stop; one that waited still has stopped with that."""
     try:
         run = runs.stop(workspace_id, name_or_id, by=by)
     except RunEndedError as error:

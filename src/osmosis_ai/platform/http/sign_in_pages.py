@@ -1,10 +1,4 @@
-"""Signing in and out in a browser, and the two pages where somebody lets a device in.
-
-A client of the 0.2 line sends the browser to `/cli-auth`, listens on a port of the browser's own machine and waits
-there for its token; the token goes nowhere else, and is good for the one workspace that was chosen. Between the two
-calls of the device flow stands `/device`, which asks for a password every time and keeps no session: a device is let in
-once in months, and whoever is lured there by a stranger's link has to look at what they approve.
-"""
+"""Signing in and out in a browser, and the two pages where somebody lets a device in."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A token: who it is, its end, and how a terminal gets one by the two calls of the device flow (RFC 8628).
-
-The page between those two calls is in ``sign_in_pages``.
-"""
+"""A token: who it is, its end, and how a terminal gets one by the two calls of the device flow (RFC 8628)."""
 
 from __future__ import annotations
 

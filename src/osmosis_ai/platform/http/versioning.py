@@ -1,9 +1,4 @@
-"""What client and platform tell each other of themselves: which clients are served, and what is offered.
-
-Clients that are too old are told in headers and refused with 426; what the platform offers is a header, too.
-
-A client that does not say its version, or says one that cannot be read, is served.
-"""
+"""What client and platform tell each other of themselves: which clients are served, and what is offered."""
 
 from __future__ import annotations
 
@@ -36,13 +31,8 @@ _OFFERED_HEADER = capabilities_header(OFFERED)
 
 
 class ClientVersions:
-    """Add the headers of version and capabilities to every reply of the API, and refuse clients that are too old.
-
-    Args:
-        app: the application inside.
-        minimum: the oldest version served.
-        recommended: versions below it are told to upgrade; empty: none is.
-    """
+    """Add the headers of version and capabilities to every reply of the API, and refuse clients that are too
+    old."""
 
     def __init__(self, app: ASGIApp, *, minimum: str, recommended: str = "") -> None:
         self.app = app

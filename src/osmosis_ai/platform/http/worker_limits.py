@@ -1,8 +1,4 @@
-"""How many workers may wait for a reply, and how often a token may claim: whoever asks for more is told when to come again.
-
-A wait holds a connection and a coroutine, and each look for a run asks the database: neither is to be had without end by
-one token. Of a run one exchange waits at a time anyway, since the next one ends it.
-"""
+"""How many workers may wait for a reply, and how often a token may claim: whoever asks for more is told when to come again."""
 
 from __future__ import annotations
 
@@ -17,15 +13,7 @@ _MOST_KNOWN = 4096
 
 
 class WorkerLimits:
-    """Counts the waits of one application, and the claims of each token.
-
-    Args:
-        most_waiting: exchanges that may wait for their reply, of all workers together.
-        most_of_token: claims of one token that may wait.
-        claims_per_s: of one token, in the long run.
-        claims_at_once: of one token, after a while without any.
-        monotonic: a clock, in seconds.
-    """
+    """Counts the waits of one application, and the claims of each token."""
 
     def __init__(
         self,

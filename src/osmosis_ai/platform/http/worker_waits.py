@@ -1,7 +1,4 @@
-"""Workers that wait for a reply: as coroutines, with no thread and no connection to the database between two looks.
-
-One task looks for all of them, while there are any. A worker that says something of a run ends its own wait for it.
-"""
+"""Workers that wait for a reply: as coroutines, with no thread and no connection to the database between two looks."""
 
 from __future__ import annotations
 
@@ -45,15 +42,7 @@ class _Idle:
 
 
 class WorkerWaits:
-    """The workers that wait at one application.
-
-    Args:
-        services: the platform's.
-
-    Attributes:
-        limits: how many may wait.
-        is_closed: whether nobody waits any more.
-    """
+    """The workers that wait at one application."""
 
     def __init__(self, services: PlatformServices) -> None:
         self.services = services
@@ -80,10 +69,7 @@ class WorkerWaits:
     async def for_news(
         self, run_id: str, token: str, within_s: float, bearer: str
     ) -> Literal["look", "followed", "full"]:
-        """Wait until the owner of a run has to be told something, or ``within_s`` seconds (``look``).
-
-        So it has where its ``bearer`` (as it is kept) was revoked. ``followed``: its next exchange has come, and renews the lease; ``full``, at once: too many wait.
-        """
+        """Wait until the owner of a run has to be told something, or ``within_s`` seconds (``look``)."""
         self.interrupt(run_id)
         if not self.limits.may_wait():
             return "full"
@@ -96,10 +82,7 @@ class WorkerWaits:
         return "followed" if held.is_followed else "look"
 
     async def for_run(self, idler: Idler, within_s: float, token: str) -> bool:
-        """Wait until there may be a run for a worker, or its ``token`` (as it is kept) was revoked.
-
-        False, at once, while too many wait, in all or by this token.
-        """
+        """Wait until there may be a run for a worker, or its ``token`` (as it is kept) was revoked."""
         if not self.limits.may_wait(token):
             return False
         idle = _Idle(idler, token)

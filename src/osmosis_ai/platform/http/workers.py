@@ -1,8 +1,4 @@
-"""The worker protocol over HTTP: four exchanges, each let in by a worker token or a ticket, and written by its lease's token.
-
-A claim that finds no run and a sync with nothing new may wait for their reply, and hold nothing meanwhile; the next exchange
-about the same run ends such a wait.
-"""
+"""The worker protocol over HTTP: four exchanges, each let in by a worker token or a ticket, and written by its lease's token."""
 
 from __future__ import annotations
 

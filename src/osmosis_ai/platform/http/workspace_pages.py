@@ -1,7 +1,4 @@
-"""What else a workspace has, behind the links that commands print: datasets, models, secrets, repositories, members.
-
-They only read. What is not the visitor's to see is not there.
-"""
+"""What else a workspace has, behind the links that commands print: datasets, models, secrets, repositories, members."""
 
 from __future__ import annotations
 
@@ -154,22 +151,14 @@ def members_page(page: WorkspacePage) -> Response:
 
 
 def _listed(found: ItemPage[Any], cursor: str | None) -> dict[str, Any]:
-    """Return what a list shows, and what leads to the pages around it.
-
-    Raises:
-        NotFoundError: nothing stands at the cursor.
-    """
+    """Return what a list shows, and what leads to the pages around it."""
     if cursor and not found.items:
         raise NotFoundError("nothing stands in the list any more where this page began.")
     return {"found": found, "address": lambda cursor: query_string({"cursor": cursor})}
 
 
 def _number_of_row(given: str) -> int:
-    """Return the row that an address begins with.
-
-    Raises:
-        OsmosisError: it names none.
-    """
+    """Return the row that an address begins with."""
     if not (given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS):
         raise OsmosisError(f"'rows' is the number of a row, from 0 on, and not {given[:40]!r}.")
     return int(given)

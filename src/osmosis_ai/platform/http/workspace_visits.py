@@ -59,11 +59,7 @@ class WorkspaceVisit:
 def workspace_visit(
     request: Request, services: Services, visitor: SignedIn, workspace: str
 ) -> WorkspaceVisit:
-    """Return the visit to a workspace (a dependency).
-
-    Raises:
-        NoSuchWorkspaceError: the visitor is in none of this name, whether or not there is one.
-    """
+    """Return the visit to a workspace (a dependency)."""
     for found, role in visitor.workspaces:
         if workspace.lower() == found.name.lower() or workspace == found.id:
             visit = WorkspaceVisit(request, services, visitor, found, role)

@@ -34,13 +34,7 @@ logger = logging.getLogger("osmosis_ai.platform.runs")
 
 
 class RunDeletion:
-    """Deletes runs.
-
-    Args:
-        db, clock, blobs: the platform's.
-        runs_dir: where runs keep their working files.
-        counts: of each kind, told that there is one less.
-    """
+    """Deletes runs."""
 
     def __init__(
         self,
@@ -57,11 +51,7 @@ class RunDeletion:
         self._counts = counts
 
     def delete(self, run: DbRun) -> None:
-        """Delete a run that was found, with its samples, curves, adapters, log and files.
-
-        Raises:
-            ConflictError: it has not ended, or one of its adapters is needed.
-        """
+        """Delete a run that was found, with its samples, curves, adapters, log and files."""
         with self._db.transaction() as session:
             # Who deploys an adapter holds this row: none is deployed while its run goes.
             session.get_one(DbWorkspace, run.workspace_id, with_for_update=True)
@@ -118,11 +108,7 @@ def _require_ended(run: DbRun) -> None:
 
 
 def _require_unneeded(session: Session, run: DbRun) -> None:
-    """Check that no adapter of the run is served, or about to be read by another run.
-
-    Raises:
-        ConflictError: one is.
-    """
+    """Check that no adapter of the run is served, or about to be read by another run."""
     models = session.scalars(
         select(DbLoraModel).where(DbLoraModel.run_id == run.id).order_by(DbLoraModel.step)
     ).all()

@@ -15,13 +15,7 @@ from osmosis_ai.platform.config import PlatformConfig
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """What holds for runs, whatever their configs ask for.
-
-    Attributes:
-        no_network: all of them reach their model alone (``OSMOSIS_NETWORK=none``).
-        sandbox: those without a pool need a sandbox (``OSMOSIS_ISOLATION=required``), whose machines the platform chooses; a
-            pool's machines are what their operator made them for.
-    """
+    """What holds for runs, whatever their configs ask for."""
 
     no_network: bool = False
     sandbox: bool = False

@@ -14,11 +14,7 @@ from osmosis_ai.platform.db.tables import DbKnownWorker
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a worker has for each run; of what it does not say, None, it is believed to have enough.
-
-    Attributes:
-        sandbox: whether it can hold rollouts back.
-    """
+    """What a worker has for each run; of what it does not say, None, it is believed to have enough."""
 
     labels: frozenset[str] = frozenset()
     cpus: float | None = None

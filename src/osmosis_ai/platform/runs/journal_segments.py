@@ -25,11 +25,7 @@ SEGMENTS_FOLDER = "journal"
 
 
 def run_records(db: Database, blobs: BlobStore, run_id: str) -> Iterator[TerminalRecord]:
-    """Yield the records of a run's journal, whether it goes on or has ended, as :func:`stored_records` does.
-
-    Raises:
-        BlobNotFound, BlobError, ConflictError: as there.
-    """
+    """Yield the records of a run's journal, whether it goes on or has ended, as :func:`stored_records` does."""
     with db.session() as session:
         run = session.get_one(DbRun, run_id)
         segments = journal_segments(session, run_id) if run.journal_blob is None else ()
@@ -47,12 +43,7 @@ def journal_segments(session: Session, run_id: str) -> Sequence[DbJournalSegment
 
 
 def segment_bytes(blobs: BlobStore, segment: DbJournalSegment) -> bytes:
-    """Return a segment's lines.
-
-    Raises:
-        BlobNotFound: they are gone.
-        BlobError: they are others than were accepted.
-    """
+    """Return a segment's lines."""
     if segment.content is not None:
         return segment.content
     assert segment.blob_key is not None

@@ -47,11 +47,7 @@ _CLOCKS_COMPARED_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write a run.
-
-    Attributes:
-        attempt: how often the run has been claimed, this time included.
-    """
+    """The right to write a run."""
 
     run_id: str
     token: str = field(repr=False)
@@ -59,13 +55,7 @@ class Lease:
 
 
 class Leases:
-    """The leases of one platform's runs.
-
-    Args:
-        db: where they are.
-        clock: says when one may be taken over, where the database has no clock.
-        term: how long one lasts from each renewal on.
-    """
+    """The leases of one platform's runs."""
 
     def __init__(self, db: Database, clock: Clock, term: timedelta = LEASE) -> None:
         self._db = db
@@ -98,12 +88,7 @@ class Leases:
         return known[1]
 
     def claim(self, run_id: str, token: str) -> Lease | None:
-        """Become the owner of a run; None when it has an owner, has ended or does not exist.
-
-        Args:
-            run_id: which run.
-            token: a fresh random text, the new owner's own.
-        """
+        """Become the owner of a run; None when it has an owner, has ended or does not exist."""
         with self._db.transaction() as session:
             run = session.get(DbRun, run_id, with_for_update=True)
             return self.give(session, run, token) if run is not None and self.is_open(session, run) else None
@@ -142,30 +127,19 @@ class Leases:
             )
 
     def renew(self, lease: Lease) -> None:
-        """Keep the run for another while.
-
-        Raises:
-            LeaseLostError: it has another owner, or has ended.
-        """
+        """Keep the run for another while."""
         with self.writing(lease):
             pass
 
     def release(self, run_id: str, token: str) -> None:
-        """Let the run go, for whoever comes next; harmless when ``token`` does not own it.
-
-        For owners that leave work behind, and for whoever knows that an owner is dead.
-        """
+        """Let the run go, for whoever comes next; harmless when ``token`` does not own it."""
         with self._db.transaction() as session:
             run = session.get(DbRun, run_id, with_for_update=True)
             if run is not None and run.lease_token == token:
                 _clear(run)
 
     def require(self, lease: Lease) -> None:
-        """Find out by reading whether ``lease`` counts, before anything is done for its owner.
-
-        Raises:
-            LeaseLostError: its run has another owner, or has ended.
-        """
+        """Find out by reading whether ``lease`` counts, before anything is done for its owner."""
         with self._db.session() as session:
             run = session.get(DbRun, lease.run_id)
         if run is None or not _is_owner(run, lease):
@@ -173,11 +147,7 @@ class Leases:
 
     @contextmanager
     def writing(self, lease: Lease) -> Iterator[tuple[Session, DbRun]]:
-        """Write the run's row and what belongs to it, all or nothing; also renews the lease.
-
-        Raises:
-            LeaseLostError: the lease's run has another owner, or has ended; nothing is written.
-        """
+        """Write the run's row and what belongs to it, all or nothing; also renews the lease."""
         with self._db.transaction() as session:
             run = session.get(DbRun, lease.run_id, with_for_update=True)
             if run is None or not _is_owner(run, lease):
@@ -187,11 +157,8 @@ class Leases:
 
     @contextmanager
     def hearing(self, lease: Lease) -> Iterator[tuple[Session, HeardRun]]:
-        """Write what an exchange says of an evaluation, as :meth:`writing`, by statements that take what they name alone.
-
-        Raises:
-            LeaseLostError: as there.
-        """
+        """Write what an exchange says of an evaluation, as :meth:`writing`, by statements that take what they
+        name alone."""
         with self._db.transaction() as session:
             run = find_heard(session, lease.run_id)
             if run is None or not _is_owner(run, lease):
@@ -210,11 +177,7 @@ class Leases:
             run.stop_requested_at = self._clock.now()
 
     def end(self, run: DbRun, outcome: Outcome, error: str | None = None) -> None:
-        """Give ``run``, as part of the caller's transaction, its final status; its secrets are forgotten.
-
-        Raises:
-            LeaseLostError: it has one already.
-        """
+        """Give ``run``, as part of the caller's transaction, its final status; its secrets are forgotten."""
         if run.status not in OPEN:
             raise LeaseLostError(f"the run {run.id} has already ended: {run.status}.")
         run.status = outcome

@@ -39,11 +39,7 @@ class LeaseLostError(ConflictError):
 
 
 class JournalOffsetError(ConflictError):
-    """A part of a journal begins behind what the platform has of it.
-
-    Args:
-        stored: how many bytes the platform has.
-    """
+    """A part of a journal begins behind what the platform has of it."""
 
     def __init__(self, stored: int) -> None:
         super().__init__(f"the platform has {stored} bytes of this journal.", details={"bytes": stored})

@@ -16,11 +16,7 @@ _GIB = 1 << 30
 
 
 def own_machine(root: Path = Path("/")) -> Machine:
-    """Return what this machine has; of GPUs that are none of NVIDIA's it is not known.
-
-    Args:
-        root: of the file system, for tests.
-    """
+    """Return what this machine has; of GPUs that are none of NVIDIA's it is not known."""
     gpus = counted_gpus(root)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # In a container, or below a service's limit, it is what the kernel lets this process and its runs have.
@@ -31,13 +27,7 @@ def own_machine(root: Path = Path("/")) -> Machine:
 def own_machine_problem(
     config: PlatformConfig, asked: ExecutionSection, machine: Machine | None = None
 ) -> Issue | None:
-    """Return why the platform's own machine is none for a run that it would be given; None of any other run.
-
-    Args:
-        config: of the platform; nodes of a cluster and machines of a pool are others.
-        asked: what the run's config asks for.
-        machine: what this machine has, where that is known.
-    """
+    """Return why the platform's own machine is none for a run that it would be given; None of any other run."""
     wanted = ExecutionSection(gpus=asked.gpus, memory_gb=asked.memory_gb)
     if config.ray is not None or asked.pool is not None or wanted == ExecutionSection():
         return None

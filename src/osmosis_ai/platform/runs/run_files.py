@@ -36,12 +36,7 @@ class StoredPlace(Protocol):
 
 
 def open_run_file(blobs: BlobStore, place: StoredPlace) -> BinaryIO:
-    """Open a file for reading; the caller closes it.
-
-    Raises:
-        BlobNotFound: it is gone.
-        BlobError: its shard is damaged.
-    """
+    """Open a file for reading; the caller closes it."""
     piece = _piece(place)
     return blobs.open(place.blob_key) if piece is None else BytesIO(read_piece(blobs, place.blob_key, piece))
 

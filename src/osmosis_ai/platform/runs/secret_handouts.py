@@ -19,12 +19,7 @@ from osmosis_ai.viewer.source import ItemPage
 
 
 class SecretHandouts:
-    """The hand-outs of all workspaces.
-
-    Args:
-        db: where they are kept.
-        clock: dates them.
-    """
+    """The hand-outs of all workspaces."""
 
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
@@ -40,19 +35,8 @@ class SecretHandouts:
         machine: str | None,
         pool: str | None,
     ) -> None:
-        """Write down that a run's secrets are about to be handed out; once, however often the claim is repeated.
-
-        Args:
-            run_id: whose secrets.
-            attempt: at the run.
-            claim_id: of the claim that is answered with them.
-            names: of the secrets.
-            machine: what people call the one that they go to.
-            pool: whose worker it is.
-
-        Raises:
-            LeaseLostError: there is no such run any more.
-        """
+        """Write down that a run's secrets are about to be handed out; once, however often the claim is
+        repeated."""
         with self._db.transaction() as session:
             # Locked, so that the same claim, made twice at once, is noted once.
             run = session.get(DbRun, run_id, with_for_update=True)
@@ -77,11 +61,7 @@ class SecretHandouts:
             )
 
     def page(self, workspace_id: str, *, limit: int, cursor: str | None) -> ItemPage[DbSecretHandout]:
-        """Return a workspace's from a place on, the newest first.
-
-        Raises:
-            OsmosisError: the cursor is none of this list.
-        """
+        """Return a workspace's from a place on, the newest first."""
         with self._db.session() as session:
 
             def entries(ids: Sequence[str]) -> dict[str, DbSecretHandout]:

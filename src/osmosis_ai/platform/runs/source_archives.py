@@ -48,11 +48,7 @@ class StillPackingError(OsmosisError):
 
 
 class SourceArchives:
-    """The archives of one platform; each is made once at a time, by threads of their own.
-
-    Args:
-        db, blobs, clock, mirrors: the platform's.
-    """
+    """The archives of one platform; each is made once at a time, by threads of their own."""
 
     def __init__(self, db: Database, blobs: BlobStore, clock: Clock, mirrors: MirrorStore) -> None:
         self._db = db
@@ -70,10 +66,8 @@ class SourceArchives:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def prepare(self, repository: DbRepository, sha: str) -> Future[DbSourceArchive]:
-        """Return the archive of a commit for a run that is about to be submitted: it stays for :data:`WANTED_FOR`.
-
-        Its exception is one of :meth:`find`.
-        """
+        """Return the archive of a commit for a run that is about to be submitted: it stays for
+        :data:`WANTED_FOR`."""
         known = (repository.workspace_id, sha)
         wanted = update(DbSourceArchive).where(*_is(known)).values(created_at=self._clock.now())
         with self._db.transaction() as session:
@@ -86,13 +80,7 @@ class SourceArchives:
         return done
 
     def find(self, workspace_id: str, repository: DbRepository | None, sha: str) -> DbSourceArchive | None:
-        """Return the archive of a commit, made now if there is none; None where its repository is gone, too. Blocking.
-
-        Raises:
-            GitError: the commit cannot be read, is too large, or holds what no directory may hold.
-            OSError, BlobStoreError: there is no room for it.
-            StillPackingError: it takes longer than :data:`FOUND_WITHIN_S`.
-        """
+        """Return the archive of a commit, made now if there is none; None where its repository is gone, too."""
         known = self._known((workspace_id, sha))
         if repository is None or (known is not None and (workspace_id, sha) not in self._doubted):
             return known
@@ -103,11 +91,8 @@ class SourceArchives:
             raise StillPackingError(f"the commit {sha[:12]} is still being packed for workers.") from None
 
     def doubt(self, run_id: str) -> None:
-        """Have the archive of a run's commit read before it is handed out again: a worker could not do with what it got.
-
-        Other bytes of the same size are found in no other way. Doubts are forgotten when the platform ends: the next worker
-        that can not do with these bytes raises them again, and with them its own run begins anew.
-        """
+        """Have the archive of a run's commit read before it is handed out again: a worker could not do with
+        what it got."""
         of_run = select(DbRun.workspace_id, DbRun.commit_sha).where(DbRun.id == run_id)
         with self._db.session() as session:
             found = session.execute(of_run).first()

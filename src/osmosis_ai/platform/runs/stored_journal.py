@@ -37,11 +37,7 @@ WorkItem = tuple[int, int]
 
 
 def pack_journal(lines: Iterable[bytes], run_id: str, blobs: BlobStore, redactor: Redactor) -> str | None:
-    """Store a run's journal, as far as it can be read; return its key, None where there is none. Blocking.
-
-    Raises:
-        OSError, OsmosisError: the lines could not be read, or the blobs did not take them.
-    """
+    """Store a run's journal, as far as it can be read; return its key, None where there is none."""
     key, is_empty = f"runs/{run_id}/{JOURNAL_NAME}", True
     with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as packed:
         with gzip.GzipFile("", "wb", _LEVEL, packed, mtime=0) as journal:
@@ -61,13 +57,7 @@ def pack_journal(lines: Iterable[bytes], run_id: str, blobs: BlobStore, redactor
 
 
 def stored_lines(blobs: BlobStore, key: str) -> Iterator[bytes]:
-    """Yield the lines of a stored journal, the oldest first, each found to be what was chained there.
-
-    Raises:
-        BlobNotFound: it is gone.
-        BlobError: the store can not be used.
-        ConflictError: it is damaged.
-    """
+    """Yield the lines of a stored journal, the oldest first, each found to be what was chained there."""
     chain = Chain()
     try:
         with blobs.open(key) as packed, gzip.open(packed, "rb") as journal:
@@ -79,30 +69,14 @@ def stored_lines(blobs: BlobStore, key: str) -> Iterator[bytes]:
 
 
 def stored_records(blobs: BlobStore, key: str) -> Iterator[TerminalRecord]:
-    """Return the records of a stored journal, oldest first; of a work item the last one counts.
-
-    Raises:
-        BlobNotFound, BlobError, ConflictError: as :func:`stored_lines`.
-    """
+    """Return the records of a stored journal, oldest first; of a work item the last one counts."""
     return (_record(line, key) for line in stored_lines(blobs, key))
 
 
 def records_beside(
     blobs: BlobStore, key: str, *, most_bytes: int | None = None, only: WorkItem | None = None
 ) -> dict[WorkItem, dict[str, Any]] | None:
-    """Return, by row and attempt, what a stored journal knows and the rows of ``samples`` have no column for.
-
-    Args:
-        blobs, key: where it is.
-        most_bytes: of what is returned, as JSON; None for any number.
-        only: the sample that is wanted.
-
-    Returns:
-        None where it is more than ``most_bytes``.
-
-    Raises:
-        BlobNotFound, BlobError, ConflictError: as :func:`stored_lines`.
-    """
+    """Return, by row and attempt, what a stored journal knows and the rows of ``samples`` have no column for."""
     found: dict[WorkItem, dict[str, Any]] = {}
     held = 0
     for line in stored_lines(blobs, key):

@@ -36,10 +36,7 @@ class BegunRun(Protocol):
 
 
 def waits_for(run: BegunRun, leases: Leases) -> str | None:
-    """Return what a run waits for whose worker has let it go or is silent, in a sentence; None of any other.
-
-    A worker is heard three times in a lease; it is silent after half of one.
-    """
+    """Return what a run waits for whose worker has let it go or is silent, in a sentence; None of any other."""
     if run.status != "running" or run.stop_requested_at is not None:
         return None
     another = "another one of the platform" if run.pool is None else f"another one of the pool '{run.pool}'"

@@ -32,12 +32,7 @@ from osmosis_ai.training.runs.run_directory import TrainingDirectory
 
 
 class WorkingDirectory:
-    """The files of one run.
-
-    Args:
-        runs_dir: the directory of all runs.
-        run_id: which run.
-    """
+    """The files of one run."""
 
     def __init__(self, runs_dir: Path, run_id: str) -> None:
         self.path = runs_dir / run_id
@@ -70,11 +65,7 @@ class WorkingDirectory:
         return RunDirectory(self.output_root / run_name)
 
     def recorded(self, run_name: str) -> int:
-        """Return how much has been recorded so far: what a worker got done, even if it could not say so.
-
-        Bytes of an evaluation's journal, or steps that a training run would go on behind: the number grows
-        exactly when something was done that need not be done again.
-        """
+        """Return how much has been recorded so far: what a worker got done, even if it could not say so."""
         try:
             journalled = self.evaluation(run_name).events.stat().st_size
         except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -122,11 +113,7 @@ class WorkingDirectory:
         return True
 
     def is_worked_on(self) -> bool:
-        """Tell whether a worker of this machine is alive.
-
-        Raises:
-            OSError: the directory is damaged, or another user's: its lock tells nothing.
-        """
+        """Tell whether a worker of this machine is alive."""
         if not self.path.is_dir():
             return False
         try:

@@ -1,8 +1,4 @@
-"""How a run stands, and what is new in it: cheap enough to be asked every second.
-
-A cursor says how the run and its retries stood, up to where of each its journal had been published, and the last line
-of the log.
-"""
+"""How a run stands, and what is new in it: cheap enough to be asked every second."""
 
 from __future__ import annotations
 
@@ -39,18 +35,7 @@ def read_changes(
     since: str | None,
     why_it_waits: Callable[[DbRun], str | None],
 ) -> Changes:
-    """Return how a run stands, and what finished since a cursor.
-
-    Args:
-        session: of the database.
-        workspace_id, kind, name: which run.
-        since: what this has returned before.
-        why_it_waits: tells it of a run that nobody works on.
-
-    Raises:
-        NotFoundError: there is no such run.
-        OsmosisError: the cursor is none.
-    """
+    """Return how a run stands, and what finished since a cursor."""
     asked = of_family(
         select(DbRun, _POSITION.label("position"), _LINE.label("line")), workspace_id, kind, name
     )

@@ -37,11 +37,7 @@ _COLUMNS = (
 
 
 def compared_runs(session: Session, families: Sequence[RunFamily]) -> list[RunSamples]:
-    """Return evaluations, each with its retries, in one statement however many they are.
-
-    Raises:
-        ConflictError: one has no row yet.
-    """
+    """Return evaluations, each with its retries, in one statement however many they are."""
     for family in families:
         if not family.rows:
             run = family.original

@@ -21,17 +21,7 @@ _NEAREST = 3
 
 
 def find_family(session: Session, workspace_id: str, kind: RunKind, name: str) -> RunFamily:
-    """Return a run with its retries; a retry by itself, of which only what it made again is there to see.
-
-    Args:
-        session: of the database.
-        workspace_id: of the run.
-        kind: of the run.
-        name: or id.
-
-    Raises:
-        NotFoundError: the workspace has none, with the nearest names in ``details["nearest"]``.
-    """
+    """Return a run with its retries; a retry by itself, of which only what it made again is there to see."""
     return find_families(session, workspace_id, kind, [name])[0]
 
 
@@ -67,11 +57,7 @@ def of_family(asked: Select[Any], workspace_id: str, kind: RunKind, *names: str)
 
 
 def _named(workspace_id: str, names: Sequence[str], *which: ColumnElement[bool]) -> CompoundSelect[Any]:
-    """Return the statement of the runs of these names or ids.
-
-    They are two looks into the indexes of names and ids: of ``or``, and wherever it could go by workspace and kind, SQLite
-    reads every run that a workspace has.
-    """
+    """Return the statement of the runs of these names or ids."""
     known = [storable(name)[:255] for name in names]
     asked = select(DbRun.id, DbRun.kind, DbRun.name).where(*which)
     return union(

@@ -21,12 +21,7 @@ _NAME_CHARS = 50  # with the extension, a file's name in any system
 
 @dataclass(frozen=True)
 class RunDataset:
-    """Opens the dataset of a run as a file, which is there as long as this is.
-
-    Attributes:
-        run: the run's name.
-        name, sha256: the dataset that it was given.
-    """
+    """Opens the dataset of a run as a file, which is there as long as this is."""
 
     services: PlatformServices
     workspace_id: str
@@ -35,12 +30,7 @@ class RunDataset:
     sha256: str | None
 
     def __call__(self) -> Path:
-        """Return the file, with the bytes that the run used.
-
-        Raises:
-            OsmosisError: the dataset is gone, or another one by now; it is too large to be read for a page, or there
-                is no place for it.
-        """
+        """Return the file, with the bytes that the run used."""
         with self.services.db.session() as session:
             found = find_dataset(session, self.workspace_id, self.name or "")
         if found is None or self.sha256 is None or found.sha256 != self.sha256:

@@ -43,17 +43,7 @@ def eval_detail(
     isolation: str | None,
     waits: str | None,
 ) -> RunDetail:
-    """Return an evaluation in full.
-
-    Args:
-        entry: its line.
-        family: the run, with its retries where they are read as one.
-        samples: those of the family.
-        estimates: over these samples; None before anything is counted.
-        previous: the run before on its config.
-        isolation: what holds it back, in words.
-        waits: why nobody works on it yet.
-    """
+    """Return an evaluation in full."""
     run = family.original
     if family.retries and estimates is not None:
         entry = _as_one(entry, Headline.of(estimates, rows_of(run)), estimates)
@@ -115,13 +105,7 @@ def viewed_training(
     models: Sequence[DbLoraModel],
     happened: Sequence[CurveMark] = (),
 ) -> TrainingCurves:
-    """Return the curves of a run, its checkpoints and its newest validation.
-
-    Args:
-        run, curves: the run and what it measured.
-        models: what it saved.
-        happened: what its log tells of its steps.
-    """
+    """Return the curves of a run, its checkpoints and its newest validation."""
     marks = [*happened, *(CurveMark(model.step, "checkpoint", model.name) for model in models)]
     metrics = {curve.key: [(point.step, point.value) for point in curve.points] for curve in curves}
     return TrainingCurves(

@@ -1,7 +1,4 @@
-"""Pages of a workspace's runs, whatever their number, and each run's line.
-
-The order comes from an index alone; whole rows are read of the page's runs, which are few.
-"""
+"""Pages of a workspace's runs, whatever their number, and each run's line."""
 
 from __future__ import annotations
 
@@ -47,12 +44,7 @@ _TREND = 10
 
 @dataclass(frozen=True)
 class WorkspaceRuns:
-    """The runs of a workspace, as lists show them.
-
-    Attributes:
-        now: what a run that goes on has taken until.
-        why_it_waits: tells it of a run that nobody works on.
-    """
+    """The runs of a workspace, as lists show them."""
 
     session: Session
     workspace_id: str
@@ -60,11 +52,7 @@ class WorkspaceRuns:
     why_it_waits: Callable[[DbRun], str | None]
 
     def page(self, query: RunQuery, *, limit: int, cursor: str | None) -> ItemPage[RunEntry]:
-        """Return runs, and how many there are.
-
-        Raises:
-            OsmosisError: the cursor is none of this order.
-        """
+        """Return runs, and how many there are."""
         place = _place(query, cursor) if cursor else None
         kinds = KINDS if query.kind is None else tuple(kind for kind in KINDS if kind == query.kind)
         conditions = _conditions(self.session, query)
@@ -124,11 +112,7 @@ class WorkspaceRuns:
 
 @lru_cache
 def _last_numbers(*, is_sqlite: bool) -> Select[tuple[str, Any]]:
-    """Return the statement that lists the numbers of up to ten runs up to each of ``ids``, the newest first.
-
-    They are those that a run can be compared with. The statement is cached: building it for each page cost more than the
-    page.
-    """
+    """Return the statement that lists the numbers of up to ten runs up to each of ``ids``, the newest first."""
     earlier = aliased(DbRun)
     last = _comparable(DbRun, earlier, _number(earlier)).limit(_TREND).correlate(DbRun).subquery()
     listed = (func.json_group_array if is_sqlite else func.json_agg)(last.c.wanted)
@@ -155,17 +139,8 @@ def _with_preceding() -> Any:
 
 
 def _comparable(run: Any, earlier: Any, wanted: Any) -> Select[Any]:
-    """Return the statement of what is ``wanted`` of the runs up to one that it can be compared with, the newest first.
-
-    They have its rollout, dataset and model, as many rows (or a draw of them) and its bar; they have finished, and something
-    of them is scored. No index has more than the first two: the last runs on its rollout and dataset are looked at, and no
-    more. Retries have only what failed before: no other run is measured by them.
-
-    Args:
-        run: the one, of the statement that this becomes a part of.
-        earlier: the runs that are looked at.
-        wanted: a column of ``earlier``.
-    """
+    """Return the statement of what is ``wanted`` of the runs up to one that it can be compared with, the
+    newest first."""
     measured = [column.label(f"measured_{place}") for place, column in enumerate(_measured(earlier))]
     near = (
         select(

@@ -1,8 +1,4 @@
-"""Pages of a run's samples, of which the newest result counts where retries made one again; and what there is of them.
-
-A list reads its page by an index (``keyset``); what has to look at every sample is counted once for as long as the run
-has no new ones (:class:`SampleCounts`).
-"""
+"""Pages of a run's samples, of which the newest result counts where retries made one again; and what there is of them."""
 
 from __future__ import annotations
 
@@ -81,14 +77,7 @@ _MARK = b"\1"
 
 @dataclass(frozen=True, slots=True)
 class _FlakyRows:
-    """Which rows of a run pass now and then.
-
-    Attributes:
-        samples: how many those rows have.
-        marks: a byte for each row, up to the last of them.
-        few: the rows, where they are so few that an index leads to each; by the order of another most samples of the
-            run would be looked at for one page.
-    """
+    """Which rows of a run pass now and then."""
 
     samples: int
     marks: bytes
@@ -118,11 +107,7 @@ class FamilySamples:
     counts: SampleCounts
 
     def page(self, query: SampleQuery, *, limit: int, cursor: str | None) -> ItemPage[SampleEntry]:
-        """Return samples, and how many there are.
-
-        Raises:
-            OsmosisError: the cursor is none of this order.
-        """
+        """Return samples, and how many there are."""
         position = sample_position(cursor, query) if cursor else None
         place = None
         if position is not None:
@@ -221,12 +206,7 @@ class FamilySamples:
         return statement.where(newest_results(self.family))
 
     def _conditions(self, query: SampleQuery, walked: Any = None) -> list[ColumnElement[bool]]:
-        """Return which samples a query means.
-
-        Args:
-            query: what is asked.
-            walked: the value by whose index they are listed.
-        """
+        """Return which samples a query means."""
         values = {name: _value(getattr(DbSample, name), walked) for name in _RANGES}
         passes = values["reward"] >= self.family.pass_threshold
         by_outcome: dict[str | None, list[ColumnElement[bool]]] = {
@@ -253,9 +233,8 @@ class FamilySamples:
         return found
 
     def _flaky_rows(self) -> Select[Any]:
-        """Return the rows that pass now and then, and how many samples each has; as ``evaluation/row_behaviour.py``,
-        copies of a row are one.
-        """
+        """Return the rows that pass now and then, and how many samples each has; as
+        ``evaluation/row_behaviour.py``, copies of a row are one."""
         passed = case((_SCORED, case((DbSample.reward >= self.family.pass_threshold, 1), else_=0)))
         of_row: tuple[Any, ...] = (
             DbSample.row_index,

@@ -1,8 +1,4 @@
-"""A platform's runs as one viewer shows them: rows, files and logs of one workspace, and of no other.
-
-Invariant: every statement names the workspace, and no method keeps anything of a run but counts, so that a source may
-be asked for as long as somebody looks, from several threads.
-"""
+"""A platform's runs as one viewer shows them: rows, files and logs of one workspace, and of no other."""
 
 from __future__ import annotations
 
@@ -90,13 +86,7 @@ _RECORDED = (
 
 @dataclass(frozen=True)
 class PlatformSource:
-    """The runs of a workspace.
-
-    Args:
-        services: the platform's.
-        workspace_id: whose runs.
-        counts: what was counted, shared by all who look.
-    """
+    """The runs of a workspace."""
 
     services: PlatformServices
     workspace_id: str
@@ -175,11 +165,7 @@ class PlatformSource:
     def read_conversations(
         self, run: str, samples: Sequence[SampleEntry], *, max_bytes: int
     ) -> Iterator[StoredConversation]:
-        """Yield the trajectories of samples; where they lie is read in one statement however many they are.
-
-        Raises:
-            BlobStoreError: the store is away, which is not the same as that there are none.
-        """
+        """Yield the trajectories of samples; where they lie is read in one statement however many they are."""
         from osmosis_ai.platform.viewer.conversation_places import conversation_places
 
         with self.services.db.session() as session:
@@ -244,11 +230,7 @@ class PlatformSource:
         return viewed_training(found, curves, services.lora_models.of_run(found.id), happened)
 
     def validation(self, run: str) -> ValidationSamples | None:
-        """Return what became of the samples of a training run's newest validation.
-
-        Raises:
-            BlobStoreError: the store is away, which is not the same as that none were recorded.
-        """
+        """Return what became of the samples of a training run's newest validation."""
         stored = _not_away(self._validation_file(run, SAMPLES_PATH, max_bytes=LARGEST_BYTES))
         return ValidationSamples.from_bytes(stored.content) if stored.content is not None else None
 
@@ -377,11 +359,7 @@ class PlatformSource:
         return (held or {}).get(item, {})
 
     def _files(self, run: str, row: int, attempt: int, which: ColumnElement[bool]) -> list[DbRunFile]:
-        """Return files that the newest result of an attempt has left, in one statement.
-
-        Raises:
-            NotFoundError: there is no such run, or no such result.
-        """
+        """Return files that the newest result of an attempt has left, in one statement."""
         of_attempt = (DbSample.row_index == min(row, _LARGEST), DbSample.run_index == min(attempt, _LARGEST))
         asked: Any = select(DbSample.run_id, DbRunFile).select_from(DbRun)
         with self.services.db.session() as session:

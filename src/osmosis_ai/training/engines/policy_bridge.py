@@ -39,14 +39,7 @@ _CATEGORIES: dict[int, Category] = {400: "bad_request", 404: "not_found", 429: "
 
 @dataclass(frozen=True)
 class RolloutLimits:
-    """How long a rollout may become, in tokens.
-
-    Attributes:
-        max_prompt_length: what it is given; a call that would read more, beyond what the policy sampled
-            itself, is refused with ``context_length_exceeded``.
-        max_response_length: what it may sample, in one call and in all together; a turn that reaches it
-            ends with the finish reason ``length``, and the next call is refused.
-    """
+    """How long a rollout may become, in tokens."""
 
     max_prompt_length: int
     max_response_length: int
@@ -69,17 +62,7 @@ class _Session(RolloutCalls):
 
 
 class PolicyBridge(RolloutBridge[_Session]):
-    """Serves the policy to the agents of many rollouts, and records them.
-
-    Args:
-        engine: who generates.
-        chat: the format of the engine's model.
-        model_path: the model's name in reports.
-        auth_token: the bearer token agents must show.
-        limits: on the length of a rollout.
-        sampling: of every call, over what the agent asks for; None leaves it to the agent.
-        kept: how many closed rollouts wait to be taken; the oldest is forgotten for one more.
-    """
+    """Serves the policy to the agents of many rollouts, and records them."""
 
     def __init__(
         self,
@@ -118,11 +101,7 @@ class PolicyBridge(RolloutBridge[_Session]):
         return usage
 
     def take(self, rollout_id: str) -> RecordedRollout:
-        """Hand over what a rollout recorded, once; a rollout that is still open is closed.
-
-        Raises:
-            NotFoundError: there is none of this id, or it was taken already.
-        """
+        """Hand over what a rollout recorded, once; a rollout that is still open is closed."""
         self.close(rollout_id)
         recording = self._closed.pop(rollout_id, None)
         if recording is None:

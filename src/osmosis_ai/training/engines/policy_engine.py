@@ -43,20 +43,11 @@ class PolicyEngine(TokenEngine, Protocol):
         """Why it generates no more; None while it does."""
 
     async def publish(self, policy: PublishablePolicy, version: int) -> None:
-        """Draw tokens with ``policy`` from now on; calls under way go on with it, or end with the one before.
-
-        Raises:
-            OsmosisError: the engine can not take it; it goes on with the one it has.
-        """
+        """Draw tokens with ``policy`` from now on; calls under way go on with it, or end with the one before."""
 
 
 class InProcessPolicyEngine:
-    """An engine in this process.
-
-    Args:
-        engine: running; whoever started it ends it.
-        unmerged: keep the adapter beside the weights, which would round it away.
-    """
+    """An engine in this process."""
 
     def __init__(self, engine: InferenceEngine, *, unmerged: bool = False) -> None:
         self._engine = engine

@@ -16,11 +16,7 @@ KEPT = 256
 
 
 class PromptPrefixCache:
-    """The latest prompts without a recorded turn, at most :data:`KEPT` of them.
-
-    Args:
-        chat: the model's format.
-    """
+    """The latest prompts without a recorded turn, at most :data:`KEPT` of them."""
 
     def __init__(self, chat: ChatFormat) -> None:
         self._chat = chat
@@ -29,11 +25,7 @@ class PromptPrefixCache:
     def read(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[str, tuple[int, ...]]:
-        """Return the text of a prompt and its tokens.
-
-        Raises:
-            TemplateError: the template does not accept the messages.
-        """
+        """Return the text of a prompt and its tokens."""
         key = repr((messages, tools))  # in the order of their keys, which templates write out
         known = self._known.pop(key, None)
         if known is None:

@@ -32,17 +32,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class RecordedRollout:
-    """All of a rollout, for the learner.
-
-    Attributes:
-        sequences: its conversations in tokens, at least one when anything was sampled.
-        forks: how many of them begin where another could not be continued.
-        realigned: turns that the template writes differently from how they were sampled.
-        truncated: a limit on length, and not the model, ended a turn.
-        versions: of the policies that sampled its tokens, ascending.
-        calls: the answered ones.
-        prompt_tokens, sampled_tokens: read and sampled over all calls.
-    """
+    """All of a rollout, for the learner."""
 
     sequences: list[TokenSequence]
     forks: int = 0
@@ -66,13 +56,7 @@ class _RecordedTurn(SampledTurn):
 
 @dataclass(frozen=True)
 class Prompt:
-    """What one call reads.
-
-    Attributes:
-        ids: all of it.
-        text: all of it, as the template writes it and the policy wrote it.
-        given: the tokens behind those of the turn it continues.
-    """
+    """What one call reads."""
 
     ids: tuple[int, ...]
     text: str
@@ -84,14 +68,7 @@ class Prompt:
 
 
 class Recording:
-    """The turns of one rollout.
-
-    Args:
-        rollout_id: whose they are.
-        chat: the model's format.
-        end_tokens: the tokens that end a turn.
-        prefix_cache: shared with the other rollouts of this format; its own when None.
-    """
+    """The turns of one rollout."""
 
     def __init__(
         self,
@@ -111,11 +88,7 @@ class Recording:
         self.truncated = False
 
     def prompt(self, messages: Messages, tools: Messages) -> Prompt:
-        """Return what a call with these messages reads.
-
-        Raises:
-            TemplateError: the template does not accept the messages.
-        """
+        """Return what a call with these messages reads."""
         if not self._turns:
             text, opening = self._prefix_cache.read(messages, tools)
             return Prompt(opening, text, list(opening), None, False, messages, tools)
@@ -133,13 +106,7 @@ class Recording:
         return Prompt(tuple(ids), text, ids, None, False, messages, tools)
 
     def add(self, prompt: Prompt, tokens: Sequence[SampledToken], reply: Mapping[str, Any]) -> None:
-        """Record an answered call.
-
-        Args:
-            prompt: what it read.
-            tokens: what the policy sampled.
-            reply: the assistant's message, as the agent gets it.
-        """
+        """Record an answered call."""
         ids = [token.id for token in tokens]
         text = prompt.text + self._written(ids)
         self._turns.append(

@@ -69,15 +69,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Probe:
-    """How engine and learner agree on the tokens that the engine drew.
-
-    Attributes:
-        tokens: how many.
-        mean_abs_gap: of the log-probabilities, in nats.
-        mean_gap, gap_stderr: engine minus learner, and its standard error.
-        surprise: how much more surprising the tokens are to the learner than its own would be, in nats.
-        surprise_stderr: what that may come to by chance.
-    """
+    """How engine and learner agree on the tokens that the engine drew."""
 
     tokens: int
     mean_abs_gap: float
@@ -95,15 +87,7 @@ class Probe:
         )
 
     def require_agreement(self, *, float32: bool, truncated: bool = False) -> None:
-        """Refuse a distribution that is not the learner's.
-
-        Args:
-            float32: whether both compute in float32 or better.
-            truncated: the run's own ``top_p`` truncates, which its settings have warned of.
-
-        Raises:
-            DistributionMismatchError: saying which parameter to look at.
-        """
+        """Refuse a distribution that is not the learner's."""
         limit = MEAN_GAP_FLOAT32 if float32 else MEAN_GAP_BFLOAT16
         floor = SIGNED_FLOOR_FLOAT32 if float32 else SIGNED_FLOOR_BFLOAT16
         one_sided = abs(self.mean_gap) > max(floor, STANDARD_ERRORS * self.gap_stderr)
@@ -136,17 +120,7 @@ class Probe:
 async def probe(
     engine: PolicyEngine, learner: Scorer, prompts: Sequence[tuple[int, ...]], settings: TrainingSettings
 ) -> Probe:
-    """Have the engine draw :data:`TOKENS` tokens or more behind ``prompts``, and compare.
-
-    Args:
-        engine: serves the learner's policy.
-        learner: computes the same probabilities; called in a thread.
-        prompts: token ids, each short enough to be continued.
-        settings: of the run.
-
-    Raises:
-        OsmosisError: the engine can not be asked.
-    """
+    """Have the engine draw :data:`TOKENS` tokens or more behind ``prompts``, and compare."""
     sequences: list[TokenSequence] = []
     drawn = 0
     while drawn < TOKENS and len(sequences) < MOST_CONTINUATIONS:
@@ -195,10 +169,7 @@ def compare(sequences: Sequence[TokenSequence], scores: Sequence[SequenceScores]
 
 
 def probe_prompts(rows: Iterable[DatasetRow], chat: ChatFormat, *, longest: int) -> list[tuple[int, ...]]:
-    """Return up to :data:`PROMPTS` different prompts of at most ``longest`` tokens, as an agent would begin.
-
-    Where no row makes one (rows without messages, a template that wants tools), a plain question does.
-    """
+    """Return up to :data:`PROMPTS` different prompts of at most ``longest`` tokens, as an agent would begin."""
     found: dict[tuple[int, ...], None] = {}
     for messages in _openings(rows):
         try:

@@ -98,22 +98,7 @@ class _Request:
 
 
 class VllmEngine:
-    """Serves the policy with a running vLLM server; an async context manager.
-
-    Args:
-        base_url: the server's address, without ``/v1``.
-        model: the name of the base model on the server.
-        end_token_ids: the tokens that end a turn.
-        adapters_dir: where adapters are written; the server must see it under the same path.
-        api_key: the server's key, when it wants one.
-        run: a name for this run's adapters, unlike that of any other run on the server.
-        server: the process behind ``base_url`` when it is the trainer's own; its key is used, and it is started
-            again when it dies.
-        note: told, in a sentence, when that happens.
-
-    Raises:
-        OsmosisError: on entering: the server is not there, or was not started as it must be.
-    """
+    """Serves the policy with a running vLLM server; an async context manager."""
 
     def __init__(
         self,
@@ -181,11 +166,7 @@ class VllmEngine:
         return self._failure
 
     def submit(self, generations: Sequence[Generation], listener: Listener) -> _Request:
-        """Ask the server for each of ``generations``; call it in the event loop.
-
-        Raises:
-            OsmosisError: with ``top_p`` below 1: the server's log-probabilities would be those after it.
-        """
+        """Ask the server for each of ``generations``; call it in the event loop."""
         if any(generation.top_p < 1.0 for generation in generations):
             raise OsmosisError(
                 "vLLM gives log-probabilities after `top_p`, which no policy gradient can be computed from.",
@@ -201,11 +182,7 @@ class VllmEngine:
         return _Request(tasks)
 
     async def publish(self, policy: PublishablePolicy, version: int) -> None:
-        """Load ``policy`` under a new name and ask for it from now on; calls under way keep theirs.
-
-        Raises:
-            OsmosisError: the server does not take the adapter; the version before stays.
-        """
+        """Load ``policy`` under a new name and ask for it from now on; calls under way keep theirs."""
         name = f"{self._run}-v{version}"
         directory = self._adapters_dir / name
         await asyncio.to_thread(policy.save_adapter, directory)

@@ -25,25 +25,7 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class VllmServer(Service):
-    """Runs `vllm serve` while an ``async with`` block lasts.
-
-    Args:
-        command: the `vllm` program, with what stands before its first argument.
-        model: a folder or a name that vLLM loads.
-        served_as: the name requests call it by.
-        lora_rank: of the adapters it will serve.
-        max_positions: the longest sequence.
-        log_path: its output is appended to it.
-        dtype: what it computes in: that of the learner.
-        args: further arguments of `vllm serve`; they win over ours.
-        environ: the variables it inherits.
-        offline: whether it may not fetch a model.
-        start_timeout_s: how long it may take to load the model.
-
-    Attributes:
-        api_key: the bearer key it answers to, made anew for every server.
-        url: where it listens, without ``/v1``; the same after it was started again.
-    """
+    """Runs `vllm serve` while an ``async with`` block lasts."""
 
     def __init__(
         self,

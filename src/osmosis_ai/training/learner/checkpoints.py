@@ -47,12 +47,7 @@ class CheckpointableLearner(Protocol):
 
 @dataclass(frozen=True)
 class CheckpointDirectory:
-    """A checkpoint on the disk.
-
-    Attributes:
-        step: the steps that were taken before it.
-        directory: where it is.
-    """
+    """A checkpoint on the disk."""
 
     step: int
     directory: Path
@@ -76,11 +71,7 @@ class CheckpointDirectory:
         return self._read_json(PROVENANCE_FILE)
 
     def load_into(self, learner: CheckpointableLearner) -> dict[str, Any]:
-        """Put ``learner`` into the state in which it was saved; return the trainer's state.
-
-        Raises:
-            OsmosisError: when the files are damaged or belong to another model or other settings.
-        """
+        """Put ``learner`` into the state in which it was saved; return the trainer's state."""
         import pickle
 
         import torch
@@ -120,27 +111,14 @@ def checkpoints_in(directory: Path) -> tuple[CheckpointDirectory, ...]:
 
 
 def adopt_checkpoint(written: Path, directory: Path, step: int) -> None:
-    """Make a checkpoint that was written elsewhere on the same disk, and flushed, one of a store's, in one step.
-
-    Args:
-        written: its directory, which moves.
-        directory: the store's; created when missing, and open in no process.
-        step: its step; a checkpoint of the same step is replaced.
-
-    Raises:
-        OSError: the disk refuses it; the checkpoints that were there still are.
-    """
+    """Make a checkpoint that was written elsewhere on the same disk, and flushed, one of a store's, in one
+    step."""
     directory.mkdir(parents=True, exist_ok=True)
     _put_in_place(written, directory / _name(step))
 
 
 class CheckpointStore:
-    """The checkpoints of one run.
-
-    Args:
-        directory: created when missing.
-        keep_every: checkpoints of every so many steps are kept.
-    """
+    """The checkpoints of one run."""
 
     def __init__(self, directory: Path, *, keep_every: int) -> None:
         self.directory = directory
@@ -166,20 +144,7 @@ class CheckpointStore:
         *,
         keep: bool = False,
     ) -> CheckpointDirectory:
-        """Write the checkpoint of ``step``, durably, and drop earlier ones that were not to be kept.
-
-        Args:
-            step: the steps taken so far; a checkpoint of the same step is replaced.
-            learner: whose adapter and state are saved.
-            trainer_state: JSON-encodable, without NaN.
-            provenance: likewise: config, commit, dataset digest, metrics; it travels with the adapter.
-            keep: keep this one whatever its step.
-
-        Raises:
-            OsmosisError: when the disk is full or can not be written; the checkpoints that were there
-                still are.
-            ValueError: when a value is not JSON-encodable.
-        """
+        """Write the checkpoint of ``step``, durably, and drop earlier ones that were not to be kept."""
         final = self.directory / _name(step)
         writing = self.directory / f"{_UNFINISHED}{final.name}"
         try:

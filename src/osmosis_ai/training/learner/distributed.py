@@ -34,14 +34,7 @@ _LOOK_S = 0.05
 
 
 def _meet(rank: int, size: int) -> dist.TCPStore:
-    """Return the store through which the ranks find each other; rank 0 waits here until all are there.
-
-    Torch would wait for them itself, for half an hour and where nobody can call it off, and a process that
-    waits so can not join others: torch counts the groups that it has begun.
-
-    Raises:
-        RuntimeError: the meeting was called off: whoever named it in the environment has taken that back.
-    """
+    """Return the store through which the ranks find each other; rank 0 waits here until all are there."""
     port = os.environ["MASTER_PORT"]
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"],
@@ -62,12 +55,7 @@ def _meet(rank: int, size: int) -> dist.TCPStore:
 
 @dataclass(frozen=True)
 class World:
-    """The processes that learn together; alone by default.
-
-    Attributes:
-        rank, size: which one this is, of how many.
-        talk: the group in which they tell each other what to do; None when alone.
-    """
+    """The processes that learn together; alone by default."""
 
     rank: int = 0
     size: int = 1
@@ -144,10 +132,7 @@ class World:
 
     @staticmethod
     def drop() -> None:
-        """Close what connects this process with peers that are gone, so that it can join others.
-
-        NCCL's connections stay: closing them may wait for the lost peer.
-        """
+        """Close what connects this process with peers that are gone, so that it can join others."""
         if dist.is_initialized() and dist.get_backend() == dist.Backend.GLOO:
             dist.destroy_process_group()
 
@@ -163,11 +148,7 @@ class World:
 
 
 def local_device(kind: str | None = None) -> torch.device:
-    """Return this process's device: the GPU of its local rank where there is one, else the CPU.
-
-    Args:
-        kind: ``cpu``, ``cuda`` or a device as torch writes it; chosen when left out.
-    """
+    """Return this process's device: the GPU of its local rank where there is one, else the CPU."""
     kind = kind or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind != "cuda":
         return torch.device(kind)
@@ -177,11 +158,8 @@ def local_device(kind: str | None = None) -> torch.device:
 
 
 def shard_frozen(policy: Any, device: torch.device) -> None:
-    """Split the frozen matrices of ``policy`` over all ranks, layer by layer, and move the rest to ``device``.
-
-    A layer is put together when it computes and taken apart again (FSDP2). The adapter is small and is whole
-    on every rank, so that gradients, optimiser and checkpoints are those of an unsplit model.
-    """
+    """Split the frozen matrices of ``policy`` over all ranks, layer by layer, and move the rest to
+    ``device``."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

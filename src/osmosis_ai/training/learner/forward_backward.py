@@ -55,12 +55,7 @@ class Accumulated:
 
 @dataclass(frozen=True)
 class SequenceScores:
-    """What the policy gives the tokens of a sequence; one entry for each, 0.0 where none was sampled.
-
-    Attributes:
-        logprobs: of the tokens.
-        entropies, variances: mean and variance of the surprise, -log p, of a token drawn in its place.
-    """
+    """What the policy gives the tokens of a sequence; one entry for each, 0.0 where none was sampled."""
 
     logprobs: list[float]
     entropies: list[float]
@@ -68,15 +63,7 @@ class SequenceScores:
 
 
 class ForwardBackward:
-    """The passes of one rank.
-
-    Args:
-        model: the policy.
-        settings: of the run.
-        device: where the model is.
-        rank, ranks: which share is this rank's, out of how many.
-        sharded: whether every layer is split over the ranks, so that all of them must pass alike.
-    """
+    """The passes of one rank."""
 
     def __init__(
         self,

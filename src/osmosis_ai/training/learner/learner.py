@@ -44,22 +44,7 @@ __all__ = ["Learner", "OutOfMemoryError", "StepRefusedError", "warmed_up"]
 
 
 class Learner:
-    """A policy that learns.
-
-    Args:
-        model_path: a built-in model, a folder, or a name on the Hugging Face hub.
-        settings: of the run.
-        device: ``cpu``, ``cuda`` or a device as torch writes it; chosen when left out.
-        adapter: a PEFT directory to go on from.
-
-    Attributes:
-        updates: steps taken.
-        world: the processes that learn together; under `torchrun` every rank makes a learner, rank 0
-            calls it and the others :meth:`follow`.
-
-    Raises:
-        OsmosisError: when the model can not be loaded.
-    """
+    """A policy that learns."""
 
     def __init__(
         self,
@@ -110,20 +95,7 @@ class Learner:
         *,
         policy_version: int | None = None,
     ) -> StepMetrics:
-        """Update the policy once.
-
-        Args:
-            sequences: as recorded; without those that are not to be trained on.
-            advantages: one for each.
-            policy_version: tokens of this version were sampled by the policy as it is now, and must have
-                the log-probabilities that the learner finds; None: all tokens were.
-
-        Raises:
-            StepRefusedError: the loss or its gradient is no finite number, or learner and server disagree.
-            OutOfMemoryError: even micro-batches of half the size do not fit.
-            DivergedError: the update destroyed the policy; the learner is then unusable.
-            ValueError: when the arguments' lengths disagree.
-        """
+        """Update the policy once."""
         rows, rollouts = training_rows(sequences, advantages)
         if not rows:
             return StepMetrics(updates=self.updates, micro_batch_tokens=self._micro_batch_tokens)
@@ -133,10 +105,7 @@ class Learner:
         return self._take(step)
 
     def follow(self) -> None:
-        """Do this rank's share of what rank 0's learner is told, until it is closed.
-
-        A refused step is refused on every rank; rank 0 says so.
-        """
+        """Do this rank's share of what rank 0's learner is told, until it is closed."""
         while True:
             command, argument = self.world.share(None)
             if command == "close":
@@ -292,10 +261,8 @@ class Learner:
         return self._merge()
 
     def low_rank_state(self) -> dict[str, Any]:
-        """Return the adapter's updates by the matrices' names in the base model, for who adds them to what these compute.
-
-        A model that is split over ranks has them merged, by all of them.
-        """
+        """Return the adapter's updates by the matrices' names in the base model, for who adds them to what
+        these compute."""
         return self.merged_state() if self._sharded else dict(policy_model.low_rank_updates(self.model))
 
     def _merge(self) -> dict[str, Tensor]:

@@ -28,16 +28,7 @@ _PEFT_PREFIX = "base_model.model."
 
 
 def model_source(model_path: str, *, allow_download: bool = False, weights: bool = True) -> str:
-    """Return the folder that holds ``model_path``; what loads from it never asks the network.
-
-    Args:
-        model_path: a built-in model, a folder, or a name on the Hugging Face hub.
-        allow_download: whether a model that is not in the hub's cache on this machine may be fetched.
-        weights: False fetches its configuration alone.
-
-    Raises:
-        OsmosisError: there is no such model here, or it can not be fetched.
-    """
+    """Return the folder that holds ``model_path``; what loads from it never asks the network."""
     if model_path in served_models():
         return str(built_in_model(model_path).directory)
     if Path(model_path).is_dir():
@@ -77,20 +68,7 @@ def _snapshot(name: str, files: tuple[str, ...], *, allow_download: bool) -> str
 def load_policy(
     model_path: str, settings: TrainingSettings, device: torch.device, *, adapter: Path | None = None
 ) -> Any:
-    """Load the base model and put an adapter on it.
-
-    It is still on the CPU: float32 when it is to stay there; bfloat16 with a float32 adapter for other devices,
-    where activations are computed again in the backward pass. A new adapter starts from ``settings.seed`` and, having B = 0, changes nothing yet.
-
-    Args:
-        model_path: a built-in model, a folder, or a name on the Hugging Face hub.
-        settings: its ``lora_*`` and ``seed``.
-        device: where it will compute.
-        adapter: a PEFT directory to go on from, instead of a new adapter.
-
-    Raises:
-        OsmosisError: when the model or the adapter can not be loaded.
-    """
+    """Load the base model and put an adapter on it."""
     base = _load_base(model_path, settings, device)
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -161,11 +139,7 @@ def adapter_state(policy: Any) -> dict[str, Tensor]:
 
 
 def load_adapter_state(policy: Any, state: dict[str, Tensor]) -> None:
-    """Put back what :func:`adapter_state` returned.
-
-    Raises:
-        OsmosisError: when it belongs to another adapter.
-    """
+    """Put back what :func:`adapter_state` returned."""
     from peft import set_peft_model_state_dict
 
     if state.keys() != adapter_state(policy).keys():
@@ -177,11 +151,7 @@ def load_adapter_state(policy: Any, state: dict[str, Tensor]) -> None:
 
 
 def save_adapter(policy: Any, directory: Path) -> None:
-    """Write a PEFT adapter into ``directory``, which is created: weights and configuration, nothing else.
-
-    Raises:
-        OSError: when the disk is full or can not be written.
-    """
+    """Write a PEFT adapter into ``directory``, which is created: weights and configuration, nothing else."""
     import copy
 
     from safetensors.torch import save
@@ -195,10 +165,8 @@ def save_adapter(policy: Any, directory: Path) -> None:
 
 
 def low_rank_updates(policy: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the adapter's update of every linear layer, copied, with the name of its matrix in the base model.
-
-    Of layers of another kind, the merged matrix.
-    """
+    """Yield the adapter's update of every linear layer, copied, with the name of its matrix in the base
+    model."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in policy.named_modules():

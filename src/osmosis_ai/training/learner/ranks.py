@@ -56,13 +56,8 @@ class LearnerProcessLostError(OsmosisError):
 
 
 class LearnerRanks:
-    """Starts the processes that follow this one, and makes this one rank 0 while an ``async with`` block lasts.
-
-    Args:
-        spec: whose learner they are part of.
-        directory: where what they load, and their logs, are written.
-        environ: the variables they inherit.
-    """
+    """Starts the processes that follow this one, and makes this one rank 0 while an ``async with`` block
+    lasts."""
 
     def __init__(self, spec: LearnerSpec, directory: Path, environ: Mapping[str, str]) -> None:
         self._spec = spec
@@ -72,11 +67,7 @@ class LearnerRanks:
         self._before: dict[str, str | None] = {}
 
     async def __aenter__(self) -> Self:
-        """Start them.
-
-        Raises:
-            OsmosisError: this process still belongs to a learner that lost one of its processes.
-        """
+        """Start them."""
         from osmosis_ai.training.learner.distributed import World
 
         if World.is_joined():
@@ -126,15 +117,7 @@ class LearnerRanks:
             return await doing
 
     async def run(self, work: Coroutine[Any, Any, T], abandon: Callable[[], None]) -> T:
-        """Do ``work`` for as long as all of them live.
-
-        Args:
-            work: it is cancelled when one is lost.
-            abandon: called first; from then on nobody may wait for them.
-
-        Raises:
-            LearnerProcessLostError: one of them has ended.
-        """
+        """Do ``work`` for as long as all of them live."""
         doing = asyncio.ensure_future(work)
         try:
             async with self._deaths() as deaths:

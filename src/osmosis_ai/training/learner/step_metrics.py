@@ -11,30 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One update of the policy, or the lack of one.
-
-    Means are over sampled tokens, log-probabilities in nats.
-
-    Attributes:
-        updates: of the policy so far, this one included.
-        learned: False when there was nothing to learn from; the policy is as before.
-        sequences, tokens: trained on; tokens are those the policy sampled.
-        loss: of the step's objective; its sign and size say little in policy gradients.
-        learning_rate: of this update.
-        grad_norm: before clipping.
-        entropy: of the policy's distributions.
-        clip_fraction: tokens whose gradient the clip held back; with an importance cap, under which nothing is
-            clipped, those that lie beyond its bounds.
-        importance_capped: tokens whose importance weight was cut off at the cap; None without a cap.
-        approx_kl: k3 estimate of KL(policy that sampled, policy).
-        kl_base: k3 estimate of KL(policy, base model); None where it was not measured.
-        max_abs_logprob_gap, mean_abs_logprob_gap: between learner and server, on tokens sampled by the
-            very policy that is being updated; None when there were none.
-        stale_fraction: tokens sampled by an earlier policy.
-        micro_batches: forward and backward passes, on all devices.
-        micro_batch_tokens: their largest size; smaller than the setting once memory has run out.
-        warnings: what a person should look at, a sentence each.
-    """
+    """One update of the policy, or the lack of one."""
 
     updates: int
     learned: bool = False

@@ -21,18 +21,7 @@ _SAME_REWARD = 1e-9
 
 @dataclass(frozen=True)
 class GroupStatistics:
-    """What the rewards of one batch look like.
-
-    Attributes:
-        groups: P.
-        groups_zero_variance: groups with two or more scores, all equal: nothing to learn from them.
-        groups_too_few_scores: groups with fewer than two scores: nothing to compare.
-        samples: P x G.
-        samples_unscored: samples without a reward, or with one that is no finite number.
-        samples_used: samples that have an advantage.
-        reward_mean, reward_std: over all scored samples; None without any.
-        reward_min, reward_max: likewise.
-    """
+    """What the rewards of one batch look like."""
 
     groups: int
     groups_zero_variance: int
@@ -54,12 +43,7 @@ class GroupStatistics:
 
 @dataclass(frozen=True)
 class GroupAdvantages:
-    """The result of :func:`group_advantages`.
-
-    Attributes:
-        advantages_PG: None where the sample is not to be trained on.
-        statistics: of the rewards they were made from.
-    """
+    """The result of :func:`group_advantages`."""
 
     advantages_PG: list[list[float | None]]
     statistics: GroupStatistics

@@ -30,11 +30,7 @@ class UnsampledTokenError(OsmosisError):
 
 
 class SampledSequence(Protocol):
-    """Tokens as they were sampled; the four lists have one entry for each token.
-
-    ``mask`` is 1 where the policy sampled the token; ``logprobs`` and ``versions`` (of the policy) mean
-    something only there. Several sequences may share a ``rollout_id``: the rollout forked.
-    """
+    """Tokens as they were sampled; the four lists have one entry for each token."""
 
     @property
     def ids(self) -> Sequence[int]: ...
@@ -50,13 +46,7 @@ class SampledSequence(Protocol):
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """A sequence to train on; plain values, so that it can travel to other processes.
-
-    Attributes:
-        ids, mask, logprobs, versions: as in :class:`SampledSequence`.
-        advantage: of its rollout.
-        response_length: sampled tokens of its rollout, all sequences together.
-    """
+    """A sequence to train on; plain values, so that it can travel to other processes."""
 
     ids: tuple[int, ...]
     mask: tuple[int, ...]
@@ -68,17 +58,7 @@ class TrainingRow:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward and backward pass needs. Axes: B rows, T tokens, K kept columns.
-
-    Attributes:
-        ids_BT: token ids, padded on the right.
-        columns_K: positions whose logits are needed.
-        targets_BK: the token after each of them.
-        mask_BK: whether the policy sampled that token.
-        logged_logprobs_BK: what it was sampled with.
-        versions_BK: of the policy that sampled it.
-        advantages_B, response_lengths_B: of each row's rollout.
-    """
+    """What one forward and backward pass needs."""
 
     ids_BT: Tensor
     columns_K: Tensor
@@ -93,17 +73,7 @@ class MicroBatch:
 def training_rows(
     sequences: Sequence[SampledSequence], advantages: Sequence[float]
 ) -> tuple[list[TrainingRow], int]:
-    """Pair sequences with advantages; those in which nothing was sampled are left out.
-
-    The first token has no predecessor and therefore no probability; it does not count as sampled.
-
-    Returns:
-        the rows and the number of rollouts among them.
-
-    Raises:
-        UnsampledTokenError: when a mask covers what no policy sampled.
-        ValueError: when lengths disagree.
-    """
+    """Pair sequences with advantages; those in which nothing was sampled are left out."""
     if len(sequences) != len(advantages):
         raise ValueError(f"{len(sequences)} sequences but {len(advantages)} advantages")
     response_lengths: defaultdict[str, int] = defaultdict(int)
@@ -147,18 +117,7 @@ def batch_totals(rows: Sequence[TrainingRow], rollouts: int, max_response_length
 
 
 def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Partition sequences into micro-batches of at most ``max_tokens`` tokens, padding included.
-
-    Neighbours in length go together, which keeps padding small. A sequence that is longer than
-    ``max_tokens`` has a micro-batch of its own.
-
-    Args:
-        lengths: in tokens, of each sequence.
-        max_tokens: rows times the longest of them.
-
-    Returns:
-        indices into ``lengths``.
-    """
+    """Partition sequences into micro-batches of at most ``max_tokens`` tokens, padding included."""
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: (lengths[index], index)):
         if batches and (len(batches[-1]) + 1) * lengths[index] <= max_tokens:

@@ -27,12 +27,7 @@ MEAN_GAP_WORTH_A_WARNING = 0.05
 
 @dataclass(frozen=True)
 class MismatchLimits:
-    """What is asked of a pair of learner and server.
-
-    Attributes:
-        limit: the largest gap on a token, in nats, with which a step is taken.
-        float32: whether both compute in float32 or better.
-    """
+    """What is asked of a pair of learner and server."""
 
     limit: float
     float32: bool

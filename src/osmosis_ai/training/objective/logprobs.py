@@ -19,15 +19,7 @@ CHUNK_ELEMENTS = 2**26
 
 
 def sampled_logprobs(logits_BKV: Tensor, targets_BK: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return the targets' log-probabilities and the distributions' entropies, both B x K, float32.
-
-    log p(y) = z_y / T - logsumexp(z / T); H = -sum_v p_v log p_v, in nats and without a gradient.
-
-    Args:
-        logits_BKV: z, in any floating type.
-        targets_BK: token ids.
-        temperature: T > 0.
-    """
+    """Return the targets' log-probabilities and the distributions' entropies, both B x K, float32."""
     vocabulary = logits_BKV.shape[-1]
     logits_NV, targets_N = logits_BKV.reshape(-1, vocabulary), targets_BK.reshape(-1)
     size = max(1, CHUNK_ELEMENTS // vocabulary)
@@ -39,10 +31,7 @@ def sampled_logprobs(logits_BKV: Tensor, targets_BK: Tensor, temperature: float)
 
 
 def surprise_moments(logits_BKV: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return the mean and the variance of -log p(y) over y drawn from each distribution, both B x K, float32.
-
-    The mean is the distribution's entropy; arguments as of :func:`sampled_logprobs`.
-    """
+    """Return the mean and the variance of -log p(y) over y drawn from each distribution, both B x K, float32."""
     vocabulary = logits_BKV.shape[-1]
     means, variances = [], []
     for logits_nV in logits_BKV.detach().reshape(-1, vocabulary).split(max(1, CHUNK_ELEMENTS // vocabulary)):

@@ -25,14 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchTotals:
-    """The denominators of a step's means.
-
-    Attributes:
-        rollouts: N, the rollouts that are trained on; one that was recorded as several sequences
-            counts once.
-        tokens: the sum of |o_i|, their sampled tokens.
-        max_response_length: L, the most tokens that a rollout may sample (for dr_grpo).
-    """
+    """The denominators of a step's means."""
 
     rollouts: int
     tokens: int
@@ -41,14 +34,7 @@ class BatchTotals:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """One micro-batch's share of the step's loss.
-
-    Attributes:
-        loss: scalar with a gradient; the shares of a step's micro-batches add up.
-        ratio_BT: importance ratios without a gradient, 1 where masked.
-        clipped_BT: where the clip holds the gradient back.
-        approx_kl_BT: k3 estimate of KL(sampling policy, policy), 0 where masked.
-    """
+    """One micro-batch's share of the step's loss."""
 
     loss: Tensor
     ratio_BT: Tensor
@@ -75,23 +61,7 @@ def policy_loss(
     base_logprobs_BT: Tensor | None = None,
     kl_coef: float = 0.0,
 ) -> LossOutput:
-    """Return the loss named ``loss_type``.
-
-    Args:
-        loss_type: ``grpo``, ``dapo``, ``dr_grpo`` or ``gspo``.
-        logprobs_BT: of the policy, with a gradient.
-        old_logprobs_BT: of the policy that sampled.
-        advantages_B: one for each sequence.
-        mask_BT: 1 for a sampled token, 0 for any other.
-        clip_low: the ratio may fall to 1 - clip_low.
-        clip_high: the ratio may rise to 1 + clip_high.
-        totals: what the whole step contains.
-        response_lengths_B: |o_i|, the tokens of the *rollout* of each sequence; the sequence's own
-            tokens when left out (every rollout is one sequence).
-        importance_BT: weights without a gradient, from :func:`truncated_importance`.
-        base_logprobs_BT: of the base model; needed when ``kl_coef`` > 0.
-        kl_coef: weight of the divergence from the base model (GRPO's beta).
-    """
+    """Return the loss named ``loss_type``."""
     mask_BT = mask_BT.to(logprobs_BT.dtype)
     lengths_B = mask_BT.sum(1) if response_lengths_B is None else response_lengths_B.to(logprobs_BT.dtype)
     log_ratio_BT = _where_sampled(logprobs_BT - old_logprobs_BT, mask_BT)
@@ -122,11 +92,8 @@ def drift(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return how far the policy is from the one that sampled: what lies beyond the clip, and k3 of the divergence.
-
-    The same two as in :class:`LossOutput`, for a loss whose own ratio says nothing of it: with importance weights it
-    compares the policy with itself.
-    """
+    """Return how far the policy is from the one that sampled: what lies beyond the clip, and k3 of the
+    divergence."""
     mask_BT = mask_BT.to(logprobs_BT.dtype)
     log_ratio_BT = _where_sampled(logprobs_BT.detach() - sampled_logprobs_BT, mask_BT)
     ratio_BT = _RATIOS[loss_type](log_ratio_BT, mask_BT)

@@ -26,15 +26,7 @@ NOT_SAMPLED = -1
 
 @dataclass(eq=False)
 class SampledTurn:
-    """One answered call.
-
-    Attributes:
-        parent: the turn it continues, None when it begins anew.
-        given: the tokens it read behind those of its parent.
-        sampled: the tokens the policy sampled.
-        logprobs: of each sampled token, at the temperature it was sampled with, before top-p.
-        versions: of the policy that sampled each.
-    """
+    """One answered call."""
 
     parent: SampledTurn | None
     given: array[int]
@@ -54,15 +46,7 @@ class SampledTurn:
 
 @dataclass
 class TokenSequence:
-    """A conversation in tokens; the four lists have one entry for each.
-
-    Attributes:
-        rollout_id: whose it is; a rollout that forked has several.
-        ids: the tokens.
-        mask: 1 where the policy sampled the token in this sequence, 0 where it was given.
-        logprobs: of the sampled tokens; 0.0 elsewhere.
-        versions: of the policy that sampled the token; :data:`NOT_SAMPLED` elsewhere.
-    """
+    """A conversation in tokens; the four lists have one entry for each."""
 
     rollout_id: str
     ids: list[int] = field(default_factory=list)
@@ -84,15 +68,7 @@ class TokenSequence:
 
 
 def merge_turns(turns: Sequence[SampledTurn], rollout_id: str = "") -> tuple[list[TokenSequence], int]:
-    """Join turns to sequences.
-
-    Args:
-        turns: in the order in which they were recorded, parents before children.
-        rollout_id: whose they are.
-
-    Returns:
-        The sequences, and how many of them are forks: all but the first.
-    """
+    """Join turns to sequences."""
     sequences: list[TokenSequence] = []
     ending_with: dict[SampledTurn, TokenSequence] = {}
     for turn in turns:

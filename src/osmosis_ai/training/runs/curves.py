@@ -101,11 +101,7 @@ class SavedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class TrainingCurves:
-    """The curves of a training run, what happened on the way, and what it saved.
-
-    Attributes:
-        validation: what each row came to in the newest validation, where that was recorded; runs are compared by it.
-    """
+    """The curves of a training run, what happened on the way, and what it saved."""
 
     curves: Sequence[ViewedCurve] = ()
     marks: Sequence[CurveMark] = ()
@@ -132,12 +128,7 @@ class TrainingCurves:
 def viewed_curves(
     metrics: Mapping[str, Sequence[tuple[int, float]]], titles: Mapping[str, str] = TITLES
 ) -> list[ViewedCurve]:
-    """Return curves in the order of their titles, then those without one.
-
-    Args:
-        metrics: (step, value) by key, by rising step.
-        titles: what keys are called.
-    """
+    """Return curves in the order of their titles, then those without one."""
     scored, planned = (dict(metrics.get(key, ())) for key in (VALIDATION_SCORED, VALIDATION_PLANNED))
     order = [*(key for key in titles if key in metrics), *(key for key in metrics if key not in titles)]
     curves = []
@@ -167,13 +158,7 @@ def _whole(count: float | None) -> int | None:
 
 @dataclass(frozen=True)
 class RecordedTraining:
-    """What a training directory tells of its run.
-
-    Attributes:
-        records: its steps, up to the first that is damaged.
-        sessions: what each session said of its plan, the oldest first.
-        problems: what could not be read, a sentence each.
-    """
+    """What a training directory tells of its run."""
 
     directory: TrainingDirectory
     records: Sequence[StepRecord]

@@ -15,15 +15,7 @@ from functools import lru_cache
 
 @dataclass(frozen=True)
 class DataOrder:
-    """The order of the training rows.
-
-    Attributes:
-        rows: positions in the dataset that are trained on.
-        batch_size: rows per step.
-        epochs: passes over the rows.
-        seed: of the run.
-        max_steps: the end, where it comes before that of the last epoch.
-    """
+    """The order of the training rows."""
 
     rows: tuple[int, ...]
     batch_size: int

@@ -25,15 +25,7 @@ SERVER_KEY_ENV = "VLLM_API_KEY"
 
 
 def chat_format_of(spec: TrainingSpec, *, note: Callable[[str], None] | None = None) -> ChatFormat:
-    """Return how the run's model reads and writes a conversation; raises OsmosisError.
-
-    The built-in model's own format writes the same text and tokens as transformers does, at a third of the cost.
-
-    Args:
-        spec: of the run.
-        note: told, in a sentence, when tools are offered to a model that is not made for them; by default it is
-            logged.
-    """
+    """Return how the run's model reads and writes a conversation; raises OsmosisError."""
     chosen = spec.settings.tool_call_format
     source = model_source(spec.model_path, allow_download=spec.settings.allow_download)
     if spec.model_path in served_models():
@@ -44,10 +36,7 @@ def chat_format_of(spec: TrainingSpec, *, note: Callable[[str], None] | None = N
 
 
 def computes_in_float32(settings: TrainingSettings, device: str) -> bool:
-    """Whether the engine computes in float32 or better where a learner on ``device`` does.
-
-    That of a server which runs already is not known; vLLM's own choice for a float32 model is 16 bits.
-    """
+    """Whether the engine computes in float32 or better where a learner on ``device`` does."""
     if settings.policy_engine == "torch":
         return device == "cpu"
     return settings.vllm_command is not None and device == "cpu" and "--dtype" not in settings.vllm_args
@@ -62,19 +51,7 @@ async def open_policy_engine(
     environ: Mapping[str, str],
     note: Callable[[str], None],
 ) -> PolicyEngine:
-    """Open the engine and have ``stack`` close it.
-
-    Args:
-        spec: of the run.
-        directory: of the run; adapters and the log of a vLLM server go there.
-        device: where an engine in this process computes.
-        environ: what a vLLM server of our own inherits; ``VLLM_API_KEY`` here, or among the run's variables and
-            secrets, is the key of one that runs already.
-        note: told, in a sentence, what happens to the server.
-
-    Raises:
-        OsmosisError: the model can not be loaded, or the server is not there or not as it must be.
-    """
+    """Open the engine and have ``stack`` close it."""
     import asyncio
 
     if spec.settings.policy_engine == "vllm":

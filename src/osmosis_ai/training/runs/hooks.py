@@ -17,17 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What is about to happen.
-
-    Attributes:
-        run_dir: where everything of the run is kept.
-        model_path: what is trained.
-        training_rows, held_out_rows: how many rows are trained and validated on.
-        rollouts_per_step: prompts times attempts.
-        total_steps: of the run.
-        steps_done: by earlier sessions; this one goes on behind them.
-        device: where the learner computes.
-    """
+    """What is about to happen."""
 
     run_dir: Path
     model_path: str
@@ -41,14 +31,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class SamplingProgress:
-    """How far the rollouts of a step are.
-
-    Attributes:
-        step: they are for; for a validation, the step after which it is made.
-        kind: ``"training"`` or ``"validation"``.
-        finished, total: rollouts.
-        reward_mean: over those that have a reward; None without any.
-    """
+    """How far the rollouts of a step are."""
 
     step: int
     kind: str

@@ -98,13 +98,7 @@ class _Stopped(Exception):
 
 @dataclass(frozen=True)
 class LoopParts:
-    """What the loop puts together.
-
-    Attributes:
-        provenance: travels with every checkpoint.
-        redact: blanks secrets in what is recorded of a validation's samples.
-        keep_validation: told of the samples of each validation, before the step's record is written.
-    """
+    """What the loop puts together."""
 
     settings: TrainingSettings
     rows: SplitRows
@@ -122,13 +116,7 @@ class LoopParts:
 
 
 class TrainingLoop:
-    """Runs the steps that are left.
-
-    Args:
-        parts: everything it works with; the engine serves the learner's policy already.
-        state: where an earlier session ended.
-        between_steps: called after each step, with its number, in a thread while the next step is taken.
-    """
+    """Runs the steps that are left."""
 
     def __init__(
         self,
@@ -153,11 +141,7 @@ class TrainingLoop:
         self._stop.set()
 
     async def run(self) -> Ending:
-        """Train to the end of the data, to a stop, or to where nothing is left to learn.
-
-        Raises:
-            OsmosisError: when there is no point in going on; the last checkpoint is usable.
-        """
+        """Train to the end of the data, to a stop, or to where nothing is left to learn."""
         try:
             ending = await self._run()
             await self._keep_last_checkpoint()

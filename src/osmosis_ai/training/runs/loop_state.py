@@ -47,15 +47,7 @@ class Ending:
 
 @dataclass
 class TrainingLoopState:
-    """What the loop itself has to remember; it is part of every checkpoint.
-
-    Attributes:
-        step: steps done.
-        silent, unscored, refused: how many of the latest steps in a row were of that kind.
-        reward: the mean of the latest step that had any.
-        start_rewards: of the first validation, by row; None before there was one.
-        fallen: how far the latest validation is below it, if the fall is significant.
-    """
+    """What the loop itself has to remember; it is part of every checkpoint."""
 
     step: int = 0
     silent: int = 0
@@ -70,11 +62,7 @@ class TrainingLoopState:
         return asdict(self)
 
     def judge_rewards(self, batch: RolloutBatch, learnable: LearnerBatch) -> list[str]:
-        """Count steps that teach nothing; return what to tell about this one.
-
-        Raises:
-            NoRewardsError: when rollouts get no reward any more.
-        """
+        """Count steps that teach nothing; return what to tell about this one."""
         statistics = learnable.statistics
         if statistics.samples_unscored == statistics.samples:
             self.unscored += 1
@@ -91,12 +79,7 @@ class TrainingLoopState:
         ]
 
     def judge_validation(self, rewards: list[float | None], *, validations: int) -> str | None:
-        """Compare a validation with the first one; return a warning if it is significantly lower.
-
-        Args:
-            rewards: of each held-out row.
-            validations: how many validations the run compares with the first one.
-        """
+        """Compare a validation with the first one; return a warning if it is significantly lower."""
         if self.start_rewards is None:
             self.start_rewards = rewards
             return None
@@ -108,14 +91,7 @@ class TrainingLoopState:
         )
 
     def end_without_signal(self, updates: int) -> Ending | None:
-        """Return the end when there is nothing to learn any more.
-
-        Args:
-            updates: of the policy so far.
-
-        Raises:
-            NothingToLearnError: when there never was.
-        """
+        """Return the end when there is nothing to learn any more."""
         if self.silent < SILENT_STEPS_END:
             return None
         what = f"in {self.silent} steps in a row all attempts on each prompt got equal rewards"
@@ -130,11 +106,8 @@ class TrainingLoopState:
         return Ending("nothing_to_learn", f"{what}: ended after step {self.step}.")
 
     def require_a_reward(self) -> None:
-        """Refuse to call a run finished that got no reward in any of its steps, be they too few to end it before.
-
-        Raises:
-            NoRewardsError: there was none.
-        """
+        """Refuse to call a run finished that got no reward in any of its steps, be they too few to end it
+        before."""
         if self.reward is None:
             steps = "its one step" if self.step == 1 else f"any of its {self.step} steps"
             raise NoRewardsError(

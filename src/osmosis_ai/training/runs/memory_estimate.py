@@ -37,17 +37,7 @@ _LAYER_BACKWARD = 1.4
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a model that decide about memory.
-
-    Attributes:
-        parameters: of the base model.
-        outside_layers: those of them that are in no layer: embeddings and what makes logits.
-        adapted_parameters: of the matrices that get an adapter.
-        adapter_parameters: of the adapter.
-        layers, hidden, vocabulary: L, H, V.
-        intermediate: F, the MLP's width that one token passes through (all its experts together).
-        query_width, key_width: heads times head dimension, Q, and key-value heads times it, K.
-    """
+    """The sizes of a model that decide about memory."""
 
     parameters: int
     outside_layers: int
@@ -62,11 +52,7 @@ class ModelShape:
 
     @classmethod
     def read(cls, model_path: str, settings: TrainingSettings) -> ModelShape:
-        """Read the sizes of a model from its configuration; no weights are loaded.
-
-        Raises:
-            OsmosisError: when there is no such model, or it can not take the adapter.
-        """
+        """Read the sizes of a model from its configuration; no weights are loaded."""
         import torch
         from peft import LoraConfig, get_peft_model
         from peft.tuners.lora import LoraLayer
@@ -101,23 +87,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes on one device at the peak of a step: on the first, which also serves, where there are several.
-
-    Attributes:
-        weights: the frozen base model, or this device's share of it.
-        gathered: of a split model, what is whole for the moment; 0 otherwise.
-        adapter: the LoRA matrices, in float32.
-        gradients: theirs.
-        optimizer: AdamW's two moments of them.
-        activations: of the micro-batch, or merged matrices where publishing is the peak.
-        logits: with their float32 copies.
-        serving_weights: the policy server's own copy of the model; 0 when it is elsewhere.
-        kv_cache: of the sessions that are served at once; 0 when it is elsewhere.
-        reserve: what the driver and the allocator take.
-        kv_bytes_per_session: keys and values of one session of the greatest length.
-        micro_batch_tokens: what activations and logits were computed for.
-        gpu_bytes: the memory of the device; None when it is not known.
-    """
+    """Bytes on one device at the peak of a step: on the first, which also serves, where there are several."""
 
     weights: int
     gathered: int
@@ -253,12 +223,7 @@ def _peak_of_a_step(
 
 
 def activation_bytes(shape: ModelShape, lora_rank: int, weight_bytes: int) -> int:
-    """Return what one layer keeps of one token for its backward pass.
-
-    A frozen matrix keeps nothing; its adapter's A keeps the input, in float32, and B the r numbers in
-    between. In bfloat16 the inputs are float32 copies, one for each matrix; in float32 matrices with
-    the same input share it.
-    """
+    """Return what one layer keeps of one token for its backward pass."""
     hidden, wide = shape.hidden, shape.intermediate
     query, key = shape.query_width, shape.key_width
     shared = weight_bytes == FLOAT32

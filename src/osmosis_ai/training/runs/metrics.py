@@ -114,11 +114,7 @@ class StepRecord:
 
     @classmethod
     def from_line(cls, line: bytes) -> StepRecord:
-        """Read what :meth:`to_line` wrote.
-
-        Raises:
-            ValueError: when the line is no such record.
-        """
+        """Read what :meth:`to_line` wrote."""
         value: Any = orjson.loads(line)
         if not isinstance(value, dict) or type(value.get("step")) is not int:
             raise ValueError("it has no step")
@@ -141,11 +137,7 @@ class MetricsHistory:
         self.path = path
 
     def append(self, record: StepRecord) -> None:
-        """Make ``record`` durable.
-
-        Raises:
-            HistoryError: when the disk refuses it; the file is then as before.
-        """
+        """Make ``record`` durable."""
         created = not self.path.exists()
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -159,11 +151,7 @@ class MetricsHistory:
             raise _refused(self.path, error) from error
 
     def rewind(self, step: int) -> list[StepRecord]:
-        """Drop the records of later steps than ``step``, and a torn last line; return what is left.
-
-        Raises:
-            HistoryError: when the file is damaged or can not be written.
-        """
+        """Drop the records of later steps than ``step``, and a torn last line; return what is left."""
         if not self.path.exists():
             return []
         kept = [record for record in read_history(self.path) if record.step <= step]
@@ -175,11 +163,7 @@ class MetricsHistory:
 
 
 def read_history(path: Path) -> Iterator[StepRecord]:
-    """Yield the records of a run, also of one that is being written; nothing when there are none yet.
-
-    Raises:
-        HistoryError: at the first whole line that is no record.
-    """
+    """Yield the records of a run, also of one that is being written; nothing when there are none yet."""
     if not path.exists():
         return
     with open_regular(path) as lines:

@@ -53,18 +53,7 @@ class DamagedArchiveError(OsmosisError):
 def pack(
     directory: TrainingDirectory, checkpoint: CheckpointDirectory, redactor: Redactor, target: IO[bytes]
 ) -> None:
-    """Write what goes on from ``checkpoint`` to ``target``.
-
-    Args:
-        directory: the run's, which may go on meanwhile.
-        checkpoint: one of its kept ones, which stays.
-        redactor: blanks secrets in what steps have warned of.
-        target: where to.
-
-    Raises:
-        OSError: it can not be read, or ``target`` took no more.
-        OsmosisError: the history is damaged.
-    """
+    """Write what goes on from ``checkpoint`` to ``target``."""
     with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for path in _files_below(checkpoint.directory):
             name = f"{CHECKPOINT}/{path.relative_to(checkpoint.directory).as_posix()}"
@@ -85,17 +74,7 @@ def pack(
 
 
 def unpack(archive: Path, directory: TrainingDirectory, step: int) -> None:
-    """Have the run in ``directory`` go on from an archive; what is there of it gives way.
-
-    Args:
-        archive: what :func:`pack` wrote.
-        directory: made when missing; nobody trains in it.
-        step: of the checkpoint that has to be in it.
-
-    Raises:
-        DamagedArchiveError: it holds something else; nothing in ``directory`` has changed.
-        OSError: the disk is full.
-    """
+    """Have the run in ``directory`` go on from an archive; what is there of it gives way."""
     stage = directory.path / _STAGE
     shutil.rmtree(stage, ignore_errors=True)
     (stage / CHECKPOINT).mkdir(parents=True, mode=0o700)

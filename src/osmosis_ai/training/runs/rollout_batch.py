@@ -30,14 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """The rollouts of a step.
-
-    Attributes:
-        step: its number.
-        samples_PG: in the order of the batch's rows, then of the attempts.
-        sampling_s: how long they took.
-        timed_out: how many of their agents ran out of time.
-    """
+    """The rollouts of a step."""
 
     step: int
     samples_PG: list[list[Sample]]
@@ -102,15 +95,7 @@ def learner_batch(batch: RolloutBatch, *, normalise: bool) -> LearnerBatch:
 
 
 def rollout_metrics(batch: RolloutBatch, statistics: GroupStatistics, version: int) -> dict[str, float]:
-    """Return the numbers of a step's rollouts.
-
-    Lengths, truncation and staleness are over the rollouts that called the model; rewards over the
-    scored ones, with the 95 % interval of the mean over prompts; ``rollout/samples`` is the denominator of
-    ``rollout/unscored``.
-
-    Args:
-        version: of the policy that is about to learn from them.
-    """
+    """Return the numbers of a step's rollouts."""
     called = [sample.recorded for sample in batch.samples if sample.recorded.calls]
     staleness = [
         version - sampled_by

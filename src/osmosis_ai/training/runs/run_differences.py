@@ -45,20 +45,7 @@ class SettingDifference:
 
 @dataclass(frozen=True, slots=True)
 class MetricDifference:
-    """A metric that both runs have.
-
-    Attributes:
-        a, b: the last value of each run.
-        difference: ``b`` minus ``a`` at equal steps; None when they have no step in common.
-        low, high: the 95 % interval of the difference; None where the data do not allow one.
-        steps: how many steps the difference is a mean over.
-        last_step: the last of them.
-        method: where the interval comes from.
-        estimator: how it was made, e.g. "paired-t"; None by standard errors.
-        p: two-sided, of no difference; None by standard errors.
-        reason: why there is no interval.
-        rows: how many rows a difference by row is a mean over.
-    """
+    """A metric that both runs have."""
 
     key: str
     title: str
@@ -91,15 +78,7 @@ class TrainingVerdict:
 
 @dataclass(frozen=True)
 class ComparedTraining:
-    """A training run as a comparison sees it.
-
-    Attributes:
-        settings: everything that decided how it went, under dotted names.
-        titles: of its metrics, by their keys.
-        curves: by metric the value of each step that has one.
-        validation: what each row came to in the newest validation, where that is known.
-        hollow: the steps after which too few samples of the validation had a score.
-    """
+    """A training run as a comparison sees it."""
 
     name: str
     settings: Mapping[str, Any]
@@ -111,11 +90,7 @@ class ComparedTraining:
 
 @dataclass(frozen=True)
 class TrainingDifferences:
-    """What two runs do not share.
-
-    Attributes:
-        verdict: by the validation reward.
-    """
+    """What two runs do not share."""
 
     verdict: TrainingVerdict
     settings: tuple[SettingDifference, ...]
@@ -212,10 +187,7 @@ def _verdict(metrics: Sequence[MetricDifference], a: str, b: str) -> TrainingVer
 def _with_unscored(
     verdict: TrainingVerdict, metrics: Sequence[MetricDifference], a: ComparedTraining, b: ComparedTraining
 ) -> TrainingVerdict:
-    """Return the verdict, or none if validation attempts without a score could change it.
-
-    The verdict stands if all rewards are 0 or 1, whole rows have no score, and it holds with them counted against it.
-    """
+    """Return the verdict, or none if validation attempts without a score could change it."""
     if verdict.direction == "unclear":
         return verdict
     found = next(metric for metric in metrics if metric.key == verdict.metric)

@@ -48,11 +48,7 @@ class TrainingDirectory:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Make the directory and keep every other process from writing into it.
-
-        Raises:
-            ConflictError: when another process does already.
-        """
+        """Make the directory and keep every other process from writing into it."""
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / ".lock", mode=0o600, thread_local=False, preserve_lock_file=True)
         if not acquired(lock):
@@ -73,11 +69,7 @@ class TrainingDirectory:
             return False  # nobody here may write into it, so nobody here trains
 
     def claim(self, inputs: Mapping[str, Any], provenance: Mapping[str, Any]) -> Manifest:
-        """Say what the run is made from, or make sure that it is still the same.
-
-        Raises:
-            OsmosisError: when the directory belongs to other inputs, or holds something else.
-        """
+        """Say what the run is made from, or make sure that it is still the same."""
         if self.manifest.exists():
             manifest = Manifest.load(self.manifest)
             manifest.require_equal_inputs(inputs)
@@ -95,19 +87,11 @@ class TrainingDirectory:
         write_atomic(self.path / ENVIRONMENT_FILE, f"{words}\n")
 
     def write_validation(self, samples: ValidationSamples) -> None:
-        """Keep what became of the newest validation's samples; their trajectories stay until the next one's.
-
-        Raises:
-            OSError: the disk did not take it; that of the validation before stays.
-        """
+        """Keep what became of the newest validation's samples; their trajectories stay until the next one's."""
         write_atomic(self.validation, samples.to_bytes())
 
     def read_validation(self) -> ValidationSamples | None:
-        """Return what became of the newest validation's samples; None where there is no record of it.
-
-        Raises:
-            OsmosisError: the record can not be read.
-        """
+        """Return what became of the newest validation's samples; None where there is no record of it."""
         try:
             with open_regular(self.validation) as file:
                 content = file.read(LARGEST_BYTES + 1)

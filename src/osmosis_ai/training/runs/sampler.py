@@ -38,16 +38,7 @@ class RecordingBridge(Protocol):
 
 @dataclass(frozen=True)
 class Sample:
-    """What became of an attempt.
-
-    Attributes:
-        attempt: what was asked for.
-        verdict: how it ended, in the evaluation's words.
-        recorded: the sampled tokens.
-        usage: what its model calls came to.
-        duration_ms: from dispatch to the result.
-        grader_reward: what its grader gave, whatever became of its workflow.
-    """
+    """What became of an attempt."""
 
     attempt: Attempt
     verdict: Verdict
@@ -73,12 +64,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class RolloutSampler:
-    """Makes the rollouts of a training run.
-
-    Args:
-        runner: runs them.
-        bridge: answers the agents from the policy, and keeps the tokens.
-    """
+    """Makes the rollouts of a training run."""
 
     runner: RolloutRunner
     bridge: RecordingBridge
@@ -86,14 +72,7 @@ class RolloutSampler:
     async def sample(
         self, attempts: Sequence[Attempt], *, finished: Callable[[Sample], None] = lambda _: None
     ) -> list[Sample]:
-        """Make all ``attempts``, as many at once as the server takes; return their samples in order.
-
-        Args:
-            finished: told of each sample as it comes.
-
-        Raises:
-            OsmosisError: when there is no rollout server any more.
-        """
+        """Make all ``attempts``, as many at once as the server takes; return their samples in order."""
         recorder = _SampleRecorder(self.bridge, finished)
         await self.runner.run_all(attempts, recorder)
         return [recorder.samples[attempt] for attempt in attempts]

@@ -22,22 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """One training run.
-
-    Attributes:
-        settings: how.
-        model_path: a built-in model, a folder, or a name on the Hugging Face hub.
-        dataset: the rows.
-        rollout_dir: the rollout's directory.
-        entrypoint: its file that serves the agent.
-        served: the agent, where it is served elsewhere; the directory is no more than its name then.
-        validation: what the policy is measured on.
-        adapter: a PEFT directory to go on from.
-        device: ``cpu``, ``cuda`` or a device as torch writes it; chosen when None.
-        env: variables of the rollout's server.
-        secret_values: further ones, kept out of every file.
-        servers: how many rollout servers work at once; the curve does not depend on it.
-    """
+    """One training run."""
 
     settings: TrainingSettings
     model_path: str

@@ -51,14 +51,7 @@ MakeLearner = Callable[[TrainingSpec], "Learner"]
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """How a session ended.
-
-    Attributes:
-        run_dir: where everything is.
-        ending: why, in a word and in a sentence.
-        steps_done, total_steps: of the run, all sessions together.
-        records: the run's history.
-    """
+    """How a session ended."""
 
     run_dir: Path
     ending: Ending
@@ -75,18 +68,7 @@ def new_learner(spec: TrainingSpec) -> Learner:
 
 
 class Trainer:
-    """Trains, or goes on training.
-
-    Args:
-        spec: what.
-        run_dir: the run's directory; made when missing.
-        hooks: who is told.
-        environ: the variables that the rollout's server inherits.
-        rollout_cache: where rollout environments are built.
-        sandbox: holds the rollout's server back.
-        provenance: what the manifest shall say of where the run comes from.
-        make_learner: makes the learner.
-    """
+    """Trains, or goes on training."""
 
     def __init__(
         self,
@@ -121,12 +103,7 @@ class Trainer:
             self._loop.stop()
 
     async def run(self) -> TrainingSummary:
-        """Train to the end, to a stop, or to where there is no point in going on.
-
-        Raises:
-            MissingExtraError: when torch and its kin are not installed.
-            OsmosisError: what else makes it impossible; everything up to the last checkpoint is kept.
-        """
+        """Train to the end, to a stop, or to where there is no point in going on."""
         require_train_extra()
         with self._directory.held(), self._log() as log:
             hooks = LoggedHooks(self._hooks, log)

@@ -37,15 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ValidationPlan:
-    """What to validate on.
-
-    Attributes:
-        path: a file of held-out rows; None takes them out of the dataset.
-        fraction: share of the dataset that is held out; 0 switches validation off. Not for a file.
-        max_rows: at most so many rows, of the dataset or the file.
-        attempts: on each row.
-        pass_threshold: a sample passes at this reward or above.
-    """
+    """What to validate on."""
 
     path: Path | None = None
     fraction: float = 0.05
@@ -64,11 +56,7 @@ class ValidationPlan:
 
 @dataclass(frozen=True)
 class Validated:
-    """What a validation came to, as a step's record has it.
-
-    Attributes:
-        rewards: of each row that has any, by the row's digest; copies of a row are one.
-    """
+    """What a validation came to, as a step's record has it."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -84,13 +72,7 @@ class SplitRows:
 
 
 def split_rows(dataset: Path, plan: ValidationPlan, seed: int) -> SplitRows:
-    """Read the dataset and set the held-out rows apart. All rows are kept in memory.
-
-    A dataset of one row is trained on and not validated.
-
-    Raises:
-        OsmosisError: when a file can not be read or has no rows.
-    """
+    """Read the dataset and set the held-out rows apart."""
     rows = list(iter_rows(dataset))
     if not rows:
         raise OsmosisError(f"`{dataset}` has no rows to train on.")
@@ -120,13 +102,7 @@ async def validate(
     finished: Callable[[AttemptResult], None],
     redact: Redactor | None = None,
 ) -> MeasuredRows:
-    """Measure the policy on ``rows``.
-
-    Args:
-        step: after which this is done; names the rollouts and changes nothing else.
-        finished: told of each result as it comes.
-        redact: blanks secrets in what is recorded of the samples.
-    """
+    """Measure the policy on ``rows``."""
     return await evaluate_in_memory(
         sampler.runner,
         rows,
@@ -177,16 +153,7 @@ def few_scored(evaluation: RunMetrics) -> str | None:
 def significant_fall(
     start: Sequence[float | None], now: Sequence[float | None], *, validations: int
 ) -> str | None:
-    """Return by how much a validation is below the one at the start; None if the fall may be chance.
-
-    Both made the same attempts on the same rows, so differences are taken row by row. The level is divided by the
-    number of validations: at most 5% of runs whose policy does not change get a warning, however often they validate.
-
-    Args:
-        start: reward of each row before the first step.
-        now: reward of each row.
-        validations: how many validations the run compares with the start.
-    """
+    """Return by how much a validation is below the one at the start; None if the fall may be chance."""
     from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference, scale_of_rewards
 
     known = [

@@ -44,15 +44,7 @@ def after_steps(steps: Sequence[int]) -> str:
 
 
 class ValidationHeadline(BaseModel):
-    """The newest validation of a training run in a line.
-
-    Attributes:
-        step: after which it was; 0 is before the first.
-        reward: over scored samples; None when none was scored.
-        low, high: its 95 % interval, where it has one.
-        scored, planned: samples; None where the platform does not say.
-        warnings: what should stand beside the number.
-    """
+    """The newest validation of a training run in a line."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -66,11 +58,7 @@ class ValidationHeadline(BaseModel):
 
     @classmethod
     def of(cls, curves: Mapping[str, Sequence[tuple[int, float]]]) -> ValidationHeadline | None:
-        """Return the headline of the newest validation; None before there is one.
-
-        Args:
-            curves: (step, value) by metric, by rising step; others than :data:`CURVES` do not matter.
-        """
+        """Return the headline of the newest validation; None before there is one."""
         last = [points[-1][0] for key in CURVES if (points := curves.get(key))]
         if not last:
             return None

@@ -21,14 +21,7 @@ LARGEST_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class ValidationSamples:
-    """The samples of a validation.
-
-    Attributes:
-        step: after which it was made.
-        total: how many samples it had.
-        pass_threshold: a sample passes at this reward or above.
-        records: without a score first, then the worst; at most :data:`MOST_KEPT`. Rows are numbered as they are held out.
-    """
+    """The samples of a validation."""
 
     step: int
     total: int
@@ -49,11 +42,7 @@ class ValidationSamples:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> ValidationSamples:
-        """Read what :meth:`to_bytes` wrote.
-
-        Raises:
-            OsmosisError: it is something else.
-        """
+        """Read what :meth:`to_bytes` wrote."""
         try:
             first, *lines = content.splitlines()
             about = orjson.loads(first)

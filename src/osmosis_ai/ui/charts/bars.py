@@ -39,12 +39,7 @@ def bars(items: Sequence[tuple[str, int]], *, label: str, axis: str) -> SvgChart
 def histograms(
     series: Sequence[tuple[str, Floats]], *, low: float, high: float, label: str, axis: str
 ) -> SvgChart:
-    """Return a histogram for each of ``series``, one above the other on the same scales.
-
-    Args:
-        series: names and values; NaN is left out.
-        low, high: what the values can be, at least and at most.
-    """
+    """Return a histogram for each of ``series``, one above the other on the same scales."""
     known = [(name, values[~np.isnan(values)]) for name, values in series]
     centres, edges = bins(np.concatenate([values for _, values in known]), low=low, high=high)
     counts = [(name, np.histogram(values, bins=edges)[0].tolist()) for name, values in known]
@@ -89,10 +84,8 @@ def _drawn(
 
 
 def even_edges(low: float, high: float, parts: int) -> Floats:
-    """Return the edges of ``parts`` bars of one width, each the number that people read: 0.7, not 0.7000000000000001.
-
-    So a value that is written like an edge lies behind it.
-    """
+    """Return the edges of ``parts`` bars of one width, each the number that people read: 0.7, not
+    0.7000000000000001."""
     exact: Floats = np.linspace(low, high, parts + 1)
     digits = 9 - math.floor(math.log10(max((high - low) / parts, sys.float_info.min)))
     inner = np.array([round(edge, digits) for edge in exact[1:-1].tolist()])

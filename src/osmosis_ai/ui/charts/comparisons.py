@@ -19,14 +19,7 @@ def forest(
     number: Written,
     is_share: bool = True,
 ) -> SvgChart:
-    """Return numbers with their intervals, in a row for each of ``names``.
-
-    Args:
-        measures: their points' ``x`` is the number, ``y`` the place of the row.
-        lines: where dotted lines stand.
-        number: how a number is written in the table.
-        is_share: whether the scale has 0 and 1, and ends at -1; else it is that of the numbers and the lines.
-    """
+    """Return numbers with their intervals, in a row for each of ``names``."""
     points = [point for measure in measures for point in measure.points]
     shown = [0.0, 1.0] if is_share else lines
     least = min([*shown, *(point.x if point.low is None else point.low for point in points)])
@@ -65,15 +58,7 @@ def scatter(
     joined: bool = True,
     counted: str = "Records",
 ) -> SvgChart:
-    """Return points with their intervals in ``y``, joined within a series, beside the line of what is equal.
-
-    Args:
-        low, high: the ends of both scales.
-        axes: what lies along x, and along y.
-        number: how a number is written in the table.
-        joined: whether a line leads from point to point.
-        counted: what a point is taken over.
-    """
+    """Return points with their intervals in ``y``, joined within a series, beside the line of what is equal."""
     margin = 0.03 * (high - low)
     drawing = Drawing.between(low - margin, high + margin)
     x, y = drawing.x, PlotScale(low - margin, high + margin, 390, 26)

@@ -53,14 +53,7 @@ def line(
     marks: Sequence[ChartMark] = (),
     hollow: str = "",
 ) -> SvgChart:
-    """Return curves over the same axis, each by rising ``x``.
-
-    Args:
-        axis: what ``x`` counts.
-        smoothing: from 0 (none) to below 1, how much of what came before a point has; the raw line stays, paler.
-        marks: what happened on the way.
-        hollow: what a hollow point means.
-    """
+    """Return curves over the same axis, each by rising ``x``."""
     curves = [_numbers(each.points) for each in series]
     first, last = _ends([*(along for along, *_ in curves), np.array([each.x for each in marks])])
     drawing = Drawing.between(first, last if last > first else first + 1)

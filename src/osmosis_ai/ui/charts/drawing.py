@@ -22,10 +22,7 @@ Written = Callable[[float | None], str]
 
 
 class ChartPoint(NamedTuple):
-    """A number at its place, with its interval where there is one, and what it was taken over.
-
-    A ``hollow`` one stands on too little to be read like the others.
-    """
+    """A number at its place, with its interval where there is one, and what it was taken over."""
 
     x: float
     y: float
@@ -56,13 +53,7 @@ class ChartMark(NamedTuple):
 
 
 class TimeSpan(NamedTuple):
-    """Something that took its time.
-
-    Attributes:
-        kind: equal ones have equal colours.
-        start_ms: after the first began; NaN where that is not known.
-        duration_ms: NaN where that is not known.
-    """
+    """Something that took its time."""
 
     name: str
     kind: str
@@ -72,15 +63,7 @@ class TimeSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SvgChart:
-    """A chart and its numbers.
-
-    Attributes:
-        label: what it shows, for who does not see it.
-        svg: the drawing.
-        legend: (name, key) of each series; empty where names stand in the drawing.
-        head, rows: the table of its numbers; the first cell of a row names it.
-        notes: what the drawing says besides, in sentences.
-    """
+    """A chart and its numbers."""
 
     label: str
     svg: Markup
@@ -169,15 +152,7 @@ class Drawing:
         places: Sequence[float] | None = None,
         is_pointed_at: bool = False,
     ) -> SvgChart:
-        """Return the chart of what was drawn, with its axis below.
-
-        Args:
-            label, head, rows, notes: see :class:`SvgChart`.
-            axis: its name.
-            bottom: where it lies.
-            places: where it has numbers; round ones by default.
-            is_pointed_at: whether it says where its numbers lie, so that a module can point at them.
-        """
+        """Return the chart of what was drawn, with its axis below."""
         x = self.x
         places = ticks(x.low, x.high) if places is None else places
         ends = "".join(f"M{x(place)} {bottom}v5" for place in places)

@@ -1,11 +1,4 @@
-"""SQLite files in the user's cache: made again from what they were made from whenever anything is odd about them.
-
-Invariant: deleting one costs time and nothing else, and no file is written but one that this module made: a regular one
-of this user, with one name, that says so in its header. One of another release has another name. Where none can be
-written (no room, no right, something else in its place) it is kept in memory, which the reader is told. Nobody but
-SQLite opens one that is there: closing any descriptor of a file gives up all locks that this process has on it, those
-of another thread's connection, too (https://sqlite.org/howtocorrupt.html, section 2.2).
-"""
+"""SQLite files in the user's cache: made again from what they were made from whenever anything is odd about them."""
 
 from __future__ import annotations
 
@@ -32,18 +25,7 @@ _BESIDE = ("-wal", "-shm", "-journal")
 
 
 class CacheFile:
-    """A SQLite database that can be made again.
-
-    Args:
-        cache_dir: the user's cache directory.
-        kind: what it is of, as in ``run``.
-        source: the directory it is made from.
-        schema: statements that make its tables; another text makes another file.
-
-    Attributes:
-        connection: in autocommit mode, usable from any thread, by one at a time.
-        problem: why it is in memory, in a sentence; None where it is a file.
-    """
+    """A SQLite database that can be made again."""
 
     def __init__(self, cache_dir: Path, kind: str, source: Path, schema: str) -> None:
         self._schema = schema
@@ -132,11 +114,7 @@ def _stem(kind: str, source: Path) -> str:
 
 
 def _is_made(connection: sqlite3.Connection) -> bool:
-    """Tell whether a database is one of this module, and not an empty one.
-
-    Raises:
-        sqlite3.OperationalError: it is of something else.
-    """
+    """Tell whether a database is one of this module, and not an empty one."""
     # In this order: somebody else may make it between the two, its tables and its mark at once.
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -148,11 +126,7 @@ def _is_made(connection: sqlite3.Connection) -> bool:
 
 
 def _make(path: Path) -> None:
-    """Make a file that is not there: what SQLite makes itself may be read by others.
-
-    Raises:
-        OSError: one that is there is not this user's own.
-    """
+    """Make a file that is not there: what SQLite makes itself may be read by others."""
     # One at a time, so that nobody's connection to it is there before it is closed here.
     with _making, contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

@@ -1,7 +1,4 @@
-"""Evaluations of this machine: what a line of a list says of one, and its page.
-
-Invariant: numbers are those that ``evaluation/local_results.py`` knows; nothing is counted here.
-"""
+"""Evaluations of this machine: what a line of a list says of one, and its page."""
 
 from __future__ import annotations
 
@@ -28,14 +25,7 @@ from osmosis_ai.viewer.source import RunEntry
 
 @dataclass(frozen=True)
 class KnownEvaluation:
-    """An evaluation as its files tell it, its samples aside.
-
-    Attributes:
-        manifest: None where it can not be read.
-        numbers: the product's summary by the names of the wire.
-        problems: what could not be read, a sentence each.
-        context: those of them that are about a download.
-    """
+    """An evaluation as its files tell it, its samples aside."""
 
     entry: RunEntry
     manifest: Manifest | None = None
@@ -48,13 +38,7 @@ class KnownEvaluation:
 def read_evaluation(
     directory: Path, name: str, *, follow: Callable[[], JournalNumbers] | None = None
 ) -> KnownEvaluation:
-    """Read what an evaluation is and what it came to; what is damaged is said, not raised.
-
-    Args:
-        directory: the run's.
-        name: by which it is known.
-        follow: returns its numbers as its journal has them; when None, a large journal is not read for them.
-    """
+    """Read what an evaluation is and what it came to; what is damaged is said, not raised."""
     found = RunDirectory(directory)
     try:
         manifest = Manifest.load(found.manifest)

@@ -1,7 +1,4 @@
-"""Lines of the run list between two processes: one small file for a directory of runs, each line with its stamp.
-
-Who reads ten thousand manifests to show fifty lines does it once.
-"""
+"""Lines of the run list between two processes: one small file for a directory of runs, each line with its stamp."""
 
 from __future__ import annotations
 

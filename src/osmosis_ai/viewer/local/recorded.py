@@ -15,14 +15,7 @@ from osmosis_ai.viewer.source import RunEntry
 
 
 def recorded_entry(kind: RunKind, name: str, manifest: Manifest, *, dataset: str | None = None) -> RunEntry:
-    """Return a run's line as its manifest tells it, as of a run that nobody works on.
-
-    Args:
-        kind: of the run.
-        name: by which it is known.
-        manifest: the run's.
-        dataset: its name where the manifest has none.
-    """
+    """Return a run's line as its manifest tells it, as of a run that nobody works on."""
     inputs, provenance = manifest.inputs, manifest.provenance
     dataset = as_text(provenance.get("dataset_name")) or dataset
     rollout, dirty = as_text(as_table(inputs.get("rollout")).get("name")), provenance.get("git_dirty")

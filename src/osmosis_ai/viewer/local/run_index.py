@@ -1,12 +1,4 @@
-"""The samples of a run as a table that can be sorted, filtered and paged: made from its journal, and disposable.
-
-Invariant: the table holds of each item what its latest committed record says, up to byte ``read`` of the journal. A
-last line without its newline waits. A journal that is not the one that was read (another run, other bytes behind which
-it should go on, another threshold) is read anew. Viewers that read one journal at once each write behind what is there
-as they know it, or not at all.
-
-A reward stands in the table only where it counts (``success``, and finite), so that what has none is unscored.
-"""
+"""The samples of a run as a table that can be sorted, filtered and paged: made from its journal, and disposable."""
 
 from __future__ import annotations
 
@@ -90,22 +82,7 @@ _INSERT = f"INSERT OR REPLACE INTO samples ({', '.join(COLUMNS)}) VALUES ({_VALU
 
 
 class RunIndex:
-    """The table of one run; may be used by several threads.
-
-    Args:
-        directory: the run's.
-        cache_dir: the user's cache directory.
-
-    Attributes:
-        rows, n: how many rows the run has, and attempts on each.
-        threshold: a sample passes at this reward or above.
-        read: how many bytes of the journal the table has.
-        damage: why the journal could not be read to its end, in a sentence.
-        lock: to be held while :attr:`connection` is used.
-
-    Raises:
-        OsmosisError: there is no run in ``directory``, or it is of a newer release.
-    """
+    """The table of one run; may be used by several threads."""
 
     def __init__(self, directory: Path, *, cache_dir: Path) -> None:
         self.directory = RunDirectory(directory)
@@ -140,14 +117,7 @@ class RunIndex:
             return False
 
     def refresh(self, *, patience_s: float | None = None) -> float | None:
-        """Read on from where the table ends.
-
-        Args:
-            patience_s: how long, at most; to the journal's end when None.
-
-        Returns:
-            The share of the journal that is read; None when that is all of it, or all that can be read.
-        """
+        """Read on from where the table ends."""
         deadline = math.inf if patience_s is None else time.monotonic() + patience_s
         with self.lock:
             try:
@@ -175,10 +145,8 @@ class RunIndex:
         return self.ask(lambda table: table.execute(statement, values).fetchall())
 
     def record(self, item: int) -> TerminalRecord | None:
-        """Return an item's latest record as the journal has it; None when it has none, or one that is no record.
-
-        The table needs less of a line than a record does.
-        """
+        """Return an item's latest record as the journal has it; None when it has none, or one that is no
+        record."""
         found = self.find("SELECT offset FROM samples WHERE item = :item", {"item": item})
         if not found:
             return None
@@ -224,13 +192,7 @@ class RunIndex:
         return None
 
     def _take_lines(self, last: bytes, size: int, deadline: float) -> bool:
-        """Take over the journal's lines, up to what is damaged of them; tell whether there was time for all.
-
-        Args:
-            last: the digest of the line before.
-            size: of the journal.
-            deadline: when to stop.
-        """
+        """Take over the journal's lines, up to what is damaged of them; tell whether there was time for all."""
         chain, lines, end = Chain(last), list[_Line](), self.read
         try:
             for offset, line, taken in parsed_lines(self.directory.events, self._taken, end, chain=chain):
@@ -248,12 +210,7 @@ class RunIndex:
         return True
 
     def _taken(self, line: bytes) -> _Line:
-        """Return what the table has of a line, but for where it stands.
-
-        Raises:
-            ValueError: it is no record; the message says why.
-            JournalCorruptionError: it is of an attempt that the run does not have.
-        """
+        """Return what the table has of a line, but for where it stands."""
         (
             row, run, duration, status, _, source_row, tokens, read, written, reward, latency, cost, category,
             error_type, error, asked, answered, digest, boundary, finish,
@@ -285,11 +242,7 @@ class RunIndex:
         )
 
     def _begin(self) -> tuple[bytes, int, int]:
-        """Find where to read on, having dropped what is of another journal.
-
-        Returns:
-            The digest of the line before, and the journal's :func:`file_state`.
-        """
+        """Find where to read on, having dropped what is of another journal."""
         if (begun := self._known()) is not None:
             return begun
         with self.connection:

@@ -1,9 +1,4 @@
-"""The list of the runs of this machine: what a line says of each, read again when its files have changed.
-
-Invariant: a line that is shown is as old as the newest change of its run's directory or journal; a run under way is
-looked at each time, all of them every few seconds, for filters and order. Lists are made in memory, from lines that
-are kept. Where somebody waits, the newest are read first, and the rest at the next look.
-"""
+"""The list of the runs of this machine: what a line says of each, read again when its files have changed."""
 
 from __future__ import annotations
 
@@ -45,13 +40,7 @@ _FAR_AHEAD = datetime.max.replace(tzinfo=timezone.utc)
 
 
 class RunList:
-    """Lines of runs, kept while their files are as they were, in memory and in the user's cache.
-
-    Args:
-        root: the directory whose runs they are.
-        cache_dir: the user's cache directory.
-        patience_s: how long a call reads runs before it answers with those it has; all of them when None.
-    """
+    """Lines of runs, kept while their files are as they were, in memory and in the user's cache."""
 
     def __init__(self, root: Path, *, cache_dir: Path, patience_s: float | None = None) -> None:
         self._lock = Lock()
@@ -75,11 +64,7 @@ class RunList:
     def page(
         self, places: Sequence[RunPlace], query: RunQuery, *, limit: int, cursor: str | None = None
     ) -> ItemPage[RunEntry]:
-        """Return runs in a query's order.
-
-        Raises:
-            OsmosisError: the cursor is none of this order.
-        """
+        """Return runs in a query's order."""
         with self._lock:
             self._refresh(places)
             page = self._page(query, limit, cursor)
@@ -247,10 +232,7 @@ def _fits(entry: RunEntry, query: RunQuery) -> bool:
 
 
 def _in_series(entries: Iterable[RunEntry]) -> dict[_Series, list[RunEntry]]:
-    """Return the runs by what those that can be compared have in common, each time the oldest first.
-
-    A part of a run proves nothing, and neither does one without a score: they are in none.
-    """
+    """Return the runs by what those that can be compared have in common, each time the oldest first."""
     series: dict[_Series, list[RunEntry]] = {}
     for entry in sorted(entries, key=_started):
         if entry.status == "finished" and _number(entry) is not None:

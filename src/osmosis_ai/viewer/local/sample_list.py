@@ -1,7 +1,4 @@
-"""Pages of a run's samples: filters as conditions, two parts by an index each, and counts that are counted once.
-
-Invariant: no page sorts and none skips: it begins behind its cursor in an index (``viewer/cursors.py``).
-"""
+"""Pages of a run's samples: filters as conditions, two parts by an index each, and counts that are counted once."""
 
 from __future__ import annotations
 
@@ -49,11 +46,7 @@ class SampleList:
         self._counted, self._counted_at = SharedReads(most=_MOST_COUNTED), -1
 
     def page(self, query: SampleQuery, *, limit: int, cursor: str | None = None) -> ItemPage[SampleEntry]:
-        """Return samples, and how many there are.
-
-        Raises:
-            OsmosisError: the cursor is none of this order.
-        """
+        """Return samples, and how many there are."""
         position = cursors.sample_position(cursor, query) if cursor else None
         with self.index.lock:
             found = self.around(query, position, limit=limit + 1)
@@ -219,11 +212,7 @@ def _statement(conditions: list[str], columns: tuple[str, ...], from_position: b
 
 
 def _conditions(query: SampleQuery) -> list[str]:
-    """Return what a sample has to fulfil.
-
-    A column with a ``+`` before it is compared without its index: a page is found by the index that has its order,
-    else SQLite would read everything that fits, and sort it.
-    """
+    """Return what a sample has to fulfil."""
     conditions = []
     if query.outcome is not None:
         reward = "reward" if query.sort == "reward" else "+reward"

@@ -1,8 +1,4 @@
-"""The runs of this machine as a source of the viewer: it only reads them, and keeps nothing that can not be made again.
-
-Invariant: what a run's files say is what anybody may have written. What can not be read is a sentence on the run's
-page; a run that is gone is not found, with the nearest names.
-"""
+"""The runs of this machine as a source of the viewer: it only reads them, and keeps nothing that can not be made again."""
 
 from __future__ import annotations
 
@@ -73,13 +69,7 @@ OpenedT = TypeVar("OpenedT")
 
 
 class _OpenRuns(OrderedDict[Path, OpenedT]):
-    """What is open of the runs that were asked for last, by their directories.
-
-    Args:
-        make: opens one.
-        fits: tells whether it is still of the run that is there.
-        most: how many stay open.
-    """
+    """What is open of the runs that were asked for last, by their directories."""
 
     def __init__(
         self, make: Callable[[Path], OpenedT], fits: Callable[[OpenedT], bool], *, most: int
@@ -97,14 +87,7 @@ class _OpenRuns(OrderedDict[Path, OpenedT]):
 
 
 class LocalSource:
-    """The runs below a directory of this machine.
-
-    Args:
-        root: a directory that holds runs somewhere below, or one run's.
-        cache_dir: the user's cache directory, where indexes are kept and judging sessions leave their results.
-        patience_s: how long a call reads on in a journal, or in runs for a list, before it answers with what it has; all of
-            it when None.
-    """
+    """The runs below a directory of this machine."""
 
     capabilities: frozenset[Capability] = frozenset(get_args(Capability))
     """What this source can do."""
@@ -263,11 +246,7 @@ class LocalSource:
         return samples.no_sample(run, row, attempt)
 
     def require_samples(self, run: str) -> None:
-        """Refuse an evaluation of whose journal nothing can be read: it is not one without samples.
-
-        Raises:
-            OsmosisError: why it can not.
-        """
+        """Refuse an evaluation of whose journal nothing can be read: it is not one without samples."""
         samples, _ = self._samples(self._place("eval", run))
         if samples.index.damage is not None and not samples.index.read:
             raise OsmosisError(samples.index.damage)
@@ -341,11 +320,7 @@ class LocalSource:
             return read_evaluation(place.path, place.name, follow=partial(self._followed.of, place.path))
 
     def _samples(self, place: RunPlace) -> tuple[SampleList, float | None]:
-        """Return a run's samples and how much of them is read, None where that is all.
-
-        Raises:
-            OsmosisError: the run's manifest can not be read.
-        """
+        """Return a run's samples and how much of them is read, None where that is all."""
         with self._lock:
             samples = self._indexes.of(place.path)
         return samples, samples.index.refresh(patience_s=self._patience_s)

@@ -1,8 +1,4 @@
-"""Training directories of this machine: a line of a list, and a page.
-
-Invariant: what a directory does not tell is left out; the first damaged line of its history ends what is read of it,
-and is said.
-"""
+"""Training directories of this machine: a line of a list, and a page."""
 
 from __future__ import annotations
 

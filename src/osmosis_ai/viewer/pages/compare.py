@@ -20,11 +20,7 @@ _MOST_PLACES = 1_000
 
 
 def page(view: Viewing, words: Words) -> RenderedPage:
-    """Return what runs came to beside each other, the first of them as the baseline.
-
-    Raises:
-        OsmosisError: VALIDATION, they are too many or of two kinds; NOT_FOUND, one is not there.
-    """
+    """Return what runs came to beside each other, the first of them as the baseline."""
     names = list(dict.fromkeys(map(_named, words.get("run", ()))))
     if len(names) > _MOST_RUNS:
         raise OsmosisError(f"at most {_MOST_RUNS} runs are compared at a time.")
@@ -57,11 +53,7 @@ def _named(run: str) -> str:
 
 
 def row(view: Viewing, words: Words) -> Response:
-    """Lead to the two conversations about a row, side by side; where only one run has it, to that one.
-
-    Raises:
-        NotFoundError: no run has it.
-    """
+    """Lead to the two conversations about a row, side by side; where only one run has it, to that one."""
     names, digest = list(words.get("run", ()))[:2], word(words, "row") or ""
     found = zip(names, view.source.samples_of_row(digest, names, limit=_MOST_PLACES), strict=True)
     there = [(name, min(samples, key=_telling)) for name, samples in found if samples]
@@ -80,11 +72,7 @@ def _telling(sample: SampleEntry) -> tuple[bool, int]:
 
 
 def _kind(view: Viewing, names: Sequence[str], words: Words) -> RunKind:
-    """Return of which kind all the runs are.
-
-    Raises:
-        OsmosisError: NOT_FOUND, one is not there; VALIDATION, they are of two kinds, or there is no such kind.
-    """
+    """Return of which kind all the runs are."""
     kinds: Sequence[RunKind] = ("eval", "training")
     wanted = [asked] if (asked := choice_of(words, "kind", kinds)) else kinds
     there = view.source.kinds(names)

@@ -43,11 +43,7 @@ def allowance_for(refusal: OsmosisError) -> str | None:
 
 
 def found(view: Viewing, names: Sequence[str], options: engine.CompareOptions) -> dict[str, Any]:
-    """Return the values of the page.
-
-    Raises:
-        OsmosisError: the runs may not be compared, or as :func:`~…comparison.engine.compare_runs`.
-    """
+    """Return the values of the page."""
 
     def row_href(key: str, runs: tuple[str, str]) -> str:
         return view.href("compare", "row") + query_string({"run": runs, "row": key})
@@ -61,13 +57,7 @@ def found(view: Viewing, names: Sequence[str], options: engine.CompareOptions) -
 def shown(
     comparison: engine.RunComparison, runs: Sequence[RunSamples], row_href: RowHref | None = None
 ) -> dict[str, Any]:
-    """Return the values of a comparison that was made.
-
-    Args:
-        comparison: of ``runs``, the baseline first.
-        runs: what was compared.
-        row_href: the address of a row's conversations in two runs, by its digest and their names.
-    """
+    """Return the values of a comparison that was made."""
     baseline, *others = runs
     return {
         "row_href": row_href,
@@ -84,11 +74,7 @@ def shown(
 
 
 def options_of(words: Words) -> engine.CompareOptions:
-    """Return how an address asks to compare runs.
-
-    Raises:
-        OsmosisError: VALIDATION, a word makes no sense.
-    """
+    """Return how an address asks to compare runs."""
     allowed = set(words.get("allow", ()))
     if strange := allowed - set(ALLOWANCES):
         raise OsmosisError(f"{sorted(strange)[0]!r} is nothing that a comparison can allow.")

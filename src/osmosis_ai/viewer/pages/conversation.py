@@ -39,13 +39,7 @@ _COPIED = 16 << 10
 
 @dataclass(frozen=True)
 class ViewedSample(ReadSample):
-    """A sample as a page shows it.
-
-    Attributes:
-        href: of its own page.
-        shown: the steps of this page.
-        anchor: what its steps' permalinks begin with.
-    """
+    """A sample as a page shows it."""
 
     href: str
     shown: ShownSteps
@@ -94,11 +88,7 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
 
 
 def place_of(item: str) -> tuple[int, int]:
-    """Return the row and attempt that ``12.0`` names.
-
-    Raises:
-        NotFoundError: it names none.
-    """
+    """Return the row and attempt that ``12.0`` names."""
     match = _ITEM.fullmatch(item)
     if match is None:
         raise NotFoundError(f"a sample is called ROW.ATTEMPT, as in 12.0, and not {item[:40]!r}.")
@@ -116,11 +106,7 @@ def viewed(
     whole: int | None = None,
     anchor: str = "step",
 ) -> ViewedSample:
-    """Return a sample with its conversation.
-
-    Raises:
-        NotFoundError: there is no such sample.
-    """
+    """Return a sample with its conversation."""
     source = view.source
     if view.of_validation:
         detail = validated_sample(source.validation(run), run, row, attempt)
@@ -172,10 +158,7 @@ def _beside(view: Viewing, words: queries.Words, run: str, whole: int | None) ->
 def _elsewhere(
     view: Viewing, run: str, sample: SampleEntry, *, asked: bool
 ) -> Sequence[tuple[RunEntry, SampleEntry]] | None:
-    """Return the same row in other runs; None before one asks.
-
-    On this machine every run's journal has to be read for it, which a first page has no time for.
-    """
+    """Return the same row in other runs; None before one asks."""
     if view.is_local and not asked and not view.of_validation:
         return None
     if view.of_validation or sample.row_digest is None:

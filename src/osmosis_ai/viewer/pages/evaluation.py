@@ -137,10 +137,7 @@ def flat_config(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[st
 
 
 def _slices(view: Viewing, detail: RunDetail, named: str | None, decided: Sequence[str]) -> Sequence[_Sliced]:
-    """Return columns of the dataset, the numbers by their values, and why there are none.
-
-    The column is that which the address has ``named``, else those that the decide file does.
-    """
+    """Return columns of the dataset, the numbers by their values, and why there are none."""
     if not view.can("compare") or not view.wants("slices"):
         return ()
     headline = detail.summary.headline

@@ -45,13 +45,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
 
 
 def shown(detail: RunDetail, start: int, end: int | None, *, text: bool = True) -> dict[str, Any]:
-    """Return what is shown of a judging session wherever it is shown: no address.
-
-    Args:
-        detail: the session.
-        start, end: which of its records; None for all that follow.
-        text: whether it holds what records and judges say.
-    """
+    """Return what is shown of a judging session wherever it is shown: no address."""
     result = ReadResult(detail.summary_numbers)
     measured = _measured(result)
     return {

@@ -60,11 +60,7 @@ def page(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
 
 
 def require_category(view: Viewing, run: str, query: SampleQuery) -> None:
-    """Refuse a category that nothing of a run has failed with.
-
-    Raises:
-        OsmosisError: VALIDATION, naming those that there are.
-    """
+    """Refuse a category that nothing of a run has failed with."""
     if query.category is None:
         return
     known = sorted({each.category for each in view.source.run("eval", run).failures if each.category})

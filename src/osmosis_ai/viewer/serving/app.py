@@ -38,15 +38,7 @@ def viewer_app(
     secret: str,
     on_opened: Callable[[str], None] = lambda _: None,
 ) -> FastAPI:
-    """Return the server of a source.
-
-    Args:
-        source: what it shows.
-        keys: who is let in.
-        hosts: the ``Host`` headers that it answers, of which it has as many as names.
-        secret: what a second command of the same user, and this server to it, prove themselves with.
-        on_opened: is told each key that was used.
-    """
+    """Return the server of a source."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     # What is read later may be of another release.
     environment(), assets()
@@ -114,10 +106,7 @@ def cookie_name(port: int | None) -> str:
 
 
 def _opened(request: Request, view: Viewing, keys: ViewerKeys, key: str) -> Response:
-    """Return the page that goes on to the runs, with the cookie that opens them.
-
-    It is no redirect: a strict cookie does not come along where another site, as a terminal in a browser, led here.
-    """
+    """Return the page that goes on to the runs, with the cookie that opens them."""
     changed = keys.change(key)
     name = cookie_name(request.url.port)
     if changed is None and not keys.is_in(request.cookies.get(name, "")):
@@ -141,11 +130,7 @@ def _said(text: str, status: int, more: Mapping[str, str] | None = None) -> Resp
 
 
 class _Door:
-    """Lets requests in that name this server, and come with a session of it.
-
-    Assets are anybody's: they are the same for all. A change has to come from a page of this server, which browsers
-    say in ``Origin`` (RFC 6454, section 7.3); the second command sends none, and proves itself otherwise.
-    """
+    """Lets requests in that name this server, and come with a session of it."""
 
     def __init__(self, app: ASGIApp, *, keys: ViewerKeys, hosts: frozenset[str]) -> None:
         self._app = app

@@ -1,9 +1,4 @@
-"""Who is let in: the browser that was shown an address with a key, and nobody else who reaches the port.
-
-Invariant: loopback is everybody's on a shared machine, and any web page can send requests there. So a reply is given
-only to a name that this server printed (no other site's name can be pointed here), to a cookie that an unused key
-was changed into, and a change only to a page of its own. Keys and sessions die with the process.
-"""
+"""Who is let in: the browser that was shown an address with a key, and nobody else who reaches the port."""
 
 from __future__ import annotations
 
@@ -18,10 +13,7 @@ MOST_SESSIONS = 50
 
 
 class ViewerKeys:
-    """One-time keys, and the sessions that they were changed into.
-
-    Of both the digests are kept: how long a look-up takes tells nothing of those that were not given.
-    """
+    """One-time keys, and the sessions that they were changed into."""
 
     def __init__(self) -> None:
         self._lock = Lock()

@@ -1,11 +1,4 @@
-"""Where a second command finds the viewer that is open already: a file that only this user reads.
-
-It is a hint: what it names may have ended, or its port may be another program's by now, even another user's. So the
-secret is not sent: either side proves that it knows it.
-
-A browser's address stands in its arguments, which every user of the machine reads: it is shown a file with the address
-in it, which goes as soon as the address was opened.
-"""
+"""Where a second command finds the viewer that is open already: a file that only this user reads."""
 
 from __future__ import annotations
 
@@ -33,14 +26,7 @@ _OPENING_PAGE = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh"
 
 @dataclass(frozen=True, slots=True)
 class OpenViewer:
-    """A viewer that was started here.
-
-    Attributes:
-        place: what it shows.
-        url: how browsers reach it, without a path.
-        host, port: where it listens.
-        secret: what it gives a fresh key for.
-    """
+    """A viewer that was started here."""
 
     place: str
     url: str

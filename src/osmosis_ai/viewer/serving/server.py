@@ -1,7 +1,4 @@
-"""A viewer of this machine, from its port to its end.
-
-The port is taken before anything is said, so who reads the address can open it.
-"""
+"""A viewer of this machine, from its port to its end."""
 
 from __future__ import annotations
 
@@ -37,12 +34,7 @@ _SHUTDOWN_S = 3
 
 @dataclass(frozen=True)
 class RunningViewer:
-    """A viewer whose port is taken.
-
-    Attributes:
-        viewer: where it is.
-        has_own_name: whether its cookies are its own: those of an address go to every port of it.
-    """
+    """A viewer whose port is taken."""
 
     viewer: OpenViewer
     has_own_name: bool
@@ -91,18 +83,7 @@ class RunningViewer:
 def prepare_viewer(
     source: RunSource, place: Path, *, cache_dir: Path, host: str = LOOPBACK, port: int = 0
 ) -> RunningViewer:
-    """Take a port for a viewer.
-
-    Args:
-        source: what it shows.
-        place: where that is.
-        cache_dir: where a second command finds it.
-        host: an address of loopback.
-        port: 0 takes a free one.
-
-    Raises:
-        OsmosisError: the port is taken, or others could reach the host.
-    """
+    """Take a port for a viewer."""
     host = loopback_address(host)
     listener = _listen(host, port)
     port = listener.getsockname()[1]
@@ -119,11 +100,7 @@ def prepare_viewer(
 
 
 def loopback_address(host: str) -> str:
-    """Return the address of loopback that ``host`` is.
-
-    Raises:
-        OsmosisError: it is none.
-    """
+    """Return the address of loopback that ``host`` is."""
     host = LOOPBACK if host == "localhost" else host
     with suppress(ValueError):
         if ipaddress.ip_address(host).is_loopback:

@@ -28,11 +28,7 @@ _ADVISORY_LOCK = 7_023_641_190
 
 
 def upgrade(url: URL, sqlite_path: Path | None, shown: str) -> None:
-    """Bring the database at ``url``, printed as ``shown``, to the newest revision, under a lock.
-
-    Raises:
-        OsmosisError: the database has a revision that this release does not know, or cannot hold the tables.
-    """
+    """Bring the database at ``url``, printed as ``shown``, to the newest revision, under a lock."""
     with _locked(url, sqlite_path, shown) as connection:
         version = _version(connection)
         # Usually there is nothing to do, and importing Alembic takes longer than finding that out.

@@ -29,12 +29,7 @@ _COUNTED = "journal_bytes"
 
 @dataclass(frozen=True)
 class CountedNumbers:
-    """The numbers of all that was accepted of a run's journal, as its row keeps them.
-
-    Attributes:
-        journal: its generation, and how many bytes of it were counted.
-        metrics: the numbers.
-    """
+    """The numbers of all that was accepted of a run's journal, as its row keeps them."""
 
     journal: tuple[int, int]
     metrics: dict[str, Any]
@@ -50,11 +45,7 @@ class CountedNumbers:
 
 
 class AcceptedNumbers:
-    """Counts what was accepted of one platform's runs; every method blocks.
-
-    Args:
-        db, blobs, leases: the platform's.
-    """
+    """Counts what was accepted of one platform's runs; every method blocks."""
 
     def __init__(self, db: Database, blobs: BlobStore, leases: Leases) -> None:
         self._db = db
@@ -63,12 +54,8 @@ class AcceptedNumbers:
         self._known: dict[str, tuple[Any, ...]] = {}
 
     def counted(self, run: DbRun, still_mine: Callable[[], None] = lambda: None) -> CountedNumbers | None:
-        """Return the numbers of a run whose row has others, or none; None where it has these, or nothing was ever said.
-
-        Args:
-            run: as its row is.
-            still_mine: called again and again, since it may take a while.
-        """
+        """Return the numbers of a run whose row has others, or none; None where it has these, or nothing was
+        ever said."""
         said = run.metrics or {}
         is_silent = run.metrics is None and run.progress is None and not run.journal_bytes
         if run.kind != "eval" or is_silent or said.get(_COUNTED) == run.journal_bytes:

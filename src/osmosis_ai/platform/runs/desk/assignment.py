@@ -44,16 +44,7 @@ _GONE = InputDownload(url="", size=0, sha256="0" * 64)
 
 
 class Assignments:
-    """Puts assignments together; every method blocks, and none belongs inside a transaction.
-
-    Args:
-        db, vault, blobs: the platform's.
-        signer: of its own URLs, which workers are told without their beginning.
-        sources: the archives of commits.
-        folding: of journals: a worker is handed blobs alone.
-        term: how long a lease lasts.
-        demands: of every machine.
-    """
+    """Puts assignments together; every method blocks, and none belongs inside a transaction."""
 
     def __init__(
         self,
@@ -76,11 +67,7 @@ class Assignments:
         self._demands = demands
 
     def of(self, lease: Lease, *, next_s: float) -> Assignment:
-        """Return all that the owner of ``lease`` needs.
-
-        Raises:
-            OsmosisError: something of it is not there any more, or can not be had now (``is_infrastructure``).
-        """
+        """Return all that the owner of ``lease`` needs."""
         run = self._run(lease.run_id)
         asked = self._demands.read(run.request)
         return Assignment(
@@ -106,11 +93,7 @@ class Assignments:
         return self.of(lease, next_s=next_s).model_copy(update={"secrets": {}})
 
     def secrets(self, run: DbRun) -> dict[str, SecretStr]:
-        """Return the values of a run's secrets, by name.
-
-        Raises:
-            OsmosisError: one is not stored any more.
-        """
+        """Return the values of a run's secrets, by name."""
         values = secret_values_of(self._db, self._vault, run, secret_names(run))
         return {name: SecretStr(value) for name, value in values.items()}
 
@@ -241,11 +224,7 @@ def _rows(run: DbRun) -> RowSelection:
 
 
 def _gone_if_begun(run: DbRun, reason: str, hint: str) -> InputDownload:
-    """Return the download of bytes that are gone, for whoever has them from before.
-
-    Raises:
-        OsmosisError: nobody has: no worker ever began.
-    """
+    """Return the download of bytes that are gone, for whoever has them from before."""
     if run.attempt <= 1:
         raise OsmosisError(reason, hint=hint)
     return _GONE

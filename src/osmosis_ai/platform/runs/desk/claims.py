@@ -36,14 +36,7 @@ _MOST_SILENT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ClaimScope:
-    """Which runs a worker may have.
-
-    Attributes:
-        run_id: this one alone; None: any that the rest allows.
-        workspaces: of these alone; None: of all.
-        pool: those that name it; None: those without one. Of no account where ``run_id`` is given.
-        worker_id: of the machine, noted on what it claims.
-    """
+    """Which runs a worker may have."""
 
     run_id: str | None = None
     workspaces: frozenset[str] | None = None
@@ -67,13 +60,7 @@ class WaitingRun:
 
 
 class Claims:
-    """The claims of one platform's workers.
-
-    Args:
-        db, leases: the platform's.
-        unfit: the machines that are not to have a run again while others may.
-        demands: of every machine.
-    """
+    """The claims of one platform's workers."""
 
     def __init__(
         self, db: Database, leases: Leases, unfit: UnfitMachines, demands: Demands | None = None
@@ -97,14 +84,7 @@ class Claims:
         return not self._unfit.gives_way(scope.worker_id, run.id, run.workspace_id, run.asks)
 
     def take(self, offer: WorkerOffer, scope: ClaimScope) -> tuple[Lease, bool] | None:
-        """Become the owner of a run; None where there is none.
-
-        Returns:
-            The lease, and whether it was given before: the same claim, made again.
-
-        Raises:
-            ConflictError: the claim was answered, and its worker has begun, or is gone.
-        """
+        """Become the owner of a run; None where there is none."""
         with self._db.transaction() as session:
             # Once it is over, it finds no other run: nobody would read the answer.
             made = session.scalar(select(DbRun).where(DbRun.claim_id == offer.claim_id).with_for_update())
@@ -204,9 +184,8 @@ class Claims:
 
 
 def _waiting(now: datetime, term: timedelta, scope: ClaimScope, run_id: str | None) -> Select[Any]:
-    """Return the query of runs in ``scope`` that nobody works on, of each workspace the oldest, and of those that the same
-    machines fit.
-    """
+    """Return the query of runs in ``scope`` that nobody works on, of each workspace the oldest, and of those
+    that the same machines fit."""
     is_abandoned = and_(DbRun.status == "running", that_are_free(now, term))
     is_waiting = and_(
         or_(DbRun.status == "pending", is_abandoned), that_are_due(now), *_conditions(scope, run_id)

@@ -53,15 +53,7 @@ class _OneAtATime:
 
 
 class RunClosing:
-    """Closes runs; every method blocks.
-
-    Args:
-        db, logs, blobs, leases, folding, uploads, accepted: the platform's.
-        secrets: returns the values of a run's secrets, which its journal is to lose.
-        runs_dir: where runs of the platform's own machine keep their working files.
-        monotonic: a clock, in seconds.
-        all_are_elsewhere: whether runs without a pool are worked on elsewhere, too, where no executor counts setbacks.
-    """
+    """Closes runs; every method blocks."""
 
     def __init__(
         self,
@@ -100,20 +92,7 @@ class RunClosing:
         is_said_again: bool = False,
         keeps_journal: bool = False,
     ) -> RunClosed:
-        """Give a run its outcome; said again, it is what it was.
-
-        Who says it again while it is being done, waits for that, some seconds each time: a long journal is folded once.
-
-        Args:
-            lease, request: whose run, and its outcome.
-            is_said_again: whether whoever says it tries again where the store does not answer. A run ends without
-                its journal only where the store is away for half a lease.
-            keeps_journal: whether it does not end without it.
-
-        Raises:
-            LeaseLostError: the lease is over.
-            BlobStoreBusy: it is to be said again.
-        """
+        """Give a run its outcome; said again, it is what it was."""
         turn = self._ending.setdefault(lease.run_id, _OneAtATime())
         if not turn.lock.acquire(timeout=_TURN_WITHIN_S):
             raise BlobStoreBusy("the run is being ended, which takes long; ask again in a moment.")
@@ -154,11 +133,8 @@ class RunClosing:
         return _closed(run)
 
     def clear_ended(self) -> None:
-        """Clear away behind runs whose end came to no more than their row: the store was away, or the platform killed.
-
-        Raises:
-            BlobStoreError, OSError: the store does not take it for one of them, behind all the others.
-        """
+        """Clear away behind runs whose end came to no more than their row: the store was away, or the
+        platform killed."""
         with_uploads = DbRun.id.in_(select(DbRunUpload.run_id))
         with self._db.session() as session:
             ended = session.scalars(select(DbRun).where(DbRun.status.not_in(OPEN), with_uploads)).all()
@@ -174,10 +150,8 @@ class RunClosing:
             raise failure
 
     def _clear(self, run: DbRun) -> None:
-        """Delete what an ended run has no use for; its uploads go last, and tell until then that there is more to do.
-
-        Archives that stay are found again when old ones are deleted.
-        """
+        """Delete what an ended run has no use for; its uploads go last, and tell until then that there is
+        more to do."""
         if run.journal_blob is not None:
             self._blobs.delete_below(f"runs/{run.id}/{SEGMENTS_FOLDER}")
         if run.kind == "training" and run.status == "finished":
@@ -185,11 +159,8 @@ class RunClosing:
         self._uploads.forget(run.id)
 
     def release(self, lease: Lease, request: ReleaseRequest) -> RunClosed:
-        """Let a run go as it is; of those that are worked on elsewhere the desk counts setbacks, of others their executor.
-
-        Raises:
-            LeaseLostError: the lease is over.
-        """
+        """Let a run go as it is; of those that are worked on elsewhere the desk counts setbacks, of others
+        their executor."""
         with self._db.session() as session:
             found = session.get(DbRun, lease.run_id)
         if found is not None and found.lease_token == lease.token and found.lease_expires_at is None:
@@ -217,12 +188,8 @@ class RunClosing:
         self._logs.add(session, run.id, [LogLine(words, level="warning", step="run")])
 
     def close_if_over(self, lease: Lease, *, counts_deaths: bool) -> bool:
-        """End a run that was claimed and has nothing to be worked on: it is to stop, or no worker ever gets anything done.
-
-        Args:
-            lease: of the claim.
-            counts_deaths: whether nobody else does.
-        """
+        """End a run that was claimed and has nothing to be worked on: it is to stop, or no worker ever gets
+        anything done."""
         if not counts_deaths:
             return False
         with self._db.session() as session:
@@ -267,11 +234,8 @@ class RunClosing:
         return run.fruitless >= FRUITLESS[run.kind]
 
     def _kept_journal(self, run: DbRun, lease: Lease, is_said_again: bool, keeps_journal: bool) -> str | None:
-        """Store the journal of a run that ends; None where there is none, or it could not be stored, which is said.
-
-        Raises:
-            BlobStoreBusy: the store has not been away for long.
-        """
+        """Store the journal of a run that ends; None where there is none, or it could not be stored, which is
+        said."""
         try:
             redactor = Redactor([value.get_secret_value() for value in self._secrets(run).values()])
             return self._folding.store(run, redactor, self._kept_mine(lease))

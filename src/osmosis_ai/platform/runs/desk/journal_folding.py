@@ -31,20 +31,15 @@ _LOOKS = 32
 
 
 class JournalFolding:
-    """Folds the journals of one platform's runs.
-
-    Args:
-        db, blobs: the platform's.
-    """
+    """Folds the journals of one platform's runs."""
 
     def __init__(self, db: Database, blobs: BlobStore) -> None:
         self._db = db
         self._blobs = blobs
 
     def fold_if_large(self, run_id: str) -> None:
-        """Fold the rows of a run's journal that are :data:`FOLD_BYTES` together, but for the last one; of fewer make one row
-        of those that came since the last look. Blocking.
-        """
+        """Fold the rows of a run's journal that are :data:`FOLD_BYTES` together, but for the last one; of
+        fewer make one row of those that came since the last look."""
         lengths = select(DbJournalSegment.seq, DbJournalSegment.length).where(
             DbJournalSegment.run_id == run_id, DbJournalSegment.content.is_not(None)
         )
@@ -65,16 +60,8 @@ class JournalFolding:
         self._fold(run_id, rows)
 
     def store(self, run: DbRun, redactor: Redactor, still_mine: Callable[[], None]) -> str | None:
-        """Store the whole journal of a run that ends, without its secrets; return its key, None where there is none.
-
-        Args:
-            run: which run.
-            redactor: knows its secrets.
-            still_mine: called again and again, since it may take a while.
-
-        Raises:
-            OSError, OsmosisError: the disk or the blobs did not take it, or have lost a part of it.
-        """
+        """Store the whole journal of a run that ends, without its secrets; return its key, None where there
+        is none."""
         with self._db.session() as session:
             segments = journal_segments(session, run.id)
         return pack_journal(self._lines(segments, still_mine), run.id, self._blobs, redactor)

@@ -45,14 +45,7 @@ class JournalDivergedError(ConflictError):
 
 @dataclass(frozen=True, slots=True)
 class NewLines:
-    """What a part has beyond what is stored.
-
-    Attributes:
-        generation: of the journal that it belongs to.
-        offset: where it begins, which is where what is stored ends.
-        content: whole lines.
-        samples: the columns of their samples.
-    """
+    """What a part has beyond what is stored."""
 
     generation: int
     offset: int
@@ -61,25 +54,14 @@ class NewLines:
 
 
 def as_next(run_id: str, part: JournalPart) -> NewLines:
-    """Return a part as what comes next in a run's journal; whether it does, :func:`take_lines` finds out.
-
-    Raises:
-        OsmosisError: it is cut off in mid-line, or has a line that is no record.
-    """
+    """Return a part as what comes next in a run's journal; whether it does, :func:`take_lines` finds out."""
     content = _lines_of(part)
     samples = _samples(run_id, content, part.offset, part.resumed)
     return NewLines(part.generation, part.offset, content, samples)
 
 
 def compare_part(db: Database, blobs: BlobStore, run_id: str, part: JournalPart) -> NewLines:
-    """Return what ``part`` has beyond what is stored of a run's journal; blocking.
-
-    Raises:
-        LeaseLostError: the run was deleted.
-        JournalOffsetError: it begins above that, or is of another generation than this or the next.
-        JournalDivergedError: it has other bytes than were accepted.
-        OsmosisError: it is cut off in mid-line, or has a line that is no record.
-    """
+    """Return what ``part`` has beyond what is stored of a run's journal; blocking."""
     content = _lines_of(part)
     with db.session() as session:
         # Two numbers of the row; all of it is read where it is written.

@@ -49,16 +49,7 @@ _LAST_LOG_LINE = 1 << 30
 
 @dataclass
 class TakenNews:
-    """What became of a worker's news.
-
-    Attributes:
-        run: its row, as it is now.
-        begun: the uploads that it may send.
-        checkpoints: names that kept checkpoints were given, by step.
-        obsolete_below: prefixes of blobs that are nobody's any more.
-        replaced: uploads that nobody is to send any more.
-        may_be_folded: whether so much of the journal came that some of it may be folded.
-    """
+    """What became of a worker's news."""
 
     run: DbRun | HeardRun
     begun: Sequence[BegunUpload] = ()
@@ -69,11 +60,7 @@ class TakenNews:
 
 
 class WorkerNews:
-    """Takes what workers say.
-
-    Args:
-        db, clock, logs, blobs, uploads: the platform's.
-    """
+    """Takes what workers say."""
 
     def __init__(
         self, db: Database, clock: Clock, logs: LogStore, blobs: BlobStore, uploads: RunUploads
@@ -87,13 +74,7 @@ class WorkerNews:
         self._extents = RunExtents(db, logs)
 
     def take(self, leases: Leases, lease: Lease, request: SyncRequest) -> TakenNews:
-        """Write everything that ``request`` says; blocking.
-
-        Raises:
-            LeaseLostError: the lease is over.
-            UploadLimitError: its run may not send so much; its log says so.
-            OsmosisError: something of it can not be; nothing of it is written.
-        """
+        """Write everything that ``request`` says; blocking."""
         if request.sent or request.wanted:
             leases.require(
                 lease
@@ -197,12 +178,8 @@ class WorkerNews:
 def file_rows(
     session: Session, run_id: str, files: Sequence[RunFilePart], now: datetime
 ) -> list[dict[str, Any]]:
-    """Return the rows of a run's files, each in a blob that was sent; what a shard was merged into is where it is.
-
-    Raises:
-        ConflictError: its blob was not sent.
-        OsmosisError: it can not be in that.
-    """
+    """Return the rows of a run's files, each in a blob that was sent; what a shard was merged into is where
+    it is."""
     blobs = stored_blobs(session, run_id, {file.blob for file in files})
     for file in files:
         check_part(file, blobs[file.blob])

@@ -24,12 +24,7 @@ _FORGOTTEN_AFTER = 2
 
 
 class SyncPace:
-    """Counts the runs that are heard of, the exchanges that are served, and how long these wait.
-
-    Args:
-        clock: tells how long ago.
-        term: how long a lease lasts: whoever is heard of less often loses it.
-    """
+    """Counts the runs that are heard of, the exchanges that are served, and how long these wait."""
 
     def __init__(self, clock: Clock, term: timedelta) -> None:
         self._clock = clock

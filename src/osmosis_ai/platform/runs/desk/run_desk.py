@@ -51,17 +51,7 @@ _STORE = "the store"
 
 
 class RunDesk:
-    """Where workers claim runs, say what they found out, and hand runs back.
-
-    Args:
-        config, db, clock, logs, blobs, vault, sources, signer, handouts: the platform's.
-
-    Attributes:
-        leases: of its runs.
-        pace: how often workers are to come.
-        silence: notices whether the database answers.
-        watch: tells workers that wait from those that need not.
-    """
+    """Where workers claim runs, say what they found out, and hand runs back."""
 
     def __init__(
         self,
@@ -108,12 +98,7 @@ class RunDesk:
         self.pace = SyncPace(clock, term)
 
     def claim(self, offer: WorkerOffer, scope: ClaimScope) -> Assignment | None:
-        """Give a worker a run; None where there is none for it.
-
-        Raises:
-            ConflictError: the claim was answered before, and its worker has begun.
-            OsmosisError: what a run needs can not be had now; the run is let go.
-        """
+        """Give a worker a run; None where there is none for it."""
         # Of a run that nothing can be handed out of now, the oldest one, no worker would ever come to another.
         gives_way = scope.run_id is None
         while (taken := self._take(offer, scope)) is not None:
@@ -165,10 +150,8 @@ class RunDesk:
             self._executor_told[run_id] = told
 
     def why_it_waits(self, run: BegunRun) -> str | None:
-        """Return what a run waits for that has no machine yet, or whose worker has let it go or is silent, in a sentence.
-
-        None of any other.
-        """
+        """Return what a run waits for that has no machine yet, or whose worker has let it go or is silent, in
+        a sentence."""
         if (told := self._told_by_executor(run)) is not None:
             return f"{told.removesuffix('.')}."
         why, what = waits_for(run, self.leases), self._waiting.get(run.id)
@@ -188,10 +171,8 @@ class RunDesk:
     def _note_secrets(
         self, lease: Lease, assignment: Assignment, offer: WorkerOffer, scope: ClaimScope
     ) -> None:
-        """Say who is handed a run's secrets, before it is: in the audit, which outlives the run, and in the run's log.
-
-        Also where that failed and the claim is repeated.
-        """
+        """Say who is handed a run's secrets, before it is: in the audit, which outlives the run, and in the
+        run's log."""
         self._handouts.note(
             lease.run_id,
             lease.attempt,
@@ -207,15 +188,7 @@ class RunDesk:
         self._logs.append_once(lease.run_id, LogLine(message, step="run", details=details or None))
 
     def sync(self, run_id: str, request: SyncRequest) -> SyncReply:
-        """Keep a worker's lease, take everything new, and say what there is to know.
-
-        Raises:
-            LeaseLostError: the run has another owner, or has ended; nothing is written.
-            JournalOffsetError, JournalDivergedError: the journal's part can not be taken; nothing is written.
-            UploadGoneError: a blob is named that did not come.
-            UploadLimitError: its run may not send so much.
-            OsmosisError: what was said can not be.
-        """
+        """Keep a worker's lease, take everything new, and say what there is to know."""
         lease = self._lease(run_id, request.lease.get_secret_value())
         try:
             with self.silence.noticed():
@@ -247,25 +220,12 @@ class RunDesk:
         )
 
     def end(self, run_id: str, request: EndRequest, *, keeps_journal: bool = False) -> RunClosed:
-        """Give a run its outcome; its journal is folded first.
-
-        Args:
-            run_id, request: which run, and its outcome.
-            keeps_journal: whether it is said again for as long as the store is away, and not half a lease.
-
-        Raises:
-            LeaseLostError: the run has another owner, or has ended otherwise.
-            BlobStoreBusy: the store was away just now; it is to be said again.
-        """
+        """Give a run its outcome; its journal is folded first."""
         lease = self._lease(run_id, request.lease.get_secret_value())
         return self._closing.end(lease, request, is_said_again=True, keeps_journal=keeps_journal)
 
     def release(self, run_id: str, request: ReleaseRequest) -> RunClosed:
-        """Let a run go as it is, for whoever comes next.
-
-        Raises:
-            LeaseLostError: the run has another owner, or has ended.
-        """
+        """Let a run go as it is, for whoever comes next."""
         lease = self._lease(run_id, request.lease.get_secret_value())
         if request.of_machine:
             self._unfit.note(run_id, lease.token)  # before the run is free
@@ -283,13 +243,8 @@ class RunDesk:
             raise
 
     def close_abandoned(self, run_id: str, outcome: Outcome, error: str | None = None) -> None:
-        """End an open run that nobody works on, with all that was accepted of it; harmless where somebody does.
-
-        Args:
-            run_id: which run.
-            outcome: what became of it; asked to stop, it is ``stopped``.
-            error: why it failed, a sentence.
-        """
+        """End an open run that nobody works on, with all that was accepted of it; harmless where somebody
+        does."""
         # Behind a long silence nobody is abandoned before everybody has had a term to say something.
         with self.silence.noticed():
             lease = self._claims.take_abandoned(run_id)
@@ -306,11 +261,7 @@ class RunDesk:
         self._accepted.catch_up()
 
     def clear_ended(self) -> None:
-        """Clear away behind runs whose end was cut off.
-
-        Raises:
-            BlobStoreError, OSError: the store does not take it.
-        """
+        """Clear away behind runs whose end was cut off."""
         self._closing.clear_ended()
 
     def renew_all(self) -> None:

@@ -26,13 +26,7 @@ _MOST_KNOWN = 4096
 
 @dataclass(frozen=True, slots=True)
 class RunExtent:
-    """The work items of an evaluation.
-
-    Attributes:
-        rows, attempts: how many rows are selected, and attempts made on each.
-        dataset_rows: how many rows the dataset has.
-        only: of these alone, as (row, attempt); None: all.
-    """
+    """The work items of an evaluation."""
 
     rows: int
     attempts: int
@@ -54,12 +48,7 @@ class RunExtent:
 
 
 class RunExtents:
-    """The extents of one platform's runs.
-
-    Args:
-        db: where runs are.
-        logs: where a run is told of what was refused.
-    """
+    """The extents of one platform's runs."""
 
     def __init__(self, db: Database, logs: LogStore) -> None:
         self._db = db
@@ -69,11 +58,8 @@ class RunExtents:
         self._told: set[str] = set()
 
     def require(self, run_id: str, samples: Sequence[dict[str, Any]]) -> None:
-        """Find out whether samples are of the run's work items; the first that is refused is noted on the run.
-
-        Raises:
-            ConflictError: one of them is not.
-        """
+        """Find out whether samples are of the run's work items; the first that is refused is noted on the
+        run."""
         extent = self._of(run_id) if samples else None
         if extent is None:
             return

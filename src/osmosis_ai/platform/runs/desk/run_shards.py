@@ -33,10 +33,8 @@ def is_shard(name: str) -> bool:
 
 
 def note_shard(session: Session, run_id: str, key: str, blob: BlobInfo, now: datetime) -> ShardPlace:
-    """Return where a shard is, as part of the transaction that holds its run; one that is new may be merged from now on.
-
-    What a worker says again may be of a shard that was merged meanwhile.
-    """
+    """Return where a shard is, as part of the transaction that holds its run; one that is new may be merged
+    from now on."""
     shard = session.get(DbRunShard, key)
     if shard is None:
         described = {"size": blob.size, "sha256": blob.sha256, "state": "stored", "changed_at": now}
@@ -58,12 +56,8 @@ class UnreadableShard(Exception):
 
 
 class JoinedShards(io.RawIOBase):
-    """Shards one after another, read in blocks; each is what was accepted, or the reading fails where it ends.
-
-    Args:
-        blobs: where they are.
-        shards: with sizes and digests.
-    """
+    """Shards one after another, read in blocks; each is what was accepted, or the reading fails where it
+    ends."""
 
     def __init__(self, blobs: BlobStore, shards: Sequence[DbRunShard]) -> None:
         self._blobs = blobs

@@ -51,11 +51,8 @@ _DELETIONS = 256
 
 
 class ShardMerging:
-    """Merges the shards of one platform's runs; every method blocks, and :meth:`merge_due` is one thread's alone.
-
-    Args:
-        db, blobs, clock: the platform's.
-    """
+    """Merges the shards of one platform's runs; every method blocks, and :meth:`merge_due` is one thread's
+    alone."""
 
     def __init__(self, db: Database, blobs: BlobStore, clock: Clock) -> None:
         self._db = db
@@ -63,11 +60,7 @@ class ShardMerging:
         self._clock = clock
 
     def merge_due(self) -> None:
-        """Merge what is to be merged now, for some seconds at most; the rest is for the next time.
-
-        Raises:
-            BlobStoreError, OSError: the store does not take what is one run's, behind all the others.
-        """
+        """Merge what is to be merged now, for some seconds at most; the rest is for the next time."""
         until = time.monotonic() + _BUDGET_S
         with self._db.session() as session:
             left = session.scalars(
@@ -89,11 +82,7 @@ class ShardMerging:
             raise failure
 
     def tidy(self) -> None:
-        """Forget what killed processes, deleted runs and runs that have ended have left.
-
-        Raises:
-            BlobStoreError, OSError: the store does not take it.
-        """
+        """Forget what killed processes, deleted runs and runs that have ended have left."""
         old = self._clock.now() - _ABANDONED_AFTER
         gone = DbRunShard.run_id.not_in(select(DbRun.id))
         with self._db.session() as session:

@@ -20,12 +20,7 @@ _FAILURES = (DatabaseBusyError, StorageFullError, DBAPIError)
 
 
 class DatabaseSilence:
-    """Notices from what is asked of a database whether it takes anything.
-
-    Args:
-        clock: measures, by its monotonic seconds.
-        leases: given a new term after a long silence, before anything else is written.
-    """
+    """Notices from what is asked of a database whether it takes anything."""
 
     def __init__(self, clock: Clock, leases: Leases) -> None:
         self._clock = clock
@@ -36,11 +31,7 @@ class DatabaseSilence:
 
     @contextmanager
     def noticed(self) -> Iterator[None]:
-        """Write something; the first that is taken after a long silence gives owners their new term first.
-
-        Raises:
-            DatabaseBusyError: nobody can say yet whether the silence is over.
-        """
+        """Write something; the first that is taken after a long silence gives owners their new term first."""
         with self.noticed_by_reading():
             self._give_terms()
             yield

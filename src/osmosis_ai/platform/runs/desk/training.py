@@ -56,13 +56,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True)
 class AppliedTraining:
-    """What became of a worker's news.
-
-    Attributes:
-        checkpoints: the names of those it sent, by step.
-        obsolete: prefixes of keys below which no blob is the run's any more.
-        is_further: whether the run came further than it ever was.
-    """
+    """What became of a worker's news."""
 
     checkpoints: dict[int, str]
     obsolete: list[str]
@@ -72,18 +66,7 @@ class AppliedTraining:
 def apply_training(
     session: Session, run: DbRun, news: TrainingNews, sent: Mapping[str, BlobInfo], now: datetime
 ) -> AppliedTraining:
-    """Write ``news`` of ``run``.
-
-    Args:
-        session: of the caller's transaction.
-        run: whose owner says it.
-        news: what it says.
-        sent: the stored blobs that ``news`` names, by the names of their uploads.
-        now: dates the checkpoints.
-
-    Raises:
-        OsmosisError: it names what was not sent, or what can not be a name.
-    """
+    """Write ``news`` of ``run``."""
     before = _furthest(run)
     if news.start is not None:
         _begin(session, run, news.start)
@@ -99,13 +82,7 @@ def apply_training(
 
 
 def stored_training(session: Session, run: DbRun, sign: Callable[[str, str], str]) -> StoredTraining:
-    """Return what there is of ``run`` for whoever goes on with it.
-
-    Args:
-        session: to read with.
-        run: which run.
-        sign: returns a URL of a blob, by its key and the name that it is downloaded under.
-    """
+    """Return what there is of ``run`` for whoever goes on with it."""
     kept = session.scalars(select(DbLoraModel.step).where(DbLoraModel.run_id == run.id))
     resume = resume_archive_of(run)
     return StoredTraining(

@@ -25,11 +25,8 @@ _MOST = 10_000
 
 
 class UnfitMachines:
-    """The machines that gave runs back, as far as this process remembers; a restart forgets them, which costs a try.
-
-    Args:
-        db, clock: the platform's.
-    """
+    """The machines that gave runs back, as far as this process remembers; a restart forgets them, which costs
+    a try."""
 
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
@@ -53,12 +50,7 @@ class UnfitMachines:
     def gives_way(
         self, worker_id: str | None, run_id: str, workspace_id: str, asks: ExecutionSection
     ) -> bool:
-        """Tell whether a machine is not to have a run, because another one may have more luck with it.
-
-        Args:
-            worker_id: of the machine.
-            run_id, workspace_id, asks: of the run, with what it asks of a machine.
-        """
+        """Tell whether a machine is not to have a run, because another one may have more luck with it."""
         if worker_id is None or not self._is_unfit(run_id, worker_id):
             return False
         now = self._clock.now()

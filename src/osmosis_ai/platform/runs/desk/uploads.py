@@ -58,12 +58,7 @@ class BegunUpload:
 
 
 class RunUploads:
-    """The uploads of one platform's workers.
-
-    Args:
-        db, blobs: the platform's.
-        most_bytes: that a run may send.
-    """
+    """The uploads of one platform's workers."""
 
     def __init__(self, db: Database, blobs: BlobStore, most_bytes: int) -> None:
         self._db = db
@@ -71,12 +66,7 @@ class RunUploads:
         self.most_bytes = most_bytes
 
     def complete(self, run_id: str, sent: Sequence[SentUpload]) -> None:
-        """Make blobs of what was sent; may be repeated. Blocking.
-
-        Raises:
-            UploadGoneError: an upload is unknown, its bytes are gone, or others came than were announced; these are
-                forgotten.
-        """
+        """Make blobs of what was sent; may be repeated."""
         known = self._known(run_id, [each.name for each in sent])
         for each in sent:
             row = known.get(each.name)
@@ -86,12 +76,7 @@ class RunUploads:
                 self._complete(row, [each.etag, *each.further_etags])
 
     def begin(self, run_id: str, wanted: Sequence[WantedUpload]) -> list[BegunUpload]:
-        """Begin the uploads that a worker asks for; one that was begun goes on. Blocking.
-
-        Raises:
-            ConflictError: there are other bytes under a name.
-            OsmosisError: it is no name of a blob, or one twice.
-        """
+        """Begin the uploads that a worker asks for; one that was begun goes on."""
         names = [each.name for each in wanted]
         if len({*names}) < len(names):
             raise OsmosisError("a blob is asked for twice.")
@@ -132,8 +117,8 @@ class RunUploads:
             session.execute(delete(DbRunUpload).where(mine))
 
     def _sent_shards_in_vain(self, run_id: str) -> bool:
-        """Tell whether a run sent shards, and its worker was killed before it told of any: where there are others, they
-        go with what those were merged from."""
+        """Tell whether a run sent shards, and its worker was killed before it told of any: where there are
+        others, they go with what those were merged from."""
         sent = select(DbRunUpload.name).where(
             DbRunUpload.run_id == run_id, DbRunUpload.name.startswith(f"{SHARDS_FOLDER}/")
         )
@@ -211,14 +196,7 @@ class RunUploads:
 def note_wanted(
     session: Session, run: DbRun | HeardRun, begun: Sequence[BegunUpload], most_bytes: int
 ) -> list[BlobUpload]:
-    """Write down what a worker may send, as part of the transaction that holds its run.
-
-    Returns:
-        Uploads in whose place others are to be sent.
-
-    Raises:
-        UploadLimitError: they are more than a run may have open, or larger than what it may send.
-    """
+    """Write down what a worker may send, as part of the transaction that holds its run."""
     new = [each for each in begun if each.is_new]
     if not new:
         return []
@@ -253,11 +231,7 @@ def _replaced(session: Session, run_id: str, new: BegunUpload) -> BlobUpload | N
 
 
 def stored_blobs(session: Session, run_id: str, names: Collection[str]) -> Mapping[str, BlobInfo]:
-    """Return the blobs of these uploads.
-
-    Raises:
-        UploadGoneError: one of them was not sent.
-    """
+    """Return the blobs of these uploads."""
     if not names:
         return {}
     sent = (DbRunUpload.run_id == run_id, DbRunUpload.name.in_(names), DbRunUpload.is_stored)
@@ -270,11 +244,8 @@ def stored_blobs(session: Session, run_id: str, names: Collection[str]) -> Mappi
 
 
 def check_part(part: RunFilePart, blob: BlobInfo) -> None:
-    """Find out whether a file can be in a blob: all of it, or a piece that is unpacked into memory when it is read.
-
-    Raises:
-        OsmosisError: it can not, or its path is none that anybody could download.
-    """
+    """Find out whether a file can be in a blob: all of it, or a piece that is unpacked into memory when it is
+    read."""
     offset, length = part.shard_offset, part.shard_length
     if offset is None or length is None:
         is_there = offset is length and part.size == blob.size and not is_shard(part.blob)
@@ -289,11 +260,7 @@ def check_part(part: RunFilePart, blob: BlobInfo) -> None:
 
 
 def blob_key(run_id: str, name: str) -> str:
-    """Return the key of an upload.
-
-    Raises:
-        OsmosisError: it can have none of this name.
-    """
+    """Return the key of an upload."""
     if name == SHARDS_FOLDER or name.partition("/")[0] in _OUR_PLACES:
         raise OsmosisError(f"`{name}` is the platform's own.", details={"upload": name})
     try:

@@ -30,11 +30,7 @@ class Idler:
 
 
 class RunWatch:
-    """Looks for what workers wait for.
-
-    Args:
-        db, leases, claims: the platform's.
-    """
+    """Looks for what workers wait for."""
 
     def __init__(self, db: Database, leases: Leases, claims: Claims) -> None:
         self._db = db

@@ -21,13 +21,7 @@ _PREFIX = "osm-"
 
 @dataclass(frozen=True, slots=True)
 class WantedJob:
-    """A worker that is wanted for a run.
-
-    Args:
-        id: as :func:`job_id` makes it; none is used twice.
-        run_id: whose worker it is.
-        cpus, gpus, memory_gb: what its machine must have free for it.
-    """
+    """A worker that is wanted for a run."""
 
     id: str
     run_id: str
@@ -38,15 +32,7 @@ class WantedJob:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """How a job is.
-
-    Attributes:
-        id: of the job.
-        phase: whether it waits for a machine, runs or has ended.
-        told: what it waits for, that it runs or how it ended, as its run's log is to say it; empty: nothing to be said.
-        fault: of one that has ended, against whom that counts.
-        log: where people find what it printed.
-    """
+    """How a job is."""
 
     id: str
     phase: Phase
@@ -62,48 +48,26 @@ class ExecutorAway(OsmosisError):
 
 
 class Executor(Protocol):
-    """Where workers start; for one thread, but for :meth:`close`. Each function may be called again with the same words.
-
-    Attributes:
-        every_s: how often it is worth being asked.
-        first_pause_s: how long after a first failure it is worth another try.
-        works_here: whether its workers find what earlier ones have left on this machine.
-    """
+    """Where workers start; for one thread, but for :meth:`close`."""
 
     every_s: float
     first_pause_s: float
     works_here: bool
 
     def start(self, job: WantedJob, ticket: str) -> str:
-        """Start a job with the right to claim its run; return what the run's log is to say of it.
-
-        Raises:
-            ExecutorAway: it was not started, or nobody can say.
-        """
+        """Start a job with the right to claim its run; return what the run's log is to say of it."""
         ...
 
     def state(self, job: WantedJob) -> JobState | None:
-        """Return how a job is; None of one that was never started.
-
-        Raises:
-            ExecutorAway: nobody can say.
-        """
+        """Return how a job is; None of one that was never started."""
         ...
 
     def stop(self, job: WantedJob) -> None:
-        """End a job by force; harmless when it has ended.
-
-        Raises:
-            ExecutorAway: it cannot be asked to end.
-        """
+        """End a job by force; harmless when it has ended."""
         ...
 
     def list(self) -> builtins.list[JobState]:
-        """Return the jobs that there are.
-
-        Raises:
-            ExecutorAway: nobody can say.
-        """
+        """Return the jobs that there are."""
         ...
 
     def close(self) -> None:

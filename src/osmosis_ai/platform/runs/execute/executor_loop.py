@@ -76,13 +76,7 @@ class Tickets(Protocol):
 
 @dataclass(frozen=True)
 class ExecutorParts:
-    """What the loop works with.
-
-    Args:
-        config: what runs are executed with, and how many at a time.
-        db, clock, logs, desk: the platform's.
-        tickets: makes the right to claim a run.
-    """
+    """What the loop works with."""
 
     config: PlatformConfig
     db: Database
@@ -94,17 +88,7 @@ class ExecutorParts:
 
 @dataclass
 class _Started:
-    """A job that has not ended, as far as is known.
-
-    Attributes:
-        job: which.
-        workspace_id: whose.
-        mark: how far its run had come when it was started.
-        attempt: how often that had been claimed by then.
-        told: what its run was told of it.
-        gathers: whether its run was to stop when it was started.
-        stop_by: when it is ended, after its run was to end (monotonic seconds).
-    """
+    """A job that has not ended, as far as is known."""
 
     job: WantedJob
     workspace_id: str
@@ -126,13 +110,7 @@ class _Outage:
 
 
 class ExecutorLoop:
-    """Executes runs; its thread does all of its work, but what :meth:`close` does.
-
-    Args:
-        parts: what it works with.
-        executor: where workers start.
-        stop_grace_s: how long a worker may take to stop.
-    """
+    """Executes runs; its thread does all of its work, but what :meth:`close` does."""
 
     def __init__(
         self, parts: ExecutorParts, executor: Executor, *, stop_grace_s: float = STOP_GRACE_S
@@ -258,10 +236,8 @@ class ExecutorLoop:
             self._desk.note_executor(run_id, state.told if state.phase == "waiting" else "")
 
     def _handle_end(self, started: _Started, state: JobState) -> None:
-        """Take note of a job that has ended; its run is free for the next, where its worker is known to be dead.
-
-        Broken off by the database, it is done again, and the end counted once: it counts when it has been told.
-        """
+        """Take note of a job that has ended; its run is free for the next, where its worker is known to be
+        dead."""
         run = self._let_go(started.job.run_id)
         if run is None or was_resumed(run, started.attempt):
             self._streaks.pop(started.job.run_id, None)
@@ -316,10 +292,7 @@ class ExecutorLoop:
                 started.stop_by = now + self._stop_grace_s
 
     def _grace_s(self, run_id: str) -> float:
-        """Return how long a worker may take to stop: twice as long behind each that came to nothing.
-
-        One that gathers results has to begin first, for which a machine with too much to do may need longer each time.
-        """
+        """Return how long a worker may take to stop: twice as long behind each that came to nothing."""
         streak = self._streaks.get(run_id)
         before = 0 if streak is None else min(streak.ends["nobody"], _MOST_DOUBLED)
         return self._stop_grace_s * float(2**before)

@@ -16,15 +16,7 @@ _MOST_DOUBLED = 20
 
 @dataclass
 class FailureStreak:
-    """Ends in a row without progress: against whom they count, and when to try again.
-
-    Attributes:
-        first_pause_s: how long nothing is tried after the first.
-        ends: so many, by whose fault they were.
-        not_before: monotonic seconds.
-        gathers_from: when the results of a run that is to stop are gathered again; it waits for no other next try.
-        verdict: why the run is to fail.
-    """
+    """Ends in a row without progress: against whom they count, and when to try again."""
 
     first_pause_s: float
     ends: Counter[Fault] = field(default_factory=Counter)
@@ -64,13 +56,7 @@ class FailureStreak:
         return f"{state.told}{self._times(state.fault)}; {again}"
 
     def failure_sentence(self, state: JobState, *, goes_on: bool, why: str | None = None) -> str:
-        """Return why a run has failed; of one that can go on, the desk adds how.
-
-        Args:
-            state: how the last job ended.
-            goes_on: whether the run can go on from what it has saved.
-            why: what kept that job's worker from the run, a sentence, where that is known.
-        """
+        """Return why a run has failed; of one that can go on, the desk adds how."""
         if state.fault == "ours":
             return f"{state.told}."
         advice = "." if goes_on else ", then submit again."

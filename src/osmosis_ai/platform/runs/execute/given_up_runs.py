@@ -29,14 +29,7 @@ _EVERY_S = 1.0
 
 @dataclass
 class _Ending:
-    """The end of a run that the store has kept from being said.
-
-    Attributes:
-        lease: under which it is said.
-        verdict: why the run fails.
-        not_before: when it is said again, in monotonic seconds.
-        is_sent: whether the platform has all that was recorded.
-    """
+    """The end of a run that the store has kept from being said."""
 
     lease: Lease
     verdict: str
@@ -45,12 +38,7 @@ class _Ending:
 
 
 class GivenUpRuns:
-    """Fails runs that nobody works on; every method blocks.
-
-    Args:
-        db, clock, logs, desk, leases: the platform's.
-        runs_dir: where runs work on this machine.
-    """
+    """Fails runs that nobody works on; every method blocks."""
 
     def __init__(
         self, db: Database, clock: Clock, logs: LogStore, desk: RunDesk, leases: Leases, runs_dir: Path
@@ -64,12 +52,7 @@ class GivenUpRuns:
         self._endings: dict[str, _Ending] = {}
 
     def give_up(self, run_id: str, verdict: str) -> None:
-        """Fail a run; harmless where it has an owner.
-
-        Args:
-            run_id: which run.
-            verdict: why, a sentence.
-        """
+        """Fail a run; harmless where it has an owner."""
         lease = self._leases.claim(run_id, secrets.token_urlsafe(24))
         if lease is not None:
             self._say(_Ending(lease, verdict))

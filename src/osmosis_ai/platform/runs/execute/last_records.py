@@ -22,17 +22,7 @@ _PART_BYTES = 512 * 1024
 
 
 def send_left_records(desk: RunDesk, run: DbRun, lease: Lease, directory: RunDirectory) -> str | None:
-    """Hand over what an evaluation has journalled, its numbers too, as its worker would have; blocking.
-
-    Args:
-        desk: the platform's.
-        run: that no worker works on, and that is about to end.
-        lease: the right to write it.
-        directory: of the engine.
-
-    Returns:
-        What could not be kept, in a sentence; None where all was, or nothing is there.
-    """
+    """Hand over what an evaluation has journalled, its numbers too, as its worker would have; blocking."""
     if run.kind != "eval" or not directory.events.exists():
         return None
     try:

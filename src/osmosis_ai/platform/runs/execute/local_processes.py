@@ -48,14 +48,7 @@ class _Worker:
 
 
 class LocalProcesses:
-    """Workers that are children of this process.
-
-    Args:
-        runs_dir: where they work.
-        start_worker: starts them.
-        on_closed: called when no worker is left.
-        monotonic: seconds since some moment.
-    """
+    """Workers that are children of this process."""
 
     every_s = 0.1
     first_pause_s = 0.5
@@ -78,11 +71,7 @@ class LocalProcesses:
         self._is_closed = False
 
     def start(self, job: WantedJob, ticket: str) -> str:
-        """Start a process; it has what its machine has, and nothing is to be said of it.
-
-        Raises:
-            NoWorkerError: none can be started now.
-        """
+        """Start a process; it has what its machine has, and nothing is to be said of it."""
         if job.id not in self._workers:
             # How they ended, who asks has been told.
             self._workers = {id: worker for id, worker in self._workers.items() if worker.ended is None}

@@ -91,14 +91,7 @@ class _Wait:
 
 
 class RayJobs:
-    """The jobs of one cluster, which outlive this process; for one thread.
-
-    Args:
-        cluster: where it is.
-        entrypoint: returns what a shell runs on the node for a job.
-        transport: stands in for the network.
-        monotonic: seconds since some moment.
-    """
+    """The jobs of one cluster, which outlive this process; for one thread."""
 
     every_s = 2.0
     first_pause_s = 5.0
@@ -122,11 +115,7 @@ class RayJobs:
         self._waits: dict[str, _Wait] = {}
 
     def start(self, job: WantedJob, ticket: str) -> str:
-        """Hand a job to the cluster; harmless when it has it already.
-
-        Raises:
-            RayError: the cluster does not have it, or cannot say.
-        """
+        """Hand a job to the cluster; harmless when it has it already."""
         body = {
             "entrypoint": self._entrypoint(job),
             "submission_id": job.id,
@@ -156,11 +145,8 @@ class RayJobs:
         return f"submitted to the Ray cluster as {job.id}"
 
     def state(self, job: WantedJob) -> JobState | None:
-        """Return how a job is, and what it waits for when it has waited long; None when the cluster never had it.
-
-        Raises:
-            RayError: the cluster cannot say.
-        """
+        """Return how a job is, and what it waits for when it has waited long; None when the cluster never had
+        it."""
         status, text = self._ask("GET", f"/api/jobs/{job.id}")
         if status == 404:
             return self._forgotten(job)
@@ -172,33 +158,21 @@ class RayJobs:
         return state
 
     def stop(self, job: WantedJob) -> None:
-        """End a job, by force after some seconds; harmless when it has ended.
-
-        Raises:
-            RayError: the cluster cannot be asked.
-        """
+        """End a job, by force after some seconds; harmless when it has ended."""
         self._waits.pop(job.id, None)
         status, text = self._ask("POST", f"/api/jobs/{job.id}/stop")
         if status not in (200, 404):
             raise RayError(f"{self._name} did not stop a job: {self._quoted(status, text)}.")
 
     def list(self) -> list[JobState]:
-        """Return all jobs whose ids are of our making, of whatever platform.
-
-        Raises:
-            RayError: the cluster cannot say.
-        """
+        """Return all jobs whose ids are of our making, of whatever platform."""
         found = self._read(*self._ask("GET", "/api/jobs/"), _JOBS)
         states = [job.state() for job in found if run_and_number(job.submission_id or "")]
         self._known.update(state.id for state in states if state.phase != "ended")
         return states
 
     def shortage(self, job: WantedJob) -> str:
-        """Return what a job with these needs waits for, in a few words.
-
-        Raises:
-            RayError: the cluster cannot say.
-        """
+        """Return what a job with these needs waits for, in a few words."""
         needs = _needs(job)
         answer = self._read(*self._ask("GET", "/api/v0/nodes?limit=10000&detail=true"), _NODES)
         nodes = [node.resources_total for node in answer.data.result.result if node.state == "ALIVE"]
@@ -220,11 +194,7 @@ class RayJobs:
         return "waits for a node of the Ray cluster to have room"
 
     def require_usable(self) -> None:
-        """Check that the cluster asks for a token, and takes the one that is known.
-
-        Raises:
-            RayError: it does not, or can not be asked.
-        """
+        """Check that the cluster asks for a token, and takes the one that is known."""
         status, text = self._ask("GET", "/api/version")
         if status != 200:
             raise self._no_ray(status, text)
@@ -340,12 +310,7 @@ class RayJobs:
 
 
 def cluster_problem(cluster: RayCluster, *, within_s: float = ANSWER_WITHIN_S) -> str | None:
-    """Return why a cluster can be given no job now, and what mends it; None where nothing is seen.
-
-    Args:
-        cluster: which; nothing but our token is sent, and that only to one that asks for it.
-        within_s: after so many seconds it counts as one that does not answer, whatever it is about.
-    """
+    """Return why a cluster can be given no job now, and what mends it; None where nothing is seen."""
     found: list[str | None] = []
 
     def look() -> None:
@@ -368,10 +333,8 @@ def cluster_problem(cluster: RayCluster, *, within_s: float = ANSWER_WITHIN_S) -
 
 
 def worker_entrypoint(job: WantedJob, platform_url: str) -> str:
-    """Return what has a node work on a run; by `exec`: what the cluster ends is the worker, with no shell in between.
-
-    The worker is told what the job was given of its node, for the cluster keeps no process from using more.
-    """
+    """Return what has a node work on a run; by `exec`: what the cluster ends is the worker, with no shell in
+    between."""
     command = ["osmosis", "platform", "worker", "--run", job.run_id, "--url", platform_url]
     granted = f"{max(job.cpus, _LEAST_TOLD):.12g}"
     return shlex.join(["exec", *command, "--token-env", TICKET_VARIABLE, "--cpus", granted])

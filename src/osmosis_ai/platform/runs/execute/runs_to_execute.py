@@ -36,12 +36,7 @@ _AT_WORK = _OPEN_RUNS.where(or_(DbRun.status == "running", DbRun.id.in_(bindpara
 
 
 class RunsToExecute:
-    """Open runs without a pool.
-
-    Args:
-        db: where they are.
-        leases: of all runs; their clock says which may be claimed.
-    """
+    """Open runs without a pool."""
 
     def __init__(self, db: Database, leases: Leases) -> None:
         self._db = db
@@ -94,8 +89,5 @@ def fairest(runs: Iterable[DbRun], at_work: Mapping[str, int]) -> DbRun | None:
 
 
 def was_resumed(run: DbRun, attempt: int) -> bool:
-    """Tell whether an open run has ended and waits anew since it had been claimed ``attempt`` times.
-
-    What was claimed is never pending again before it has ended; how a job from before that ended is nothing against it.
-    """
+    """Tell whether an open run has ended and waits anew since it had been claimed ``attempt`` times."""
     return run.status == "pending" and run.attempt > attempt

@@ -68,14 +68,7 @@ class StartWorker(Protocol):
 
 
 class WorkerStarter:
-    """Starts worker processes of this very installation, in an environment of their own.
-
-    Args:
-        config: where they work, and how rollouts are held back.
-        address: where they find the platform.
-        hands_out_keys: whether this machine gives the credentials of the platform's bucket to every program that asks.
-        cpus: processors that each worker is granted; None: those of the machine.
-    """
+    """Starts worker processes of this very installation, in an environment of their own."""
 
     def __init__(
         self,
@@ -107,12 +100,7 @@ class WorkerStarter:
 
 
 def worker_environment(environ: Mapping[str, str], config: PlatformConfig) -> dict[str, str]:
-    """Return the whole environment of a worker.
-
-    Args:
-        environ: the platform's own.
-        config: where its data is.
-    """
+    """Return the whole environment of a worker."""
     return {
         **python_environment(environ),
         # It builds the rollouts' environments.

@@ -27,10 +27,7 @@ _ROWS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ImportLimits:
-    """How large an uploaded run may be; sizes in bytes.
-
-    ``details_s``: seconds to spend on reading sample details from trajectories when the run is finalized.
-    """
+    """How large an uploaded run may be; sizes in bytes."""
 
     max_files: int = 30_000
     max_samples: int = 100_000
@@ -43,11 +40,7 @@ class ImportLimits:
 
 
 def check_announcement(start: EvalImportStart, limits: ImportLimits) -> None:
-    """Check what is to be uploaded.
-
-    Raises:
-        OsmosisError: the first thing that is wrong with it.
-    """
+    """Check what is to be uploaded."""
     _require_known_format(start)
     _require_plain_texts(start.run)
     for moment in (start.run.started_at, start.run.completed_at):
@@ -67,11 +60,7 @@ def check_announcement(start: EvalImportStart, limits: ImportLimits) -> None:
 
 
 def selected_rows(run: ImportedRun, limits: ImportLimits) -> Selection:
-    """Return which rows of its dataset a run uses.
-
-    Raises:
-        OsmosisError: they cannot be read, or are more than any run may have.
-    """
+    """Return which rows of its dataset a run uses."""
     described = run.experiment_config.dataset.selected_source_rows
     count = 0
     for part in described.split(","):

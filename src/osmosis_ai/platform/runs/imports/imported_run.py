@@ -52,13 +52,7 @@ _NAME_TRIES = 1000
 
 @dataclass(frozen=True)
 class ReceivedRun:
-    """A whole upload, read and found consistent.
-
-    Attributes:
-        rows: which rows of the dataset were used.
-        total_rows: how many the dataset has.
-        details: by rollout id, what its trajectory states of a sample.
-    """
+    """A whole upload, read and found consistent."""
 
     upload: DbEvalImport
     announced: EvalImportStart
@@ -76,11 +70,7 @@ class ReceivedRun:
         blobs: BlobStore,
         limits: ImportLimits,
     ) -> ReceivedRun:
-        """Read what has arrived.
-
-        Raises:
-            OsmosisError: it is not what a complete run has.
-        """
+        """Read what has arrived."""
         announced = EvalImportStart.model_validate(upload.announced)
         rows = selected_rows(announced.run, limits)
         by_path = {file.path: file for file in files}
@@ -275,13 +265,7 @@ def _read_trajectories(
     entries: Sequence[IndexEntry],
     limits: ImportLimits,
 ) -> dict[str, dict[str, Any]]:
-    """Check the files of attempts against the index; return by rollout id what the trajectories state.
-
-    One trajectory is in memory at a time. After ``limits.details_s`` seconds they are only checked: the client waits.
-
-    Raises:
-        OsmosisError: a file does not belong to the run, or is missing.
-    """
+    """Check the files of attempts against the index; return by rollout id what the trajectories state."""
     by_rollout = {entry.rollout_id: entry for entry in entries}
     details: dict[str, dict[str, Any]] = {}
     with_trajectory = set()

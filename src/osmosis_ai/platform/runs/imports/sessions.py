@@ -58,13 +58,7 @@ class ImportState:
 
 
 class EvalImportStore:
-    """The uploads of all workspaces.
-
-    Args:
-        db, blobs, clock, logs: of the platform.
-        counts: of evaluation runs, told of new ones.
-        limits: of an upload.
-    """
+    """The uploads of all workspaces."""
 
     def __init__(
         self,
@@ -86,12 +80,7 @@ class EvalImportStore:
     def start(
         self, workspace_id: str, repository_id: str, creator_id: str, start: EvalImportStart
     ) -> ImportState:
-        """Take an announcement; of a run that was announced before, return how far its upload is.
-
-        Raises:
-            ConflictError: the run is on the platform already, with other results.
-            OsmosisError: what is announced cannot be uploaded.
-        """
+        """Take an announcement; of a run that was announced before, return how far its upload is."""
         check_announcement(start, self.limits)
         known = self._known(workspace_id, start)
         if known is not None and self._is_over(known.row, known.run):
@@ -111,12 +100,7 @@ class EvalImportStore:
     def upload_instructions(
         self, workspace_id: str, session_id: str, paths: Sequence[str]
     ) -> list[tuple[DbEvalImportFile, UploadInstructions]]:
-        """Return where to send those of ``paths`` that are missing.
-
-        Raises:
-            NotFoundError: there is no such upload here, or it is over.
-            OsmosisError: a path that was not announced, or too many at once.
-        """
+        """Return where to send those of ``paths`` that are missing."""
         if not 1 <= len(paths) <= LARGEST_BATCH:
             raise OsmosisError(f"`paths` takes 1 to {LARGEST_BATCH} files.", details={"key": "paths"})
         missing = [file for file in self._files(workspace_id, session_id, paths) if not file.is_stored]
@@ -142,13 +126,7 @@ class EvalImportStore:
     def complete_file(
         self, workspace_id: str, session_id: str, path: str, parts: Sequence[CompletedPart] | None
     ) -> None:
-        """Take a file whose bytes have all been sent, if they are those that were announced.
-
-        Raises:
-            NotFoundError: there is no such upload here, or it is over.
-            ConflictError: its bytes are gone.
-            OsmosisError: bytes are missing, or are others than announced; they have to be sent again.
-        """
+        """Take a file whose bytes have all been sent, if they are those that were announced."""
         (file,) = self._files(workspace_id, session_id, [path])
         if file.is_stored:
             return
@@ -173,13 +151,7 @@ class EvalImportStore:
             )
 
     def finalize(self, workspace_id: str, session_id: str) -> ImportState:
-        """Make a run of an upload whose files are all here; of one that is a run already, return it.
-
-        Raises:
-            NotFoundError: there is no such upload here, or it is over.
-            ConflictError: files are missing.
-            OsmosisError: the files are not those of a complete run.
-        """
+        """Make a run of an upload whose files are all here; of one that is a run already, return it."""
         state = self.get(workspace_id, session_id)
         if state.run is not None:
             return state
@@ -206,11 +178,7 @@ class EvalImportStore:
         return self.get(workspace_id, session_id)
 
     def get(self, workspace_id: str, session_id: str) -> ImportState:
-        """Return an upload.
-
-        Raises:
-            NotFoundError: the workspace has none of this id, or its time is over.
-        """
+        """Return an upload."""
         with self._db.session() as session:
             return self._state(session, self._row(session, workspace_id, session_id))
 
@@ -270,11 +238,8 @@ class EvalImportStore:
     def _received(
         self, upload: PartedUpload, path: str, parts: Sequence[CompletedPart] | None
     ) -> Sequence[str]:
-        """Return the ETags of the parts that are here; none where the same was said before, and they are a blob now.
-
-        Raises:
-            OsmosisError: not all are here, or others than the client names.
-        """
+        """Return the ETags of the parts that are here; none where the same was said before, and they are a
+        blob now."""
         try:
             received = self._blobs.parts(upload.upload)
         except UploadNotFound:

@@ -35,24 +35,14 @@ _BATCH = 2000
 
 
 class DerivedFiles:
-    """Makes and finds these files.
-
-    Args:
-        db: what they are made of.
-        blobs: where they are kept.
-    """
+    """Makes and finds these files."""
 
     def __init__(self, db: Database, blobs: BlobStore) -> None:
         self._db = db
         self._blobs = blobs
 
     def make(self, run: DbRun, path: str) -> tuple[str, int]:
-        """Write one of the files as of now; return its token and its size in bytes.
-
-        Raises:
-            BlobNotFound: it is the journal, and none is stored.
-            ConflictError: the stored journal is damaged.
-        """
+        """Write one of the files as of now; return its token and its size in bytes."""
         with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as content:
             digest, size = hashlib.sha256(), 0
             for piece in self._pieces(run, path):

@@ -31,12 +31,7 @@ class WantedFile:
 
 
 class Downloads:
-    """The downloads of all runs.
-
-    Args:
-        db, blobs: where the files are known and kept.
-        signer: makes the URLs of files that the platform serves itself.
-    """
+    """The downloads of all runs."""
 
     def __init__(self, db: Database, blobs: BlobStore, signer: UrlSigner) -> None:
         self._db = db
@@ -46,12 +41,8 @@ class Downloads:
         self._manifests = RunManifests(db, blobs, self._derived)
 
     def manifest(self, run: DbRun, types: Sequence[str], rows: str | None) -> Iterator[bytes]:
-        """Return the wire's manifest in pieces: files of the asked types, samples' own only of the asked rows.
-
-        Raises:
-            ConflictError: the run has not begun.
-            OsmosisError: a row that makes no sense.
-        """
+        """Return the wire's manifest in pieces: files of the asked types, samples' own only of the asked
+        rows."""
         return self._manifests.read(run, types, parse_rows(rows) if rows is not None else None)
 
     def urls(self, run: DbRun, wanted: Sequence[WantedFile]) -> list[tuple[WantedFile, str]]:
@@ -79,11 +70,7 @@ class Downloads:
 
 
 def parse_types(text: str | None) -> tuple[str, ...]:
-    """Return the file types that a comma-separated list names; ``metrics`` and ``trajectories`` by default.
-
-    Raises:
-        OsmosisError: one of them is none.
-    """
+    """Return the file types that a comma-separated list names; ``metrics`` and ``trajectories`` by default."""
     if text is None or not text.strip():
         return ("metrics", "trajectories")
     named = [part.strip().lower() for part in text.split(",")]
@@ -97,11 +84,8 @@ def parse_types(text: str | None) -> tuple[str, ...]:
 
 
 def parse_rows(text: str) -> list[tuple[int, int]]:
-    """Return the ranges that ``3,7,10-20`` names, as first and last row, ascending and apart from one another.
-
-    Raises:
-        OsmosisError: it cannot be read.
-    """
+    """Return the ranges that ``3,7,10-20`` names, as first and last row, ascending and apart from one
+    another."""
     ranges = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

@@ -42,12 +42,7 @@ _ASKED_FOR = (LOGS, JOURNAL)
 
 
 class RunManifests:
-    """The manifests of all runs.
-
-    Args:
-        db, blobs: where files are known, and manifests kept.
-        derived: the files that are made when somebody asks.
-    """
+    """The manifests of all runs."""
 
     def __init__(self, db: Database, blobs: BlobStore, derived: DerivedFiles) -> None:
         self._db = db
@@ -55,11 +50,8 @@ class RunManifests:
         self._derived = derived
 
     def read(self, run: DbRun, types: Sequence[str], ranges: Ranges | None) -> Iterator[bytes]:
-        """Return the wire's document in pieces: files of these types; samples' own only of these rows, where given.
-
-        Raises:
-            ConflictError: the run has not begun; or its journal is wanted, and damaged.
-        """
+        """Return the wire's document in pieces: files of these types; samples' own only of these rows, where
+        given."""
         if run.status == "pending":
             raise ConflictError(
                 f"the evaluation run {run.name} has not begun; there is nothing to download yet."
@@ -85,10 +77,8 @@ class RunManifests:
         return lines
 
     def _kept(self, key: str) -> BinaryIO | None:
-        """Unpack a manifest that was kept; None where there is none, or one that somebody has harmed: it is made again.
-
-        All of it is read before a line of it is told: an answer that was begun can not be taken back.
-        """
+        """Unpack a manifest that was kept; None where there is none, or one that somebody has harmed: it is
+        made again."""
         lines = _spool()
         try:
             with self._blobs.open(key) as kept, gzip.open(kept, "rb") as unpacked:

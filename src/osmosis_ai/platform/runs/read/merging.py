@@ -99,12 +99,7 @@ class RunFamily:
 
 @dataclass(frozen=True)
 class MergedResults:
-    """What a run and its retries have come to.
-
-    Attributes:
-        estimates: over all of them.
-        counted: how many of the results that count are of each run, by its id.
-    """
+    """What a run and its retries have come to."""
 
     estimates: Estimates
     counted: Mapping[str, int]
@@ -112,14 +107,7 @@ class MergedResults:
 
 @dataclass(frozen=True)
 class Unscored:
-    """The work items without a score.
-
-    Attributes:
-        items: all of them, ascending.
-        failed: those that failed, by where they did.
-        no_reward: those that ended without a reward.
-        missing: those that were never made.
-    """
+    """The work items without a score."""
 
     items: tuple[tuple[int, int], ...]
     failed: Mapping[str, int]
@@ -144,11 +132,7 @@ def read_family(session: Session, run: DbRun) -> RunFamily:
 
 
 def require_ended(family: RunFamily) -> None:
-    """Check that neither the run nor a retry of it goes on.
-
-    Raises:
-        ConflictError: one does.
-    """
+    """Check that neither the run nor a retry of it goes on."""
     run = family.still_open
     if run is None:
         return
@@ -160,11 +144,7 @@ def require_ended(family: RunFamily) -> None:
 
 
 def merge(db: Database, blobs: BlobStore, family: RunFamily) -> MergedResults:
-    """Work out the numbers of a run and its retries together.
-
-    What judges were asked is in the stored journals alone; of a run whose journal is gone or damaged it is not counted,
-    and the estimates say so.
-    """
+    """Work out the numbers of a run and its retries together."""
     metrics, owners = _counted(db, family)
     lost = [run.name for run in family.runs if not _count_judges(metrics, blobs, run, owners)]
     counted = dict.fromkeys((run.id for run in family.runs), 0)
@@ -184,13 +164,8 @@ def merge(db: Database, blobs: BlobStore, family: RunFamily) -> MergedResults:
 def measure_accepted(
     db: Database, blobs: BlobStore, run: DbRun, still_mine: Callable[[], None] = lambda: None
 ) -> RunMetrics:
-    """Work out the numbers of a run that goes on from all that was accepted of its journal, as its worker would.
-
-    Args:
-        db, blobs: the platform's.
-        run: which run; its retries are not looked at.
-        still_mine: called again and again, since it may take a while.
-    """
+    """Work out the numbers of a run that goes on from all that was accepted of its journal, as its worker
+    would."""
     metrics, owners = _counted(db, RunFamily(run, ()), still_mine)
     warnings = []
     try:
@@ -281,10 +256,7 @@ def _is_number(reward: float | None) -> bool:
 
 
 def newest_results(family: RunFamily) -> ColumnElement[bool]:
-    """Return the condition that a sample is the newest result of its work item in a family.
-
-    It names each run twice, however many retries there are, and the retries' samples are gone through once.
-    """
+    """Return the condition that a sample is the newest result of its work item in a family."""
     original, *retries = (run.id for run in family.runs)
     if not retries:
         return DbSample.run_id == original

@@ -28,12 +28,7 @@ class _Count:
 
 
 class RunCounts:
-    """The numbers of runs of one kind, by workspace.
-
-    Args:
-        kind: the kind of the runs.
-        clock: says when a count has grown old.
-    """
+    """The numbers of runs of one kind, by workspace."""
 
     def __init__(self, kind: str, clock: Clock) -> None:
         self._kind = kind

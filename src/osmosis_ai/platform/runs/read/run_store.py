@@ -46,10 +46,7 @@ class FoundRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ListedRun:
-    """What a list shows of a run; the fields are columns of :class:`DbRun`, the last two of its creator.
-
-    An ended run's is one object for as long as it is remembered, so what is made of it can be remembered too.
-    """
+    """What a list shows of a run; the fields are columns of :class:`DbRun`, the last two of its creator."""
 
     id: str
     workspace_id: str
@@ -100,13 +97,7 @@ _REMEMBERED = 4096
 
 
 class RunStore:
-    """The runs of one kind, of all workspaces.
-
-    Args:
-        kind: which kind.
-        db, clock, logs: the platform's.
-        counts: how many there are, shared with who adds some.
-    """
+    """The runs of one kind, of all workspaces."""
 
     def __init__(self, kind: RunKind, db: Database, clock: Clock, logs: LogStore, counts: RunCounts) -> None:
         self._kind = kind
@@ -125,38 +116,19 @@ class RunStore:
             return self._summaries(session, ids), total
 
     def get(self, workspace_id: str, name_or_id: str) -> FoundRun:
-        """Return a run by its name or id.
-
-        Raises:
-            NotFoundError: the workspace has none.
-        """
+        """Return a run by its name or id."""
         with self._db.session() as session:
             return self._find(session, workspace_id, name_or_id)
 
     def logs(
         self, workspace_id: str, name_or_id: str, *, limit: int, direction: Direction, cursor: str | None
     ) -> LogPage:
-        """Return one page of a run's log.
-
-        Raises:
-            NotFoundError: as :meth:`get`.
-            OsmosisError: the cursor did not come from a page.
-        """
+        """Return one page of a run's log."""
         run = self.get(workspace_id, name_or_id).run
         return self._logs.page(run.id, limit=limit, direction=direction, cursor=cursor)
 
     def stop(self, workspace_id: str, name_or_id: str, *, by: str) -> DbRun:
-        """Ask for a run to stop, and return it; asking again while it does so changes nothing.
-
-        Args:
-            workspace_id: the workspace.
-            name_or_id: the run.
-            by: who asks, for the log.
-
-        Raises:
-            NotFoundError: as :meth:`get`.
-            RunEndedError: it had ended before; it stays as it is.
-        """
+        """Ask for a run to stop, and return it; asking again while it does so changes nothing."""
         found = self.get(workspace_id, name_or_id).run
         with self._db.transaction() as session:
             run = session.get_one(DbRun, found.id, with_for_update=True)

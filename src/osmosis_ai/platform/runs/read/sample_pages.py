@@ -34,13 +34,7 @@ _COLUMNS = tuple(
 def sample_page(
     db: Database, family: RunFamily, *, limit: int, cursor: str | None, details: bool = False
 ) -> EvalSamplePage:
-    """Return the ``limit`` samples behind ``cursor``, by row and attempt: of each the newest result.
-
-    ``details`` are previews, errors and what graders noted: ten times as much as the rest, which a comparison needs.
-
-    Raises:
-        OsmosisError: the cursor did not come from a page.
-    """
+    """Return the ``limit`` samples behind ``cursor``, by row and attempt: of each the newest result."""
     ages = {run.id: age for age, run in enumerate(family.runs)}
     place = (DbSample.row_index, DbSample.run_index)
     columns = (*_COLUMNS, *_DETAILED) if details else _COLUMNS
@@ -74,11 +68,8 @@ def _position(cursor: str) -> tuple[int, int]:
 
 
 def validation_page(samples: ValidationSamples | None, *, limit: int, cursor: str | None) -> ValidationPage:
-    """Return ``limit`` of the samples that a training run has kept of its newest validation, in the order of their list.
-
-    Raises:
-        OsmosisError: the cursor did not come from a page of this validation.
-    """
+    """Return ``limit`` of the samples that a training run has kept of its newest validation, in the order of
+    their list."""
     if samples is None:
         return ValidationPage()
     step, place = _position(cursor) if cursor is not None else (samples.step, 0)

@@ -10,14 +10,7 @@ from osmosis_ai.errors import OsmosisError
 
 
 class SubmitRejectedError(OsmosisError):
-    """A submit that makes no run.
-
-    Args:
-        status: the HTTP status of the reply.
-        reason: the machine code of the reply.
-        message: what is wrong and how to mend it; never the value of a secret.
-        issues: every single problem, where there are several.
-    """
+    """A submit that makes no run."""
 
     def __init__(self, status: int, reason: str, message: str, *, issues: Sequence[Issue] = ()) -> None:
         super().__init__(message)

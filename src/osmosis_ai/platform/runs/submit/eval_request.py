@@ -43,11 +43,7 @@ class EvalRequest(RunRequest):
         return SEED
 
     def choose_rows(self, *, total_rows: int, sha256: str, extension: str) -> RowSelection:
-        """Choose the first ``limit`` rows, or a share of all.
-
-        Raises:
-            SubmitRejectedError: with all their attempts that is too much.
-        """
+        """Choose the first ``limit`` rows, or a share of all."""
         rows = RowSelection.of(
             total_rows=total_rows, limit=self.evaluation.limit, sha256=sha256, extension=extension
         )
@@ -73,15 +69,7 @@ class EvalRequest(RunRequest):
 
 
 def parse_eval_request(body: Mapping[str, Any], is_adapter: IsAdapter) -> EvalRequest:
-    """Check the body of a submit.
-
-    Args:
-        body: as it was sent.
-        is_adapter: knows the adapters of the workspace.
-
-    Raises:
-        SubmitRejectedError: with everything that is wrong in it; no value of a secret is repeated.
-    """
+    """Check the body of a submit."""
     document, issues = check_body(body, EVAL)
     if not any(_bars_the_model(issue.key) for issue in issues):
         issues += _model_issues(document, is_adapter)
@@ -95,10 +83,7 @@ def read_eval_request(written: Mapping[str, Any]) -> EvalRequest:
 
 
 def effective_eval_settings(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the evaluation settings that a run's row keeps, and the defaults of those it does not.
-
-    Lists show them for every run, so no more of the request is read.
-    """
+    """Return the evaluation settings that a run's row keeps, and the defaults of those it does not."""
     settings = EvaluationSettings(**without_nulls(written.get("evaluation_config") or {}))
     return settings.model_dump(exclude_none=True)
 

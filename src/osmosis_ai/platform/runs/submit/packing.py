@@ -33,11 +33,7 @@ _PACKED_WITHIN = timedelta(minutes=2)
 
 
 class SourcePacking:
-    """Packs the code of runs that are submitted.
-
-    Args:
-        db, clock, logs, sources: the platform's.
-    """
+    """Packs the code of runs that are submitted."""
 
     def __init__(self, db: Database, clock: Clock, logs: LogStore, sources: SourceArchives) -> None:
         self._db = db
@@ -46,11 +42,7 @@ class SourcePacking:
         self._sources = sources
 
     def begin(self, repository: DbRepository, sha: str) -> Future[Any] | None:
-        """Have a commit packed; blocks for :data:`PACK_WAIT_S`. Return what is still being packed then.
-
-        Raises:
-            SubmitRejectedError: the commit is none that a run can take.
-        """
+        """Have a commit packed; blocks for :data:`PACK_WAIT_S`."""
         packing = self._sources.prepare(repository, sha)
         try:
             packing.result(timeout=PACK_WAIT_S)

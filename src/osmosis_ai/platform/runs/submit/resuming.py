@@ -41,13 +41,7 @@ class ResumedRun:
 
 
 class TrainingResumption:
-    """Lets ended training runs go on.
-
-    Args:
-        db, blobs, clock, logs: the platform's.
-        runs: the training runs.
-        runs_dir: where runs of this machine keep their working files.
-    """
+    """Lets ended training runs go on."""
 
     def __init__(
         self, db: Database, blobs: BlobStore, clock: Clock, logs: LogStore, runs: RunStore, runs_dir: Path
@@ -65,18 +59,7 @@ class TrainingResumption:
         return is_left and self._dataset_problem(run) is None
 
     def resume(self, workspace_id: str, name_or_id: str, *, by: str) -> ResumedRun:
-        """Let a run go on.
-
-        Args:
-            workspace_id: the workspace.
-            name_or_id: the run.
-            by: who asks, for the log.
-
-        Raises:
-            NotFoundError: there is no such run.
-            ConflictError: it has not ended, has finished, has no checkpoint, or its dataset is gone.
-            MissingSecretsError: it needs secrets that are not stored.
-        """
+        """Let a run go on."""
         found = self._runs.get(workspace_id, name_or_id).run
         _, scopes = self.plan(found)
         with self._db.transaction() as session:
@@ -93,9 +76,8 @@ class TrainingResumption:
         return ResumedRun(run, step)
 
     def forget_old(self) -> None:
-        """Delete the archives that runs would go on from which have finished, or have ended too long ago; and the files of
-        validations that others have replaced, where the store was away just then.
-        """
+        """Delete the archives that runs would go on from which have finished, or have ended too long ago; and
+        the files of validations that others have replaced, where the store was away just then."""
         with self._db.session() as session:
             found = list(
                 session.scalars(select(DbRun.id).where(DbRun.training_state.is_not(None), self._is_over()))
@@ -104,10 +86,8 @@ class TrainingResumption:
             self._forget(run_id)
 
     def _forget(self, run_id: str) -> None:
-        """Delete all archives of a run, also those that it has let go of and that are still there, and replaced validations.
-
-        It loses its right to them first, so that nobody goes on from what is about to go, and is found again until they are gone.
-        """
+        """Delete all archives of a run, also those that it has let go of and that are still there, and
+        replaced validations."""
         mine = select(DbRun).where(DbRun.id == run_id, self._is_over()).with_for_update()
         with self._db.transaction() as session:
             run = session.scalars(mine).one_or_none()
@@ -140,12 +120,8 @@ class TrainingResumption:
         return or_(DbRun.status == "finished", and_(DbRun.status.in_(UNFINISHED), too_old))
 
     def plan(self, run: DbRun) -> tuple[int, dict[str, ResolvedScope]]:
-        """Return the step of the checkpoint that a run would go on from, and the scope of each secret it would get.
-
-        Raises:
-            ConflictError: it has not ended, has finished, has no checkpoint, or its dataset is gone.
-            MissingSecretsError: it needs secrets that are not stored.
-        """
+        """Return the step of the checkpoint that a run would go on from, and the scope of each secret it
+        would get."""
         step = self._step_to_go_on_from(run)
         if problem := self._dataset_problem(run):
             raise ConflictError(
@@ -156,11 +132,7 @@ class TrainingResumption:
         return step, resolve_scopes(self._db, run.workspace_id, run.creator_id or "", names)
 
     def _step_to_go_on_from(self, run: DbRun) -> int:
-        """Return the step of the checkpoint that a run would go on from.
-
-        Raises:
-            ConflictError: it has not ended, has finished, or has no checkpoint.
-        """
+        """Return the step of the checkpoint that a run would go on from."""
         if run.status not in UNFINISHED:
             raise _not_resumable(run)
         step = self._step(run)

@@ -32,13 +32,7 @@ from osmosis_ai.platform.runs.submit.submitter import (
 
 @dataclass(frozen=True)
 class PlannedRetry:
-    """A retry that nothing is wrong with.
-
-    Attributes:
-        family: the run and its retries so far.
-        left: what has no score.
-        checked: the submit.
-    """
+    """A retry that nothing is wrong with."""
 
     family: RunFamily
     left: Unscored
@@ -46,30 +40,14 @@ class PlannedRetry:
 
 
 class EvalRetries:
-    """Makes retries.
-
-    Args:
-        db: the platform's.
-        submitter: takes them on.
-    """
+    """Makes retries."""
 
     def __init__(self, db: Database, submitter: RunSubmitter) -> None:
         self._db = db
         self._submitter = submitter
 
     def plan(self, run: DbRun, user: DbUser, provided: Mapping[str, str]) -> PlannedRetry:
-        """Find out what a retry would make, and whether it can; blocks as a submit does.
-
-        Args:
-            run: a run, or a retry of one.
-            user: who asks.
-            provided: values of secrets for this retry only.
-
-        Raises:
-            ConflictError: there is nothing to retry, or it is not what it was.
-            SubmitRejectedError: the platform no longer has what the run needs.
-            MissingSecretsError: nor some of its secrets.
-        """
+        """Find out what a retry would make, and whether it can; blocks as a submit does."""
         if run.imported is not None:
             raise ConflictError(
                 f"the evaluation run '{run.name}' was imported: the platform did not execute it, and cannot retry it.",

@@ -19,14 +19,7 @@ SAMPLED_FRACTION = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RowSelection:
-    """How a run's rows are chosen.
-
-    Attributes:
-        total_rows: how many rows the dataset has.
-        limit: use the first so many; None to draw :data:`SAMPLED_FRACTION` of them with ``draw_seed``.
-        sha256, extension: of the file whose rows these are.
-        chosen: whether they were named one by one: those of an imported run, which its samples alone know.
-    """
+    """How a run's rows are chosen."""
 
     total_rows: int
     limit: int | None
@@ -51,11 +44,7 @@ class RowSelection:
         return asdict(self)
 
     def rows(self) -> Selection:
-        """Return the rows; the same ones every time.
-
-        Raises:
-            ConflictError: they were named one by one.
-        """
+        """Return the rows; the same ones every time."""
         if self.chosen:
             raise ConflictError(
                 "which rows this run has used is known from its samples alone: it was imported."

@@ -37,11 +37,6 @@ _DRAWS_PER_RANGE = 8
 
 
 def draw_name(draws: random.Random, *, tries: int = 0) -> str:
-    """Return a name that may be taken already.
-
-    Args:
-        draws: the source of chance.
-        tries: how many names were found taken; a crowded workspace gets longer numbers.
-    """
+    """Return a name that may be taken already."""
     highest = 99 * 10 ** (2 * (tries // _DRAWS_PER_RANGE))
     return f"{draws.choice(ADJECTIVES)}-{draws.choice(NOUNS)}-{draws.randint(2, highest)}"

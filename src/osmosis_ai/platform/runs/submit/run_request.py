@@ -26,13 +26,7 @@ _LONGEST_NAME = 255
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest(ABC):
-    """A checked submit.
-
-    Attributes:
-        written: the sections as they were sent, without secret values.
-        secrets: the names of all secrets.
-        provided: values for this run only, by name.
-    """
+    """A checked submit."""
 
     kind: ClassVar[RunKind]
 
@@ -54,11 +48,7 @@ class RunRequest(ABC):
 
     @abstractmethod
     def choose_rows(self, *, total_rows: int, sha256: str, extension: str) -> RowSelection:
-        """Decide which rows of a dataset the run uses.
-
-        Raises:
-            SubmitRejectedError: that would be more than a run can do.
-        """
+        """Decide which rows of a dataset the run uses."""
 
     @abstractmethod
     def first_results(self, rows: RowSelection) -> dict[str, Any]:
@@ -66,10 +56,7 @@ class RunRequest(ABC):
 
 
 def check_body(body: Mapping[str, Any], kind: ConfigKind) -> tuple[dict[str, Any], list[Issue]]:
-    """Return the config that ``body`` stands for, and everything that is wrong in it by the rules of configs.
-
-    No value of a secret is repeated in an issue.
-    """
+    """Return the config that ``body`` stands for, and everything that is wrong in it by the rules of configs."""
     document = read_document(body, kind)
     return document, [
         *_unknown_parts(body, kind),
@@ -106,13 +93,7 @@ def without_nulls(section: Any) -> Any:
 def common_fields(
     document: Mapping[str, Any], kind: ConfigKind, body: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the fields of a :class:`RunRequest` from a ``document`` without issues.
-
-    Args:
-        document: of :func:`read_document`.
-        kind: the kind of its config.
-        body: where the values of secrets are; None for a run's row, which has none.
-    """
+    """Return the fields of a :class:`RunRequest` from a ``document`` without issues."""
     secrets = tuple(document["secrets"]["required"])
     written = {part: document[section] for part, section in kind.parts.items() if document.get(section)}
     if secrets:
@@ -127,11 +108,7 @@ def common_fields(
 
 
 def reject_any(issues: list[Issue]) -> None:
-    """Refuse the submit when there are ``issues``.
-
-    Raises:
-        SubmitRejectedError: for all of them.
-    """
+    """Refuse the submit when there are ``issues``."""
     if issues:
         raise rejected(issues)
 

@@ -92,11 +92,7 @@ class RetryOf:
     items: tuple[tuple[int, int], ...]
 
     def require_alone(self, session: Session) -> None:
-        """Check that the run is still there and that nothing else is making up for it.
-
-        Raises:
-            OsmosisError: it is not.
-        """
+        """Check that the run is still there and that nothing else is making up for it."""
         original = session.get(DbRun, self.of.id, with_for_update=True)
         if original is None:
             raise NotFoundError(f"the evaluation run '{self.of.name}' was deleted meanwhile.")
@@ -105,12 +101,7 @@ class RetryOf:
 
 @dataclass(frozen=True)
 class CheckedSubmission:
-    """A submit that nothing is wrong with, and all that was found out about it.
-
-    Attributes:
-        scopes: where the value of each secret comes from; ``run`` for those given with the request.
-        retry: what it is a retry of, if it is one.
-    """
+    """A submit that nothing is wrong with, and all that was found out about it."""
 
     submission: RunSubmission
     request: RunRequest
@@ -127,16 +118,7 @@ class CheckedSubmission:
 
 
 class RunSubmitter:
-    """Takes on runs.
-
-    Args:
-        config: the platform's.
-        db, clock: where the row goes, and its date.
-        vault: seals the values that are given for one run.
-        mirrors, rollouts: the repositories, and what is known of their rollouts.
-        counts: of each kind, told of new runs.
-        packing: packs their commits.
-    """
+    """Takes on runs."""
 
     def __init__(
         self,
@@ -170,11 +152,7 @@ class RunSubmitter:
         return self._threads.submit(self.check, submission)
 
     def submit(self, submission: RunSubmission) -> DbRun:
-        """Check a request and write its run; blocks for :data:`SYNC_WAIT_S` at most.
-
-        Raises:
-            OsmosisError: as :meth:`check`.
-        """
+        """Check a request and write its run; blocks for :data:`SYNC_WAIT_S` at most."""
         return self.create(self.check(submission))
 
     def in_thread(self, call: Callable[[], Done]) -> Future[Done]:
@@ -182,12 +160,7 @@ class RunSubmitter:
         return self._threads.submit(call)
 
     def check(self, submission: RunSubmission) -> CheckedSubmission:
-        """Find out whether a request can become a run, and write nothing; blocks as :meth:`submit` does.
-
-        Raises:
-            SubmitRejectedError: with everything that is wrong.
-            MissingSecretsError: naming all secrets that are neither stored nor given.
-        """
+        """Find out whether a request can become a run, and write nothing; blocks as :meth:`submit` does."""
         request = _PARSERS[submission.kind](submission.body, self._is_adapter(submission.workspace_id))
         self._require_machine(request)
         dataset = self._dataset(submission.workspace_id, request.experiment.dataset)
@@ -285,12 +258,8 @@ class RunSubmitter:
         return {name: found.get(name, "run") for name in request.secrets}
 
     def create(self, checked: CheckedSubmission) -> DbRun:
-        """Write the run of a submit that was checked, and have its code packed, for which it waits a few seconds.
-
-        Raises:
-            SubmitRejectedError: its code is no such that a run can take.
-            OsmosisError: its dataset, or what it is a retry of, has changed since.
-        """
+        """Write the run of a submit that was checked, and have its code packed, for which it waits a few
+        seconds."""
         submission, request, rows = checked.submission, checked.request, checked.rows
         is_served = served_agent(request.experiment.entrypoint) is not None
         packing = None if is_served else self._packing.begin(submission.repository, checked.commit_sha)
@@ -415,11 +384,7 @@ def _not_fetched(reason: str) -> SubmitRejectedError:
 
 
 def secret_values_of(db: Database, vault: Vault, run: DbRun, names: Sequence[str]) -> dict[str, str]:
-    """Return the value of every secret of a run: those given with the submit, and those stored by now.
-
-    Raises:
-        OsmosisError: one is not stored any more.
-    """
+    """Return the value of every secret of a run: those given with the submit, and those stored by now."""
     given: dict[str, str] = {}
     if run.sealed_secrets is not None:
         given = json.loads(vault.open(run.sealed_secrets, context=secrets_context(run.id)))

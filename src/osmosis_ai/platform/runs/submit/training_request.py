@@ -50,16 +50,7 @@ class TrainingRequest(RunRequest):
 
 
 def parse_training_request(body: Mapping[str, Any], is_adapter: IsAdapter) -> TrainingRequest:
-    """Check the body of a submit.
-
-    Args:
-        body: as it was sent.
-        is_adapter: knows the adapters of the workspace.
-
-    Raises:
-        SubmitRejectedError: with everything that is wrong in it; no value of a secret is repeated. Or this
-            platform is not installed to train.
-    """
+    """Check the body of a submit."""
     document, issues = check_body(body, TRAINING)
     issues += without_repeats(issues, _settings_issues(document))
     if MODEL_PATH not in {issue.key for issue in issues}:

@@ -18,12 +18,7 @@ _PIECE_BYTES = 1024 * 1024
 
 
 def clean_artifact(raw: BinaryIO, redactor: Redactor) -> BinaryIO:
-    """Return an artifact without secrets, in a file to be closed; a document of JSON stays one.
-
-    Args:
-        raw: the artifact, read from where it stands.
-        redactor: knows the secrets.
-    """
+    """Return an artifact without secrets, in a file to be closed; a document of JSON stays one."""
     clean: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - the caller closes it
         max_size=_IN_MEMORY_BYTES
     )

@@ -39,15 +39,7 @@ _GUARDED = (
 
 @dataclass(frozen=True)
 class RunContainment:
-    """How a run is held back.
-
-    Attributes:
-        isolation: the level that it has.
-        sandbox: around its rollout servers and the builds of their environment; None where there is none.
-        cache: where environments are built and kept.
-        gpus: which GPUs it got of those that it asked for, in words.
-        because: why it reaches no network although nobody asked for that; the end of a sentence.
-    """
+    """How a run is held back."""
 
     isolation: Isolation
     sandbox: Sandbox | None
@@ -102,19 +94,7 @@ def contain(
     *,
     hands_out_keys: bool = False,
 ) -> RunContainment:
-    """Decide how a run is held back; blocking, for the sandbox is tried.
-
-    Args:
-        config: of the platform.
-        directory: of the run.
-        workspace_id: whose it is.
-        asked: what its config asks for.
-        hands_out_keys: whether this machine gives the credentials of the platform's bucket to every program that asks
-            its metadata address; rollouts do not reach it then unless the operator says that they may.
-
-    Raises:
-        IsolationUnavailableError: a sandbox is required, and this machine can not make one.
-    """
+    """Decide how a run is held back; blocking, for the sandbox is tried."""
     is_guarded = hands_out_keys and config.network is None
     network = "none" if is_guarded else narrower(config.network, asked.network)
     wanted = stricter(config.isolation, "required" if network == "none" else asked.isolation)

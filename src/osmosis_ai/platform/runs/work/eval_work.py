@@ -57,11 +57,7 @@ class EvalWork(RunWork[PreparedEval]):
     """The work on one evaluation run."""
 
     def prepare(self) -> PreparedEval:
-        """Get hold of everything the run needs; blocking.
-
-        Raises:
-            OsmosisError: something is no longer there.
-        """
+        """Get hold of everything the run needs; blocking."""
         inputs = self._inputs
         request = read_eval_request(inputs.run.request)
         secret_values, policy = inputs.secret_values(request.secrets), inputs.policy()
@@ -77,11 +73,7 @@ class EvalWork(RunWork[PreparedEval]):
         )
 
     async def execute(self, prepared: PreparedEval, publisher: Publisher, interrupt: Interrupt) -> WorkResult:
-        """Run the evaluation, or continue it.
-
-        Raises:
-            OsmosisError: it could not be started; the model, the environment or the rollout's server says why.
-        """
+        """Run the evaluation, or continue it."""
         run, directory = prepared.run, self._directory.evaluation(prepared.run.name)
         if not publisher.is_following:
             await self._follow(publisher, directory, prepared.redactor)

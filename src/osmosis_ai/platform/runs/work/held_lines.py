@@ -20,16 +20,7 @@ class _Held:
 
 
 class HeldLines:
-    """Parts of a journal in their order, from when they are read until they are told.
-
-    What waits for a conversation that lies here waits until the platform has it, however long its store is away: where this
-    machine is gone meanwhile, another one makes the attempt again, and no sample is counted that nobody can read. One that
-    has yet to be written is waited for no longer than a shard is filled, and a round of looking for it: a conversation that
-    is late, or never comes, keeps nobody from seeing that an attempt has ended.
-
-    Args:
-        clock: in seconds, never back.
-    """
+    """Parts of a journal in their order, from when they are read until they are told."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -53,12 +44,7 @@ class HeldLines:
         self._held.append(_Held(part, self._clock()))
 
     def due(self, files: SampleFiles | None, *, telling: bool = False) -> TailPart | None:
-        """Return what is to be told next, as one part; the same, or more of it, until it is told.
-
-        Args:
-            files: which it waits for.
-            telling: whether those that were sent are told beside it.
-        """
+        """Return what is to be told next, as one part; the same, or more of it, until it is told."""
         due: TailPart | None = None
         for held in self._held:
             part = held.part

@@ -17,19 +17,7 @@ RUN_PATIENCE_S = 600.0
 
 @dataclass(frozen=True)
 class HostTerms:
-    """What a machine takes, and for how long.
-
-    Attributes:
-        pool, run_id: whose runs, or this one alone.
-        slots: how many at a time.
-        once: whether it ends after the first.
-        idle_exit_s: after how long without a run it ends, in seconds; None: never.
-        labels, cpus, gpus, memory_gb: what it has for each run.
-        address: the platform's; None: nobody is told what is taken.
-        machine: what people call it.
-        sandbox: what it can do about holding rollouts back; None: nobody has looked.
-        isolation: whether they are to be held back here.
-    """
+    """What a machine takes, and for how long."""
 
     pool: str | None = None
     run_id: str | None = None

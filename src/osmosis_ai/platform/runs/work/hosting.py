@@ -23,18 +23,8 @@ from osmosis_ai.supervision.listening import told_of_signals
 def host_runs(
     address: str, credential: str, terms: HostTerms, *, say: Callable[[str], None]
 ) -> list[WorkedRun]:
-    """Execute runs of a platform on this machine, under the ``OSMOSIS_HOME`` of its own, until it is asked to end.
-
-    Args:
-        address: the platform's normalised URL.
-        credential: a worker token, or a ticket.
-        terms, say: as of :class:`WorkerHost`.
-
-    Raises:
-        OsmosisError: no credential may be sent there, this machine's settings are no good, it requires a sandbox that it
-            can not make, or as :meth:`WorkerHost.run`.
-        KeyboardInterrupt: it was asked to end twice.
-    """
+    """Execute runs of a platform on this machine, under the ``OSMOSIS_HOME`` of its own, until it is asked to
+    end."""
     keep_to_itself(os.environ)
     config = from_environment()
     link = HttpLink(address, credential)

@@ -97,15 +97,7 @@ _BUSY = frozenset({408, 429, *range(500, 600)}) - {501}
 
 
 class HttpLink:
-    """A platform, spoken to by HTTP; a :class:`~osmosis_ai.platform.runs.work.platform_link.PlatformLink`.
-
-    Args:
-        address: ``https://…`` (``http://`` on this machine alone), or that of a socket (``http+unix://…``).
-        credential: the ticket or worker token.
-
-    Raises:
-        OsmosisError: the address is none to which a credential may be sent.
-    """
+    """A platform, spoken to by HTTP; a :class:`~osmosis_ai.platform.runs.work.platform_link.PlatformLink`."""
 
     def __init__(self, address: str, credential: str) -> None:
         path = socket_path(address)
@@ -193,10 +185,8 @@ class HttpLink:
         )
 
     def fetch(self, download: InputDownload, target: Path) -> None:
-        """Fetch bytes to a file, whole and of this digest, or not at all; a packed part of a journal as it is.
-
-        What comes too slowly is given up, and goes on from there when it is fetched again: the run waits behind it.
-        """
+        """Fetch bytes to a file, whole and of this digest, or not at all; a packed part of a journal as it
+        is."""
         url, blobs = self._place(download.url)
         # Size and digest of a packed part are those of its lines.
         is_packed = isinstance(download, JournalSegment) and download.packed
@@ -217,10 +207,7 @@ class HttpLink:
             raise StoredBytesError(error.message) from None
 
     def send(self, grant: UploadGrant, content: BinaryIO, size: int) -> str:
-        """Send ``size`` bytes from the beginning of ``content``; return the ETag of the acknowledgement.
-
-        What may be due to the URL, whose time may be over, is not tried again here: who says it again asks for a new one.
-        """
+        """Send ``size`` bytes from the beginning of ``content``; return the ETag of the acknowledgement."""
         url, blobs = self._place(grant.url)
 
         def stream() -> Iterator[bytes]:
@@ -241,11 +228,8 @@ class HttpLink:
             return _BLOB_WAITS.lasting(self._term_s).run(attempt)
 
     def _silence_of_store_s(self) -> float:
-        """Return how long a store may say nothing to what it is sent: a lease's term, in which it thinks long enough.
-
-        The lease is kept by another thread meanwhile; but what is new of the run waits behind these bytes, and so does a
-        worker that is told to put its run aside.
-        """
+        """Return how long a store may say nothing to what it is sent: a lease's term, in which it thinks long
+        enough."""
         return min(_LONGEST_SILENCE_OF_STORE_S, max(_SILENCE_S, self._term_s))
 
     def _place(self, url: str) -> tuple[str, BlobClient]:
@@ -336,10 +320,7 @@ class HttpLink:
 
 
 class StoredBytesError(OsmosisError):
-    """The store has not the bytes that the platform has named, or what answers for it is another for a while.
-
-    No fault of the run's: it is tried again a few times, and fails by it where nothing else comes.
-    """
+    """The store has not the bytes that the platform has named, or what answers for it is another for a while."""
 
     default_code = "PLATFORM_ERROR"
     is_infrastructure = True
@@ -363,11 +344,7 @@ def _is_json(reply: Reply) -> bool:
 
 @contextlib.contextmanager
 def _told_apart(passing: Collection[int] = ()) -> Iterator[None]:
-    """Say of bytes that did not come or go whether that is the way to the store: it fails no run.
-
-    Args:
-        passing: statuses that are so beside those that are anyway.
-    """
+    """Say of bytes that did not come or go whether that is the way to the store: it fails no run."""
     try:
         yield
     except TransferError as error:

@@ -34,20 +34,7 @@ from osmosis_ai.redaction import Redactor
 
 
 class RunInputs:
-    """The inputs of one run.
-
-    Args:
-        config: of this worker.
-        channel: to the platform.
-        directory: where the run works.
-        hands_out_keys: whether this machine gives the credentials of the platform's bucket to every program that asks.
-        cpus: processors that this worker was granted; None: those of its machine.
-
-    Attributes:
-        run: as it was claimed.
-        rows: which rows it uses.
-        redactor: knows the values of its secrets.
-    """
+    """The inputs of one run."""
 
     def __init__(
         self,
@@ -69,12 +56,8 @@ class RunInputs:
         self.redactor = Redactor([value.get_secret_value() for value in values])
 
     def source(self) -> Path:
-        """Return the commit's files, unpacked anew: an agent may have written into its own since the last time.
-
-        Raises:
-            OsmosisError: the repository is not connected any more, or its archive is no such thing.
-            OSError: this disk did not take it.
-        """
+        """Return the commit's files, unpacked anew: an agent may have written into its own since the last
+        time."""
         source, archive = self._directory.source, self._directory.source_archive
         given = self._channel.assignment.source
         # One that is there was checked when it was fetched.
@@ -87,15 +70,7 @@ class RunInputs:
         return source
 
     def rollout(self, entrypoint: str, containment: RunContainment | None) -> RolloutSource:
-        """Return the agent: a directory of the commit, or one that is served elsewhere.
-
-        Args:
-            entrypoint: of the run's config.
-            containment: what holds an agent of the commit back.
-
-        Raises:
-            OsmosisError: as :meth:`source`.
-        """
+        """Return the agent: a directory of the commit, or one that is served elsewhere."""
         agent = served_agent(entrypoint)
         if agent is None:
             sandbox = containment.sandbox if containment is not None else None
@@ -126,11 +101,7 @@ class RunInputs:
         return asked.servers or default_servers(cpus=asked.cpus or self._cpus, gpus=asked.gpus)
 
     def dataset(self) -> DatasetInput:
-        """Return the rows, in a copy of this run's own.
-
-        Raises:
-            OsmosisError: the dataset was replaced or removed before there was one.
-        """
+        """Return the rows, in a copy of this run's own."""
         run, rows = self.run, self.rows
         path = self._directory.dataset(self._channel.assignment.dataset_extension)
         given = self._channel.assignment.dataset
@@ -142,11 +113,7 @@ class RunInputs:
         return DatasetInput(path, run.dataset_name, rows.sha256, "platform")
 
     def policy(self) -> PolicyWeights:
-        """Return the weights of the run; those of an adapter in a copy of this run's own.
-
-        Raises:
-            OsmosisError: what is stored of the adapter is not what was trained, or is gone.
-        """
+        """Return the weights of the run; those of an adapter in a copy of this run's own."""
         given, adapter = self._channel.assignment.adapter, self._directory.adapter
         if adapter.is_dir():
             return PolicyWeights(self.run.model_path.rpartition(":")[0], adapter)
@@ -165,11 +132,8 @@ class RunInputs:
         return PolicyWeights(given.base_model, adapter)
 
     def secret_values(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the value of every secret: those given with the submit, and those stored when it was claimed.
-
-        Raises:
-            OsmosisError: one did not come.
-        """
+        """Return the value of every secret: those given with the submit, and those stored when it was
+        claimed."""
         given = self._channel.assignment.secrets
         if missing := [name for name in names if name not in given]:
             raise OsmosisError(
@@ -179,11 +143,7 @@ class RunInputs:
         return {name: given[name].get_secret_value() for name in names}
 
     def containment(self, request: RunRequest) -> RunContainment | None:
-        """Return what holds the run's rollouts back; None for an agent that is served elsewhere.
-
-        Raises:
-            IsolationUnavailableError: a sandbox is required, and this machine can not make one.
-        """
+        """Return what holds the run's rollouts back; None for an agent that is served elsewhere."""
         if served_agent(request.experiment.entrypoint) is not None:
             return None
         given = self._channel.assignment
@@ -198,11 +158,7 @@ class RunInputs:
         )
 
     def common(self, request: RunRequest) -> dict[str, Any]:
-        """Return the fields of a :class:`~osmosis_ai.platform.runs.work.run_work.PreparedRun`.
-
-        Raises:
-            IsolationUnavailableError: as :meth:`containment`.
-        """
+        """Return the fields of a :class:`~osmosis_ai.platform.runs.work.run_work.PreparedRun`."""
         return {
             "run": self.run,
             "commit_sha": self.run.commit_sha,

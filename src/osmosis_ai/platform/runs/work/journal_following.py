@@ -30,14 +30,7 @@ class StoredJournalError(OsmosisError):
 
 @dataclass(frozen=True)
 class Followed:
-    """How a journal goes on.
-
-    Attributes:
-        results: how many the platform has.
-        generation: under which what follows is said: the next one where a file was set aside.
-        set_aside: where this machine's own file went, where it was another's.
-        done_again: results of that file that the platform does not have.
-    """
+    """How a journal goes on."""
 
     results: int
     generation: int
@@ -59,12 +52,7 @@ class Followed:
 
 
 def follow_journal(events: Path, stored: StoredJournal, fetch: Fetch) -> Followed:
-    """Make ``events`` a journal that begins with what the platform has; blocking.
-
-    Raises:
-        OsmosisError: what the platform has could not be fetched.
-        OSError: this disk did not take it.
-    """
+    """Make ``events`` a journal that begins with what the platform has; blocking."""
     if not stored.bytes or _begins_with(events, stored):
         return Followed(_lines(events), stored.generation)
     rebuilt = events.with_name(f".{events.name}.partial")

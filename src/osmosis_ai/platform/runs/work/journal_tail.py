@@ -18,14 +18,7 @@ PART_BYTES = 384 * 1024
 
 @dataclass(frozen=True, slots=True)
 class TailPart:
-    """Lines of the journal from byte ``offset`` to ``end``.
-
-    Attributes:
-        lines: what is to be sent; empty where the platform has them.
-        items: whose they are.
-        is_resumed: whether they are of an earlier session.
-        is_full: whether there may well be more at once.
-    """
+    """Lines of the journal from byte ``offset`` to ``end``."""
 
     offset: int
     end: int
@@ -46,16 +39,7 @@ class TailPart:
 
 
 class JournalTail:
-    """Reads a journal that another thread adds to.
-
-    Args:
-        events: the file; its beginning is what the platform has.
-        stored: that.
-
-    Attributes:
-        resumed: bytes of earlier sessions.
-        damage: what is no record; nothing from there on is read.
-    """
+    """Reads a journal that another thread adds to."""
 
     def __init__(self, events: Path, stored: StoredJournal) -> None:
         self._events = events

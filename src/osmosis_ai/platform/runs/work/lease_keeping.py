@@ -22,14 +22,7 @@ _SILENCE_S = 1.0
 
 
 class LeaseKeeping:
-    """Keeps the lease of one run, in threads of its own.
-
-    Args:
-        channel: to the platform.
-        on_lost: another owner has the run, or it has ended. Said once: the lease is kept no longer.
-        on_cut_off: no answer for a whole term: somebody else may have the run. Said anew after each answer.
-        on_refused: what this worker shows is not taken any more.
-    """
+    """Keeps the lease of one run, in threads of its own."""
 
     def __init__(
         self,

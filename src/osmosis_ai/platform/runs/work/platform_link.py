@@ -55,22 +55,14 @@ def held_at_most_s(term_s: float) -> float:
 
 
 class PlatformLink(Protocol):
-    """A way to the platform. Every method blocks, may be called from any thread, and may be called again.
-
-    Each raises :class:`PlatformUnreachableError`, :class:`CredentialRefusedError`, and those about a run
-    :class:`~osmosis_ai.platform.runs.lifecycle.LeaseLostError` where its token does not count any more.
-    """
+    """A way to the platform."""
 
     def claim(self, offer: WorkerOffer) -> Assignment | None:
         """Ask for a run; None when there is none for this worker."""
         ...
 
     def sync(self, run_id: str, request: SyncRequest) -> SyncReply:
-        """Keep the lease, and hand over what is new; one that may wait is tried once.
-
-        Raises:
-            JournalOffsetError: the journal's part begins behind what the platform has.
-        """
+        """Keep the lease, and hand over what is new; one that may wait is tried once."""
         ...
 
     def end(self, run_id: str, request: EndRequest) -> RunClosed:
@@ -86,19 +78,11 @@ class PlatformLink(Protocol):
         ...
 
     def fetch(self, download: InputDownload, target: Path) -> None:
-        """Fetch bytes to a file, whole and of this digest, or not at all.
-
-        Raises:
-            OsmosisError: other bytes came, or this disk did not take them.
-        """
+        """Fetch bytes to a file, whole and of this digest, or not at all."""
         ...
 
     def send(self, grant: UploadGrant, content: BinaryIO, size: int) -> str:
-        """Send ``size`` bytes from the beginning of ``content``; return the ETag of the acknowledgement.
-
-        Raises:
-            OsmosisError: the store refused them.
-        """
+        """Send ``size`` bytes from the beginning of ``content``; return the ETag of the acknowledgement."""
         ...
 
 

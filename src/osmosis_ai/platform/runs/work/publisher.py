@@ -76,17 +76,7 @@ class _News:
 
 
 class Publisher:
-    """Publishes one worker's findings in a thread of its own.
-
-    Args:
-        channel: to the platform.
-        clock: dates the lines.
-        redactor: blanks the run's secrets in everything that is published.
-        monotonic: in seconds, never back.
-
-    Attributes:
-        damage: of the journal, where it was found damaged; what stands before that is published.
-    """
+    """Publishes one worker's findings in a thread of its own."""
 
     def __init__(
         self,
@@ -133,9 +123,8 @@ class Publisher:
         return self._tail is not None
 
     def follow(self, directory: RunDirectory, files: SampleFiles, generation: int) -> None:
-        """Also publish what is recorded in the engine's run directory, as of this ``generation`` of the journal, and the
-        files of its samples.
-        """
+        """Also publish what is recorded in the engine's run directory, as of this ``generation`` of the
+        journal, and the files of its samples."""
         if self._tail is None:
             self._files, self._directory, self._generation = files, directory, generation
             self._tail = JournalTail(directory.events, self._channel.assignment.journal)
@@ -145,11 +134,7 @@ class Publisher:
         self._lines.append(line if line.timestamp is not None else replace(line, timestamp=self._clock.now()))
 
     def write(self, write: Callable[[], None]) -> None:
-        """Have something said in the publisher's thread, behind what was handed over before it.
-
-        It is called again, from its beginning, when the platform or the blobs did not take it. May be called
-        from any thread.
-        """
+        """Have something said in the publisher's thread, behind what was handed over before it."""
         self._writes.append(write)
 
     def know(self, **facts: str) -> None:
@@ -161,12 +146,7 @@ class Publisher:
         self._progress = snapshot
 
     def finish(self) -> None:
-        """Publish everything there still is, and end; blocking.
-
-        Raises:
-            LeaseLostError: the run has another owner.
-            OsmosisError, OSError: the platform or the blobs did not take it, for as long as it is waited for.
-        """
+        """Publish everything there still is, and end; blocking."""
         self._closing = True
         self._wake.set()
         if self._thread is not None:

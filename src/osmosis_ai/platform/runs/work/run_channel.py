@@ -66,19 +66,7 @@ class OutgoingBlob:
 
 
 class RunChannel:
-    """What a worker says of its run, and is told; every method blocks and may be called from any thread.
-
-    Args:
-        link: to the platform.
-        assignment: the claimed run.
-        clock: in seconds, never back.
-
-    Attributes:
-        stop_asked: whether the run is to end; never unsaid.
-        answers: how often the platform has answered.
-
-    Each raises what :class:`~osmosis_ai.platform.runs.work.platform_link.PlatformLink` does.
-    """
+    """What a worker says of its run, and is told; every method blocks and may be called from any thread."""
 
     def __init__(
         self, link: PlatformLink, assignment: Assignment, *, clock: Callable[[], float] = time.monotonic
@@ -150,11 +138,7 @@ class RunChannel:
         return reply
 
     def store(self, blobs: Sequence[OutgoingBlob]) -> list[SentUpload]:
-        """Send bytes; what is returned goes into ``sent`` of the sync that says what they are for.
-
-        Raises:
-            OSError, OsmosisError: they could not be read, or the store did not take them.
-        """
+        """Send bytes; what is returned goes into ``sent`` of the sync that says what they are for."""
         sent: list[SentUpload] = []
         for start in range(0, len(blobs), MOST_WANTED):
             some = blobs[start : start + MOST_WANTED]
@@ -205,9 +189,8 @@ class RunChannel:
         store_away: bool = False,
         ending: str | None = None,
     ) -> RunClosed:
-        """Let the run go as it is; ``setback`` says why our own infrastructure failed it, ``of_machine`` that this
-        machine alone did, ``store_away`` that it is the store which is waited for.
-        """
+        """Let the run go as it is; ``setback`` says why our own infrastructure failed it, ``of_machine`` that
+        this machine alone did, ``store_away`` that it is the store which is waited for."""
         said: dict[str, Any] = {"setback": setback, "of_machine": of_machine, "ending": ending}
         if store_away:
             said["store_away"] = True
@@ -230,11 +213,7 @@ class RunChannel:
 
 
 def send_blob(link: PlatformLink, blob: OutgoingBlob, grant: UploadGrant) -> SentUpload:
-    """Send a blob where it was granted, in one PUT or in parts.
-
-    Raises:
-        OSError, OsmosisError: it could not be read, or the store did not take it.
-    """
+    """Send a blob where it was granted, in one PUT or in parts."""
     etags: list[str] = []
     # Without a URL the platform has the bytes.
     for number, url in enumerate([grant.url, *grant.further_urls] if grant.url else []):

@@ -26,15 +26,7 @@ MAX_SENTENCE_CHARS = 600
 
 @dataclass(frozen=True)
 class WorkResult:
-    """How a worker's turn ended: with an outcome of the run, or without one when it was told to leave.
-
-    Attributes:
-        error: why it failed, in a sentence.
-        is_infrastructure: whether that is nothing of the run's own, so that it is tried again.
-        is_of_machine: whether it is of this machine alone, so that another one tries it first.
-        is_store_away: whether it is that the store is away, which is waited for and counts for nothing.
-        keeps_files: whether its working directory stays as it is, for whoever runs the platform to look at.
-    """
+    """How a worker's turn ended: with an outcome of the run, or without one when it was told to leave."""
 
     outcome: Literal["finished", "failed"] | None
     error: str | None = None
@@ -45,12 +37,7 @@ class WorkResult:
 
 
 class Interrupt:
-    """Says once, from any thread, that the run is to end; whoever listens is told, also afterwards.
-
-    Args:
-        outlast: waits, for as long as what was begun may stand still, until what ends the run is over; False where it is
-            not, or the run is to end for good.
-    """
+    """Says once, from any thread, that the run is to end; whoever listens is told, also afterwards."""
 
     def __init__(self, outlast: Callable[[], bool] = lambda: False) -> None:
         self.outlast = outlast
@@ -84,11 +71,7 @@ class Interrupt:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-    """A run whose code, rows, weights and secrets are at hand.
-
-    Attributes:
-        containment: what holds its rollouts back; None where they are made elsewhere.
-    """
+    """A run whose code, rows, weights and secrets are at hand."""
 
     run: AssignedRun
     commit_sha: str
@@ -100,16 +83,7 @@ P = TypeVar("P", bound=PreparedRun)
 
 
 class RunWork(ABC, Generic[P]):
-    """The work on one run.
-
-    Args:
-        inputs: what it works on.
-        channel: to the platform.
-        directory: where the run works.
-
-    Attributes:
-        ending: why a training run ended before its last step, if it did so of its own accord.
-    """
+    """The work on one run."""
 
     def __init__(self, inputs: RunInputs, channel: RunChannel, directory: WorkingDirectory) -> None:
         self._inputs = inputs
@@ -119,19 +93,11 @@ class RunWork(ABC, Generic[P]):
 
     @abstractmethod
     def prepare(self) -> P:
-        """Get hold of everything the run needs; blocking.
-
-        Raises:
-            OsmosisError: something is no longer there.
-        """
+        """Get hold of everything the run needs; blocking."""
 
     @abstractmethod
     async def execute(self, prepared: P, publisher: Publisher, interrupt: Interrupt) -> WorkResult:
-        """Execute the run, or continue it; may be called again, where the platform was away in between.
-
-        Raises:
-            OsmosisError: it could not be started; the error says why.
-        """
+        """Execute the run, or continue it; may be called again, where the platform was away in between."""
 
 
 def met_full_disk(error: BaseException | None) -> bool:

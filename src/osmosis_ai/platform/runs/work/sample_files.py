@@ -49,12 +49,7 @@ _ARTIFACTS_AT_ONCE = 32
 
 
 class _Item(NamedTuple):
-    """An attempt whose files are to be stored.
-
-    Attributes:
-        since: when it was first expected, in seconds.
-        is_resumed: whether an earlier session recorded it.
-    """
+    """An attempt whose files are to be stored."""
 
     row_index: int
     run_index: int
@@ -111,14 +106,7 @@ class _OpenShard:
 
 
 class SampleFiles:
-    """Sends trajectories and artifacts of one run.
-
-    Args:
-        directory: the engine's run directory.
-        store: sends blobs of the run.
-        redactor: blanks the run's secrets.
-        clock: in seconds, never back.
-    """
+    """Sends trajectories and artifacts of one run."""
 
     def __init__(
         self,
@@ -162,12 +150,7 @@ class SampleFiles:
     def are_awaited(
         self, items: Iterable[RecordedItem], *, telling: bool = False, late_too: bool = True
     ) -> bool:
-        """Tell whether files of these attempts are not told yet.
-
-        Args:
-            telling: whether what was sent is told now.
-            late_too: whether a conversation counts that has yet to be written, as one does that lies somewhere here.
-        """
+        """Tell whether files of these attempts are not told yet."""
         shard = self._shard
         waits = shard is not None and not (telling and shard.is_stored)
         here = {(item.row_index, item.run_index) for item in shard.items} if shard and waits else set()
@@ -178,10 +161,8 @@ class SampleFiles:
         )
 
     def _will_come(self, item: _Item) -> bool:
-        """Tell whether a conversation lies here, if only where its rollout's server left it: the engine copies it soon.
-
-        What a server was killed over before it had its name, the engine names, after some seconds or when the run goes on.
-        """
+        """Tell whether a conversation lies here, if only where its rollout's server left it: the engine
+        copies it soon."""
         if self._is_complete(item):
             return True
         trial, waited_s = self._directory.trial(item.rollout_id), self._clock() - item.since

@@ -22,12 +22,7 @@ class SourceArchiveError(OsmosisError):
 
 
 def unpack_source(archive: Path, target: Path) -> None:
-    """Replace ``target`` by what an archive (tar, gzip) holds, whole or not at all.
-
-    Raises:
-        SourceArchiveError: it can not be read, is too large, or would reach out of its directory.
-        OSError: the disk did not take it.
-    """
+    """Replace ``target`` by what an archive (tar, gzip) holds, whole or not at all."""
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -33,23 +33,15 @@ _WRITTEN = ("*", "evaluation/*/*", "training/*")
 
 
 class TakenRuns:
-    """The working directories of runs that worker hosts of one home have taken; several may do so at once.
-
-    Args:
-        runs_dir: the directory of all runs.
-        now: seconds since the epoch, by which files are dated.
-    """
+    """The working directories of runs that worker hosts of one home have taken; several may do so at once."""
 
     def __init__(self, runs_dir: Path, *, now: Callable[[], float] = time.time) -> None:
         self._runs_dir = runs_dir
         self._now = now
 
     def take(self, run_id: str, claim_id: str) -> None:
-        """Make the directory of a run whose worker is about to be started; ``claim_id``: under which it was taken.
-
-        Raises:
-            OSError: this disk did not take it.
-        """
+        """Make the directory of a run whose worker is about to be started; ``claim_id``: under which it was
+        taken."""
         with self._alone():
             directory = WorkingDirectory(self._runs_dir, run_id)
             directory.create()

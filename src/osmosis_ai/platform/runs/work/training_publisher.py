@@ -56,22 +56,7 @@ _MOST_OF_STEPS = LARGEST_EXCHANGE_BYTES // 2
 
 
 class TrainingPublisher:
-    """Copies one run's directory to the platform; every method blocks.
-
-    Args:
-        directory: the run's.
-        sink: where it goes.
-        redactor: blanks the run's secrets.
-        log: is told.
-        base_model: what the run's adapters are adapters of.
-        save_freq: steps between the checkpoints that are kept.
-
-    Attributes:
-        refused: why no checkpoint goes to the platform any more: its run has sent as much as it may.
-
-    Every method raises :class:`~osmosis_ai.platform.runs.lifecycle.LeaseLostError`, having written nothing, once
-    the run has another owner or has ended.
-    """
+    """Copies one run's directory to the platform; every method blocks."""
 
     def __init__(
         self,
@@ -130,11 +115,7 @@ class TrainingPublisher:
         self.keep_to_go_on(due)
 
     def keep_last(self) -> bool:
-        """Keep the last checkpoint, due or not, all that are due, and the newest validation.
-
-        Returns:
-            Whether all of the checkpoints could be kept.
-        """
+        """Keep the last checkpoint, due or not, all that are due, and the newest validation."""
         self.keep_validation()
         return self._keep(sorted({*self._due(), *self._all()[-1:]}, key=_step))
 
@@ -223,14 +204,7 @@ class TrainingPublisher:
 
 
 def take_over(directory: TrainingDirectory, sink: TrainingSink) -> int | None:
-    """Have the run in ``directory`` go on from what the platform has of it, where that is further.
-
-    Returns:
-        The step behind which it goes on then; None where ``directory`` stays as it is.
-
-    Raises:
-        OsmosisError, OSError: it could not be fetched, is damaged, or this disk is full; ``directory`` is as it was.
-    """
+    """Have the run in ``directory`` go on from what the platform has of it, where that is further."""
     stored = sink.stored()
     if stored.resume is None or stored.resume_step is None:
         return None
@@ -272,13 +246,7 @@ def _step(checkpoint: CheckpointDirectory) -> int:
 
 
 class PublishingHooks(TrainingHooks):
-    """Carries what the trainer says to the publisher, and what the platform says to the trainer.
-
-    Args:
-        publisher: writes, in a thread of its own.
-        training: what it writes.
-        interrupt: says when the trainer is to end.
-    """
+    """Carries what the trainer says to the publisher, and what the platform says to the trainer."""
 
     def __init__(
         self,

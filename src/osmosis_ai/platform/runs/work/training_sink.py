@@ -22,33 +22,17 @@ class TrainingSink(Protocol):
         ...
 
     def send(self, news: TrainingNews, blobs: Mapping[str, BinaryIO] = NO_BLOBS) -> Mapping[int, str]:
-        """Hand over ``news`` and the blobs that it names, all or nothing; return the names of its checkpoints by step.
-
-        Args:
-            news: what is new.
-            blobs: by the names of their uploads; each is sent from its beginning.
-
-        Raises:
-            LeaseLostError: the run has another owner, or has ended.
-            OsmosisError, OSError: it could not be read, sent or stored.
-        """
+        """Hand over ``news`` and the blobs that it names, all or nothing; return the names of its checkpoints
+        by step."""
         ...
 
     def fetch(self, download: InputDownload, target: Path) -> None:
-        """Fetch bytes to a file, whole and of this digest, or not at all.
-
-        Raises:
-            OsmosisError, OSError: other bytes came, none at all, or this disk did not take them.
-        """
+        """Fetch bytes to a file, whole and of this digest, or not at all."""
         ...
 
 
 class ChannelSink:
-    """The sink of a worker: its run's channel to the platform; remembers what it has sent.
-
-    Args:
-        channel: of the run.
-    """
+    """The sink of a worker: its run's channel to the platform; remembers what it has sent."""
 
     def __init__(self, channel: RunChannel) -> None:
         self._channel = channel

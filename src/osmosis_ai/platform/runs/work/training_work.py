@@ -36,12 +36,7 @@ HUB_TOKEN = "HF_TOKEN"
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTraining(PreparedRun):
-    """A training run that can be begun, or gone on with.
-
-    Attributes:
-        sink: where its news go.
-        took_over: the step behind which it goes on here with what another machine has done.
-    """
+    """A training run that can be begun, or gone on with."""
 
     request: TrainingRequest
     spec: TrainingSpec
@@ -53,11 +48,7 @@ class TrainingWork(RunWork[PreparedTraining]):
     """The work on one training run; arguments as of all :class:`RunWork`."""
 
     def prepare(self) -> PreparedTraining:
-        """Get hold of everything the run needs; blocking.
-
-        Raises:
-            OsmosisError: something is no longer there.
-        """
+        """Get hold of everything the run needs; blocking."""
         inputs = self._inputs
         run, request = inputs.run, read_training_request(inputs.run.request)
         policy, secret_values = inputs.policy(), inputs.secret_values(request.secrets)
@@ -83,11 +74,7 @@ class TrainingWork(RunWork[PreparedTraining]):
     async def execute(
         self, prepared: PreparedTraining, publisher: Publisher, interrupt: Interrupt
     ) -> WorkResult:
-        """Train, or go on training.
-
-        Raises:
-            OsmosisError: there is no point in going on; the error says why.
-        """
+        """Train, or go on training."""
         training_publisher = TrainingPublisher(
             self._directory.training,
             prepared.sink,
@@ -162,10 +149,7 @@ def _as_sentence(text: str) -> str:
 
 
 async def _exit_as_killed(loss: OsmosisError, publisher: Publisher) -> NoReturn:
-    """End this process as if it had been killed, too: another goes on from the last checkpoint.
-
-    Nothing is tidied up: a thread of the learner may wait in a driver for the lost process, and never come back.
-    """
+    """End this process as if it had been killed, too: another goes on from the last checkpoint."""
     publisher.log(LogLine(loss.message, level="warning", step="run"))
     try:
         await asyncio.to_thread(publisher.finish)

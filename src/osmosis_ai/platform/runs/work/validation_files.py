@@ -35,14 +35,7 @@ _MOST_BYTES = 512 << 20
 
 
 class ValidationFiles:
-    """Keeps a run's newest validation.
-
-    Args:
-        sink: where it goes.
-        version: of the validation that the platform has.
-        redactor: blanks the run's secrets.
-        directory: the run's.
-    """
+    """Keeps a run's newest validation."""
 
     def __init__(
         self, sink: TrainingSink, version: str | None, redactor: Redactor, directory: TrainingDirectory
@@ -55,12 +48,7 @@ class ValidationFiles:
         self._lock = Lock()
 
     def publish(self) -> None:
-        """Make the run's files those of the validation that is in its directory; of none where there is none.
-
-        Raises:
-            OsmosisError, OSError: what is on the disk can not be read or sent; the validation before stays.
-            LeaseLostError: the run has another owner.
-        """
+        """Make the run's files those of the validation that is in its directory; of none where there is none."""
         with self._lock:
             self._publish(self._directory.read_validation())
 
@@ -97,14 +85,7 @@ class ValidationFiles:
 
 
 class _Parcel:
-    """The files of one validation as they are sent: what is small in one blob.
-
-    Names of blobs are used once, so each parcel has its own.
-
-    Attributes:
-        files: what the run's files are called, and where they are.
-        blobs: by name.
-    """
+    """The files of one validation as they are sent: what is small in one blob."""
 
     def __init__(self, directory: TrainingDirectory, version: str) -> None:
         self._below = f"{blobs_below(version)}/{secrets.token_hex(4)}"

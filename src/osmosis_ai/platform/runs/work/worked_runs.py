@@ -53,11 +53,8 @@ class WorkedRun:
 
 @dataclass
 class KeptClaim:
-    """A claim that was answered: made again until the run's worker has begun, so that its lease does not run out.
-
-    Attributes:
-        claimed_at: when it was made last.
-    """
+    """A claim that was answered: made again until the run's worker has begun, so that its lease does not run
+    out."""
 
     run_id: str
     claim_id: str

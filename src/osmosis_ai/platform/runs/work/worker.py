@@ -77,14 +77,7 @@ _LONGEST_WORDS = 255
 
 
 class Worker:
-    """One worker: what it works on, and with what.
-
-    Args:
-        channel: to the platform, of a run that was claimed.
-        inputs: of the run.
-        directory: where it works.
-        clock: dates what it says.
-    """
+    """One worker: what it works on, and with what."""
 
     def __init__(
         self, channel: RunChannel, inputs: RunInputs, directory: WorkingDirectory, clock: Clock
@@ -225,9 +218,8 @@ class Worker:
         return f"the worker was asked to end; the next one{whose} goes on with the run"
 
     def _conclude(self, result: WorkResult) -> int:
-        """Say how it ended, and return the exit status; a run that was asked to stop is stopped, whatever else
-        happened to it. What our own infrastructure failed at is left to whoever starts workers, who tries it again.
-        """
+        """Say how it ended, and return the exit status; a run that was asked to stop is stopped, whatever
+        else happened to it."""
         channel, directory = self._channel, self._directory
         stopped = channel.stop_asked
         if (
@@ -352,9 +344,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def end_process(status: int) -> NoReturn:
-    """End this process with its status, whoever still asks it to end: an interpreter that ends has let its handlers go, and
-    a signal would make of a run that was left, or has ended, one that nobody began with.
-    """
+    """End this process with its status, whoever still asks it to end: an interpreter that ends has let its
+    handlers go, and a signal would make of a run that was left, or has ended, one that nobody began with."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(status)
 

@@ -56,16 +56,7 @@ _SWEPT_EVERY_S = 3600.0
 
 
 class WorkerHost:
-    """The workers of one machine.
-
-    Args:
-        link: the way to the platform.
-        start_worker: how a worker is started.
-        terms: what is taken.
-        taken: what the runs leave on this machine.
-        say: takes a sentence for whoever watches.
-        monotonic: a clock, in seconds.
-    """
+    """The workers of one machine."""
 
     def __init__(
         self,
@@ -104,20 +95,11 @@ class WorkerHost:
         self._parent = os.getppid()
 
     def ask_to_end(self) -> None:
-        """Put the runs aside and end; asked again, let go of them as they are; a third time, end at once.
-
-        For a signal's handler, too.
-        """
+        """Put the runs aside and end; asked again, let go of them as they are; a third time, end at once."""
         self._asked_to_end += 1
 
     def run(self) -> list[WorkedRun]:
-        """Take runs until there is a reason to end; return those that were taken.
-
-        Raises:
-            OsmosisError: the platform refused this machine, was never reached, or did not give the one run that was
-                asked for.
-            KeyboardInterrupt: it was asked to end at once.
-        """
+        """Take runs until there is a reason to end; return those that were taken."""
         try:
             return self._take_runs()
         finally:
@@ -325,9 +307,8 @@ class WorkerHost:
                 self._keep_claim(worker.claim)
 
     def _keep_claim(self, claim: KeptClaim) -> None:
-        """Claim again what no worker has begun, in a thread of its own: a place on the disk and a worker's start may take
-        longer than a lease lasts.
-        """
+        """Claim again what no worker has begun, in a thread of its own: a place on the disk and a worker's
+        start may take longer than a lease lasts."""
         now = self._monotonic()
         if claim.has_begun or now - claim.claimed_at < claim.lease.term_s / 3:
             return

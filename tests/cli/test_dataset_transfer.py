@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,14 @@ def announce(maze: Maze, store: BlobServer, size: int, *, parts: int | None = No
     maze.post("/datasets").respond(json=dataset(status="pending", upload=upload))
     maze.post("/datasets/ds_7/complete").respond(json=dataset(file_size=size, file_format="jsonl"))
     maze.post("/datasets/ds_7/abort").respond(204)
+
+
+def test_a_file_name_that_is_not_utf8_is_refused(maze: Maze) -> None:
+    name = os.fsdecode(b"caf\xe9.jsonl")
+    (maze.workspace.root / "sums.jsonl").rename(maze.workspace.root / name)
+    outcome = maze.osmosis("dataset", "upload", name, "--yes")
+    assert outcome.status == 1
+    assert outcome.err.endswith("is not valid UTF-8.\nhint: rename the file\n")
 
 
 def test_a_file_is_announced_sent_completed_and_told_of(

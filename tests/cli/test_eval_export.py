@@ -172,6 +172,18 @@ def test_a_log_has_the_tokens_that_are_known(
         assert json.loads(archive.read("header.json"))["stats"]["model_usage"] == {"unknown": usage}
 
 
+def test_a_log_replaces_bytes_of_paths_that_are_not_utf8(maze: Maze, tmp_path: Path) -> None:
+    directory = write_run(maze.workspace.evals_dir / "oddly", [[1.0]])
+    manifest = json.loads((directory / "manifest.json").read_text())
+    manifest["provenance"]["dataset_path"] = "/caf\udce9/rows.jsonl"
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    target = tmp_path / "oddly.eval"
+    outcome = maze.osmosis("eval", "export", "oddly", "--format", "inspect", "-o", str(target))
+    assert outcome.status == 0, outcome.err
+    with zipfile.ZipFile(target) as archive:
+        assert b"/caf?/rows.jsonl" in archive.read("header.json")
+
+
 def test_what_is_no_run_is_told_as_such(maze: Maze, tmp_path: Path) -> None:
     maze.get("/eval-runs/nothing").respond(404, json={"error": "no such run", "code": "NOT_FOUND"})
     nowhere = maze.osmosis("eval", "export", "nothing")

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -112,7 +113,16 @@ def test_a_mistyped_mode_is_not_taken_for_an_option_that_is_further_off(cli: Cli
     assert "Did you mean --against?" in cli("eval", "gate", "a", "--baseline", "b").err
     assert cli("eval", "run", "--jsn").err.startswith("Error: No such option: --jsn. Did you mean --json?\n")
     details = json.loads(cli("eval", "run", "--jsn", "--json").err)["error"]["details"]
-    assert details == {"suggestions": ["--json", "--yes"]}
+    assert details == {"suggestions": ["--json"]}
+
+
+@pytest.mark.parametrize("arguments", [("compare", "a", "b", "--baseline", "c"), ("gate", "a", "--slic-nope", "b")])
+def test_an_option_unlike_all_others_gets_no_suggestion(cli: Cli, arguments: Sequence[str]) -> None:
+    assert "Did you mean" not in cli("eval", *arguments).err
+
+
+def test_a_mistyped_option_of_another_command_is_recognised(cli: Cli) -> None:
+    assert "Did you mean --against?" in cli("eval", "gate", "a", "--baselin", "b").err
 
 
 def test_a_missing_argument_names_it(cli: Cli) -> None:

@@ -64,6 +64,8 @@ def test_the_help_names_every_root_option_that_is_parsed() -> None:
     [
         (["flet"], "No such command 'flet'. Did you mean 'fleet'?", "osmosis"),
         (["zzz"], "No such command 'zzz'.", "osmosis"),
+        (["status"], "No such command 'status'.", "osmosis"),
+        (["train", "nope"], "No such command 'nope'.", "osmosis train"),
         (["evaluate"], "No such command 'evaluate'. Did you mean 'eval'?", "osmosis"),
         (["fleet", "lst"], "No such command 'lst'. Did you mean 'list'?", "osmosis fleet"),
         (["fleet", "crew", "lits"], "No such command 'lits'. Did you mean 'list'?", "osmosis fleet crew"),

@@ -76,9 +76,9 @@ def _usage_failure(error: Any) -> Failure:
     message = str(error)
     shown = error.format_message()
     if hasattr(error, "possibilities"):
-        known = [name for each in context.command.params for name in each.opts] if context is not None else []
-        near = [each for each in _OTHER_OPTIONS.get(str(option), ()) if each in known]
-        near = near or _near_options(str(option), error.possibilities or [])
+        params = context.command.params if context is not None else []
+        known = [name for each in params if not getattr(each, "hidden", False) for name in each.opts]
+        near = _near_options(str(option), known)
         message = shown = f"No such option: {option}" + (f". Did you mean {near[0]}?" if near else "")
         if near:
             details["suggestions"] = near
@@ -90,14 +90,16 @@ def _usage_failure(error: Any) -> Failure:
     return Failure(USAGE_STATUS, "VALIDATION", message, details, hint, shown)
 
 
-def _near_options(option: str, possibilities: Sequence[str]) -> list[str]:
+def _near_options(option: str, known: Sequence[str]) -> list[str]:
     # The parser never sees the modes, which are taken out of the line before it: `--jsn` is no `--yes`.
-    from difflib import get_close_matches
-
     from osmosis_ai.cli.registry import MODES
+    from osmosis_ai.config.issues import nearest
 
-    near = get_close_matches(option, [*possibilities, *MODES])
-    return near if near[:1] and near[0] in MODES else list(possibilities) or near[:1]
+    # The dashes that all options share say nothing.
+    options = {name.lstrip("-"): name for name in (*known, *MODES) if name.startswith("--")}
+    meant = {name.lstrip("-"): others for name, others in _OTHER_OPTIONS.items() if {*others} & {*known}}
+    found = nearest(option.lstrip("-"), [*options, *meant], most=3)
+    return list(dict.fromkeys(options.get(name) or meant[name][0] for name in found))
 
 
 def _internal_failure(error: BaseException) -> Failure:

@@ -45,8 +45,8 @@ def no_such_command(name: str, trail: Sequence[str], visible: Sequence[str]) -> 
         return "No such command 'help'. Use 'osmosis --help' or 'osmosis <command> --help'."
     if former := FORMER_COMMANDS.get(" ".join((*trail, name))):
         return f"No such command {name!r}: {former}."
-    from difflib import get_close_matches
+    from osmosis_ai.config.issues import closest
 
     meant = [word for word in _OTHER_WORDS.get(name, ()) if word in visible]
-    near = meant or get_close_matches(name, visible, n=1, cutoff=0.5)
-    return f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
+    near = meant[0] if meant else closest(name, visible)
+    return f"No such command {name!r}." + (f" Did you mean {near!r}?" if near else "")

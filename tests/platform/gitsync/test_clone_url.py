@@ -38,6 +38,7 @@ def test_credentials_are_kept_apart_for_their_own_host() -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "/srv/caf\udce9.git",
         "",
         "ext::sh -c 'touch /tmp/owned'",
         "ext::https://x",

@@ -77,4 +77,5 @@ def conflicts_with_diff(wanted: bool) -> Iterator[None]:
         shown = join_differences(conflict.details.get("differences", {})) if wanted else ""
         if not shown:
             raise
-        raise ConflictError(f"{conflict}\n{shown}", details=conflict.details, hint=conflict.hint) from None
+        hint = "replace the files with `--force`"
+        raise ConflictError(f"{conflict}\n{shown}", details=conflict.details, hint=hint) from None

@@ -40,7 +40,11 @@ def write_inspect_log(run: ExportedRun, target: IO[bytes]) -> int:
 
 
 def _write(archive: zipfile.ZipFile, name: str, document: Any) -> None:
-    archive.writestr(name, orjson.dumps(document, default=str))
+    try:
+        content = orjson.dumps(document, default=str)
+    except TypeError:  # a path or a reply that is not valid UTF-8
+        content = json.dumps(document, default=str, ensure_ascii=False).encode(errors="replace")
+    archive.writestr(name, content)
 
 
 def _spec(run: ExportedRun) -> dict[str, Any]:

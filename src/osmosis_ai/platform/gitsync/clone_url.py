@@ -47,6 +47,8 @@ def parse_clone_url(text: str, *, allow_local: bool) -> CloneUrl:
     text = text.strip()
     if _CONTROL.search(text):
         raise OsmosisError("the clone URL must not contain control characters.")
+    if text.encode(errors="replace").decode() != text:
+        raise OsmosisError("the clone URL is not valid UTF-8.", hint="rename the directory")
     if not text or text.startswith("-"):
         raise OsmosisError("the clone URL is no address of a repository.", hint=_HINT)
     if re.match(r"[A-Za-z0-9+.-]*::", text):

@@ -44,6 +44,13 @@ def check_file(path: Path, *, progress: Progress | None = None) -> DatasetReport
     Raises:
         OsmosisError: there is no such file, or the platform would not take it.
     """
+    if not path.name.isascii():
+        try:
+            path.name.encode()
+        except UnicodeEncodeError:
+            raise OsmosisError(
+                f"The file name '{path.name}' is not valid UTF-8.", hint="rename the file"
+            ) from None
     report = validate_dataset(path, progress=progress)
     if not report.valid:
         problems = "".join(f"\n  - {error}" for error in report.errors)

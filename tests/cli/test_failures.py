@@ -116,7 +116,9 @@ def test_a_mistyped_mode_is_not_taken_for_an_option_that_is_further_off(cli: Cli
     assert details == {"suggestions": ["--json"]}
 
 
-@pytest.mark.parametrize("arguments", [("compare", "a", "b", "--baseline", "c"), ("gate", "a", "--slic-nope", "b")])
+@pytest.mark.parametrize(
+    "arguments", [("compare", "a", "b", "--baseline", "c"), ("gate", "a", "--slic-nope", "b")]
+)
 def test_an_option_unlike_all_others_gets_no_suggestion(cli: Cli, arguments: Sequence[str]) -> None:
     assert "Did you mean" not in cli("eval", *arguments).err
 

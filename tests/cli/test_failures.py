@@ -117,7 +117,7 @@ def test_a_mistyped_mode_is_not_taken_for_an_option_that_is_further_off(cli: Cli
 
 
 @pytest.mark.parametrize(
-    "arguments", [("compare", "a", "b", "--baseline", "c"), ("gate", "a", "--slic-nope", "b")]
+    "arguments", [("compare", "a", "b", "--baseline", "c"), ("gate", "a", "--frobnicate", "b")]
 )
 def test_an_option_unlike_all_others_gets_no_suggestion(cli: Cli, arguments: Sequence[str]) -> None:
     assert "Did you mean" not in cli("eval", *arguments).err

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -367,7 +368,8 @@ async def test_retrying_redoes_failed_and_skipped_rows_and_keeps_the_rest(world:
     assert trajectory["session_id"] == index[2]["rollout_id"]
     [step] = [step for step in trajectory["steps"] if step["source"] == "agent"]
     assert step["extra"]["duration_ms"] == step["metrics"]["extra"]["latency_ms"] > 0
-    assert step["timestamp"] == step["metrics"]["extra"]["started_at"]
+    started = step["metrics"]["extra"]["started_at"]
+    assert datetime.fromisoformat(step["timestamp"]) == datetime.fromisoformat(started)
 
 
 async def test_a_server_that_dies_is_started_again_and_its_rollouts_run_again(cold_world: World) -> None:

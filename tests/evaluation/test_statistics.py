@@ -275,7 +275,7 @@ def test_rows_without_any_spread_give_no_interval_of_width_zero(values: list[flo
     estimate = estimate_mean(values, rows)
     assert estimate is not None
     assert (estimate.stderr, estimate.low, estimate.high) == (0.0, None, None)
-    assert estimate.reason is not None and "no spread" in estimate.reason
+    assert estimate.reason is not None and "the same mean" in estimate.reason
 
 
 def test_no_samples_give_no_estimate() -> None:

@@ -205,7 +205,7 @@ NAMES_OF_PATHS = {
     "rollout.registry": "AgentLoopRegistry _REGISTRY",
     "rollout.server": "create_app create_rollout_server AppState serve_agent_loop",
     "rollout.server.api_key": "generate_api_key validate_api_key",
-    "rollout.server.registration": "registering",
+    "rollout.server.registration": "start_registering",
     "rollout.server.serve": "serve_agent_loop validate_and_report ServeError",
     "rollout.server.state": "AppState",
     "rollout.server.app": "create_app create_rollout_server AppState",

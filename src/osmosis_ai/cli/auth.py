@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from osmosis_ai.api.wire.auth import DeviceAuthorization
     from osmosis_ai.services.auth import Login
 
-
 _SOURCES = {"environment": "OSMOSIS_TOKEN", "keyring": "saved login", "file": "saved login"}
 _UNSET = "Run 'unset OSMOSIS_TOKEN' to logout."
 

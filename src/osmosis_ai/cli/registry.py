@@ -68,12 +68,12 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "check": CommandEntry(
         "command",
-        "osmosis_ai.cli.workspaces.check:check",
+        "osmosis_ai.cli.workspaces:check",
         "Check configs, code and datasets without a platform; for CI.",
     ),
     "doctor": CommandEntry(
         "command",
-        "osmosis_ai.cli.workspaces.doctor:app",
+        "osmosis_ai.cli.workspaces:doctor",
         "Check the workspace directory, and mend it with --fix.",
     ),
     "dev": CommandEntry("group", "osmosis_ai.cli.dev_servers:app", "Develop rollouts.", hidden=True),

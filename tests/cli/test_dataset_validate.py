@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 
@@ -84,9 +83,7 @@ def test_a_missing_file_is_named_by_its_absolute_path(
 def test_a_big_file_shows_its_progress_on_stderr(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # By its path: the package gives its command the module's name.
-    command = importlib.import_module("osmosis_ai.cli.datasets.validate")
-    monkeypatch.setattr(command, "PROGRESS_FROM_BYTES", 1000)
+    monkeypatch.setattr("osmosis_ai.cli.datasets.PROGRESS_FROM_BYTES", 1000)
     write(tmp_path, "sums.jsonl", jsonl(prompt_rows(20_000)))
     assert main(["--plain", "dataset", "validate", "sums.jsonl"]) == 0
     out, err = capsys.readouterr()

@@ -42,7 +42,7 @@ MODULES = {
     "eval": "osmosis_ai.cli.eval_runs",
     "dataset": "osmosis_ai.cli.datasets",
     "rollout": "osmosis_ai.cli.rollouts",
-    "doctor": "osmosis_ai.cli.workspaces.doctor",
+    "doctor": "osmosis_ai.cli.workspaces",
 }
 GROUPS = set(MODULES.values())
 

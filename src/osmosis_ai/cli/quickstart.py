@@ -78,7 +78,7 @@ class _Guide:
         self._output = output
 
     def log_in(self) -> None:
-        from osmosis_ai.cli.auth.login import log_in_with_device
+        from osmosis_ai.cli.auth import log_in_with_device
 
         login = log_in_with_device(self._output, open_page=True)
         self._output.note(f"Logged in as {login.user.email}.")

@@ -68,19 +68,19 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "check": CommandEntry(
         "command",
-        "osmosis_ai.cli.workspaces.check:check",
+        "osmosis_ai.cli.workspaces:check",
         "Check configs, code and datasets without a platform; for CI.",
     ),
     "doctor": CommandEntry(
         "command",
-        "osmosis_ai.cli.workspaces.doctor:app",
+        "osmosis_ai.cli.workspaces:doctor",
         "Check the workspace directory, and mend it with --fix.",
     ),
     "dev": CommandEntry("group", "osmosis_ai.cli.dev_servers:app", "Develop rollouts.", hidden=True),
-    "login": CommandEntry("command", "osmosis_ai.cli.auth.login:app", "Log in to a platform.", PLATFORM),
-    "logout": CommandEntry("command", "osmosis_ai.cli.auth.logout:logout", "Log out.", PLATFORM),
+    "login": CommandEntry("command", "osmosis_ai.cli.auth:login_app", "Log in to a platform.", PLATFORM),
+    "logout": CommandEntry("command", "osmosis_ai.cli.auth:logout", "Log out.", PLATFORM),
     "whoami": CommandEntry(
-        "command", "osmosis_ai.cli.auth.whoami:whoami", "Show who you are, and in which workspace.", PLATFORM
+        "command", "osmosis_ai.cli.auth:whoami", "Show who you are, and in which workspace.", PLATFORM
     ),
     "auth": CommandEntry(
         "group", "osmosis_ai.cli.auth:app", "Log in, log out, and show who you are.", PLATFORM

@@ -1,13 +1,33 @@
-"""`osmosis template apply`: an agent that works, written into the workspace directory."""
+"""`osmosis template`: agents to begin with."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from osmosis_ai.cli.output.results import OperationResult
-from osmosis_ai.cli.rollouts.init import DiffOption, conflicts_with_diff, written_lines
+from osmosis_ai.cli.output.results import Column, ListResult, OperationResult
+from osmosis_ai.cli.rollouts import DiffOption, conflicts_with_diff, written_lines
+
+app = typer.Typer(help="Begin with an agent that works.")
+
+
+@app.command("list")
+def list_() -> ListResult:
+    """List the templates: agents that come with Osmosis, or those of OSMOSIS_WORKSPACE_TEMPLATE_PATH.
+
+    Examples:
+        osmosis template list
+    """
+    from osmosis_ai.services.rollouts.templates import list_templates
+
+    items = [{"name": template.name, "summary": template.summary} for template in list_templates()]
+    return ListResult(
+        items,
+        # Scripts take every plain line for a name.
+        (Column("Name", "name", keep=True), Column("What it is", "summary", in_plain=False)),
+        hints=["Write one into this repository: osmosis template apply NAME"],
+    )
 
 
 def complete_template(incomplete: str) -> list[str]:
@@ -21,6 +41,7 @@ def complete_template(incomplete: str) -> list[str]:
         return []
 
 
+@app.command("apply")
 def apply(
     name: Annotated[
         str,
@@ -55,9 +76,5 @@ def apply(
             *written_lines(resource),
             *(f"Evaluate on this machine: osmosis eval run {path}" for path in evaluations),
         ],
-        next_steps_structured=[_evaluate(path) for path in evaluations],
+        next_steps_structured=[{"action": "eval_run", "config": path} for path in evaluations],
     )
-
-
-def _evaluate(config: str) -> dict[str, Any]:
-    return {"action": "eval_run", "config": config}

@@ -1,4 +1,4 @@
-"""`osmosis login`: as oneself, on this machine, until the token ends."""
+"""`osmosis auth`: who is asking. The same commands stand at the top: `osmosis login` is `osmosis auth login`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osmosis_ai.cli.browser import open_browser
+from osmosis_ai.cli.options import YesOption
+from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext, current
-from osmosis_ai.cli.output.results import OperationResult, Text
+from osmosis_ai.cli.output.results import DetailResult, OperationResult, Section, Text, Timestamp
 from osmosis_ai.cli.startup import use_platform
 from osmosis_ai.errors import InteractiveRequiredError, OsmosisError
 
@@ -18,13 +20,16 @@ if TYPE_CHECKING:
     from osmosis_ai.api.wire.auth import DeviceAuthorization
     from osmosis_ai.services.auth import Login
 
+_SOURCES = {"environment": "OSMOSIS_TOKEN", "keyring": "saved login", "file": "saved login"}
+_UNSET = "Run 'unset OSMOSIS_TOKEN' to logout."
 
-app = typer.Typer()
+app = typer.Typer(help="Log in, log out, see who you are.")
+login_app = typer.Typer()
+
+
 # What stands on the line may be a token, and Typer's own error would repeat it.
-CONTEXT_SETTINGS = {"allow_extra_args": True}
-
-
-@app.command(context_settings=CONTEXT_SETTINGS)
+@login_app.command("login", context_settings={"allow_extra_args": True})
+@app.command("login", context_settings={"allow_extra_args": True})
 def login(
     line: typer.Context,
     platform: Annotated[
@@ -73,7 +78,7 @@ def login(
         use_platform(output, platform)
     login = _log_in(output, token=token, no_browser=no_browser, force=force)
     chosen = platform is not None or line.find_root().params.get("platform") is not None
-    return _result(login, auth.use_in_this_directory(login.credentials.platform_url) if chosen else None)
+    return _logged_in(login, auth.use_in_this_directory(login.credentials.platform_url) if chosen else None)
 
 
 def _log_in(output: OutputContext, *, token: str | None, no_browser: bool, force: bool) -> Login:
@@ -135,9 +140,7 @@ def _announce(output: OutputContext, authorization: DeviceAuthorization, *, open
     )
 
 
-def _result(login: Login, directory: Path | None) -> OperationResult:
-    from osmosis_ai.cli.output import formats
-
+def _logged_in(login: Login, directory: Path | None) -> OperationResult:
     resource = {**login.resource(), "directory": None if directory is None else str(directory)}
     url = login.credentials.platform_url
     uses = [] if directory is None else [f"Commands in {directory} now use {url}."]
@@ -170,4 +173,80 @@ def _result(login: Login, directory: Path | None) -> OperationResult:
             "Check it: osmosis doctor",
         ],
         next_steps_structured=[{"action": "platform.clone_repository"}, {"action": "doctor"}],
+    )
+
+
+@app.command("logout")
+def logout(
+    everywhere: Annotated[
+        bool, typer.Option("--all", help="Log out of all platforms, not only the active one.")
+    ] = False,
+    yes: YesOption = False,
+) -> OperationResult:
+    """Revoke and remove the saved login of the platform.
+
+    Directories set to this platform no longer use it.
+
+    Examples:
+        osmosis logout
+    """
+    from osmosis_ai.services import auth
+
+    output = current()
+    plan = auth.plan_logout(everywhere=everywhere)
+    still_active = [{"action": "unset_env", "variable": "OSMOSIS_TOKEN"}] if plan.env_token_set else []
+    if plan.is_empty:
+        return OperationResult(
+            operation="auth.logout",
+            status="noop",
+            message=f"OSMOSIS_TOKEN is set. {_UNSET}" if plan.env_token_set else "Not logged in.",
+            resource=plan.resource(),
+            next_steps_structured=still_active,
+        )
+    output.confirm(
+        "Logout from Osmosis AI?",
+        yes=yes,
+        summary={
+            "Platforms": ", ".join(plan.platforms or [plan.platform_url]),
+            **({"Directories": ", ".join(plan.directories)} if plan.directories else {}),
+        },
+    )
+    with output.status("Logging out"):
+        revoked = auth.logout(plan, warn=output.warn)
+    return OperationResult(
+        operation="auth.logout",
+        message="Logged out successfully."
+        + (f" OSMOSIS_TOKEN is still active. {_UNSET}" if plan.env_token_set else ""),
+        resource=plan.resource(revoked=revoked),
+        next_steps_structured=still_active,
+    )
+
+
+@app.command("whoami")
+def whoami() -> DetailResult:
+    """Show who you are, and the workspace of the repository.
+
+    Examples:
+        osmosis whoami --json
+    """
+    from osmosis_ai.services import auth
+
+    output = current()
+    with output.status("Asking the platform"):
+        account = auth.whoami(warn=output.warn)
+    place, workspaces = account.directory, [(item.name, item.role) for item in account.workspaces or ()]
+    return DetailResult(
+        data=account.data(),
+        title="Account",
+        rows=[
+            ("Email", account.user.email),
+            ("Name", account.user.name),
+            ("Workspace", account.workspace.name if account.workspace else None),
+            ("Role", account.workspace.role if account.workspace else None),
+            ("Platform", account.credentials.platform_url + (f" (set for {place})" if place else "")),
+            ("Auth Source", _SOURCES[account.credentials.source]),
+            ("Saved Login", f"yes ({account.saved_in})" if account.saved_in else "no"),
+            ("Expires", Timestamp(account.expires_at, seconds=True)),
+        ],
+        sections=[Section("Workspaces", workspaces)] if workspaces else [],
     )

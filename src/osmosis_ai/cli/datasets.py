@@ -1,0 +1,502 @@
+"""`osmosis dataset`: the files that agents are evaluated and trained on."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from osmosis_ai.cli.connection import list_result, platform_context
+from osmosis_ai.cli.logs import CursorOption, LinesOption, page_result
+from osmosis_ai.cli.name_completion import complete_dataset
+from osmosis_ai.cli.options import AllOption, DataFileArgument, LimitOption, YesOption
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.context import OutputContext, current
+from osmosis_ai.cli.output.results import (
+    Block,
+    Column,
+    DetailResult,
+    ListResult,
+    OperationResult,
+    Row,
+    Status,
+    Table,
+    Text,
+    Timestamp,
+)
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.wire.datasets import Dataset
+    from osmosis_ai.datasets import DatasetReport
+    from osmosis_ai.services.datasets.catalog import DatasetPreview
+    from osmosis_ai.services.datasets.importing import ImportPlan, ImportReport
+
+# Below this a file is read before anyone could look at a progress bar.
+PROGRESS_FROM_BYTES = 64 << 20
+POLL_S = 1.0
+_REPLACES = "a dataset of that name is replaced, for everyone in the workspace."
+
+T = TypeVar("T")
+NameArgument = Annotated[
+    str, typer.Argument(help="Name or id of a dataset.", show_default=False, autocompletion=complete_dataset)
+]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
+
+app = typer.Typer(help="Check, upload and fetch datasets.")
+
+
+@app.command("validate")
+def validate(file: DataFileArgument) -> DetailResult:
+    """Check a dataset file, all of its rows. Works offline, without an account or a workspace.
+
+    Examples:
+        osmosis dataset validate data/multiply.jsonl
+    """
+    from osmosis_ai.services.datasets.catalog import validate_file
+
+    report = _with_progress("Validating", file, partial(validate_file, file))
+    return DetailResult(
+        data=asdict(report),
+        title="Dataset",
+        rows=[
+            ("File", report.file_name),
+            ("Size", formats.size(report.file_size)),
+            ("Rows", formats.count(report.row_count)),
+            ("Mode", report.mode),
+            ("Status", f"Valid {report.extension} file"),
+            *(("Warning", warning) for warning in report.warnings),
+        ],
+    )
+
+
+def _with_progress(label: str, file: Path, read: Callable[..., T]) -> T:
+    """Call ``read`` with a progress bar if the file is large."""
+    size = file.stat().st_size if file.is_file() else 0
+    if size < PROGRESS_FROM_BYTES:
+        return read()
+    with current().progress(label, total=size, unit="bytes") as shown:
+        return read(progress=shown.update)
+
+
+@app.command("import")
+def import_(
+    file: DataFileArgument,
+    mapping: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="FIELD=COLUMN",
+            help="What a field is made of: prompt, ground_truth, system or metadata; a+b joins columns, a.b goes "
+            "into one. May be repeated, or separated by commas. Without it, columns are guessed and shown.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The .jsonl file to write (default: data/NAME.jsonl).", show_default=False
+        ),
+    ] = None,
+    overwrite: OverwriteOption = False,
+    skip_invalid: Annotated[
+        bool, typer.Option("--skip-invalid", help="Leave out rows that cannot be used, instead of stopping.")
+    ] = False,
+    yes: YesOption = False,
+) -> OperationResult:
+    """Turn a file of another shape (chat messages, question and answer …) into a dataset. Works offline.
+
+    What was guessed is shown, and asked, before anything is written.
+
+    Examples:
+        osmosis dataset import questions.csv --map prompt=question,ground_truth=answer
+    """
+    from osmosis_ai.services.datasets.importing import check_target, import_rows, plan_import
+
+    shown = current()
+    plan = plan_import(file, mapping=mapping or (), target=output, skip_invalid=skip_invalid)
+    check_target(plan.target, overwrite=overwrite)  # before anybody is asked about it
+    _show_plan(shown, plan)
+    shown.confirm(
+        f"Write {formats.shown_path(plan.target)}?",
+        yes=yes or not plan.guessed,
+        default=True,
+        summary={"Mapping": plan.as_option(), "File": str(plan.target)},
+    )
+    report = _with_progress(
+        "Importing", file, partial(import_rows, plan, overwrite=overwrite, skip_invalid=skip_invalid)
+    )
+    return _imported(shown, plan, report)
+
+
+def _show_plan(shown: OutputContext, plan: ImportPlan) -> None:
+    from osmosis_ai.services.datasets.importing import mapping_rows
+
+    rows = [
+        (entry["column"], entry["becomes"] or "left out", "guessed" if entry["guessed"] else "")
+        for entry in mapping_rows(plan)
+    ]
+    shown.show(Table(("Column", "Becomes", ""), rows, title="Mapping"))
+    columns = list(plan.preview[0]) if plan.preview else []
+    cells = [[_cell(row[column], 200, none="null") for column in columns] for row in plan.preview]
+    if cells:
+        shown.show(Table(columns, cells, title="First rows"))
+
+
+def _counted(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"
+
+
+def _imported(shown: OutputContext, plan: ImportPlan, report: ImportReport) -> OperationResult:
+    from osmosis_ai.services.datasets.importing import mapping_rows
+
+    warnings = [f"{_counted(report.skipped)} left out"] if report.skipped else []
+    warnings += report.problems
+    if report.dataset is not None:
+        warnings += [f"a platform would refuse the file: {error}" for error in report.dataset.errors]
+        warnings += report.dataset.warnings
+    for warning in warnings:
+        shown.warn(warning)
+    return OperationResult(
+        operation="dataset.import",
+        message=f"Imported {_counted(report.row_count)} into {formats.shown_path(plan.target)}",
+        resource={
+            "file": str(plan.target),
+            "source": str(plan.source),
+            "row_count": report.row_count,
+            "skipped": report.skipped,
+            "mapping": mapping_rows(plan),
+            "valid": report.dataset is not None and report.dataset.valid,
+        },
+        next_steps=[f"Check it: osmosis dataset validate {shlex.quote(formats.shown_path(plan.target))}"],
+        extra={"warnings": warnings} if warnings else {},
+    )
+
+
+@app.command("upload")
+def upload(
+    file: DataFileArgument,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the content of a dataset that has the name.")
+    ] = False,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="Also wait until the platform has checked it, and say what it finds."),
+    ] = False,
+    yes: YesOption = False,
+) -> OperationResult:
+    """Check a file and upload it; its name without the extension becomes the dataset's.
+
+    Run the same command again to go on with an upload that was cut off.
+
+    Examples:
+        osmosis dataset upload data/multiply.jsonl
+        osmosis dataset upload data/multiply.jsonl --overwrite --wait --yes
+    """
+    from osmosis_ai.services.datasets.transfer import (
+        follow_check,
+        upload_dataset,
+        wait_until_checked,
+        warn_of_size,
+    )
+
+    output = current()
+    if not file.exists():
+        _check(output, file)  # it says so before a login is asked for
+    with platform_context() as context:
+        report = _check(output, file)
+        _confirm(output, file, report, overwrite=overwrite, yes=yes)
+        log = follow_check(context.client, file.stem) if wait else None
+        with output.progress("Uploading", total=report.file_size, unit="bytes") as shown:
+            dataset = upload_dataset(
+                context.client, file, report, overwrite=overwrite, progress=shown.update, warn=output.warn
+            )
+        if log is not None:
+            with output.status("Waiting until the platform has checked it"):
+                dataset = wait_until_checked(
+                    context.client, dataset, log, pause=lambda: time.sleep(POLL_S), tell=output.note
+                )
+        if wait or not overwrite:  # A dataset that is being replaced has its former size until it is checked.
+            warn_of_size(dataset, report, output.warn)
+        return _uploaded(dataset, file, report, context.resource())
+
+
+def _check(output: OutputContext, file: Path) -> DatasetReport:
+    from osmosis_ai.services.datasets.transfer import check_file
+
+    report = _with_progress("Validating", file, partial(check_file, file))
+    for warning in report.warnings:
+        output.warn(warning)
+    return report
+
+
+def _confirm(output: OutputContext, file: Path, report: DatasetReport, *, overwrite: bool, yes: bool) -> None:
+    rows: list[Row] = [
+        ("File", report.file_name),
+        ("Dataset", file.stem),
+        ("Rows", formats.count(report.row_count)),
+        ("Size", formats.size(report.file_size)),
+    ]
+    if not yes:
+        output.show(Table(("", ""), rows, title="Dataset Upload"))
+    question = "Proceed with upload?"
+    if overwrite:
+        if output.interactive and not yes:
+            output.warn(_REPLACES)
+        question = f"Upload `{file.stem}` and replace the dataset of that name if there is one?"
+    output.confirm(
+        question,
+        yes=yes,
+        default=not overwrite,
+        summary={label: str(value) for label, value in rows},
+        warnings=[_REPLACES] if overwrite else (),
+    )
+
+
+def _uploaded(
+    dataset: Dataset, file: Path, report: DatasetReport, extra: Mapping[str, Any]
+) -> OperationResult:
+    from osmosis_ai.services.datasets.catalog import IN_PROGRESS, dataset_item
+
+    name = dataset.file_name or file.stem
+    steps = [f"Status: {dataset.status}"] if dataset.status else []
+    if dataset.status in IN_PROGRESS:
+        steps.append(f"The platform checks it now; see how far it is: osmosis dataset info {name}")
+    if dataset.platform_url:
+        steps.append(f"View: {dataset.platform_url}")
+        structured: Mapping[str, Any] = {"label": "View dataset", "url": dataset.platform_url}
+    else:
+        structured = {"action": "dataset_info", "id": dataset.id}
+    return OperationResult(
+        operation="dataset.upload",
+        message=f"Dataset uploaded: {name}",
+        resource={**dataset_item(dataset), **extra},
+        next_steps=steps,
+        next_steps_structured=[structured],
+        extra={"warnings": report.warnings} if report.warnings else {},
+    )
+
+
+@app.command("list")
+def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
+    """List the datasets of the workspace, the newest first.
+
+    Examples:
+        osmosis dataset list
+        osmosis dataset list --all --json
+    """
+    from osmosis_ai.services.datasets.catalog import dataset_item, list_datasets
+
+    with platform_context() as context, current().status("Fetching datasets"):
+        listing = list_datasets(context.client, limit=limit, everything=everything)
+        return list_result(
+            listing,
+            dataset_item,
+            columns=(
+                Column("Name", "file_name", keep=True),
+                Column("Status", value=lambda item: Status(item["status"])),
+                Column("Size", value=lambda item: formats.size(item["file_size"]), right=True),
+                Column("Uploaded", value=lambda item: Timestamp(item["created_at"])),
+                Column("Uploaded By", "creator_name"),
+            ),
+            extra=context.resource(),
+        )
+
+
+@app.command("info")
+def info(name: NameArgument) -> DetailResult:
+    """Show a dataset: its status, format, rows and size.
+
+    Examples:
+        osmosis dataset info multiply
+    """
+    from osmosis_ai.services.datasets.catalog import dataset_item
+
+    with platform_context() as context, current().status("Fetching dataset"):
+        dataset = context.client.datasets.get(name)
+        return DetailResult(
+            data={**dataset_item(dataset), **context.resource()},
+            title="Dataset",
+            rows=_details(dataset),
+            hints=_hints(dataset),
+        )
+
+
+def _details(dataset: Dataset) -> list[Row]:
+    """Return what is known of a dataset, label by label."""
+    rows: list[Row] = [("File", dataset.file_name)]
+    if dataset.is_internal_user:
+        rows.append(("ID", dataset.id))
+    rows += [
+        ("Status", Status(dataset.status)),
+        ("File Format", _file_format(dataset)),
+        ("Total Rows", formats.count(dataset.row_count)),
+        ("Size", _size(dataset)),
+        ("Uploaded", Timestamp(dataset.created_at, seconds=True)),
+        ("Uploaded By", dataset.creator_name),
+    ]
+    if dataset.upload_error:
+        rows.append(("Last Upload", f"refused: {dataset.upload_error}"))
+    return rows
+
+
+def _hints(dataset: Dataset) -> list[str]:
+    """Return where to look next."""
+    said = [f"View: {dataset.platform_url}"] if dataset.platform_url else []
+    if dataset.status == "error" or dataset.upload_error:
+        said.append(f"See logs with: osmosis dataset logs {dataset.file_name or dataset.id}")
+    return said
+
+
+def _file_format(dataset: Dataset) -> str | None:
+    stored, uploaded = dataset.file_format, dataset.original_file_format
+    if stored is None:
+        return uploaded.upper() if uploaded else None
+    changed = uploaded is not None and uploaded != stored
+    return f"{stored.upper()} (uploaded as {uploaded.upper()})" if changed and uploaded else stored.upper()
+
+
+def _size(dataset: Dataset) -> str:
+    original = dataset.original_file_size
+    shown = formats.size(dataset.file_size)
+    if original is None or original == dataset.file_size:
+        return shown
+    return f"{shown} (uncompressed: {formats.size(original)})"
+
+
+@app.command("preview")
+def preview(
+    name: NameArgument,
+    rows: Annotated[int, typer.Option(min=1, help="How many rows at most.")] = 5,
+) -> DetailResult:
+    """Show the first rows of a dataset, as far as the platform keeps them.
+
+    Examples:
+        osmosis dataset preview multiply --rows 10
+    """
+    from osmosis_ai.services.datasets.catalog import preview_dataset
+
+    with platform_context() as context, current().status("Fetching preview"):
+        found = preview_dataset(context.client, name, rows=rows)
+        return DetailResult(
+            data={**found.data(), **context.resource()},
+            rows=[("Dataset", found.dataset.file_name), ("Rows Shown", len(found.rows))],
+            title="Preview",
+            blocks=_blocks(found),
+        )
+
+
+def _blocks(found: DatasetPreview) -> list[Block]:
+    if not found.available:
+        return [Text(found.message or "", tone="dim", in_plain=True)]
+    columns: Sequence[str] = list(
+        dict.fromkeys(key for row in found.rows if isinstance(row, Mapping) for key in map(str, row))
+    )
+    if not columns:
+        return [Text("\n".join(map(_cell, found.rows)), in_plain=True)] if found.rows else []
+    records = [row for row in found.rows if isinstance(row, Mapping)]
+    return [
+        Table(columns, [[_cell(row.get(column)) for column in columns] for row in records], in_plain=True)
+    ]
+
+
+def _cell(value: object, longest: int = 300, *, none: str = "") -> str:
+    if value is None:
+        return none
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+@app.command("logs")
+def logs(name: NameArgument, limit: LinesOption = 50, cursor: CursorOption = None) -> ListResult:
+    """Show what was said while a dataset was checked, the newest line last.
+
+    Examples:
+        osmosis dataset logs multiply
+    """
+    from osmosis_ai.services.datasets.catalog import dataset_logs
+
+    with platform_context() as context, current().status("Fetching logs"):
+        page = dataset_logs(context.client, name, limit=limit, cursor=cursor)
+        return page_result(page, older=f"osmosis dataset logs {name}", extra=context.resource())
+
+
+@app.command("download")
+def download(
+    name: NameArgument,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="A file, or a directory (an existing one, or ending in /); the current directory by default.",
+            show_default=False,
+        ),
+    ] = None,
+    overwrite: OverwriteOption = False,
+) -> OperationResult:
+    """Download a dataset. What was fetched before an interruption is not fetched again.
+
+    Examples:
+        osmosis dataset download multiply -o data/
+    """
+    from osmosis_ai.services.datasets.catalog import dataset_item
+    from osmosis_ai.services.datasets.transfer import download_dataset
+
+    with platform_context() as context:
+        dataset, path = download_dataset(
+            context.client, name, output=output, overwrite=overwrite, progress=_progress
+        )
+        return OperationResult(
+            operation="dataset.download",
+            message=f"Dataset downloaded: {path}",
+            resource={**dataset_item(dataset), "output_path": str(path), **context.resource()},
+        )
+
+
+@contextmanager
+def _progress(size: int | None) -> Iterator[Callable[[int], None]]:
+    with current().progress("Downloading", total=size, unit="bytes") as shown:
+        yield shown.update
+
+
+@app.command("delete")
+def delete(
+    name: NameArgument,
+    yes: YesOption = False,
+) -> OperationResult:
+    """Delete a dataset from the platform; runs that used it keep its name and their results.
+
+    Examples:
+        osmosis dataset delete multiply
+    """
+    from osmosis_ai.services.deletion import delete_dataset, find_deletable_dataset
+
+    output = current()
+    with platform_context() as context:
+        with output.status("Looking it up"):
+            dataset = find_deletable_dataset(context.client, name)
+        shown = dataset.file_name or dataset.id
+        output.confirm(
+            f'Delete dataset "{shown}"? This cannot be undone.',
+            yes=yes,
+            summary={
+                "Dataset": shown,
+                "Rows": formats.count(dataset.row_count),
+                "Size": formats.size(dataset.file_size),
+            },
+        )
+        with output.status(f"Deleting {shown}"):
+            delete_dataset(context.client, dataset)
+        return OperationResult(
+            operation="dataset.delete",
+            message=f'Dataset "{shown}" deleted.',
+            resource={"id": dataset.id, "name": shown, **context.resource()},
+        )

@@ -1,0 +1,233 @@
+"""`osmosis rollout`: the agents that are evaluated and trained, and those that are served elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osmosis_ai.cli.connection import list_result, platform_anywhere, platform_context
+from osmosis_ai.cli.name_completion import complete_served_agent
+from osmosis_ai.cli.options import AllOption, LimitOption, YesOption
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status, Timestamp
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.wire.rollout_servers import RegisteredRolloutServer
+
+DiffOption = Annotated[
+    bool, typer.Option("--diff", help="If files exist, show how the new ones differ.", show_default=False)
+]
+Registered = Annotated[
+    str, typer.Argument(help="The agent's name.", autocompletion=complete_served_agent, show_default=False)
+]
+
+app = typer.Typer(help="Write the agents that are evaluated and trained.")
+served = typer.Typer(help="See and remove the agents that are served elsewhere.")
+app.add_typer(served, name="server")
+
+
+@app.command("init")
+def init(
+    context: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Lower-case letters, digits and hyphens.", show_default=False),
+    ] = None,
+    example: Annotated[
+        bool,
+        typer.Option("--example", help="Write an agent that works, with its data, instead of a skeleton."),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Replace a rollout and configs of that name.")
+    ] = False,
+    diff: DiffOption = False,
+) -> OperationResult:
+    """Write a new rollout with an eval and a training config.
+
+    Examples:
+        osmosis rollout init capitals
+        osmosis rollout init my-calculator --example
+    """
+    from osmosis_ai.services.rollouts.catalog import initialize_rollout
+
+    if name is None and not example:
+        context.fail("Missing argument 'NAME'.")
+    with conflicts_with_diff(diff):
+        resource = initialize_rollout(name, example=example, force=force).resource()
+    eval_config = resource["configs"]["eval"]
+    return OperationResult(
+        operation="rollout.init",
+        message=f"Initialized rollout '{resource['name']}'.",
+        resource=resource,
+        next_steps=[
+            *written_lines(resource),
+            f"{'Change' if example else 'Write'} the agent and its grader: {resource['rollout_dir']}/main.py",
+            *([] if example else [f"Name the dataset and the model: {eval_config}"]),
+            f"Evaluate on this machine: osmosis eval run {eval_config}",
+        ],
+        next_steps_structured=[{"action": "eval_run", "config": eval_config}],
+    )
+
+
+def written_lines(resource: Mapping[str, Any]) -> list[str]:
+    """Return a line for each file that was written, and one for what Git ignores now, of a result's resource."""
+    added = resource["gitignore"]["added"]
+    lines = [f"  {path}" for path in resource["files"]]
+    return [*lines, f"  .gitignore now ignores {' and '.join(added)}"] if added else lines
+
+
+@contextmanager
+def conflicts_with_diff(wanted: bool) -> Iterator[None]:
+    """Add the differences to the error about files that already exist, if ``wanted``."""
+    from osmosis_ai.errors import ConflictError
+
+    try:
+        yield
+    except ConflictError as conflict:
+        from osmosis_ai.workspace.differences import join_differences
+
+        shown = join_differences(conflict.details.get("differences", {})) if wanted else ""
+        if not shown:
+            raise
+        hint = "replace the files with `--force`"
+        raise ConflictError(f"{conflict}\n{shown}", details=conflict.details, hint=hint) from None
+
+
+@app.command("list")
+def list_(
+    limit: LimitOption = 50,
+    everything: AllOption = False,
+    branch: Annotated[
+        str | None, typer.Option(help="Of this branch instead of the default one.", show_default=False)
+    ] = None,
+) -> ListResult:
+    """List the rollouts that the platform has read from the connected repository.
+
+    Examples:
+        osmosis rollout list --branch main
+    """
+    from osmosis_ai.services.rollouts.catalog import list_rollouts, rollout_item
+
+    with platform_context() as context, current().status("Fetching rollouts"):
+        found = list_rollouts(context.client, branch=branch, limit=limit, everything=everything)
+    if found.sync_error is not None:
+        current().warn(f"the rollouts may be out of date: {found.sync_error}", "GIT_SYNC_FAILED")
+    return list_result(
+        found.listing,
+        rollout_item,
+        columns=(
+            Column("Name", "name", keep=True),
+            Column("Active", "is_active"),
+            Column("Commit", value=lambda item: (item["last_synced_commit_sha"] or "")[:8] or None),
+            Column("Created", value=lambda item: Timestamp(item["created_at"])),
+        ),
+        extra={
+            **context.resource(),
+            **({"branch": branch} if branch is not None else {}),
+            **({"sync_error": found.sync_error} if found.sync_error is not None else {}),
+        },
+    )
+
+
+@served.command("list")
+def list_servers(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
+    """List the agents that are served elsewhere, and how they did when they were last asked.
+
+    Examples:
+        osmosis rollout server list
+    """
+    from osmosis_ai.services.rollouts import servers
+
+    with platform_anywhere() as (client, resource), current().status("Fetching served agents"):
+        listing = servers.list_servers(client, limit=limit, everything=everything)
+    return list_result(
+        listing,
+        servers.server_item,
+        columns=(
+            Column("Name", "name", keep=True),
+            Column("Address", value=_address),
+            Column("Status", value=lambda item: Status(str(item["status"]))),
+            Column("Asked", value=lambda item: Timestamp(item["probed_at"])),
+            Column("Error", "error"),
+        ),
+        extra=resource,
+    )
+
+
+@served.command("register")
+def register(
+    name: Annotated[str, typer.Argument(help="The agent's name.")],
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the platform finds it.")],
+) -> OperationResult:
+    """Register an agent that is served already. Its key is read from OSMOSIS_ROLLOUT_SERVER_KEY.
+
+    Examples:
+        osmosis rollout server register calculator 10.0.0.7:9000
+    """
+    from osmosis_ai.services.rollouts.servers import agent_key, health_of, register_server
+
+    with platform_anywhere() as (client, resource), current().status("Asking the agent"):
+        found = register_server(client, name, address, api_key=agent_key())
+    if found.status != "healthy":
+        current().warn(f"registered, but {_problem(found)}", "ROLLOUT_SERVER_UNHEALTHY")
+    return OperationResult(
+        operation="rollout.server.register",
+        message=f'Registered "{name}" at {address}.',
+        resource={"name": name, **health_of(found), **resource},
+        next_steps=[f'Write into a config: entrypoint = "server://{name}"'],
+    )
+
+
+@served.command("probe")
+def probe(name: Registered) -> OperationResult:
+    """Have the platform ask a served agent how it does; ends with 1 when it does not do well.
+
+    Examples:
+        osmosis rollout server probe calculator
+    """
+    from osmosis_ai.services.rollouts.servers import health_of, probe_server
+
+    with platform_anywhere() as (client, resource), current().status("Asking the agent"):
+        found = probe_server(client, name)
+    info, healthy = found.health_check_result.server_info, found.status == "healthy"
+    active = f": {info.active_rollouts} rollouts under way" if info is not None else ""
+    return OperationResult(
+        operation="rollout.server.probe",
+        status="success" if healthy else "failed",
+        message=f'"{name}" is healthy{active}.'
+        if healthy
+        else f'"{name}" is not healthy: {_problem(found)}.',
+        resource={"name": name, **health_of(found), **resource},
+    )
+
+
+@served.command("remove")
+def remove(name: Registered, yes: YesOption = False) -> OperationResult:
+    """Forget a served agent and its key. It goes on being served; runs cannot name it any more.
+
+    Examples:
+        osmosis rollout server remove calculator
+    """
+    from osmosis_ai.services.rollouts.servers import remove_server
+
+    with platform_anywhere() as (client, resource):
+        current().confirm(f'Remove the served agent "{name}"?', yes=yes)
+        with current().status(f"Removing {name}"):
+            remove_server(client, name)
+    return OperationResult(
+        operation="rollout.server.remove",
+        message=f'Removed "{name}".',
+        resource={"name": name, **resource},
+    )
+
+
+def _address(item: Mapping[str, Any]) -> str:
+    host = item["host"]
+    return f"{f'[{host}]' if ':' in host else host}:{item['port']}"
+
+
+def _problem(found: RegisteredRolloutServer) -> str:
+    return found.health_check_result.error or "the platform does not say why"

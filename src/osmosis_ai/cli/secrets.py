@@ -1,0 +1,184 @@
+"""`osmosis secret`: values that runs find in their environment and nobody else sees."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.options import YesOption
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Timestamp
+from osmosis_ai.errors import InteractiveRequiredError
+
+LimitOption = Annotated[int, typer.Option(min=1, max=50, help="How many to show.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Show every one.")]
+
+app = typer.Typer(help="Keep the keys that runs need.")
+
+
+@app.command("list")
+def list_(
+    scope: Annotated[
+        str, typer.Option(metavar="[all|workspace|personal]", help="Whose secrets to list.")
+    ] = "all",
+    limit: LimitOption = 50,
+    everything: AllOption = False,
+) -> ListResult:
+    """List the names of secrets. A personal secret wins over one of the workspace in your runs.
+
+    Examples:
+        osmosis secret list --scope personal
+    """
+    from osmosis_ai.services import secrets
+
+    wanted = None if scope == "all" else secrets.parse_scope(scope)
+    with platform_context() as context, current().status("Fetching secrets"):
+        listing, page = secrets.list_secrets(context.client, wanted, limit=limit, everything=everything)
+    return ListResult(
+        title="Secrets",
+        items=[secrets.secret_item(secret) for secret in listing.items],
+        columns=[
+            Column("Name", "name", keep=True),
+            Column("Scope", value=lambda item: str(item["scope"] or formats.MISSING).capitalize()),
+            Column("Updated", value=lambda item: Timestamp(item["updated_at"])),
+            Column("Updated By", value=lambda item: item["updater_name"] or item["creator_name"]),
+        ],
+        total_count=listing.total_count,
+        has_more=listing.has_more,
+        next_offset=listing.next_offset,
+        extra={**context.resource(), **({"platform_url": page} if page else {})},
+        hints=[f"View secrets: {page}"] if page else [],
+    )
+
+
+# What stands after the name may be the value, and Typer's own error would repeat it.
+@app.command("set", context_settings={"allow_extra_args": True})
+def set_(
+    line: typer.Context,
+    name: Annotated[
+        str, typer.Argument(help="The environment variable that runs will find, as OPENAI_API_KEY.")
+    ],
+    scope: Annotated[
+        str,
+        typer.Option(
+            metavar="[personal|workspace]", help="Yours alone, or for all members (admins and owners)."
+        ),
+    ] = "personal",
+    env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VARNAME",
+            help="Take the value from this environment variable instead of asking.",
+            show_default=False,
+        ),
+    ] = None,
+) -> OperationResult:
+    """Store a secret, or replace its value. The value is asked for without being shown.
+
+    There is no way to write a value on the command line, where the process list and the shell's
+    history would keep it.
+
+    Examples:
+        osmosis secret set OPENAI_API_KEY --env OPENAI_API_KEY
+    """
+    from osmosis_ai.cli.typed_line import ask_hidden
+    from osmosis_ai.redaction import exposure_warnings
+    from osmosis_ai.services import secrets
+
+    output = current()
+    if line.args:
+        line.fail("A value on the command line is refused: the shell's history keeps it. Leave it out.")
+    secrets.check_name(name)
+    chosen = secrets.parse_scope(scope)
+    value = secrets.value_from_environment(env) if env is not None else None
+    if value is None and not output.interactive:
+        raise InteractiveRequiredError(
+            f"There is nobody to ask for the value of {name}.",
+            details={"flags": ["--env"]},
+            hint=f"osmosis secret set {name} --env VARNAME",
+        )
+    with platform_context() as context:
+        if value is None:
+            typed = ask_hidden(output, f"Value of {name} (not shown)")
+            if typed is None:
+                return OperationResult(operation="secret.set", status="cancelled", message="Cancelled.")
+            value = secrets.check_value(typed, source=f"The value of {name}")
+        for warning in exposure_warnings({name: value}):
+            output.warn(warning)
+        with output.status(f"Saving {name}"):
+            saved = secrets.set_secret(context.client, name, value, chosen)
+    page = saved.platform_url
+    return OperationResult(
+        operation="secret.set",
+        message=f'Secret "{name}" saved in {chosen} scope.',
+        resource={**secrets.secret_item(saved), **context.resource()},
+        next_steps=[f"View secrets: {page}"] if page else [],
+        next_steps_structured=[{"action": "view_secrets", "url": page}] if page else [],
+    )
+
+
+@app.command("delete")
+def delete(
+    name: Annotated[str, typer.Argument(help="The secret's name.")],
+    scope: Annotated[
+        str, typer.Option(metavar="[personal|workspace]", help="Yours, or that of all members.")
+    ] = "personal",
+    yes: YesOption = False,
+) -> OperationResult:
+    """Delete a secret. Runs that are under way keep what they were given.
+
+    Examples:
+        osmosis secret delete OPENAI_API_KEY
+    """
+    from osmosis_ai.services import secrets
+
+    output = current()
+    secrets.check_name(name)
+    chosen = secrets.parse_scope(scope)
+    with platform_context() as context:
+        with output.status("Looking it up"):
+            secrets.require_secret(context.client, name, chosen)
+        output.confirm(f'Delete {chosen} secret "{name}"? This cannot be undone.', yes=yes)
+        with output.status(f"Deleting {name}"):
+            secrets.delete_secret(context.client, name, chosen)
+    return OperationResult(
+        operation="secret.delete",
+        message=f'Secret "{name}" deleted from {chosen} scope.',
+        resource={"name": name, "scope": chosen, **context.resource()},
+    )
+
+
+@app.command("audit")
+def audit(
+    limit: LimitOption = 50,
+    everything: AllOption = False,
+) -> ListResult:
+    """List which runs were handed which secrets, by their names, and on which machine; the newest first.
+
+    Examples:
+        osmosis secret audit --limit 10
+    """
+    from osmosis_ai.services import secrets
+
+    with platform_context() as context, current().status("Fetching the audit"):
+        listing, page = secrets.list_handouts(context.client, limit=limit, everything=everything)
+    return ListResult(
+        title="Secrets handed out",
+        items=[secrets.handout_item(handout) for handout in listing.items],
+        columns=[
+            Column("Handed Out", value=lambda item: Timestamp(item["handed_at"])),
+            Column("Secrets", value=lambda item: ", ".join(item["names"]), keep=True),
+            Column("Run", "run_name", keep=True),
+            Column("Attempt", "attempt"),
+            Column("Machine", "machine"),
+            Column("Pool", "pool"),
+        ],
+        total_count=listing.total_count,
+        has_more=listing.has_more,
+        next_offset=listing.next_offset,
+        extra={**context.resource(), **({"platform_url": page} if page else {})},
+        hints=[f"View the audit: {page}"] if page else [],
+    )

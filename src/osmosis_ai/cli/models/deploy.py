@@ -14,9 +14,9 @@ def deploy(model: LoraArgument) -> OperationResult:
     Examples:
         osmosis model deploy keen-owl-2-step-40
     """
-    from osmosis_ai.services.models import catalog
+    from osmosis_ai.services import models
 
     with platform_context() as context:
         with current().status("Deploying model"):
-            changed = catalog.deploy(context.client, model)
+            changed = models.deploy(context.client, model)
         return deployment_result("deploy", model, changed, context)

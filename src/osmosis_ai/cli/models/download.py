@@ -29,7 +29,7 @@ def download(
         osmosis model download keen-owl-2-step-40 -o adapters/
     """
     from osmosis_ai.cli.output.formats import shown_path
-    from osmosis_ai.services.models.download import download_model, plan_model_download
+    from osmosis_ai.services.models import download_model, plan_model_download
 
     out = current()
     with platform_context() as context:

@@ -15,7 +15,7 @@ def info(model: LoraArgument) -> DetailResult:
         osmosis model info keen-owl-2-step-40
     """
     from osmosis_ai.cli.models import tables
-    from osmosis_ai.services.models.catalog import get_lora_model, lora_detail
+    from osmosis_ai.services.models import get_lora_model, lora_detail
 
     with platform_context() as context, current().status("Fetching model"):
         found = get_lora_model(context.client, model)

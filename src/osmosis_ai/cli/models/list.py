@@ -47,7 +47,7 @@ def list_(
 
 def _base(context: PlatformContext, limit: int, everything: bool, extra: dict[str, Any]) -> ListResult:
     from osmosis_ai.cli.models.tables import base_columns
-    from osmosis_ai.services.models.catalog import base_item, list_base_models
+    from osmosis_ai.services.models import base_item, list_base_models
 
     listing = list_base_models(context.client, limit=limit, everything=everything)
     return list_result(listing, base_item, columns=base_columns(), extra=extra, title="Base Models")
@@ -57,7 +57,7 @@ def _lora(
     context: PlatformContext, limit: int, everything: bool, extra: dict[str, Any]
 ) -> tuple[ListResult, dict[str, Any]]:
     from osmosis_ai.cli.models.tables import deployments_hint, lora_columns
-    from osmosis_ai.services.models.catalog import can_be_deployed, list_lora_models, lora_item
+    from osmosis_ai.services.models import can_be_deployed, list_lora_models, lora_item
 
     listing: Listing[LoraModel]
     listing, deployments = list_lora_models(context.client, limit=limit, everything=everything)

@@ -25,7 +25,7 @@ from osmosis_ai.cli.output.results import (
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.models import DeploymentChange, LoraModel
     from osmosis_ai.services.context import PlatformContext
-    from osmosis_ai.services.models.catalog import Deployments
+    from osmosis_ai.services.models import Deployments
 
 LoraArgument = Annotated[
     str,
@@ -102,7 +102,7 @@ def example(model: LoraModel, platform_url: str) -> list[Block]:
     """Return a request that the adapter answers, once it is deployed."""
     if model.deployment_status != _ACTIVE or not model.inference_model:
         return []
-    from osmosis_ai.services.models.catalog import inference_url
+    from osmosis_ai.services.models import inference_url
 
     body = {"model": model.inference_model, "messages": [{"role": "user", "content": "Hello!"}]}
     request = (
@@ -116,7 +116,7 @@ def example(model: LoraModel, platform_url: str) -> list[Block]:
 
 def hints(model: LoraModel) -> list[str]:
     """Return where to look next."""
-    from osmosis_ai.services.models.catalog import can_be_deployed
+    from osmosis_ai.services.models import can_be_deployed
 
     said = [f"View: {model.platform_url}"] if model.platform_url else []
     name = model.model_name or model.id
@@ -140,7 +140,7 @@ def _hugging_face(model: LoraModel) -> Iterator[Row]:
 
 
 def _deployment(model: LoraModel) -> Iterator[Row]:
-    from osmosis_ai.services.models.catalog import can_be_deployed
+    from osmosis_ai.services.models import can_be_deployed
 
     if not can_be_deployed(model):
         return

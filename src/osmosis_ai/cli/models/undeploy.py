@@ -15,7 +15,7 @@ def undeploy(model: LoraArgument, yes: YesOption = False) -> OperationResult:
     Examples:
         osmosis model undeploy keen-owl-2-step-40
     """
-    from osmosis_ai.services.models import catalog
+    from osmosis_ai.services import models
 
     output = current()
     with platform_context() as context:
@@ -23,5 +23,5 @@ def undeploy(model: LoraArgument, yes: YesOption = False) -> OperationResult:
         if output.interactive:
             output.confirm(f'Stop serving "{model}"? Who calls it will be refused.', yes=yes, default=False)
         with output.status("Undeploying model"):
-            changed = catalog.undeploy(context.client, model)
+            changed = models.undeploy(context.client, model)
         return deployment_result("undeploy", model, changed, context)

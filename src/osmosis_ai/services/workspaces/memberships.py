@@ -18,8 +18,7 @@ from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
 from osmosis_ai.api.wire.auth import User, Workspace, WorkspaceMembership
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.services.auth import verify_with_workspace
-from osmosis_ai.services.auth.account import iso
+from osmosis_ai.services.auth import iso, verify_with_workspace
 from osmosis_ai.services.context import (
     Checkout,
     PlatformContext,

@@ -36,7 +36,7 @@ def init(
         osmosis rollout init capitals
         osmosis rollout init my-calculator --example
     """
-    from osmosis_ai.services.rollouts.catalog import initialize_rollout
+    from osmosis_ai.services.rollouts import initialize_rollout
 
     if name is None and not example:
         context.fail("Missing argument 'NAME'.")

@@ -24,7 +24,7 @@ def list_(
     Examples:
         osmosis rollout list --branch main
     """
-    from osmosis_ai.services.rollouts.catalog import list_rollouts, rollout_item
+    from osmosis_ai.services.rollouts import list_rollouts, rollout_item
 
     with platform_context() as context, current().status("Fetching rollouts"):
         found = list_rollouts(context.client, branch=branch, limit=limit, everything=everything)

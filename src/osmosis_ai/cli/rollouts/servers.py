@@ -28,7 +28,7 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
     Examples:
         osmosis rollout server list
     """
-    from osmosis_ai.services.rollouts.servers import list_servers, server_item
+    from osmosis_ai.services.rollouts import list_servers, server_item
 
     with platform_anywhere() as (client, resource), current().status("Fetching served agents"):
         listing = list_servers(client, limit=limit, everything=everything)
@@ -55,7 +55,7 @@ def register(
     Examples:
         osmosis rollout server register calculator 10.0.0.7:9000
     """
-    from osmosis_ai.services.rollouts.servers import agent_key, health_of, register_server
+    from osmosis_ai.services.rollouts import agent_key, health_of, register_server
 
     with platform_anywhere() as (client, resource), current().status("Asking the agent"):
         found = register_server(client, name, address, api_key=agent_key())
@@ -75,7 +75,7 @@ def probe(name: Registered) -> OperationResult:
     Examples:
         osmosis rollout server probe calculator
     """
-    from osmosis_ai.services.rollouts.servers import health_of, probe_server
+    from osmosis_ai.services.rollouts import health_of, probe_server
 
     with platform_anywhere() as (client, resource), current().status("Asking the agent"):
         found = probe_server(client, name)
@@ -97,7 +97,7 @@ def remove(name: Registered, yes: YesOption = False) -> OperationResult:
     Examples:
         osmosis rollout server remove calculator
     """
-    from osmosis_ai.services.rollouts.servers import remove_server
+    from osmosis_ai.services.rollouts import remove_server
 
     with platform_anywhere() as (client, resource):
         current().confirm(f'Remove the served agent "{name}"?', yes=yes)

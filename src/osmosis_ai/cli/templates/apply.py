@@ -38,7 +38,7 @@ def apply(
     Examples:
         osmosis template apply multiply
     """
-    from osmosis_ai.services.rollouts.templates import apply_template
+    from osmosis_ai.services.rollouts import apply_template
 
     with conflicts_with_diff(diff):
         applied = apply_template(name, force=force)

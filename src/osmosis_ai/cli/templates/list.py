@@ -11,7 +11,7 @@ def list_() -> ListResult:
     Examples:
         osmosis template list
     """
-    from osmosis_ai.services.rollouts.templates import list_templates
+    from osmosis_ai.services.rollouts import list_templates
 
     items = [{"name": template.name, "summary": template.summary} for template in list_templates()]
     return ListResult(

@@ -262,7 +262,7 @@ def _served(agent: str) -> RolloutSource:
     from osmosis_ai.driving.agent_address import AgentAddress, AgentAddressError
     from osmosis_ai.driving.served_agent import AgentLocation
     from osmosis_ai.evaluation.served_source import ServedSource
-    from osmosis_ai.services.rollouts.servers import AGENT_KEY_ENV, agent_key
+    from osmosis_ai.services.rollouts import AGENT_KEY_ENV, agent_key
 
     try:
         address = AgentAddress.parse(agent)

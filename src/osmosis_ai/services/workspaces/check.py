@@ -279,7 +279,7 @@ class _Check:
 
     def _check_import(self, config: Config, shown: str) -> None:
         from osmosis_ai.config.sections import served_agent
-        from osmosis_ai.services.rollouts.preflight import import_entrypoint, served_elsewhere
+        from osmosis_ai.services.rollout_preflight import import_entrypoint, served_elsewhere
         from osmosis_ai.workspace.config_files import rollout_directory
 
         experiment = config.experiment

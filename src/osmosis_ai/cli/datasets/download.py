@@ -33,8 +33,7 @@ def download(
     Examples:
         osmosis dataset download multiply -o data/
     """
-    from osmosis_ai.services.datasets.catalog import dataset_item
-    from osmosis_ai.services.datasets.transfer import download_dataset
+    from osmosis_ai.services.datasets import dataset_item, download_dataset
 
     with platform_context() as context:
         dataset, path = download_dataset(

@@ -14,7 +14,7 @@ def info(name: NameArgument) -> DetailResult:
     Examples:
         osmosis dataset info multiply
     """
-    from osmosis_ai.services.datasets.catalog import dataset_item
+    from osmosis_ai.services.datasets import dataset_item
 
     with platform_context() as context, current().status("Fetching dataset"):
         dataset = context.client.datasets.get(name)

@@ -16,7 +16,7 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
         osmosis dataset list
         osmosis dataset list --all --json
     """
-    from osmosis_ai.services.datasets.catalog import dataset_item, list_datasets
+    from osmosis_ai.services.datasets import dataset_item, list_datasets
 
     with platform_context() as context, current().status("Fetching datasets"):
         listing = list_datasets(context.client, limit=limit, everything=everything)

@@ -15,7 +15,7 @@ def logs(name: NameArgument, limit: LinesOption = 50, cursor: CursorOption = Non
     Examples:
         osmosis dataset logs multiply
     """
-    from osmosis_ai.services.datasets.catalog import dataset_logs
+    from osmosis_ai.services.datasets import dataset_logs
 
     with platform_context() as context, current().status("Fetching logs"):
         page = dataset_logs(context.client, name, limit=limit, cursor=cursor)

@@ -14,7 +14,7 @@ from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Block, DetailResult, Table, Text
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.datasets.catalog import DatasetPreview
+    from osmosis_ai.services.datasets import DatasetPreview
 
 _LONGEST_CELL = 300
 
@@ -28,7 +28,7 @@ def preview(
     Examples:
         osmosis dataset preview multiply --rows 10
     """
-    from osmosis_ai.services.datasets.catalog import preview_dataset
+    from osmosis_ai.services.datasets import preview_dataset
 
     with platform_context() as context, current().status("Fetching preview"):
         found = preview_dataset(context.client, name, rows=rows)

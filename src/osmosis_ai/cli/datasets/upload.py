@@ -45,7 +45,7 @@ def upload(
         osmosis dataset upload data/multiply.jsonl
         osmosis dataset upload data/multiply.jsonl --overwrite --wait --yes
     """
-    from osmosis_ai.services.datasets.transfer import follow_check, upload_dataset, warn_of_size
+    from osmosis_ai.services.datasets import follow_check, upload_dataset, warn_of_size
 
     output = current()
     if not file.exists():
@@ -66,7 +66,7 @@ def upload(
 
 
 def _check(output: OutputContext, file: Path) -> DatasetReport:
-    from osmosis_ai.services.datasets.transfer import check_file
+    from osmosis_ai.services.datasets import check_file
 
     size = file.stat().st_size if file.is_file() else 0
     if size < PROGRESS_FROM_BYTES:
@@ -103,7 +103,7 @@ def _confirm(output: OutputContext, file: Path, report: DatasetReport, *, overwr
 
 
 def _wait(output: OutputContext, client: PlatformClient, dataset: Dataset, log: LogFollower) -> Dataset:
-    from osmosis_ai.services.datasets.transfer import wait_until_checked
+    from osmosis_ai.services.datasets import wait_until_checked
 
     with output.status("Waiting until the platform has checked it"):
         return wait_until_checked(client, dataset, log, pause=lambda: time.sleep(POLL_S), tell=output.note)
@@ -112,7 +112,7 @@ def _wait(output: OutputContext, client: PlatformClient, dataset: Dataset, log: 
 def _operation(
     dataset: Dataset, file: Path, report: DatasetReport, extra: Mapping[str, Any]
 ) -> OperationResult:
-    from osmosis_ai.services.datasets.catalog import IN_PROGRESS, dataset_item
+    from osmosis_ai.services.datasets import IN_PROGRESS, dataset_item
 
     name = dataset.file_name or file.stem
     steps = [f"Status: {dataset.status}"] if dataset.status else []

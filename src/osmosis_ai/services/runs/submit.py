@@ -198,7 +198,7 @@ def check_dataset(context: PlatformContext, submission: PreparedSubmit) -> Datas
         PlatformError: there is none of that name.
         OsmosisError: it is still being processed, or was not accepted.
     """
-    from osmosis_ai.services.datasets.transfer import require_ready
+    from osmosis_ai.services.datasets import require_ready
 
     return require_ready(context.client.datasets.get(submission.config.experiment.dataset))
 

@@ -14,7 +14,7 @@ from osmosis_ai.cli.output.results import OperationResult, Text
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.workspaces.check import CheckReport
+    from osmosis_ai.services.workspace_check import CheckReport
 
 
 class Annotations(str, Enum):
@@ -54,7 +54,7 @@ def check(
     Examples:
         osmosis check --strict --annotations github
     """
-    from osmosis_ai.services.workspaces.check import CheckOptions, check_workspace
+    from osmosis_ai.services.workspace_check import CheckOptions, check_workspace
 
     output = current()
     options = CheckOptions(imports=not no_import, strict=strict, import_timeout_s=import_timeout)
@@ -79,7 +79,7 @@ def check(
 def _annotate(report: CheckReport) -> None:
     import sys
 
-    from osmosis_ai.services.workspaces.check_annotations import github_annotations
+    from osmosis_ai.services.workspace_check import github_annotations
 
     for line in github_annotations(report.problems):
         sys.stderr.write(f"{spelled_out(' '.join(line.splitlines()))}\n")

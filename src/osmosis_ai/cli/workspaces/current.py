@@ -12,7 +12,7 @@ def current() -> DetailResult:
     Examples:
         osmosis workspace current
     """
-    from osmosis_ai.services.workspaces.memberships import current_workspace
+    from osmosis_ai.services.workspaces import current_workspace
 
     output = output_context()
     with output.status("Asking the platform"):

@@ -28,7 +28,7 @@ def doctor(
         osmosis doctor
         osmosis doctor --fix
     """
-    from osmosis_ai.services.workspaces.doctor import examine
+    from osmosis_ai.services.workspace_check import examine
 
     resource = examine(path, fix=fix).resource()
     rows: list[tuple[str, Cell]] = [

@@ -15,7 +15,7 @@ def list_() -> ListResult:
     Examples:
         osmosis workspace list
     """
-    from osmosis_ai.services.workspaces.memberships import list_workspaces
+    from osmosis_ai.services.workspaces import list_workspaces
 
     output = current()
     with output.status("Fetching workspaces"):

@@ -24,7 +24,7 @@ def switch(
     """
     import shlex
 
-    from osmosis_ai.services.workspaces.memberships import find_workspace_directory
+    from osmosis_ai.services.workspaces import find_workspace_directory
 
     output = current()
     with output.status("Fetching workspaces"):

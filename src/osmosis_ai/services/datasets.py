@@ -15,11 +15,10 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from osmosis_ai.datasets import DatasetReport, validate_dataset
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import expanded
 from osmosis_ai.services.context import Warn, log_warning
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from osmosis_ai.api.transfer import BlobClient, NotedIntent, UnfinishedUpload
     from osmosis_ai.api.wire.base import LogEntry, LogPage
     from osmosis_ai.api.wire.datasets import Dataset, UploadInstructions
+    from osmosis_ai.datasets import DatasetReport
     from osmosis_ai.services.listing import Listing
     from osmosis_ai.services.log_following import LogFollower
 
@@ -57,30 +57,6 @@ _KEYS = (
     "created_at",
     "updated_at",
 )
-
-
-def validate_file(path: Path, *, progress: Callable[[int], None] | None = None) -> DatasetReport:
-    """Check that the platform would take a dataset file; needs no workspace and no login.
-
-    Args:
-        path: the file.
-        progress: takes the number of bytes read so far.
-
-    Returns:
-        The report of a valid file; it may hold warnings.
-
-    Raises:
-        OsmosisError: there is no such file, or it is not valid: the message lists the first
-            problems, the details are the whole report.
-    """
-    report = validate_dataset(path, progress=progress)
-    if not report.valid:
-        problems = "".join(f"\n  - {error}" for error in report.errors)
-        hint = (
-            f"\n`osmosis dataset import {path}` maps columns of other names." if report.lacks_columns else ""
-        )
-        raise OsmosisError(f"Validation failed: {path}{problems}{hint}", details=asdict(report))
-    return report
 
 
 def list_datasets(client: PlatformClient, *, limit: int, everything: bool) -> Listing[Dataset]:
@@ -156,23 +132,6 @@ def dataset_item(dataset: Dataset) -> dict[str, Any]:
     return {**item, "platform_url": known["platform_url"]} if known["platform_url"] else item
 
 
-def check_file(path: Path, *, progress: Progress | None = None) -> DatasetReport:
-    """Check a file that is about to be uploaded.
-
-    Args:
-        path: the file.
-        progress: takes the number of bytes read so far.
-
-    Raises:
-        OsmosisError: there is no such file, or the platform would not take it.
-    """
-    report = validate_dataset(path, progress=progress)
-    if not report.valid:
-        problems = "".join(f"\n  - {error}" for error in report.errors)
-        raise OsmosisError(f"File validation failed:{problems}", details=asdict(report))
-    return report
-
-
 def upload_dataset(
     client: PlatformClient,
     path: Path,
@@ -189,7 +148,7 @@ def upload_dataset(
     Args:
         client: the platform.
         path: the file; its stem is the dataset's name.
-        report: what :func:`check_file` found.
+        report: what :func:`~osmosis_ai.services.dataset_files.check_file` found.
         overwrite: replace the bytes of a dataset that has the name already.
         progress: takes the number of bytes that are there so far.
         warn: takes what the user should know, and its code.

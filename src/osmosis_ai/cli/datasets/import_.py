@@ -15,7 +15,7 @@ from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import OperationResult, Table
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.dataset_import import ImportPlan, ImportReport
+    from osmosis_ai.services.dataset_files import ImportPlan, ImportReport
 
 _LONGEST_CELL = 200
 
@@ -50,7 +50,7 @@ def import_(
     Examples:
         osmosis dataset import questions.csv --map prompt=question,ground_truth=answer
     """
-    from osmosis_ai.services.dataset_import import check_target, import_rows, plan_import
+    from osmosis_ai.services.dataset_files import check_target, import_rows, plan_import
 
     shown = current()
     plan = plan_import(file, mapping=mapping or (), target=output, skip_invalid=skip_invalid)
@@ -72,7 +72,7 @@ def import_(
 
 
 def _show(shown: OutputContext, plan: ImportPlan) -> None:
-    from osmosis_ai.services.dataset_import import mapping_rows
+    from osmosis_ai.services.dataset_files import mapping_rows
 
     rows = [
         (entry["column"], entry["becomes"] or "left out", "guessed" if entry["guessed"] else "")
@@ -93,7 +93,7 @@ def _cell(value: object) -> str:
 
 
 def _operation(shown: OutputContext, plan: ImportPlan, report: ImportReport) -> OperationResult:
-    from osmosis_ai.services.dataset_import import mapping_rows
+    from osmosis_ai.services.dataset_files import mapping_rows
 
     warnings = [f"{_rows(report.skipped)} left out"] if report.skipped else []
     warnings += report.problems

@@ -66,7 +66,7 @@ def upload(
 
 
 def _check(output: OutputContext, file: Path) -> DatasetReport:
-    from osmosis_ai.services.datasets import check_file
+    from osmosis_ai.services.dataset_files import check_file
 
     size = file.stat().st_size if file.is_file() else 0
     if size < PROGRESS_FROM_BYTES:

@@ -23,7 +23,7 @@ def validate(
     Examples:
         osmosis dataset validate data/multiply.jsonl
     """
-    from osmosis_ai.services.datasets import validate_file
+    from osmosis_ai.services.dataset_files import validate_file
 
     size = file.stat().st_size if file.is_file() else 0
     if size < PROGRESS_FROM_BYTES:

@@ -72,7 +72,7 @@ def submittable(kind: str, config: str, text: str) -> Callable[[Maze], Any]:
     """Write a config that passes every check before its submission."""
 
     def prepare(maze: Maze) -> None:
-        from osmosis_ai.services.rollouts.preflight import ImportOutcome
+        from osmosis_ai.services.rollout_preflight import ImportOutcome
 
         file(config, text)(maze)
         committed(maze)

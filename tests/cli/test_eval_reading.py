@@ -14,7 +14,7 @@ import httpx
 import pytest
 import stamina
 
-from osmosis_ai.services.datasets.cached import CachedDataset
+from osmosis_ai.services.datasets import CachedDataset
 from tests.api.blob_server import BlobServer, serve
 from tests.cli.eval_replies import (
     CONFIG,
@@ -303,7 +303,7 @@ def test_a_run_is_shown_by_the_values_of_a_column(
     dataset = tmp_path / "walks.jsonl"
     dataset.write_text("".join(f'{{"user_prompt": "{n}", "size": "{n % 2}"}}\n' for n in range(5)))
     fetched = CachedDataset(dataset, "d" * 64, "cache")
-    monkeypatch.setattr("osmosis_ai.services.datasets.cached.fetch_dataset", lambda *_: fetched)
+    monkeypatch.setattr("osmosis_ai.services.datasets.fetch_dataset", lambda *_: fetched)
     offering = {"headers": {"X-Osmosis-Capabilities": "eval-samples"}}
     maze.get("/eval-runs/amber-otter-42").respond(
         json={**run("finished"), "dataset_sha256": "d" * 64}, **offering

@@ -115,9 +115,9 @@ def test_a_framework_that_the_project_does_not_ask_for_is_said_before_anything_i
 def test_an_import_that_never_ends_is_left_to_the_platform_but_no_check_says_yes_to_it(
     maze: Maze, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from osmosis_ai.services.rollouts import preflight
+    from osmosis_ai.services import rollout_preflight
 
-    monkeypatch.setitem(preflight.import_entrypoint.__kwdefaults__, "timeout_s", 0.5)
+    monkeypatch.setitem(rollout_preflight.import_entrypoint.__kwdefaults__, "timeout_s", 0.5)
     write_entrypoint(maze, "import threading\nthreading.Event().wait()\n")
     outcome = submit(maze, "--yes", "--plain")
     assert (outcome.status, "still importing after 0.5 s" in outcome.err) == (0, True)

@@ -15,9 +15,9 @@ import pytest
 import respx
 
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.services import workspaces
 from osmosis_ai.services.quickstart import Quickstart, run_quickstart
-from osmosis_ai.services.workspaces import cloning
-from osmosis_ai.services.workspaces.cloning import checked_clone_url, clone_into, github_urls
+from osmosis_ai.services.workspaces import checked_clone_url, clone_into, github_urls
 from tests.cli.maze import Maze, replies, sent
 from tests.cli.test_on_a_terminal import terminal
 from tests.logins import FERN, MARA, VERIFIED, save_login, use_platform
@@ -346,9 +346,9 @@ def test_git_is_given_no_other_transport(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upstream: Path
 ) -> None:
     given: list[Sequence[str]] = []
-    run_git = cloning.run_git
+    run_git = workspaces.run_git
     monkeypatch.setattr(
-        cloning, "run_git", lambda words, **more: given.append(words) or run_git(words, **more)
+        workspaces, "run_git", lambda words, **more: given.append(words) or run_git(words, **more)
     )
     with pytest.raises(OsmosisError):
         clone_into("ext::sh -c touch% canary", tmp_path / "here")

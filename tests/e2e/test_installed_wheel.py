@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.services.rollouts.templates import list_templates
+from osmosis_ai.services.rollouts import list_templates
 
 pytestmark = pytest.mark.e2e
 

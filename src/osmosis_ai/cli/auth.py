@@ -127,7 +127,7 @@ def _token_from_stdin(output: OutputContext) -> str:
 
 
 def _announce(output: OutputContext, authorization: DeviceAuthorization, *, open_page: bool) -> None:
-    from osmosis_ai.services.auth.device_code import minutes_to_confirm
+    from osmosis_ai.services.auth import minutes_to_confirm
 
     page = authorization.verification_uri_complete or authorization.verification_uri
     output.note(

@@ -36,8 +36,8 @@ from osmosis_ai.cli.output.results import (
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.datasets import Dataset
     from osmosis_ai.datasets import DatasetReport
-    from osmosis_ai.services.datasets.catalog import DatasetPreview
-    from osmosis_ai.services.datasets.importing import ImportPlan, ImportReport
+    from osmosis_ai.services.dataset_files import ImportPlan, ImportReport
+    from osmosis_ai.services.datasets import DatasetPreview
 
 # Below this a file is read before anyone could look at a progress bar.
 PROGRESS_FROM_BYTES = 64 << 20
@@ -60,7 +60,7 @@ def validate(file: DataFileArgument) -> DetailResult:
     Examples:
         osmosis dataset validate data/multiply.jsonl
     """
-    from osmosis_ai.services.datasets.catalog import validate_file
+    from osmosis_ai.services.dataset_files import validate_file
 
     report = _with_progress("Validating", file, partial(validate_file, file))
     return DetailResult(
@@ -117,7 +117,7 @@ def import_(
     Examples:
         osmosis dataset import questions.csv --map prompt=question,ground_truth=answer
     """
-    from osmosis_ai.services.datasets.importing import check_target, import_rows, plan_import
+    from osmosis_ai.services.dataset_files import check_target, import_rows, plan_import
 
     shown = current()
     plan = plan_import(file, mapping=mapping or (), target=output, skip_invalid=skip_invalid)
@@ -136,7 +136,7 @@ def import_(
 
 
 def _show_plan(shown: OutputContext, plan: ImportPlan) -> None:
-    from osmosis_ai.services.datasets.importing import mapping_rows
+    from osmosis_ai.services.dataset_files import mapping_rows
 
     rows = [
         (entry["column"], entry["becomes"] or "left out", "guessed" if entry["guessed"] else "")
@@ -154,7 +154,7 @@ def _counted(count: int) -> str:
 
 
 def _imported(shown: OutputContext, plan: ImportPlan, report: ImportReport) -> OperationResult:
-    from osmosis_ai.services.datasets.importing import mapping_rows
+    from osmosis_ai.services.dataset_files import mapping_rows
 
     warnings = [f"{_counted(report.skipped)} left out"] if report.skipped else []
     warnings += report.problems
@@ -199,12 +199,7 @@ def upload(
         osmosis dataset upload data/multiply.jsonl
         osmosis dataset upload data/multiply.jsonl --overwrite --wait --yes
     """
-    from osmosis_ai.services.datasets.transfer import (
-        follow_check,
-        upload_dataset,
-        wait_until_checked,
-        warn_of_size,
-    )
+    from osmosis_ai.services.datasets import follow_check, upload_dataset, wait_until_checked, warn_of_size
 
     output = current()
     if not file.exists():
@@ -228,7 +223,7 @@ def upload(
 
 
 def _check(output: OutputContext, file: Path) -> DatasetReport:
-    from osmosis_ai.services.datasets.transfer import check_file
+    from osmosis_ai.services.dataset_files import check_file
 
     report = _with_progress("Validating", file, partial(check_file, file))
     for warning in report.warnings:
@@ -262,7 +257,7 @@ def _confirm(output: OutputContext, file: Path, report: DatasetReport, *, overwr
 def _uploaded(
     dataset: Dataset, file: Path, report: DatasetReport, extra: Mapping[str, Any]
 ) -> OperationResult:
-    from osmosis_ai.services.datasets.catalog import IN_PROGRESS, dataset_item
+    from osmosis_ai.services.datasets import IN_PROGRESS, dataset_item
 
     name = dataset.file_name or file.stem
     steps = [f"Status: {dataset.status}"] if dataset.status else []
@@ -291,7 +286,7 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
         osmosis dataset list
         osmosis dataset list --all --json
     """
-    from osmosis_ai.services.datasets.catalog import dataset_item, list_datasets
+    from osmosis_ai.services.datasets import dataset_item, list_datasets
 
     with platform_context() as context, current().status("Fetching datasets"):
         listing = list_datasets(context.client, limit=limit, everything=everything)
@@ -316,7 +311,7 @@ def info(name: NameArgument) -> DetailResult:
     Examples:
         osmosis dataset info multiply
     """
-    from osmosis_ai.services.datasets.catalog import dataset_item
+    from osmosis_ai.services.datasets import dataset_item
 
     with platform_context() as context, current().status("Fetching dataset"):
         dataset = context.client.datasets.get(name)
@@ -380,7 +375,7 @@ def preview(
     Examples:
         osmosis dataset preview multiply --rows 10
     """
-    from osmosis_ai.services.datasets.catalog import preview_dataset
+    from osmosis_ai.services.datasets import preview_dataset
 
     with platform_context() as context, current().status("Fetching preview"):
         found = preview_dataset(context.client, name, rows=rows)
@@ -420,7 +415,7 @@ def logs(name: NameArgument, limit: LinesOption = 50, cursor: CursorOption = Non
     Examples:
         osmosis dataset logs multiply
     """
-    from osmosis_ai.services.datasets.catalog import dataset_logs
+    from osmosis_ai.services.datasets import dataset_logs
 
     with platform_context() as context, current().status("Fetching logs"):
         page = dataset_logs(context.client, name, limit=limit, cursor=cursor)
@@ -447,8 +442,7 @@ def download(
     Examples:
         osmosis dataset download multiply -o data/
     """
-    from osmosis_ai.services.datasets.catalog import dataset_item
-    from osmosis_ai.services.datasets.transfer import download_dataset
+    from osmosis_ai.services.datasets import dataset_item, download_dataset
 
     with platform_context() as context:
         dataset, path = download_dataset(

@@ -78,7 +78,7 @@ def list_(
 
 
 def _base_models(context: PlatformContext, limit: int, everything: bool, extra: dict[str, Any]) -> ListResult:
-    from osmosis_ai.services.models.catalog import base_item, list_base_models
+    from osmosis_ai.services.models import base_item, list_base_models
 
     return list_result(
         list_base_models(context.client, limit=limit, everything=everything),
@@ -96,7 +96,7 @@ def _base_models(context: PlatformContext, limit: int, everything: bool, extra: 
 def _lora_models(
     context: PlatformContext, limit: int, everything: bool, extra: dict[str, Any]
 ) -> tuple[ListResult, dict[str, Any]]:
-    from osmosis_ai.services.models.catalog import can_be_deployed, list_lora_models, lora_item
+    from osmosis_ai.services.models import can_be_deployed, list_lora_models, lora_item
 
     listing: Listing[LoraModel]
     listing, deployments = list_lora_models(context.client, limit=limit, everything=everything)
@@ -130,7 +130,7 @@ def info(model: LoraArgument) -> DetailResult:
     Examples:
         osmosis model info keen-owl-2-step-40
     """
-    from osmosis_ai.services.models.catalog import get_lora_model, lora_detail
+    from osmosis_ai.services.models import get_lora_model, lora_detail
 
     with platform_context() as context, current().status("Fetching model"):
         found = get_lora_model(context.client, model)
@@ -165,7 +165,7 @@ def _example(model: LoraModel, platform_url: str) -> list[Block]:
     """Return a request that the adapter answers, once it is deployed."""
     if model.deployment_status != _ACTIVE or not model.inference_model:
         return []
-    from osmosis_ai.services.models.catalog import inference_url
+    from osmosis_ai.services.models import inference_url
 
     body = {"model": model.inference_model, "messages": [{"role": "user", "content": "Hello!"}]}
     request = (
@@ -178,7 +178,7 @@ def _example(model: LoraModel, platform_url: str) -> list[Block]:
 
 
 def _hints(model: LoraModel) -> list[str]:
-    from osmosis_ai.services.models.catalog import can_be_deployed
+    from osmosis_ai.services.models import can_be_deployed
 
     said = [f"View: {model.platform_url}"] if model.platform_url else []
     name = model.model_name or model.id
@@ -202,7 +202,7 @@ def _hugging_face(model: LoraModel) -> Iterator[Row]:
 
 
 def _deployment(model: LoraModel) -> Iterator[Row]:
-    from osmosis_ai.services.models.catalog import can_be_deployed
+    from osmosis_ai.services.models import can_be_deployed
 
     if not can_be_deployed(model):
         return
@@ -226,11 +226,11 @@ def deploy(model: LoraArgument) -> OperationResult:
     Examples:
         osmosis model deploy keen-owl-2-step-40
     """
-    from osmosis_ai.services.models import catalog
+    from osmosis_ai.services import models
 
     with platform_context() as context:
         with current().status("Deploying model"):
-            changed = catalog.deploy(context.client, model)
+            changed = models.deploy(context.client, model)
         return _deployment_result("deploy", model, changed, context)
 
 
@@ -253,7 +253,7 @@ def undeploy(model: LoraArgument, yes: YesOption = False) -> OperationResult:
     Examples:
         osmosis model undeploy keen-owl-2-step-40
     """
-    from osmosis_ai.services.models import catalog
+    from osmosis_ai.services import models
 
     output = current()
     with platform_context() as context:
@@ -261,7 +261,7 @@ def undeploy(model: LoraArgument, yes: YesOption = False) -> OperationResult:
         if output.interactive:
             output.confirm(f'Stop serving "{model}"? Who calls it will be refused.', yes=yes, default=False)
         with output.status("Undeploying model"):
-            changed = catalog.undeploy(context.client, model)
+            changed = models.undeploy(context.client, model)
         return _deployment_result("undeploy", model, changed, context)
 
 
@@ -280,7 +280,7 @@ def download(
     Examples:
         osmosis model download keen-owl-2-step-40 -o adapters/
     """
-    from osmosis_ai.services.models.download import download_model, plan_model_download
+    from osmosis_ai.services.models import download_model, plan_model_download
 
     out = current()
     with platform_context() as context:

@@ -51,7 +51,7 @@ def init(
         osmosis rollout init capitals
         osmosis rollout init my-calculator --example
     """
-    from osmosis_ai.services.rollouts.catalog import initialize_rollout
+    from osmosis_ai.services.rollouts import initialize_rollout
 
     if name is None and not example:
         context.fail("Missing argument 'NAME'.")
@@ -109,7 +109,7 @@ def list_(
     Examples:
         osmosis rollout list --branch main
     """
-    from osmosis_ai.services.rollouts.catalog import list_rollouts, rollout_item
+    from osmosis_ai.services.rollouts import list_rollouts, rollout_item
 
     with platform_context() as context, current().status("Fetching rollouts"):
         found = list_rollouts(context.client, branch=branch, limit=limit, everything=everything)
@@ -139,13 +139,13 @@ def list_servers(limit: LimitOption = 50, everything: AllOption = False) -> List
     Examples:
         osmosis rollout server list
     """
-    from osmosis_ai.services.rollouts import servers
+    from osmosis_ai.services.rollouts import list_servers, server_item
 
     with platform_anywhere() as (client, resource), current().status("Fetching served agents"):
-        listing = servers.list_servers(client, limit=limit, everything=everything)
+        listing = list_servers(client, limit=limit, everything=everything)
     return list_result(
         listing,
-        servers.server_item,
+        server_item,
         columns=(
             Column("Name", "name", keep=True),
             Column("Address", value=_address),
@@ -167,7 +167,7 @@ def register(
     Examples:
         osmosis rollout server register calculator 10.0.0.7:9000
     """
-    from osmosis_ai.services.rollouts.servers import agent_key, health_of, register_server
+    from osmosis_ai.services.rollouts import agent_key, health_of, register_server
 
     with platform_anywhere() as (client, resource), current().status("Asking the agent"):
         found = register_server(client, name, address, api_key=agent_key())
@@ -188,7 +188,7 @@ def probe(name: Registered) -> OperationResult:
     Examples:
         osmosis rollout server probe calculator
     """
-    from osmosis_ai.services.rollouts.servers import health_of, probe_server
+    from osmosis_ai.services.rollouts import health_of, probe_server
 
     with platform_anywhere() as (client, resource), current().status("Asking the agent"):
         found = probe_server(client, name)
@@ -211,7 +211,7 @@ def remove(name: Registered, yes: YesOption = False) -> OperationResult:
     Examples:
         osmosis rollout server remove calculator
     """
-    from osmosis_ai.services.rollouts.servers import remove_server
+    from osmosis_ai.services.rollouts import remove_server
 
     with platform_anywhere() as (client, resource):
         current().confirm(f'Remove the served agent "{name}"?', yes=yes)

@@ -19,7 +19,7 @@ def list_() -> ListResult:
     Examples:
         osmosis template list
     """
-    from osmosis_ai.services.rollouts.templates import list_templates
+    from osmosis_ai.services.rollouts import list_templates
 
     items = [{"name": template.name, "summary": template.summary} for template in list_templates()]
     return ListResult(
@@ -59,7 +59,7 @@ def apply(
     Examples:
         osmosis template apply multiply
     """
-    from osmosis_ai.services.rollouts.templates import apply_template
+    from osmosis_ai.services.rollouts import apply_template
 
     with conflicts_with_diff(diff):
         applied = apply_template(name, force=force)

@@ -26,7 +26,7 @@ from osmosis_ai.cli.output.results import (
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.workspaces.check import CheckReport
+    from osmosis_ai.services.workspace_check import CheckReport
 
 app = typer.Typer(help="See your workspaces, and find their directories.")
 
@@ -38,7 +38,7 @@ def list_() -> ListResult:
     Examples:
         osmosis workspace list
     """
-    from osmosis_ai.services.workspaces.memberships import list_workspaces
+    from osmosis_ai.services.workspaces import list_workspaces
 
     output = current()
     with output.status("Fetching workspaces"):
@@ -63,7 +63,7 @@ def current_() -> DetailResult:
     Examples:
         osmosis workspace current
     """
-    from osmosis_ai.services.workspaces.memberships import current_workspace
+    from osmosis_ai.services.workspaces import current_workspace
 
     output = current()
     with output.status("Asking the platform"):
@@ -96,7 +96,7 @@ def switch(
     Examples:
         osmosis workspace switch team-agents
     """
-    from osmosis_ai.services.workspaces.memberships import find_workspace_directory
+    from osmosis_ai.services.workspaces import find_workspace_directory
 
     output = current()
     with output.status("Fetching workspaces"):
@@ -156,7 +156,7 @@ def check(
     Examples:
         osmosis check --strict --annotations github
     """
-    from osmosis_ai.services.workspaces.check import CheckOptions, check_workspace
+    from osmosis_ai.services.workspace_check import CheckOptions, check_workspace
 
     output = current()
     options = CheckOptions(imports=not no_import, strict=strict, import_timeout_s=import_timeout)
@@ -179,7 +179,7 @@ def check(
 
 
 def _annotate(report: CheckReport) -> None:
-    from osmosis_ai.services.workspaces.check_annotations import github_annotations
+    from osmosis_ai.services.workspace_check import github_annotations
 
     for line in github_annotations(report.problems):
         sys.stderr.write(f"{spelled_out(' '.join(line.splitlines()))}\n")
@@ -225,7 +225,7 @@ def doctor(
         osmosis doctor
         osmosis doctor --fix
     """
-    from osmosis_ai.services.workspaces.doctor import examine
+    from osmosis_ai.services.workspace_check import examine
 
     resource = examine(path, fix=fix).resource()
     rows: list[tuple[str, Cell]] = [

@@ -25,9 +25,15 @@ from osmosis_ai.services.capabilities import is_offered
 from osmosis_ai.services.context import connect, find_checkout
 from osmosis_ai.services.runs.files import safe_name
 from osmosis_ai.services.runs.lifecycle import is_away
-from osmosis_ai.services.workspaces.cloning import checked_clone_url, clone_into, github_urls
-from osmosis_ai.services.workspaces.directories import WorkspaceDirectories
-from osmosis_ai.services.workspaces.memberships import Membership, list_workspaces, named_membership
+from osmosis_ai.services.workspaces import (
+    Membership,
+    WorkspaceDirectories,
+    checked_clone_url,
+    clone_into,
+    github_urls,
+    list_workspaces,
+    named_membership,
+)
 
 POLL_S, PATIENCE_S = 5.0, 900.0
 """How often, and how long, a workspace without a repository is looked at."""

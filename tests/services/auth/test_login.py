@@ -15,8 +15,7 @@ import respx
 from osmosis_ai.api.credentials import CredentialStore
 from osmosis_ai.api.wire.auth import DeviceAuthorization
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.services.auth import login_with_device, login_with_token, saved_login
-from osmosis_ai.services.auth.device_code import minutes_to_confirm
+from osmosis_ai.services.auth import login_with_device, login_with_token, minutes_to_confirm, saved_login
 from tests.api.keyrings import MemoryKeyring
 from tests.logins import (
     BARELY_VERIFIED,

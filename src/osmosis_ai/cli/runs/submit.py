@@ -90,7 +90,7 @@ def next_steps_structured(group: str, name: str | None, platform_url: str | None
 
 
 def _check(output: OutputContext, context: PlatformContext, submission: PreparedSubmit) -> OperationResult:
-    from osmosis_ai.services.datasets.catalog import dataset_item
+    from osmosis_ai.services.datasets import dataset_item
     from osmosis_ai.services.runs.submit import check_dataset, require_import
     from osmosis_ai.services.runs.submit_findings import in_words
 

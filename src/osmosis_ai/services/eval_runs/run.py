@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
     from osmosis_ai.evaluation.summary import RunSummary
     from osmosis_ai.sandbox import Network, Sandbox
-    from osmosis_ai.services.datasets.cached import OpenProgress
+    from osmosis_ai.services.datasets import OpenNamedProgress
     from osmosis_ai.workspace.config_files import EvalConfig
     from osmosis_ai.workspace.layout import WorkspaceDirectory
 
@@ -124,7 +124,7 @@ class EvalRunResult:
 
 
 def prepare_eval_run(
-    request: EvalRunRequest, *, start: Path | None = None, fetching: OpenProgress | None = None
+    request: EvalRunRequest, *, start: Path | None = None, fetching: OpenNamedProgress | None = None
 ) -> PreparedEvalRun:
     """Find and check everything a run needs; starts nothing, and writes nothing but a dataset into the cache.
 
@@ -262,7 +262,7 @@ def _served(agent: str) -> RolloutSource:
     from osmosis_ai.driving.agent_address import AgentAddress, AgentAddressError
     from osmosis_ai.driving.served_agent import AgentLocation
     from osmosis_ai.evaluation.served_source import ServedSource
-    from osmosis_ai.services.rollouts.servers import AGENT_KEY_ENV, agent_key
+    from osmosis_ai.services.rollouts import AGENT_KEY_ENV, agent_key
 
     try:
         address = AgentAddress.parse(agent)
@@ -279,7 +279,7 @@ def _served(agent: str) -> RolloutSource:
 
 
 def _dataset_file(
-    workspace: WorkspaceDirectory, name: str, explicit: Path | None, fetching: OpenProgress | None
+    workspace: WorkspaceDirectory, name: str, explicit: Path | None, fetching: OpenNamedProgress | None
 ) -> tuple[Path, str]:
     from osmosis_ai.workspace.layout import find_dataset_file
 
@@ -293,13 +293,13 @@ def _dataset_file(
 
 
 def _platform_dataset(
-    workspace: WorkspaceDirectory, name: str, fetching: OpenProgress | None
+    workspace: WorkspaceDirectory, name: str, fetching: OpenNamedProgress | None
 ) -> tuple[Path, str]:
     """Return the platform's dataset of that name, where somebody is logged in to one."""
     from osmosis_ai.api.credentials import require_credentials
     from osmosis_ai.api.http_errors import PlatformError
     from osmosis_ai.services.context import find_checkout, open_context
-    from osmosis_ai.services.datasets.cached import fetch_dataset
+    from osmosis_ai.services.datasets import fetch_dataset
     from osmosis_ai.workspace.layout import similar_dataset
 
     missing = (

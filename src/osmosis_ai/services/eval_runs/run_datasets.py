@@ -57,7 +57,7 @@ def platform_dataset(client: PlatformClient, run: RunSamples) -> Path:
         ConflictError: it has other bytes now.
     """
     from osmosis_ai.evaluation.run_dataset_files import require_unchanged
-    from osmosis_ai.services.datasets.cached import fetch_dataset
+    from osmosis_ai.services.datasets import fetch_dataset
 
     fetched = fetch_dataset(client, run.inputs.dataset_name or "")
     require_unchanged(

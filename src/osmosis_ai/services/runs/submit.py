@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from osmosis_ai.api.wire.runs import EvalRunSubmit, SubmitCheck, SubmittedRun, TrainingRunSubmit
     from osmosis_ai.config.issues import Issue
     from osmosis_ai.services.context import PlatformContext
-    from osmosis_ai.services.rollouts.preflight import ImportOutcome
+    from osmosis_ai.services.rollout_preflight import ImportOutcome
     from osmosis_ai.services.runs.lifecycle import RunKind
     from osmosis_ai.services.runs.secrets import RunSecret
     from osmosis_ai.services.runs.submit_findings import Findings
@@ -198,7 +198,7 @@ def check_dataset(context: PlatformContext, submission: PreparedSubmit) -> Datas
         PlatformError: there is none of that name.
         OsmosisError: it is still being processed, or was not accepted.
     """
-    from osmosis_ai.services.datasets.transfer import require_ready
+    from osmosis_ai.services.datasets import require_ready
 
     return require_ready(context.client.datasets.get(submission.config.experiment.dataset))
 
@@ -234,7 +234,7 @@ def _import_code(context: PlatformContext, kind: RunKind, config: Config, tell: 
         OsmosisError: it cannot run anywhere.
     """
     from osmosis_ai.config.sections import served_agent
-    from osmosis_ai.services.rollouts.preflight import import_entrypoint, served_elsewhere
+    from osmosis_ai.services.rollout_preflight import import_entrypoint, served_elsewhere
     from osmosis_ai.workspace.config_files import entrypoint_path, rollout_directory
 
     workspace, experiment = context.workspace, config.experiment

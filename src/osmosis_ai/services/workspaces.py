@@ -1,25 +1,35 @@
-"""Workspaces: which there are, which one this directory belongs to, where another one is checked out.
+"""Workspaces: list them, find the current one and checkouts of others, clone their repositories.
 
-Nobody "is in" a workspace: every command asks the platform whose repository the current directory is a
-checkout of. So switching is going to another directory, and what can be done for it is to say which.
+The current workspace is the one whose repository the current directory is a checkout of; commands ask the platform.
+So switching workspaces means changing to another directory. The recorded checkouts are hints that decide nothing: a
+directory that no longer exists is ignored, and an unreadable file counts as empty.
+
+Addresses that a platform returns are checked before Git sees them: no option, no remote helper, and no local path
+unless the platform runs on this machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from osmosis_ai.api.active_platform import active_platform
 from osmosis_ai.api.credentials import require_credentials
-from osmosis_ai.api.git_identity import IDENTITY
+from osmosis_ai.api.git_identity import IDENTITY, identify_origin
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
 from osmosis_ai.api.wire.auth import User, Workspace, WorkspaceMembership
-from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.services.auth import verify_with_workspace
-from osmosis_ai.services.auth.account import iso
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.files import config_dir, write_json
+from osmosis_ai.services.auth import iso, verify_with_workspace
 from osmosis_ai.services.context import (
     Checkout,
     PlatformContext,
@@ -30,10 +40,16 @@ from osmosis_ai.services.context import (
     log_warning,
     open_context,
 )
-from osmosis_ai.services.workspaces.directories import WorkspaceDirectories
+from osmosis_ai.workspace.git import read_origin, run_git, without_credentials, worktree_root
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
+
+FILE_VERSION = 1
+CLONE_TIMEOUT_S = 900.0
+_GITHUB = "github.com"
+_FROM_AFAR = ("https", "ssh")
+_NEARBY = (*_FROM_AFAR, "http", "file")
 
 
 @dataclass(frozen=True)
@@ -184,16 +200,10 @@ def _checkout_hint(member: Membership) -> str:
     # Only what looks like GitHub's own may be: the identity of any other origin is not its address.
     address = (
         f"https://github.com/{member.repository}.git"
-        if IDENTITY.fullmatch(member.repository) and _is_hosted()
+        if IDENTITY.fullmatch(member.repository) and active_platform().url == DEFAULT_PLATFORM_URL
         else "URL"
     )
     return f"git clone {address}, then run `osmosis workspace current` in the clone"
-
-
-def _is_hosted() -> bool:
-    from osmosis_ai.api.active_platform import active_platform
-
-    return active_platform().url == DEFAULT_PLATFORM_URL
 
 
 def _current_of(client: PlatformClient) -> WorkspaceMembership | None:
@@ -212,3 +222,133 @@ def _not_connected(context: PlatformContext) -> OsmosisError:
         details=context.resource(),
         hint=connect_hint(context.checkout.git, url),
     )
+
+
+class WorkspaceDirectories:
+    """The checkouts of one platform's workspaces.
+
+    Args:
+        platform_url: the platform, normalised.
+        directory: where ``workspace-directories.json`` is (default: this user's settings).
+    """
+
+    def __init__(self, platform_url: str, directory: Path | None = None) -> None:
+        self.path = (directory or config_dir()) / "workspace-directories.json"
+        self._platform_url = platform_url
+
+    def find(self, workspace_id: str) -> Path | None:
+        """Return the checkout of a workspace, if it is still there."""
+        recorded = self._read().get(self._platform_url, {}).get(workspace_id)
+        if not isinstance(recorded, str):
+            return None
+        directory = Path(recorded)
+        return directory if directory.is_absolute() and (directory / ".git").exists() else None
+
+    def remember(self, workspace_id: str, directory: Path) -> None:
+        """Note that ``directory`` is a checkout of the workspace."""
+        platforms = self._read()
+        known = platforms.get(self._platform_url, {})
+        if known.get(workspace_id) == str(directory):
+            return
+        changed = {**platforms, self._platform_url: {**known, workspace_id: str(directory)}}
+        with contextlib.suppress(OSError, UnicodeEncodeError):
+            write_json(self.path, {"version": FILE_VERSION, "platforms": changed})
+
+    def _read(self) -> dict[str, Mapping[str, Any]]:
+        try:
+            content = json.loads(self.path.read_bytes())
+            platforms = content["platforms"] if content["version"] == FILE_VERSION else {}
+            return {url: known for url, known in platforms.items() if isinstance(known, dict)}
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            return {}
+
+
+def github_urls(full_name: str) -> dict[str, str]:
+    """Return the addresses of a repository of GitHub, by the name of their transport.
+
+    Raises:
+        OsmosisError: this is no name of a repository.
+    """
+    if not IDENTITY.fullmatch(full_name) or full_name.endswith(("/.", "/..")):
+        raise OsmosisError("The platform names a repository that cannot be one.", code="PLATFORM_ERROR")
+    return {"HTTPS": f"https://{_GITHUB}/{full_name}.git", "SSH": f"git@{_GITHUB}:{full_name}.git"}
+
+
+def checked_clone_url(url: str, *, nearby: bool) -> str:
+    """Return an address that a platform gives, when it is one that may be cloned.
+
+    Args:
+        url: the address.
+        nearby: whether the platform is on this machine, and its paths are paths here.
+
+    Raises:
+        OsmosisError: it may not.
+    """
+    identify_origin(url)
+    if url.startswith("-") or _transport(url) not in (_NEARBY if nearby else _FROM_AFAR):
+        raise OsmosisError(
+            f"The platform gives an address that cannot be cloned here: {without_credentials(url)}",
+            code="PLATFORM_ERROR",
+            hint="clone the repository by hand, and run `osmosis quickstart` in the clone",
+        )
+    return url
+
+
+def clone_into(url: str, target: Path) -> Path:
+    """Clone ``url`` into ``target``, which is there whole or not at all; a clone of it that is there is taken.
+
+    Args:
+        url: from :func:`github_urls` or :func:`checked_clone_url`.
+        target: a directory that is not there yet.
+
+    Raises:
+        ConflictError: something else is there.
+        OsmosisError: Git cannot clone; with what it says.
+    """
+    if target.exists() or target.is_symlink():
+        return _existing_clone(url, target)
+    allowed = [word for name in _NEARBY for word in ("-c", f"protocol.{name}.allow=always")]
+    options = ("clone", "--quiet", "--template=", "--no-recurse-submodules")
+    ssh = {} if os.environ.get("GIT_SSH_COMMAND") else {"GIT_SSH_COMMAND": "ssh -oBatchMode=yes"}
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as place:
+            done = run_git(
+                ["-c", "protocol.allow=never", *allowed, *options, "--", url, "clone"],
+                cwd=Path(place),
+                env=ssh,
+                timeout_s=CLONE_TIMEOUT_S,
+            )
+            if done.returncode == 0:
+                (Path(place) / "clone").rename(target)
+                return target
+    except OSError as error:
+        raise OsmosisError(f"Cannot write {target}: {error.strerror}.") from None
+    said = [line for line in done.stderr.splitlines() if line.strip()]
+    raise OsmosisError(
+        f"Git cannot clone {without_credentials(url)}: {said[-1].strip() if said else 'it does not say why'}",
+        code="NETWORK",
+        hint=f"try it by hand, then go on in the clone: git clone {without_credentials(url)}",
+    )
+
+
+def _transport(url: str) -> str:
+    if "://" in url:
+        return urlsplit(url).scheme
+    if Path(url).is_absolute():
+        return "file"
+    return "ssh" if ":" in url.partition("/")[0] else ""
+
+
+def _existing_clone(url: str, target: Path) -> Path:
+    root = worktree_root(target) if target.is_dir() else None
+    origin = read_origin(root) if root is not None and root == target.resolve() else None
+    try:
+        same = origin is not None and identify_origin(origin).identity == identify_origin(url).identity
+    except OsmosisError:
+        same = False
+    if not same:
+        raise ConflictError(
+            f"{target} is there already, and is no clone of {without_credentials(url)}.",
+            hint="run `osmosis quickstart` in another directory",
+        )
+    return target

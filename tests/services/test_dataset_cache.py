@@ -14,7 +14,7 @@ from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.transfer import BlobClient
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.services.datasets.cached import CachedDataset, fetch_dataset
+from osmosis_ai.services.datasets import CachedDataset, fetch_dataset
 from osmosis_ai.services.eval_runs.run import EvalRunRequest, PreparedEvalRun, prepare_eval_run
 from tests.api.blob_server import BlobServer, serve
 from tests.datasets.builders import jsonl, prompt_rows

@@ -9,7 +9,7 @@ import respx
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.sandbox import MachineControl, ProcessLimits, SandboxCapability
 from osmosis_ai.sandbox.control_groups import Delegation
-from osmosis_ai.services.workspaces.doctor import examine
+from osmosis_ai.services.workspace_check import examine
 from tests.logins import FERN, IDENTITY, REFUSALS, VERIFIED, make_checkout, save_login, use_platform
 from tests.workspace.builders import git, make_repository, make_workspace
 

@@ -1,11 +1,11 @@
-"""`osmosis dataset import`: a file of another shape becomes a dataset of ours, row by row."""
+"""Dataset files on this machine: validate them, and import files of other formats row by row."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,53 @@ from osmosis_ai.files import replacing
 
 MOST_PROBLEMS = 5
 PREVIEW_ROWS = 3
+
+
+def validate_file(path: Path, *, progress: Callable[[int], None] | None = None) -> DatasetReport:
+    """Check that the platform would take a dataset file; needs no workspace and no login.
+
+    Args:
+        path: the file.
+        progress: takes the number of bytes read so far.
+
+    Returns:
+        The report of a valid file; it may hold warnings.
+
+    Raises:
+        OsmosisError: there is no such file, or it is not valid: the message lists the first
+            problems, the details are the whole report.
+    """
+    try:
+        path.name.encode()
+    except UnicodeEncodeError:
+        raise OsmosisError(
+            f"The file name '{path.name}' is not valid UTF-8.", hint="rename the file"
+        ) from None
+    report = validate_dataset(path, progress=progress)
+    if not report.valid:
+        problems = "".join(f"\n  - {error}" for error in report.errors)
+        hint = (
+            f"\n`osmosis dataset import {path}` maps columns of other names." if report.lacks_columns else ""
+        )
+        raise OsmosisError(f"Validation failed: {path}{problems}{hint}", details=asdict(report))
+    return report
+
+
+def check_file(path: Path, *, progress: Callable[[int], None] | None = None) -> DatasetReport:
+    """Check a file that is about to be uploaded.
+
+    Args:
+        path: the file.
+        progress: takes the number of bytes read so far.
+
+    Raises:
+        OsmosisError: there is no such file, or the platform would not take it.
+    """
+    report = validate_dataset(path, progress=progress)
+    if not report.valid:
+        problems = "".join(f"\n  - {error}" for error in report.errors)
+        raise OsmosisError(f"File validation failed:{problems}", details=asdict(report))
+    return report
 
 
 @dataclass(frozen=True)

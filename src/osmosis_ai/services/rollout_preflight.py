@@ -1,15 +1,19 @@
-"""Before code is run far away: would it import here?
+"""Check before a submit that a rollout's entrypoint imports on this machine.
 
-What the platform has to build first (packages that are not installed here) is not held against the code;
-what cannot run anywhere (a syntax error, an exception while importing) is said before anything is sent.
+Packages that only the platform installs are no failure. A syntax error or an exception during the import is
+reported before anything is sent. A child process imports the entrypoint under a module name other than
+``__main__``, so nothing is served; its siblings can be imported by their names and relatively.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
 import tempfile
+import traceback
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,18 +21,19 @@ from typing import Any, Literal
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.process_environment import python_environment
-from osmosis_ai.supervision import ChildProcess, exit_words
+from osmosis_ai.supervision import ChildProcess, exit_words, watch_parent
 
 TIMEOUT_S = 60.0
 HINT = (
     'importing the entrypoint must not fail, nor serve: start the server under `if __name__ == "__main__":`'
 )
 _PLACEHOLDER = "placeholder-of-the-preflight"
+_PACKAGE = "_osmosis_entrypoint"
 _TAIL_BYTES = 2000
 # Without the current directory in front: its modules must not shadow those that the probe itself needs.
 _PROBE = (
     "import sys; sys.path[:] = filter(None, sys.path); "
-    "from osmosis_ai.services.rollouts.entrypoint_probe import main; main(*sys.argv[1:])"
+    "from osmosis_ai.services.rollout_preflight import probe_entrypoint; probe_entrypoint(*sys.argv[1:])"
 )
 
 
@@ -145,3 +150,76 @@ def _read(report: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def probe_entrypoint(entrypoint: str, report: str) -> None:
+    """In the child process: import ``entrypoint`` and write the outcome to ``report`` as JSON."""
+    # Before the rollout's directories are on the path: its modules must not shadow ours.
+    from osmosis_ai.rollout.loop.entrypoints import holds_an_agent_loop
+
+    watch_parent()
+    path, project = Path(entrypoint).resolve(), Path.cwd()
+    places = dict.fromkeys(str(place) for place in (path.parent, project / "src", project) if place.is_dir())
+    sys.path[:] = [*places, *(place for place in sys.path if place not in places)]
+    sys.argv = [str(path)]
+    sys.dont_write_bytecode = True
+    outcome: dict[str, object] = {"outcome": "imported"}
+    try:
+        module = _import(path)
+        if holds_an_agent_loop(path):
+            _check_agent_loop(module, path)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's code may as well call `sys.exit`
+        outcome = _failure(error, project)
+    Path(report).write_text(json.dumps(outcome), encoding="utf-8")
+
+
+def _check_agent_loop(module: types.ModuleType, path: Path) -> None:
+    """Check that the agent and its eval functions are what a rollout's server can host.
+
+    Raises:
+        OsmosisError: they are not.
+    """
+    from osmosis_ai.rollout.loop.hosting import agent_of, hosted_loop
+    from osmosis_ai.rollout.loop.workflow import HostedLoopSettings
+
+    hosted_loop(agent_of(module, path.name), module, HostedLoopSettings())
+
+
+def _import(path: Path) -> types.ModuleType:
+    package = types.ModuleType(_PACKAGE)
+    package.__path__ = [str(path.parent)]
+    sys.modules[_PACKAGE] = package
+    name = f"{_PACKAGE}.{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path.name} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _failure(error: BaseException, project: Path) -> dict[str, object]:
+    kind = "module_not_found" if isinstance(error, ModuleNotFoundError) else "failed"
+    said = (
+        error.message
+        if isinstance(error, OsmosisError)
+        else "".join(traceback.format_exception_only(type(error), error)).strip()
+    )
+    if isinstance(error, SyntaxError):
+        said = f"{type(error).__name__}: {error.msg}"
+    return {"outcome": kind, "error": said, **_place(error, project)}
+
+
+def _place(error: BaseException, project: Path) -> dict[str, object]:
+    """Return the innermost place of the rollout's own code."""
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        places.append((error.filename, error.lineno))
+    for filename, line in reversed(places):
+        path = Path(filename)
+        if path.is_relative_to(project):
+            return {"file": path.relative_to(project).as_posix(), "line": line}
+    return {}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.services.rollouts.catalog import initialize_rollout
+from osmosis_ai.services.rollouts import initialize_rollout
 from tests.workspace.builders import make_repository, make_workspace
 
 

@@ -1,61 +1,135 @@
-"""Datasets to and from the platform: announced, sent, completed; or given up so that nothing half-sent stays.
+"""Datasets on the platform: list, preview, upload, download, and cache for evaluations.
 
-An upload that ends in an error or with Ctrl-C is aborted on the platform. Only when the connection is lost
-in the middle of an upload in parts, or this process is killed, is it left as it is: the same command then
-goes on with the parts that have arrived. It knows them from its own record, and when it was killed before there was
-one, from a platform of one's own, which hands back the open upload of the same user and bytes.
+An upload that fails or is interrupted with Ctrl-C is aborted on the platform. If the connection is lost during an
+upload in parts, or this process is killed, the same command resumes it with the parts that have arrived. It finds
+them in its own record or, without one, asks a self-hosted platform for the open upload of the same user and bytes.
+
+The cache, ``<cache>/datasets/<id>/``, holds ``metadata.json`` and ``<sha256>.<extension>``. The digest is checked
+before every use, and the platform is asked each time whether the dataset has other bytes now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
-from osmosis_ai.datasets import DatasetReport, validate_dataset
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import expanded
 from osmosis_ai.services.context import Warn, log_warning
-from osmosis_ai.services.datasets.catalog import IN_PROGRESS, READY
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.http_errors import PlatformError
     from osmosis_ai.api.transfer import BlobClient, NotedIntent, UnfinishedUpload
-    from osmosis_ai.api.wire.base import LogEntry
+    from osmosis_ai.api.wire.base import LogEntry, LogPage
     from osmosis_ai.api.wire.datasets import Dataset, UploadInstructions
+    from osmosis_ai.datasets import DatasetReport
+    from osmosis_ai.services.listing import Listing
     from osmosis_ai.services.log_following import LogFollower
 
 Progress = Callable[[int], None]
 OpenProgress = Callable[[int | None], AbstractContextManager[Progress]]
+OpenNamedProgress = Callable[[str, int | None], AbstractContextManager[Progress]]
+"""Opens a display for a download, given the dataset's name and size in bytes."""
+IN_PROGRESS = frozenset({"pending", "uploading", "processing"})
+READY = "uploaded"
 # What a store or a platform says of an upload that is no longer known there.
 _GONE = frozenset({400, 403, 404, 409, 410})
+_EXTENSIONS = ("jsonl", "csv", "json", "parquet")
+_LOCK_TIMEOUT_S = 3600.0
+_KEPT_S = 7 * 86400.0
+_KEYS = (
+    "id",
+    "file_name",
+    "file_size",
+    "status",
+    "file_format",
+    "original_file_format",
+    "row_count",
+    "original_file_size",
+    "creator_name",
+    "created_at",
+    "updated_at",
+)
 
 
-def check_file(path: Path, *, progress: Progress | None = None) -> DatasetReport:
-    """Check a file that is about to be uploaded.
+def list_datasets(client: PlatformClient, *, limit: int, everything: bool) -> Listing[Dataset]:
+    """Return the workspace's datasets, the newest first; arguments as in ``fetch_listing``."""
+    from osmosis_ai.services.listing import fetch_listing
 
-    Args:
-        path: the file.
-        progress: takes the number of bytes read so far.
+    return fetch_listing(
+        lambda size, offset: client.datasets.list(limit=size, offset=offset),
+        lambda page: page.datasets,
+        limit=limit,
+        everything=everything,
+    )
+
+
+@dataclass(frozen=True)
+class DatasetPreview:
+    """The first rows of a dataset, as far as the platform keeps them.
+
+    Attributes:
+        available: whether the platform has a preview at all.
+        message: why there is none.
+    """
+
+    dataset: Dataset
+    rows: tuple[Any, ...]
+    requested_rows: int
+    available: bool
+    message: str | None = None
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        shown = {
+            "dataset": dataset_item(self.dataset),
+            "rows": list(self.rows),
+            "requested_rows": self.requested_rows,
+            "returned_rows": len(self.rows),
+            "available": self.available,
+        }
+        return shown if self.message is None else {**shown, "message": self.message}
+
+
+def preview_dataset(client: PlatformClient, name: str, *, rows: int) -> DatasetPreview:
+    """Return up to ``rows`` rows of a dataset; that there are none is no error.
 
     Raises:
-        OsmosisError: there is no such file, or the platform would not take it.
+        PlatformError: no such dataset, or as every call.
     """
-    if not path.name.isascii():
-        try:
-            path.name.encode()
-        except UnicodeEncodeError:
-            raise OsmosisError(
-                f"The file name '{path.name}' is not valid UTF-8.", hint="rename the file"
-            ) from None
-    report = validate_dataset(path, progress=progress)
-    if not report.valid:
-        problems = "".join(f"\n  - {error}" for error in report.errors)
-        raise OsmosisError(f"File validation failed:{problems}", details=asdict(report))
-    return report
+    dataset = client.datasets.get(name)
+    found = dataset.data_preview
+    if isinstance(found, Mapping) and isinstance(found.get("rows"), list):
+        found = found["rows"]
+    if isinstance(found, list):
+        return DatasetPreview(dataset, tuple(found[:rows]), rows, available=True)
+    message = {
+        READY: "The platform keeps no preview of this dataset.",
+        "error": f"The platform did not accept this dataset. See logs with: osmosis dataset logs {name}",
+        "cancelled": "The upload of this dataset was cancelled.",
+    }.get(
+        dataset.status, "The platform is still working on this dataset; there is a preview when it is done."
+    )
+    return DatasetPreview(dataset, (), rows, available=False, message=message)
+
+
+def dataset_logs(client: PlatformClient, name: str, *, limit: int, cursor: str | None) -> LogPage:
+    """Return a page of what was said while a dataset was checked, the oldest first."""
+    return client.datasets.logs(name, limit=limit, cursor=cursor)
+
+
+def dataset_item(dataset: Dataset) -> dict[str, Any]:
+    """Return a dataset as scripts see it: every key, and ``platform_url`` where there is one."""
+    known = dataset.model_dump(mode="json", include={*_KEYS, "platform_url"})
+    item = {key: known[key] for key in _KEYS}
+    return {**item, "platform_url": known["platform_url"]} if known["platform_url"] else item
 
 
 def upload_dataset(
@@ -74,7 +148,7 @@ def upload_dataset(
     Args:
         client: the platform.
         path: the file; its stem is the dataset's name.
-        report: what :func:`check_file` found.
+        report: what :func:`~osmosis_ai.services.dataset_files.check_file` found.
         overwrite: replace the bytes of a dataset that has the name already.
         progress: takes the number of bytes that are there so far.
         warn: takes what the user should know, and its code.
@@ -301,7 +375,9 @@ def wait_until_checked(
         pause()
     if dataset.status == READY and dataset.upload_error is None:
         return dataset
-    said = [dataset.upload_error] if dataset.upload_error else _errors(lines)
+    said = [dataset.upload_error] if dataset.upload_error else []
+    if not said:
+        said = [entry.message for entry in lines if entry.message and (entry.level or "").lower() == "error"]
     problems = "".join(f"\n  - {message}" for message in said)
     kept = " The dataset keeps the content it had." if dataset.status == READY else ""
     raise OsmosisError(
@@ -309,10 +385,6 @@ def wait_until_checked(
         details={"id": dataset.id, "status": dataset.status, "errors": said},
         hint=f"see logs with: osmosis dataset logs {dataset.file_name}",
     )
-
-
-def _errors(entries: list[LogEntry]) -> list[str]:
-    return [entry.message for entry in entries if entry.message and (entry.level or "").lower() == "error"]
 
 
 def download_dataset(
@@ -413,5 +485,137 @@ def _refuse_existing(target: Path, *, overwrite: bool) -> None:
         )
 
 
-def _show_nothing(_size: int | None) -> AbstractContextManager[Progress]:
+@dataclass(frozen=True)
+class CachedDataset:
+    """A platform dataset as a file.
+
+    Attributes:
+        source: whether it was in the cache or had to be downloaded.
+    """
+
+    path: Path
+    sha256: str
+    source: Literal["cache", "download"]
+
+
+def fetch_dataset(
+    client: PlatformClient,
+    name: str,
+    *,
+    cache: Path | None = None,
+    progress: OpenNamedProgress | None = None,
+    blobs: BlobClient | None = None,
+) -> CachedDataset:
+    """Return the current bytes of a platform dataset.
+
+    Args:
+        client: the platform.
+        name: the dataset's name or id.
+        cache: where datasets are kept; the user's cache by default.
+        progress: opens a display when bytes have to be fetched.
+        blobs: connections to the store; otherwise opened and closed here.
+
+    Raises:
+        PlatformError: no such dataset, or as every call.
+        OsmosisError: it is not ready, of no known format, or the disk is full.
+    """
+    import filelock
+
+    from osmosis_ai.files import cache_dir
+
+    dataset = require_ready(client.datasets.get(name))
+    extension = _extension(dataset)
+    directory = (cache or cache_dir() / "datasets") / _segment(dataset.id)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with filelock.FileLock(directory / ".lock", timeout=_LOCK_TIMEOUT_S):
+        found = _cached(directory, dataset, extension, client.platform_url)
+        if found is not None:
+            return found
+        return _download_to_cache(client, dataset, directory, extension, progress or _show_nothing, blobs)
+
+
+def _cached(directory: Path, dataset: Dataset, extension: str, platform_url: str) -> CachedDataset | None:
+    from osmosis_ai.datasets import file_digest
+
+    try:
+        known: Any = json.loads((directory / "metadata.json").read_bytes())
+        sha256 = str(known["sha256"])
+        path = directory / f"{sha256}.{extension}"
+        if dataset.updated_at is None or known["version"] != _version(dataset, platform_url):
+            return None
+        if file_digest(path) != sha256:
+            return None
+    except (OSError, ValueError, KeyError, TypeError, OsmosisError):
+        return None
+    return CachedDataset(path, sha256, "cache")
+
+
+def _download_to_cache(
+    client: PlatformClient,
+    dataset: Dataset,
+    directory: Path,
+    extension: str,
+    progress: OpenNamedProgress,
+    blobs: BlobClient | None,
+) -> CachedDataset:
+    from osmosis_ai.api.transfer import download
+    from osmosis_ai.datasets import file_digest
+    from osmosis_ai.files import write_json
+
+    incoming = directory / "incoming"
+    with progress(dataset.file_name or dataset.id, dataset.file_size or None) as shown:
+        download(
+            client.datasets.download(dataset.id).presigned_url,
+            incoming,
+            expected_size=dataset.file_size or None,
+            progress=shown,
+            refresh_url=lambda: client.datasets.download(dataset.id).presigned_url,
+            client=blobs,
+        )
+    sha256 = file_digest(incoming)
+    path = incoming.replace(directory / f"{sha256}.{extension}")
+    write_json(
+        directory / "metadata.json", {"version": _version(dataset, client.platform_url), "sha256": sha256}
+    )
+    _remove_old(directory, path)
+    return CachedDataset(path, sha256, "download")
+
+
+def _remove_old(directory: Path, current: Path) -> None:
+    """Remove the bytes of earlier versions; not at once, an evaluation may be reading them."""
+    for path in directory.glob("*.*"):
+        is_data = path.suffix[1:] in _EXTENSIONS and len(path.stem) == 64
+        if is_data and path != current and time.time() - path.stat().st_mtime > _KEPT_S:
+            path.unlink(missing_ok=True)
+
+
+def _version(dataset: Dataset, platform_url: str) -> dict[str, Any]:
+    """Return what changes when the bytes do."""
+    known = dataset.model_dump(mode="json")
+    return {
+        "platform_url": platform_url,
+        **{key: known[key] for key in ("id", "file_name", "file_size", "file_format", "updated_at")},
+    }
+
+
+def _extension(dataset: Dataset) -> str:
+    for named in (dataset.file_format, Path(dataset.file_name or "").suffix[1:]):
+        if named and named.lower() in _EXTENSIONS:
+            return named.lower()
+    raise OsmosisError(
+        f"Dataset `{dataset.file_name or dataset.id}` has the format `{dataset.file_format}`, which cannot be read here.",
+        hint="upgrade Osmosis, or pass `--dataset-file FILE`",
+    )
+
+
+def _segment(dataset_id: str) -> str:
+    """Return an id as one directory name; an id that is none gets its digest."""
+    if re.fullmatch(r"[A-Za-z0-9_-]{1,96}", dataset_id):
+        return dataset_id
+    import hashlib
+
+    return hashlib.sha256(dataset_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _show_nothing(*_shown: str | int | None) -> AbstractContextManager[Progress]:
     return nullcontext(lambda _done: None)

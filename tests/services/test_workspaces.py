@@ -12,8 +12,8 @@ import pytest
 import respx
 
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
-from osmosis_ai.services.workspaces.directories import WorkspaceDirectories
-from osmosis_ai.services.workspaces.memberships import (
+from osmosis_ai.services.workspaces import (
+    WorkspaceDirectories,
     current_workspace,
     find_workspace_directory,
     list_workspaces,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.services.datasets.catalog import validate_file
+from osmosis_ai.services.dataset_files import validate_file
 from tests.datasets.builders import jsonl, prompt_rows, write
 
 

@@ -1,8 +1,8 @@
-"""`osmosis check`: everything about a workspace's configs that can be found wrong without a platform.
+"""`osmosis check` and `osmosis doctor`: check a workspace directory and its configs, without an account or a network.
 
-Nothing is fetched, nobody needs to be logged in and no origin is asked for; the only code that runs is the import of
-the entrypoints, each in a process of its own, and only where it is allowed. What cannot be told here is said to be
-unchecked, never right.
+The only code that a check runs is the import of the entrypoints, each in a child process, and only if it is allowed.
+What cannot be checked on this machine is reported as unchecked. The doctor asks the platform of a logged-in user which
+workspace the repository belongs to; no answer is no failure, and neither is a machine without a working sandbox.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from osmosis_ai.api.git_identity import identify_origin
 from osmosis_ai.config.issues import closest, nearest
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.files import expanded
-from osmosis_ai.workspace.layout import DATASET_EXTENSIONS
+from osmosis_ai.workspace import doctor
+from osmosis_ai.workspace.git import read_origin, without_credentials
+from osmosis_ai.workspace.layout import DATASET_EXTENSIONS, REQUIRED_DIRECTORIES
 
 if TYPE_CHECKING:
+    from osmosis_ai.api.wire.auth import WorkspaceMembership
     from osmosis_ai.config.issues import Issue
+    from osmosis_ai.sandbox import SandboxCapability
     from osmosis_ai.workspace.config_files import EvalConfig, TrainingConfig
     from osmosis_ai.workspace.layout import WorkspaceDirectory
 
@@ -30,6 +35,7 @@ Severity = Literal["error", "warning"]
 CheckName = Literal["config", "import", "dataset"]
 
 IMPORT_TIMEOUT_S = 60.0
+LOOKUP_TIMEOUT_S = 5.0
 _PLACES = "configs are .toml files in configs/eval/, configs/training/ and configs/benchmark/; datasets are in data/"
 
 
@@ -279,7 +285,7 @@ class _Check:
 
     def _check_import(self, config: Config, shown: str) -> None:
         from osmosis_ai.config.sections import served_agent
-        from osmosis_ai.services.rollouts.preflight import import_entrypoint, served_elsewhere
+        from osmosis_ai.services.rollout_preflight import import_entrypoint, served_elsewhere
         from osmosis_ai.workspace.config_files import rollout_directory
 
         experiment = config.experiment
@@ -441,3 +447,140 @@ def _place(error: str) -> tuple[int | None, str]:
     """Split what is wrong with a dataset into the line it begins with, if any, and the rest."""
     match = re.match(r"line ([0-9]+)(?:: |, (?=column ))", error)
     return (int(match[1]), error[match.end() :]) if match else (None, error)
+
+
+def github_annotations(problems: Iterable[Problem]) -> list[str]:
+    """Return a GitHub Actions workflow command for each problem; no problem's text can begin another command.
+
+    https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
+    """
+    return [_command(problem) for problem in problems]
+
+
+def _command(problem: Problem) -> str:
+    places = {"file": problem.file, "line": problem.line, "title": f"osmosis check: {problem.check}"}
+    properties = ",".join(
+        f"{name}={_property(str(value))}" for name, value in places.items() if value is not None
+    )
+    meant = f" (did you mean '{problem.suggestion}'?)" if problem.suggestion else ""
+    named = f"{problem.key}: " if problem.key else ""
+    return f"::{problem.severity} {properties}::{_data(f'{named}{problem.message}{meant}')}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A repository's `origin`, fit to be shown.
+
+    Args:
+        remote_url: its address.
+        identity: what platforms call the repository.
+        warning: why there is no identity.
+    """
+
+    remote_url: str | None = None
+    identity: str | None = None
+    warning: str | None = None
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """What the doctor found.
+
+    Args:
+        report: the directories and guides.
+        origin: where the repository is from.
+        sandbox: what this machine can do to hold rollouts back.
+        limits: what would hold the rollouts of a platform to what they may take here, in words.
+        workspace: the one it belongs to on the platform one is logged in to.
+    """
+
+    report: doctor.DoctorReport
+    origin: Origin
+    sandbox: SandboxCapability
+    limits: str
+    workspace: WorkspaceMembership | None = None
+
+    def resource(self) -> dict[str, Any]:
+        """Return the checkup as scripts see it."""
+        git: dict[str, Any] = {"identity": self.origin.identity, "remote_url": self.origin.remote_url}
+        if self.origin.warning is not None:
+            git["warning"] = self.origin.warning
+        linked = self.workspace
+        return {
+            "workspace_directory": str(self.report.root),
+            "git": git,
+            "workspace": linked and {"id": linked.id, "name": linked.name, "role": linked.role},
+            "required_paths": [*REQUIRED_DIRECTORIES, *doctor.AGENT_GUIDES],
+            "missing": list(self.report.missing),
+            "valid": self.report.valid,
+            "fixed": list(self.report.fixed),
+            "gitignore": {"missing": list(self.report.unignored), "added": list(self.report.ignored)},
+            "tracked_env_files": list(self.report.tracked_env_files),
+            "sandbox": {
+                "works": self.sandbox.works,
+                "problem": self.sandbox.problem,
+                "remedy": self.sandbox.remedy,
+                "limits": self.limits,
+            },
+        }
+
+
+def examine(path: Path | None = None, *, fix: bool = False) -> Checkup:
+    """Check the workspace directory that ``path`` (the current directory when None) is in.
+
+    Args:
+        path: a directory of the work tree.
+        fix: create what is missing.
+
+    Raises:
+        WorkspaceRequiredError: outside a Git work tree.
+        ConflictError: when something stands in the way of the fix.
+        OsmosisError: when directories are missing and ``fix`` is not set; its details are the resource.
+    """
+    from osmosis_ai import sandbox
+
+    report = doctor.fix(path) if fix else doctor.check(path)
+    origin = _origin_of(report.root)
+    linked = _linked_workspace(origin.identity) if origin.identity else None
+    checkup = Checkup(report, origin, sandbox.check_sandbox(), sandbox.look_at_control().words, linked)
+    if not report.valid:
+        raise OsmosisError(
+            f"{report.root} is not a complete workspace directory. Missing:\n"
+            + "\n".join(f"  - {name}/" for name in report.missing_directories)
+            + "\nRun `osmosis doctor --fix` to create what is missing.",
+            details=checkup.resource(),
+        )
+    return checkup
+
+
+def _origin_of(root: Path) -> Origin:
+    url = read_origin(root)
+    if url is None:
+        return Origin(warning="there is no remote `origin`; only runs on a platform need one")
+    try:
+        git = identify_origin(url, base=root)
+    except OsmosisError as error:
+        return Origin(without_credentials(url), warning=error.message)
+    return Origin(git.display_url, git.identity)
+
+
+def _linked_workspace(identity: str) -> WorkspaceMembership | None:
+    """Return the workspace of a repository; None when nobody is logged in or the platform does not say."""
+    from osmosis_ai.api.credentials import require_credentials
+
+    try:
+        credentials = require_credentials()
+        from osmosis_ai.services.context import connect
+
+        with connect(credentials, git_identity=identity, timeout_s=LOOKUP_TIMEOUT_S) as client:
+            return client.verify().workspace
+    except OsmosisError:
+        return None

@@ -1,1 +1,0 @@
-"""Datasets: list, upload, download, validate."""

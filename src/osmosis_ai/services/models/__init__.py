@@ -1,1 +1,0 @@
-"""Models on the platform: list, deploy, download."""

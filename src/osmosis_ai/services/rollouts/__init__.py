@@ -1,1 +1,0 @@
-"""Rollouts: create, list and check before submit."""

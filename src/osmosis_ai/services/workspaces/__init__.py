@@ -1,1 +1,0 @@
-"""Workspaces and workspace directories: list, check, fix."""

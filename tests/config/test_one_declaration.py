@@ -69,7 +69,7 @@ def test_the_body_of_a_submit_has_a_part_for_every_section() -> None:
 
 _NOT_A_CONFIG = {
     # `osmosis eval -m` reads none: its options have defaults, bounds and meanings of their own.
-    "services/agent_loops/classic_eval.py",
+    "services/classic_eval.py",
     # What a finished run elsewhere was made from: objects with digests where a config has names.
     "api/wire/eval_imports.py",
 }

@@ -394,8 +394,12 @@ def test_interactive_needs_a_terminal(loop: Loop) -> None:
 
 
 def test_an_interrupted_test_keeps_what_had_ended() -> None:
-    from osmosis_ai.services.agent_loops import test as service
-    from osmosis_ai.services.agent_loops.test import AgentTestRequest, prepare_agent_test, run_agent_test
+    from osmosis_ai.services.agent_loops import (
+        AgentTestOutcome,
+        AgentTestRequest,
+        prepare_agent_test,
+        run_agent_test,
+    )
 
     class StopsAfterTwo:
         def started(self, interrupt: Callable[[], None]) -> None:
@@ -408,7 +412,7 @@ def test_an_interrupted_test_keeps_what_had_ended() -> None:
         def ended(self) -> None:
             pass
 
-    async def interrupted() -> service.AgentTestOutcome:
+    async def interrupted() -> AgentTestOutcome:
         Path("stops_agent.py").write_text(AGENT)
         rows = [{"system_prompt": "s", "user_prompt": str(number)} for number in range(5)]
         Path("rows.json").write_text(json.dumps(rows))

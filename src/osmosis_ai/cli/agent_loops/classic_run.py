@@ -14,7 +14,7 @@ from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.agent_loops.classic_eval import PreparedClassicEval
+    from osmosis_ai.services.classic_eval import PreparedClassicEval
 
 QUIT_AT_ONCE = "Interrupted. The same command goes on with what is left."
 

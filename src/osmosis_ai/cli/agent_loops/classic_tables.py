@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.hooks import RunPlan
     from osmosis_ai.evaluation.record import TerminalRecord
     from osmosis_ai.evaluation.statistics import Estimate
-    from osmosis_ai.services.agent_loops.classic_eval import ClassicEvalResult, PreparedClassicEval
+    from osmosis_ai.services.classic_eval import ClassicEvalResult, PreparedClassicEval
 
 _MOST_ERROR = 160
 _LARGE = 1e9

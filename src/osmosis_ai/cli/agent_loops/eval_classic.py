@@ -14,7 +14,7 @@ from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.cli.root import TWO_FORMS
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.agent_loops.classic_eval import ClassicEvalResult
+    from osmosis_ai.services.classic_eval import ClassicEvalResult
 
 MODEL, ROWS, PACE, LIMITS, RUN = "Model", "Rows and scores", "Pace and seeds", "Budget", "Run and results"
 NO_SANDBOX = (
@@ -150,7 +150,7 @@ def eval_classic(
     keep_to_itself(os.environ)
     from osmosis_ai import event_loop
     from osmosis_ai.cli.agent_loops.classic_run import ClassicRun
-    from osmosis_ai.services.agent_loops.classic_eval import (
+    from osmosis_ai.services.classic_eval import (
         ClassicEvalRequest,
         prepare_classic_eval,
         run_classic_eval,

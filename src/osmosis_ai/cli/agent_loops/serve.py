@@ -55,7 +55,7 @@ def serve(
         osmosis serve -m server:agent_loop --port 9000
     """
     from osmosis_ai.rollout.loop.server.serve import ServeOptions
-    from osmosis_ai.services.agent_loops.serve import prepare
+    from osmosis_ai.services.agent_loops import prepare
 
     options = ServeOptions(
         host=host,

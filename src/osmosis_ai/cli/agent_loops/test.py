@@ -19,7 +19,7 @@ from osmosis_ai.files import expanded
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.agent_loops.test import AgentTestOutcome, AgentTestRequest
+    from osmosis_ai.services.agent_loops import AgentTestOutcome, AgentTestRequest
 
 MODEL, ROWS, STEPS = "Model", "Rows and results", "Stepping through"
 _SHOWN_FAILURES = 20
@@ -92,7 +92,7 @@ def try_agent(
         osmosis test -m server:agent_loop -d test_data.jsonl --limit 3
         osmosis test -m server:agent_loop -d test_data.jsonl --interactive
     """
-    from osmosis_ai.services.agent_loops.test import AgentTestRequest
+    from osmosis_ai.services.agent_loops import AgentTestRequest
 
     request = AgentTestRequest(
         module=module,
@@ -124,7 +124,7 @@ def try_agent(
 def _run_rows(request: AgentTestRequest, *, quiet: bool) -> AgentTestOutcome:
     from osmosis_ai import event_loop
     from osmosis_ai.cli.agent_loops.live_rows import LiveRows
-    from osmosis_ai.services.agent_loops.test import prepare_agent_test, run_agent_test
+    from osmosis_ai.services.agent_loops import prepare_agent_test, run_agent_test
 
     prepared = prepare_agent_test(request)
     if not quiet:
@@ -141,7 +141,7 @@ def _step_through(request: AgentTestRequest) -> AgentTestOutcome:
 
     from osmosis_ai import event_loop
     from osmosis_ai.cli.agent_loops.session_screen import SessionScreen
-    from osmosis_ai.services.agent_loops.test import prepare_agent_test, run_session
+    from osmosis_ai.services.agent_loops import prepare_agent_test, run_session
 
     output = current()
     prepared = prepare_agent_test(request)

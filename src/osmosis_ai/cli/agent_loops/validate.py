@@ -10,7 +10,7 @@ import typer
 from osmosis_ai.cli.output.results import DetailResult, Row
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.agent_loops.validate import ValidatedAgent
+    from osmosis_ai.services.agent_loops import ValidatedAgent
 
 
 def validate(
@@ -25,7 +25,7 @@ def validate(
     Examples:
         osmosis validate -m server:agent_loop
     """
-    from osmosis_ai.services.agent_loops.validate import validate as validate_agent
+    from osmosis_ai.services.agent_loops import validate as validate_agent
 
     return _told(validate_agent(module, run=run), verbose=verbose)
 

@@ -270,8 +270,7 @@ async def test_a_failure_has_a_fitting_status_and_the_provider_s_words(
 
 
 async def test_a_reply_that_cannot_be_passed_on_is_the_provider_s_failure(world: BridgeWorld) -> None:
-    deep = b"[" * 1015 + b"]" * 1015
-    odd = Reply(body=b'{"choices": [{"message": {"content": "ok"}}], "deep": ' + deep + b"}")
+    odd = Reply(body=b'{"choices": [{"message": {"content": "ok"}}], "odd": [NaN, "\\ud83d"]}')
     world.model.respond = lambda _: odd
     status, _, answer = await world.ask()
     assert (status, answer["error"]["code"], world.model.calls) == (502, "invalid_reply", 3)

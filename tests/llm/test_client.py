@@ -145,7 +145,10 @@ def with_field(value: bytes) -> Reply:
         Reply(choice_extra={"message": {"role": "assistant", "content": 5}}),
         Reply(finish_reason="failed"),
         Reply(finish_reason="server_error"),
-        with_field(b"[" * 1015 + b"]" * 1015),
+        pytest.param(
+            with_field(b"[" * 1015 + b"]" * 1015),
+            marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="newer Python writes deeper JSON"),
+        ),
         with_field(b'[NaN, "\\ud83d"]'),
     ],
     ids=[

@@ -178,6 +178,13 @@ def test_a_constant_that_json_does_not_have_is_named_and_its_row_can_be_left_out
     assert (resource["row_count"], resource["skipped"]) == (2, 3)
 
 
+def test_an_import_that_leaves_missing_answers_out_warns_of_integers_as_floats(cli: Cli) -> None:
+    parquet("a.parquet", user_prompt=list("abcd"), ground_truth=pa.array([144.0, float("nan"), 12.0, 7.0]))
+    words = ("dataset", "import", "a.parquet", "--yes", "--output", "rows.jsonl", "--skip-invalid", "--json")
+    warnings = json.loads(cli(*words).out)["warnings"]
+    assert any("'144.0' on line 1" in each and "(row 2)" in each and "Int64" in each for each in warnings)
+
+
 @pytest.mark.parametrize("extension", ["jsonl", "json", "csv"])
 def test_a_repeated_key_is_a_warning(cli: Cli, tmp_path: Path, extension: str) -> None:
     good = '{"user_prompt": "a \\": b", "ground_truth": "1", "metadata": {"a" : 1}}'

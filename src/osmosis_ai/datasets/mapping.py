@@ -146,6 +146,10 @@ def left_out(mapping: ColumnMapping, record: Record) -> list[str]:
     return [name for name in record if name not in used]
 
 
+class MissingAnswerError(ValueError):
+    """A row has everything but its expected answer."""
+
+
 def map_record(mapping: ColumnMapping, record: Record) -> dict[str, Any]:
     """Make our row of a record; every row of a mapping has the same columns, in one order."""
     try:
@@ -174,7 +178,8 @@ def _row(mapping: ColumnMapping, record: Record) -> dict[str, Any]:
     absent = [field for field in needed if not fields.get(field)]
     if absent:
         where = [column for field in absent for column in mapping.get(field, mapping.get("prompt", ()))]
-        raise ValueError(f"no value for {quote_names(absent)} (from {quote_names(where)})")
+        message = f"no value for {quote_names(absent)} (from {quote_names(where)})"
+        raise MissingAnswerError(message) if absent == ["ground_truth"] else ValueError(message)
     return {column: fields[field] for field, column in OUTPUT_COLUMNS.items() if field in fields}
 
 

@@ -69,8 +69,16 @@ class DatasetReport:
         self.lacks_columns = False
 
 
-def validate_dataset(path: Path, *, progress: Callable[[int], None] | None = None) -> DatasetReport:
-    """Check a dataset file by the platform's rules, reading all of it."""
+def validate_dataset(
+    path: Path, *, progress: Callable[[int], None] | None = None, missing_answer: str = ""
+) -> DatasetReport:
+    """Check a dataset file by the platform's rules, reading all of it.
+
+    Args:
+        path: the file.
+        progress: takes the number of bytes read so far.
+        missing_answer: the place of an answer that is missing in the file from which this one was made.
+    """
     require_file(path)
     size = path.stat().st_size
     report = DatasetReport(str(path), path.name, extension_of(path), size)
@@ -78,7 +86,7 @@ def validate_dataset(path: Path, *, progress: Callable[[int], None] | None = Non
     if problem is not None:
         report.errors.append(problem)
     else:
-        _Validation(path, report, progress).run()
+        _Validation(path, report, progress, missing_answer).run()
     report.valid = not report.errors
     return report
 
@@ -93,7 +101,13 @@ def _describe_basic_problem(path: Path, size: int) -> str | None:
 class _Validation:
     """One pass over one file."""
 
-    def __init__(self, path: Path, report: DatasetReport, progress: Callable[[int], None] | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        report: DatasetReport,
+        progress: Callable[[int], None] | None,
+        missing_answer: str,
+    ) -> None:
         self.path = path
         self.report = report
         self.progress = progress
@@ -103,7 +117,7 @@ class _Validation:
         self.first_repeating = ""
         self.may_be_integers = True  # every answer so far is missing or an integer with ".0"
         self.first_integer = ""
-        self.first_missing = ""
+        self.first_missing = missing_answer
 
     def run(self) -> None:
         reader = open_reader(

@@ -18,6 +18,7 @@ from osmosis_ai.datasets.mapping import (
     OUTPUT_COLUMNS,
     ColumnMapping,
     Field,
+    MissingAnswerError,
     answers_in_conversation,
     guess_mapping,
     left_out,
@@ -117,12 +118,14 @@ class ImportReport:
         skipped: rows left out because they could not be made into one.
         problems: what was wrong with the first of those.
         dataset: what the platform's rules say of the new file.
+        missing_answer: the place of the first row left out because only its answer is missing.
     """
 
     row_count: int = 0
     skipped: int = 0
     problems: list[str] = field(default_factory=list)
     dataset: DatasetReport | None = None
+    missing_answer: str = ""
 
 
 def plan_import(
@@ -268,7 +271,7 @@ def import_rows(
                 raise OsmosisError(_failure(plan, report.problems or ["no row could be used"]))
     except OSError as error:
         raise OsmosisError(f"{plan.target} cannot be written: {error.strerror or error}.") from error
-    report.dataset = validate_dataset(plan.target)
+    report.dataset = validate_dataset(plan.target, missing_answer=report.missing_answer)
     return report
 
 
@@ -296,6 +299,8 @@ def _rows(
             try:
                 yield map_record(plan.mapping, reader.exactly(number, _object(record)))
             except ValueError as error:
+                if isinstance(error, MissingAnswerError):
+                    report.missing_answer = report.missing_answer or f"{reader.unit} {number}"
                 add(f"{reader.unit} {number}: {error}")
             except RecursionError:
                 add(f"{reader.unit} {number}: nested too deeply")

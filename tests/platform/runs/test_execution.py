@@ -498,6 +498,21 @@ def test_a_dataset_that_was_replaced_before_the_run_began_is_not_evaluated(
     )
 
 
+def test_a_missing_answer_fails_the_run_and_names_the_dataset(
+    api: TestClient, services: PlatformServices, executor_later: ExecutorLoop
+) -> None:
+    run = submit(api)
+    with services.db.transaction() as session:
+        content = b'{"user_prompt":"a","label":null}\n'
+        info = services.blobs.put("datasets/other/new.jsonl", io.BytesIO(content))
+        dataset, row = session.scalars(select(DbDataset)).one(), session.scalars(select(DbRun)).one()
+        dataset.blob_key, dataset.file_size = "datasets/other/new.jsonl", info.size
+        dataset.sha256 = info.sha256
+        row.selection = {**(row.selection or {}), "sha256": info.sha256}
+    executor_later.start()
+    assert ended(api, run["name"])["eval_run"]["error"] == "dataset 'multiply': line 1: no value for 'label'."
+
+
 def test_an_agent_sees_its_own_secrets_and_nothing_of_the_platforms_environment(
     api: TestClient,
     services: PlatformServices,

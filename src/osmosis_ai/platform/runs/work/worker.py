@@ -159,6 +159,11 @@ class Worker:
             raise
         except Exception as caught:  # the edge of this process: every end of a run is said on the run
             error = _DamagedRunError(caught) if isinstance(caught, JournalCorruptionError) else caught
+            if isinstance(error, OsmosisError):
+                # The user knows the dataset by its name, not by the worker's copy of it.
+                file = self._directory.dataset(self._channel.assignment.dataset_extension)
+                name = f"dataset '{self._channel.run.dataset_name}'"
+                error.message = error.message.replace(str(file), name)
             # A training run that finds no room for a checkpoint ends; what its checkpoints need, the next worker needs, too.
             if met_full_disk(error) and (prepared is None or self._channel.run.kind == "eval"):
                 return _set_back(error)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.cli.platform.status import _words
+from osmosis_ai.cli.platform.server import _describe_worker
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.process_state import PlatformProcess
 from osmosis_ai.platform.ray_cluster import RayCluster
@@ -60,7 +60,7 @@ def test_a_worker_that_nobody_has_heard_of_for_long_is_not_shown_as_busy(
         "seen_at": "2031-05-04T11:50:00Z",
         "heard_at": heard.isoformat().replace("+00:00", "Z"),
     }
-    assert _words(worker, NOW) == f"box-1 of gpu: 8 cpus; {said} 2031-05-04T11:50:00Z"
+    assert _describe_worker(worker, NOW) == f"box-1 of gpu: 8 cpus; {said} 2031-05-04T11:50:00Z"
 
 
 TOKEN = "the-token-of-the-cluster"

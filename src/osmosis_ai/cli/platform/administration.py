@@ -1,0 +1,1024 @@
+"""The commands of `osmosis platform` that administer it: repositories, workspaces, members, users, tokens, the secret key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import typer
+
+from osmosis_ai.cli.options import YesOption
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status, Timestamp
+from osmosis_ai.cli.platform.local_platform import LocalPlatform, iso, local_platform
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.files import expanded
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from osmosis_ai.platform.db.tables import DbToken, DbUser, DbWorkerToken
+    from osmosis_ai.platform.offboarding import OffboardingReport
+
+WorkspaceArgument = Annotated[str, typer.Argument(help="The workspace's name.")]
+EmailArgument = Annotated[str, typer.Argument(help="The user's address.")]
+TokenNameOption = Annotated[str | None, typer.Option("--name", help="What it is for; shown in the list.")]
+UserOption = Annotated[
+    str | None,
+    typer.Option("--user", "-u", metavar="EMAIL", help="Whose; not needed while there is one user."),
+]
+PasswordFromStdin = Annotated[
+    bool,
+    typer.Option("--password-stdin", help="Read the password from standard input instead of making one."),
+]
+
+tokens = typer.Typer(help="Make, list and revoke tokens.")
+worker_tokens = typer.Typer(help="Create, list and revoke worker tokens.")
+users = typer.Typer(help="Add and list users, change passwords, send people away.")
+workspaces = typer.Typer(help="Add and list workspaces.")
+secret_keys = typer.Typer(help="Rotate the key that seals the platform's secrets.")
+repositories = typer.Typer(help="List the connected repositories.")
+members = typer.Typer(help="Let users into workspaces and out of them.")
+
+
+def connect(
+    source: Annotated[
+        str, typer.Argument(metavar="PATH|URL", help="What to clone: a directory here, or any Git URL.")
+    ],
+    identity: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OWNER/REPO",
+            help="What it is called; follows from the origin when not given. Checkouts find it by their origin "
+            "either way.",
+        ),
+    ] = None,
+    workspace: Annotated[
+        str | None,
+        typer.Option("--workspace", "-w", help="Whose it is; not needed while there is one workspace."),
+    ] = None,
+    branch: Annotated[
+        str | None, typer.Option(help="The branch runs use; the repository's default when not given.")
+    ] = None,
+    no_check: Annotated[
+        bool,
+        typer.Option(
+            "--no-check", help="Connect it although it may not clone: its host is away, or no key is set up."
+        ),
+    ] = False,
+) -> OperationResult:
+    """Connect a Git repository to a workspace; `osmosis eval submit` then works in its checkouts.
+
+    What does not clone is refused.
+
+    Examples:
+        osmosis platform connect .
+        osmosis platform connect https://git.example.org/team/agents.git
+    """
+    from osmosis_ai.workspace.git import without_credentials
+
+    located = _located(source)
+    sent = _identity_of(located.origin, required=identity is None)
+    with local_platform() as platform:
+        home = platform.workspace(workspace)
+        if not no_check:
+            _require_clone(platform.config.git_dir, identity or sent, located.clone_url, branch)
+        repository = platform.workspaces.connect_repository(
+            home.id,
+            identity or sent,
+            located.clone_url,
+            also_known_as=[sent] if sent else [],
+            default_branch=branch,
+        )
+        identities = platform.workspaces.identities(repository.id)
+    if sent and sent not in identities:
+        current().warn(
+            f"{sent}, which clients send whose origin is {without_credentials(located.origin)}, means another "
+            "repository that is connected already."
+        )
+    return OperationResult(
+        operation="platform.connect",
+        message=f"Connected {repository.identity} to {home.name}; runs clone {repository.clone_url}.",
+        resource={
+            "id": repository.id,
+            "workspace": home.name,
+            "identity": repository.identity,
+            "identities": identities,
+            "clone_url": repository.clone_url,
+            "default_branch": repository.default_branch,
+        },
+        next_steps=located.next_steps,
+    )
+
+
+def _require_clone(git_dir: Path, identity: str, clone_url: str, branch: str | None) -> None:
+    """Ask the repository what it has."""
+    from osmosis_ai.config.issues import closest
+    from osmosis_ai.platform.gitsync.mirror import MirrorStore, Source
+    from osmosis_ai.platform.workspaces import checked_clone_url
+
+    # A password in the URL is refused before it could reach Git.
+    source = Source(identity, checked_clone_url(clone_url))
+    mirrors = MirrorStore(git_dir)
+    try:
+        with current().status(f"Asking {source.clone_url}"):
+            refs = mirrors.probe(source)
+    except OsmosisError as error:
+        error.hint = f"{error.hint}; " if error.hint else ""
+        error.hint += "or connect it all the same with --no-check"
+        raise
+    finally:
+        mirrors.close()
+    branches = [name.removeprefix("refs/heads/") for name in refs.commits if name.startswith("refs/heads/")]
+    if branch is not None and branch not in branches:
+        near = closest(branch, branches)
+        raise NotFoundError(
+            f"{source.clone_url} has no branch '{branch}'.",
+            hint=f"did you mean {near}?"
+            if near
+            else f"it has {', '.join(sorted(branches)[:5]) or 'none yet'}",
+        )
+    if not branches:
+        current().warn(f"{source.clone_url} has no commit yet; a run needs one.")
+
+
+@dataclass(frozen=True)
+class _Located:
+    """What to clone, the origin that clients of it have, and what to tell the user."""
+
+    clone_url: str
+    origin: str
+    next_steps: list[str] = field(default_factory=list)
+
+
+def _located(source: str) -> _Located:
+    from osmosis_ai.workspace.git import worktree_root
+
+    path = expanded(source)
+    if "://" in source or not path.exists():
+        if "://" not in source and ":" not in source:
+            raise NotFoundError(f"there is no directory {source}.", hint="name a Git repository, or its URL")
+        return _Located(source, source)
+    root = worktree_root(path)
+    if root is not None:
+        return _located_checkout(root)
+    bare = path.resolve()
+    if not ((bare / "HEAD").is_file() and (bare / "objects").is_dir()):
+        raise NotFoundError(f"{source} is not a Git repository.", hint="make it one with `git init`")
+    return _Located(str(bare), str(bare))
+
+
+def _located_checkout(root: Path) -> _Located:
+    from osmosis_ai.workspace.git import read_origin, without_credentials
+
+    here, committed = str(root), "Runs use what is committed there; nothing needs to be pushed."
+    origin = read_origin(root)
+    if origin is None:
+        own = f"git -C {quote(here)} remote add origin {quote(here)}"
+        return _Located(here, here, [committed, f"Commands in it need an origin; it can be its own: {own}"])
+    absolute = _absolute(origin, root)
+    if _identity_of(absolute, required=False) == _identity_of(here, required=True):
+        return _Located(here, here, [committed])
+    pushed = f"osmosis platform connect {quote(without_credentials(absolute))}"
+    return _Located(here, absolute, [committed, f"To use what is pushed to its origin instead: {pushed}"])
+
+
+def _identity_of(origin: str, *, required: bool) -> str:
+    """Return what clients send whose origin this is; "" when that is nothing, and nothing is required."""
+    from osmosis_ai.api.git_identity import identify_origin
+
+    try:
+        return identify_origin(origin).identity
+    except OsmosisError:
+        if required:
+            raise
+        return ""
+
+
+def _absolute(origin: str, root: Path) -> str:
+    return str((root / origin).resolve()) if "://" not in origin and (root / origin).exists() else origin
+
+
+def disconnect(
+    repository: Annotated[
+        str,
+        typer.Argument(
+            metavar="IDENTITY|URL|PATH",
+            help="One of its identities, or what it is cloned from.",
+            show_default=False,
+        ),
+    ],
+    yes: YesOption = False,
+) -> OperationResult:
+    """Disconnect a Git repository; its runs, datasets and models stay, new runs cannot use it.
+
+    Examples:
+        osmosis platform disconnect fern/agents --yes
+    """
+    from osmosis_ai.platform.gitsync.mirror import MirrorStore
+
+    with local_platform() as platform:
+        found = platform.workspaces.find_repository(repository)
+        waiting = platform.workspaces.waiting_runs(found.id)
+        warnings = []
+        if waiting:
+            counted = "1 pending run" if len(waiting) == 1 else f"{formats.count(len(waiting))} pending runs"
+            warnings = [f"{counted} will fail without its code: {', '.join(waiting[:5])}."]
+        for warning in warnings:
+            current().warn(warning)
+        current().confirm(f"Disconnect {found.identity}?", yes=yes, warnings=warnings)
+        platform.workspaces.disconnect_repository(found.id)
+        MirrorStore(platform.config.git_dir).remove(found)
+    return OperationResult(
+        operation="platform.disconnect",
+        message=f"Disconnected {found.identity}; its runs, datasets and models stay.",
+        resource={"id": found.id, "identity": found.identity, "clone_url": found.clone_url},
+        next_steps=[f"Connect it again: osmosis platform connect {found.clone_url}"],
+    )
+
+
+@repositories.command("list")
+def list_repositories(
+    workspace: Annotated[
+        str | None, typer.Option("--workspace", "-w", help="Those of this workspace alone.")
+    ] = None,
+) -> ListResult:
+    """List the connected repositories: what they are called, what runs clone, when that last worked.
+
+    Examples:
+        osmosis platform repository list --workspace default
+    """
+    with local_platform() as platform:
+        named = platform.workspaces.all() if workspace is None else [platform.workspaces.find(workspace)]
+        items = [
+            {
+                "id": repository.id,
+                "workspace": home.name,
+                "identity": repository.identity,
+                "identities": platform.workspaces.identities(repository.id),
+                "clone_url": repository.clone_url,
+                "default_branch": repository.default_branch,
+                "last_synced_sha": repository.last_synced_sha,
+                "last_synced_at": iso(repository.last_synced_at),
+                "sync_error": repository.sync_error,
+                "connected_at": iso(repository.created_at),
+            }
+            for home in named
+            for repository in platform.workspaces.repositories(home.id)
+        ]
+    return ListResult(
+        title="Repositories",
+        items=items,
+        columns=[
+            Column("Identity", "identity", keep=True),
+            Column("Workspace", "workspace"),
+            Column("Clone URL", "clone_url"),
+            Column("Branch", value=lambda item: item["default_branch"] or "(its default)"),
+            Column("Last fetched", value=_fetched),
+        ],
+        hints=[] if items else ["Connect one: osmosis platform connect PATH|URL"],
+    )
+
+
+def _fetched(item: Any) -> str:
+    if item["sync_error"]:
+        return f"failed: {item['sync_error']}"
+    if item["last_synced_sha"] is None:
+        return formats.MISSING
+    return f"{item['last_synced_sha'][:8]} at {item['last_synced_at']}"
+
+
+@workspaces.command("add")
+def add_workspace(
+    name: Annotated[str, typer.Argument(help="Letters, digits, `-`, `_` and `.`.")],
+    owner: Annotated[
+        str | None, typer.Option(metavar="EMAIL", help="Who owns it; not needed while there is one user.")
+    ] = None,
+) -> OperationResult:
+    """Add a workspace.
+
+    Examples:
+        osmosis platform workspace add team-agents --owner ada@example.org
+    """
+    with local_platform() as platform:
+        from osmosis_ai.platform.isolation import require_one_workspace
+
+        user = platform.user(owner)
+        require_one_workspace(platform.config, len(platform.workspaces.all()))
+        workspace = platform.workspaces.create(name)
+        platform.workspaces.add_member(workspace.id, user.id, "owner")
+    return OperationResult(
+        operation="platform.workspace.add",
+        message=f"Added the workspace {workspace.name}, owned by {user.email}.",
+        resource={"id": workspace.id, "name": workspace.name, "owner": user.email},
+        next_steps=[f"Connect its repository: osmosis platform connect URL --workspace {workspace.name}"],
+    )
+
+
+@workspaces.command("list")
+def list_workspaces() -> ListResult:
+    """List the workspaces with their members and repositories.
+
+    Examples:
+        osmosis platform workspace list
+    """
+    with local_platform() as platform:
+        items = [
+            {
+                "id": workspace.id,
+                "name": workspace.name,
+                "members": [
+                    {"email": user.email, "role": role}
+                    for user, role in platform.workspaces.members(workspace.id)
+                ],
+                "repositories": [
+                    {"identity": repository.identity, "clone_url": repository.clone_url}
+                    for repository in platform.workspaces.repositories(workspace.id)
+                ],
+                "created_at": iso(workspace.created_at),
+            }
+            for workspace in platform.workspaces.all()
+        ]
+    return ListResult(
+        title="Workspaces",
+        items=items,
+        columns=[
+            Column("Name", "name", keep=True),
+            Column(
+                "Members",
+                value=lambda item: (
+                    ", ".join(f"{member['email']} ({member['role']})" for member in item["members"])
+                    or formats.MISSING
+                ),
+            ),
+            Column(
+                "Repositories",
+                value=lambda item: (
+                    ", ".join(repository["identity"] for repository in item["repositories"])
+                    or formats.MISSING
+                ),
+            ),
+        ],
+    )
+
+
+class RoleName(str, Enum):
+    """What a member may do."""
+
+    owner = "owner"
+    admin = "admin"
+    member = "member"
+
+
+@members.command("add")
+def add_member(
+    workspace: WorkspaceArgument,
+    email: EmailArgument,
+    role: Annotated[RoleName, typer.Option(help="What they may do.")] = RoleName.member,
+) -> OperationResult:
+    """Let a user into a workspace, or change their role there.
+
+    Examples:
+        osmosis platform member add team-agents grace@example.org
+    """
+    with local_platform() as platform:
+        home, user = platform.workspaces.find(workspace), platform.accounts.find_user(email)
+        platform.workspaces.add_member(home.id, user.id, role.value)
+    article = "a" if role is RoleName.member else "an"
+    return OperationResult(
+        operation="platform.member.add",
+        message=f"{user.email} is {article} {role.value} of {home.name}.",
+        resource={"workspace": home.name, "email": user.email, "role": role.value},
+    )
+
+
+@members.command("remove")
+def remove_member(
+    workspace: WorkspaceArgument,
+    email: EmailArgument,
+    yes: YesOption = False,
+) -> OperationResult:
+    """Take a user out of a workspace; what they made there stays.
+
+    Examples:
+        osmosis platform member remove team-agents grace@example.org
+    """
+    with local_platform() as platform:
+        home, user = platform.workspaces.find(workspace), platform.accounts.find_user(email)
+        current().confirm(f"Take {user.email} out of {home.name}?", yes=yes)
+        platform.workspaces.remove_member(home.id, user.id)
+    return OperationResult(
+        operation="platform.member.remove",
+        message=f"{user.email} is no longer in {home.name}.",
+        resource={"workspace": home.name, "email": user.email},
+    )
+
+
+@users.command("add")
+def add_user(
+    email: Annotated[str, typer.Argument(help="The address they sign in with.")],
+    name: Annotated[str | None, typer.Option(help="What people call them.")] = None,
+    workspace: Annotated[
+        str | None, typer.Option("--workspace", "-w", help="Make them a member of this workspace.")
+    ] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="Let them administer the platform.")] = False,
+    password_stdin: PasswordFromStdin = False,
+) -> OperationResult:
+    """Add a user. Without --password-stdin a password is made and printed, this once.
+
+    Examples:
+        osmosis platform user add ada@example.org --name Ada --workspace team-agents
+    """
+    password, made = _password(password_stdin)
+    with local_platform() as platform:
+        home = platform.workspaces.find(workspace) if workspace is not None else None
+        user = platform.accounts.create_user(email, name=name, password=password, is_admin=admin)
+        if home is not None:
+            platform.workspaces.add_member(home.id, user.id)
+        page = f"{platform.url}/device"
+    member = (
+        []
+        if home is not None
+        else [f"Give them a workspace: osmosis platform member add WORKSPACE {user.email}"]
+    )
+    added = f"Added {user.email}."
+    return OperationResult(
+        operation="platform.user.add",
+        message=added,
+        shown=f"{added} Password: {password}" if made else None,
+        resource={
+            "id": user.id,
+            "email": user.email,
+            "name": user.name,
+            "is_admin": user.is_admin,
+            "workspace": home.name if home is not None else None,
+            **({"password": password} if made else {}),
+        },
+        next_steps=[
+            *member,
+            f"The user logs in with `osmosis --platform {platform.url} login` and approves the login at {page}",
+        ],
+    )
+
+
+@users.command("list")
+def list_users() -> ListResult:
+    """List the users.
+
+    Examples:
+        osmosis platform user list
+    """
+    with local_platform() as platform:
+        items = [
+            {
+                "id": user.id,
+                "email": user.email,
+                "name": user.name,
+                "is_admin": user.is_admin,
+                "status": "active" if user.disabled_at is None else "disabled",
+                "workspaces": [home.name for home, _, _ in platform.workspaces.of_user(user.id)],
+                "created_at": iso(user.created_at),
+            }
+            for user in platform.accounts.users()
+        ]
+    return ListResult(
+        title="Users",
+        items=items,
+        columns=[
+            Column("E-mail", "email", keep=True),
+            Column("Name", value=lambda item: item["name"] or formats.MISSING),
+            Column("Admin", "is_admin"),
+            Column("Status", value=lambda item: Status(str(item["status"]))),
+            Column("Workspaces", value=lambda item: ", ".join(item["workspaces"]) or formats.MISSING),
+        ],
+    )
+
+
+@users.command("password")
+def change_password(
+    email: Annotated[str, typer.Argument(help="Whose password.")],
+    password_stdin: PasswordFromStdin = False,
+    revoke_tokens: Annotated[
+        bool, typer.Option("--revoke-tokens", help="Revoke their tokens and API keys, too.")
+    ] = False,
+) -> OperationResult:
+    """Give a user a new password, which ends their sessions. Without --password-stdin one is made and printed,
+    this once. Tokens and API keys go on working unless you say --revoke-tokens.
+
+    Examples:
+        osmosis platform user password ada@example.org
+    """
+    text, made = _password(password_stdin)
+    with local_platform() as platform:
+        ended = platform.accounts.set_password(email, text, revoke_tokens=revoke_tokens)
+    kinds = "sessions, tokens and keys" if revoke_tokens else "sessions"
+    changed = f"Changed the password of {email}; {ended} {kinds} ended."
+    return OperationResult(
+        operation="platform.user.password",
+        message=changed,
+        shown=f"{changed} Password: {text}" if made else None,
+        resource={"email": email, "ended": ended, **({"password": text} if made else {})},
+    )
+
+
+@users.command("disable")
+def disable_user(
+    email: EmailArgument,
+    stop_runs: Annotated[
+        bool, typer.Option("--stop-runs", help="Stop their open runs; otherwise those go on.")
+    ] = False,
+    yes: YesOption = False,
+) -> OperationResult:
+    """Let nobody in as this user until `enable`: sessions end, tokens, API keys and the password stop working.
+
+    Examples:
+        osmosis platform user disable ada@example.org --stop-runs
+    """
+    with local_platform() as platform:
+        user = platform.accounts.find_user(email)
+        current().confirm(f"Disable {user.email}? Nobody gets in as them until they are enabled.", yes=yes)
+        done = platform.offboarding.disable(email, stop_runs=stop_runs)
+    said = f"Disabled {user.email}." if done.changed else f"{user.email} was disabled already."
+    steps = [f"Let them in again: osmosis platform user enable {user.email}"]
+    if done.still_open:
+        steps.insert(0, f"Their open runs go on (--stop-runs stops them): {', '.join(done.still_open)}")
+    return _offboarded("disable", said, done, steps)
+
+
+@users.command("enable")
+def enable_user(email: EmailArgument) -> OperationResult:
+    """Let a disabled user in again, with the password, tokens and API keys they had.
+
+    Examples:
+        osmosis platform user enable ada@example.org
+    """
+    with local_platform() as platform:
+        done = platform.offboarding.enable(email)
+    name = done.user.email
+    return _offboarded("enable", f"Enabled {name}." if done.changed else f"{name} is not disabled.", done, [])
+
+
+@users.command("remove")
+def remove_user(email: EmailArgument, yes: YesOption = False) -> OperationResult:
+    """Delete a user with their tokens, memberships and personal secrets, and stop their open runs.
+
+    Their datasets, runs and adapters, and the secrets of workspaces, stay.
+
+    Examples:
+        osmosis platform user remove ada@example.org
+    """
+    with local_platform() as platform:
+        user = platform.accounts.find_user(email)
+        current().confirm(f"Remove {user.email} for good? Their open runs stop.", yes=yes)
+        done = platform.offboarding.remove(email)
+    steps = [
+        f"{name} has no owner now: osmosis platform member add {name} EMAIL --role owner"
+        for name in done.ownerless
+    ]
+    return _offboarded("remove", f"Removed {user.email}.", done, steps)
+
+
+def _offboarded(verb: str, message: str, done: OffboardingReport, steps: list[str]) -> OperationResult:
+    counted = [
+        f"{done.sessions} sessions and tokens ended" if done.sessions else "",
+        f"{done.personal_secrets} personal secrets deleted" if done.personal_secrets else "",
+        f"stopped: {', '.join(done.stopped)}" if done.stopped else "",
+    ]
+    told = "; ".join(filter(None, counted))
+    return OperationResult(
+        operation=f"platform.user.{verb}",
+        status="success" if done.changed else "noop",
+        message=message + (f" ({told})" if told else ""),
+        resource={
+            "id": done.user.id,
+            "email": done.user.email,
+            "ended": done.sessions,
+            "stopped_runs": list(done.stopped),
+            "open_runs": list(done.still_open),
+            "deleted_personal_secrets": done.personal_secrets,
+            "workspaces_without_owner": list(done.ownerless),
+        },
+        next_steps=steps,
+    )
+
+
+def _password(from_stdin: bool) -> tuple[str, bool]:
+    """Return a password, and whether it was made here."""
+    import secrets
+
+    if from_stdin:
+        return current().stdin.readline().rstrip("\r\n"), False
+    return secrets.token_urlsafe(12), True
+
+
+class _Issued(Protocol):
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def revoked_at(self) -> datetime | None: ...
+
+
+class TokenStore(Protocol):
+    """Where tokens of one sort are kept."""
+
+    def find_token(self, token_id: str) -> _Issued: ...
+
+    def revoke_token(self, token_id: str) -> _Issued: ...
+
+
+def _token_list(
+    title: str,
+    items: Sequence[Mapping[str, Any]],
+    whose: Sequence[Column],
+    more: Sequence[Column],
+    *,
+    everything: bool,
+    gone: str,
+) -> ListResult:
+    """Return a list of tokens."""
+    shown = [item for item in items if everything or item["status"] == "active"]
+    hidden = len(items) - len(shown)
+    return ListResult(
+        title=title,
+        items=shown,
+        columns=[
+            Column("ID", "id", keep=True),
+            *whose[:1],
+            Column("Name", value=lambda item: item["name"] or formats.MISSING),
+            *whose[1:],
+            Column("Status", value=lambda item: Status(str(item["status"]))),
+            *more,
+            Column("Last used", value=lambda item: Timestamp(item["last_used_at"])),
+        ],
+        hints=[f"{hidden} {gone}: add --all to see them."] if hidden else [],
+    )
+
+
+def _revoke_token(
+    operation: str,
+    token_id: str,
+    kept: Callable[[LocalPlatform], TokenStore],
+    *,
+    loss: str,
+    yes: bool,
+) -> OperationResult:
+    """Ask, and make a token useless for good; a second time changes nothing."""
+    with local_platform() as platform:
+        is_new = kept(platform).find_token(token_id).revoked_at is None
+        if is_new:
+            current().confirm(f"Revoke {token_id}? {loss}", yes=yes)
+        token = kept(platform).revoke_token(token_id)
+    return OperationResult(
+        operation=operation,
+        status="success" if is_new else "noop",
+        message=f"Revoked {token_id}." if is_new else f"{token_id} was revoked already.",
+        resource={"id": token.id, "revoked_at": iso(token.revoked_at)},
+    )
+
+
+class Kind(str, Enum):
+    """What a token is good for."""
+
+    cli = "cli"
+    api_key = "api_key"
+
+
+@tokens.command("create")
+def create_token(
+    user: UserOption = None,
+    kind: Annotated[
+        Kind, typer.Option(help="`cli` for commands and the API, `api_key` for calling served models.")
+    ] = Kind.cli,
+    name: TokenNameOption = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long it works.")] = 90,
+    no_expiry: Annotated[bool, typer.Option("--no-expiry", help="Let it work until it is revoked.")] = False,
+    workspace: Annotated[
+        str | None, typer.Option("--workspace", "-w", help="Make it good for this workspace alone.")
+    ] = None,
+) -> OperationResult:
+    """Make a token and print it. It is shown this once; the platform keeps a hash.
+
+    Examples:
+        osmosis platform token create --user ada@example.org --name ci --days 30
+    """
+    with local_platform() as platform:
+        owner = platform.user(user)
+        if owner.disabled_at is not None:
+            raise ConflictError(
+                f"{owner.email} is disabled: a token of theirs would let nobody in.",
+                hint=f"enable them first: osmosis platform user enable {owner.email}",
+            )
+        home = platform.workspaces.find(workspace) if workspace is not None else None
+        if home is not None:
+            platform.workspaces.require_member(home, owner)
+        token, plain = platform.accounts.create_token(
+            owner.id,
+            kind.value,
+            name=name,
+            ttl=None if no_expiry else timedelta(days=days),
+            workspace_id=home.id if home is not None else None,
+        )
+        url = platform.url
+    current().note(
+        f"Token {token.id} of {owner.email}, "
+        + (f"good until {iso(token.expires_at)}" if token.expires_at else "good until it is revoked")
+        + ". It is not shown again."
+    )
+    return OperationResult(
+        operation="platform.token.create",
+        message=f"Made token {token.id} of {owner.email}.",
+        shown=plain,
+        resource={
+            "token": plain,
+            "id": token.id,
+            "kind": token.kind,
+            "name": token.name,
+            "user": owner.email,
+            "workspace": home.name if home is not None else None,
+            "expires_at": iso(token.expires_at),
+            "platform_url": url,
+        },
+    )
+
+
+@tokens.command("list")
+def list_tokens(
+    user: UserOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show expired and revoked tokens too.")] = False,
+) -> ListResult:
+    """List tokens, newest first. The tokens themselves are not kept and cannot be shown.
+
+    Examples:
+        osmosis platform token list
+    """
+    with local_platform() as platform:
+        owner_id = platform.accounts.find_user(user).id if user is not None else None
+        now = platform.clock.now()
+        names = {workspace.id: workspace.name for workspace in platform.workspaces.all()}
+        items = [
+            _token_item(token, owner, names, now)
+            for token, owner in platform.accounts.tokens(user_id=owner_id)
+        ]
+    return _token_list(
+        "Tokens",
+        items,
+        [Column("Kind", "kind"), Column("User", "user")],
+        [
+            Column(
+                "Expires", value=lambda item: Timestamp(item["expires_at"]) if item["expires_at"] else "never"
+            )
+        ],
+        everything=everything,
+        gone="expired or revoked",
+    )
+
+
+@tokens.command("revoke")
+def revoke_user_token(
+    token_id: Annotated[
+        str, typer.Argument(help="The token's id, as `osmosis platform token list` shows it.")
+    ],
+    yes: YesOption = False,
+) -> OperationResult:
+    """Make a token useless at once and for good.
+
+    Examples:
+        osmosis platform token revoke 3f2a9c10
+    """
+    return _revoke_token(
+        "platform.token.revoke",
+        token_id,
+        lambda platform: platform.accounts,
+        loss="Whoever uses it is locked out.",
+        yes=yes,
+    )
+
+
+def _token_item(token: DbToken, owner: DbUser, names: dict[str, str], now: datetime) -> dict[str, Any]:
+    expired = token.expires_at is not None and token.expires_at <= now
+    return {
+        "id": token.id,
+        "kind": token.kind,
+        "name": token.name,
+        "user": owner.email,
+        "workspace": names.get(token.workspace_id or ""),
+        "status": "revoked" if token.revoked_at is not None else "expired" if expired else "active",
+        "created_at": iso(token.created_at),
+        "expires_at": iso(token.expires_at),
+        "last_used_at": iso(token.last_used_at),
+    }
+
+
+@worker_tokens.command("create")
+def create_worker_token(
+    pool: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Whose runs it is good for: those that name this pool under [advanced.execution].",
+            show_default=False,
+        ),
+    ],
+    workspace: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--workspace",
+            "-w",
+            help="Make it good for the runs of this workspace alone; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    name: TokenNameOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write it into a file that you alone can read, instead of printing it.",
+            show_default=False,
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="With --output: replace the file.")] = False,
+) -> OperationResult:
+    """Make a worker token: what a machine executes the runs of a pool with. Without --output it is printed, this once.
+
+    It is good for `osmosis platform worker` alone, until it is revoked. Whoever has it gets the secrets of the
+    runs that they take.
+
+    Examples:
+        osmosis platform worker-token create --pool gpu --output gpu-worker.token
+        osmosis platform worker-token create --pool gpu --workspace team-agents --name basement
+    """
+    if output == Path("-"):
+        raise typer.BadParameter("without --output it is printed.", param_hint="'--output'")
+    with local_platform() as platform:
+        homes = [platform.workspaces.find(named) for named in dict.fromkeys(workspace or [])]
+        if output is not None:
+            _require_place(output, force)
+        token, plain = platform.worker_access.create_token(
+            pool, name=name, workspace_ids=[home.id for home in homes]
+        )
+        if output is not None:
+            _write(platform, token, plain, output, force)
+        url = platform.url
+    scope = f" of {', '.join(home.name for home in homes)}" if homes else ""
+    made = f"Made worker token {token.id} for the pool {token.pool}{scope}"
+    if output is None:
+        current().note(f"{made}. It is not shown again.")
+    return OperationResult(
+        operation="platform.worker-token.create",
+        message=f"{made}." if output is None else f"{made}, in {output}.",
+        shown=plain if output is None else None,
+        resource={
+            **({"token": plain} if output is None else {"path": str(output)}),
+            "id": token.id,
+            "pool": token.pool,
+            "name": token.name,
+            "workspaces": [home.name for home in homes] or None,
+            "platform_url": url,
+        },
+        # A token that is printed stands alone on stdout.
+        next_steps=[
+            f"On the worker's machine: osmosis platform worker --url {url} --pool {token.pool} "
+            f"--token-file {output.name}"
+        ]
+        if output is not None
+        else [],
+    )
+
+
+@worker_tokens.command("list")
+def list_worker_tokens(
+    everything: Annotated[bool, typer.Option("--all", help="Show revoked tokens too.")] = False,
+) -> ListResult:
+    """List worker tokens, newest first. The tokens themselves are not kept and cannot be shown.
+
+    Examples:
+        osmosis platform worker-token list
+    """
+    with local_platform() as platform:
+        names = {workspace.id: workspace.name for workspace in platform.workspaces.all()}
+        items = [_worker_token_item(token, names) for token in platform.worker_access.tokens()]
+    return _token_list(
+        "Worker tokens",
+        items,
+        [Column("Pool", "pool"), Column("Workspaces", value=_workspaces_shown)],
+        [Column("Created", value=lambda item: Timestamp(item["created_at"]))],
+        everything=everything,
+        gone="revoked",
+    )
+
+
+@worker_tokens.command("revoke")
+def revoke_worker_token(
+    token_id: Annotated[
+        str, typer.Argument(help="The token's id, as `osmosis platform worker-token list` shows it.")
+    ],
+    yes: YesOption = False,
+) -> OperationResult:
+    """Make a worker token useless at once and for good: its workers put their runs aside, and others go on with them.
+
+    Examples:
+        osmosis platform worker-token revoke wkt_3f2a9c10
+    """
+    return _revoke_token(
+        "platform.worker-token.revoke",
+        token_id,
+        lambda platform: platform.worker_access,
+        loss="Its workers end.",
+        yes=yes,
+    )
+
+
+def _require_place(output: Path, force: bool) -> None:
+    """Find out, before there is a token, whether a file can be written."""
+    from osmosis_ai.files import require_writable
+
+    if output.is_dir():
+        raise OsmosisError(
+            f"{output} is a directory.", hint=f"name a file in it: --output {output / 'worker.token'}"
+        )
+    if output.exists() and not force:
+        raise _exists(output)
+    try:
+        require_writable(output)
+    except OSError as error:
+        raise _unwritable(output, error) from error
+
+
+def _write(platform: LocalPlatform, token: DbWorkerToken, plain: str, output: Path, force: bool) -> None:
+    """Write the token into its file; one that could not be written is worth nothing."""
+    from osmosis_ai.files import write_atomic, write_new
+
+    try:
+        (write_atomic if force else write_new)(output, plain + "\n")
+    except OSError as error:
+        platform.worker_access.revoke_token(token.id)
+        raise (
+            _exists(output) if isinstance(error, FileExistsError) else _unwritable(output, error)
+        ) from error
+
+
+def _exists(output: Path) -> ConflictError:
+    return ConflictError(f"{output} exists.", hint="choose another file, or replace it with --force")
+
+
+def _unwritable(output: Path, error: OSError) -> OsmosisError:
+    return OsmosisError(f"{output} cannot be written: {error.strerror or error}.")
+
+
+def _workspaces_shown(item: Mapping[str, Any]) -> str:
+    return ", ".join(item["workspaces"]) if item["workspaces"] is not None else "all"
+
+
+def _worker_token_item(token: DbWorkerToken, names: dict[str, str]) -> dict[str, Any]:
+    spaces = token.workspace_ids
+    return {
+        "id": token.id,
+        "pool": token.pool,
+        "name": token.name,
+        "workspaces": [names.get(space, space) for space in spaces] if spaces is not None else None,
+        "status": "revoked" if token.revoked_at is not None else "active",
+        "created_at": iso(token.created_at),
+        "last_used_at": iso(token.last_used_at),
+    }
+
+
+@secret_keys.command("rotate")
+def rotate_secret_key() -> OperationResult:
+    """Make a new key and seal every secret with it, also while the platform runs.
+
+    It may be interrupted at any time: every secret opens all the while, and the same command goes on. Replaced
+    keys are kept for a day, for backups being made, and go with the first rotation after that.
+
+    Examples:
+        osmosis platform secret-key rotate
+    """
+    with local_platform() as platform:
+        done = platform.rotate_secret_key()
+    if done.damaged:
+        current().warn(
+            f"{len(done.damaged)} secrets could not be opened and are as they were: {', '.join(done.damaged[:5])}; "
+            "set them again.",
+            code="SECRETS_DAMAGED",
+        )
+    secrets = "secret" if done.resealed == 1 else "secrets"
+    kept = f", {done.forgotten} replaced earlier forgotten" if done.forgotten else ""
+    return OperationResult(
+        operation="platform.secret-key.rotate",
+        message=f"Rotated the secret key: {done.resealed} {secrets} sealed anew{kept}.",
+        resource={
+            "resealed": done.resealed,
+            "forgotten_keys": done.forgotten,
+            "damaged": list(done.damaged),
+        },
+        next_steps=[
+            "Backups made before this hold the former key: keep them as safe as it, or make a new one"
+        ],
+    )

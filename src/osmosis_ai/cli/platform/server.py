@@ -1,0 +1,782 @@
+"""`osmosis platform start` and the other commands about processes and data: status, stop, backup, restore, worker."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import typer
+
+from osmosis_ai._version import __version__
+from osmosis_ai.cli.options import parse_duration
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.results import (
+    Column,
+    DetailResult,
+    OperationResult,
+    Status,
+    StreamResult,
+    Styled,
+    Timestamp,
+)
+from osmosis_ai.cli.platform.local_platform import iso, local_platform, platform_extra
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.files import is_read_by_all
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from osmosis_ai.platform.config import PlatformConfig
+    from osmosis_ai.platform.runs.work.worked_runs import WorkedRun
+    from osmosis_ai.platform.server import RunningPlatform
+
+
+_NOT_READY = "Stopped before it was ready; the next start begins where this one was."
+_STEPS, _REQUESTS = "steps", "http.request_metering"
+
+
+def start(
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on (OSMOSIS_PLATFORM_HOST; default: this machine).")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port to listen on, 0 for a free one (OSMOSIS_PLATFORM_PORT; default: 8733).",
+        ),
+    ] = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(help="The https URL at which a proxy makes it reachable (OSMOSIS_PUBLIC_URL)."),
+    ] = None,
+    login: Annotated[
+        bool, typer.Option("--login", help="Also log this user in to it, as its administrator.")
+    ] = False,
+    log_format: Annotated[
+        Literal["text", "json"],
+        typer.Option(
+            help="How to write the log to stderr; json: an object a line, with a line for each request."
+        ),
+    ] = "text",
+) -> StreamResult:
+    """Run the platform until Ctrl-C or `osmosis platform stop`; one line says when it is ready.
+
+    Its data is in OSMOSIS_HOME. The first start makes an administrator and a workspace and says how to
+    sign in. Whatever ends it, even `kill -9`, runs that were under way go on at the next start.
+
+    Examples:
+        osmosis platform start --login
+        osmosis platform start --host 0.0.0.0 --public-url https://osmosis.example.org
+        osmosis platform start --log-format json
+    """
+    message = Column("", value=lambda item: str(item["message"]))
+    logs_json = log_format == "json"
+    try:
+        with _ended_by_signals():
+            config = _config(host, port, public_url)
+    except _EndedWhileLoadingError:
+        return StreamResult(items=_nothing(logs_json), columns=[message])
+    return StreamResult(items=_serve(config, login, logs_json), columns=[message])
+
+
+class _EndedWhileLoadingError(KeyboardInterrupt):
+    """The start was told to end before it had begun anything."""
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C end the block by an exception: loading a platform takes seconds on a busy machine."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        restore()
+        raise _EndedWhileLoadingError
+
+    def restore() -> None:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+    former = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        restore()
+
+
+def _config(host: str | None, port: int | None, public_url: str | None) -> PlatformConfig:
+    """Load all that a platform needs, and return how it is to be."""
+    with platform_extra():
+        import osmosis_ai.platform.server  # noqa: F401 - all it needs, or the extra is missed here
+        from osmosis_ai.platform.config import from_environment
+
+    config = from_environment()
+    if public_url is not None:
+        from osmosis_ai.api.platform_url import normalize_platform_url
+
+        config = replace(config, public_url=normalize_platform_url(public_url))
+    if host is not None:
+        config = replace(config, host=host)
+    if port is not None:
+        config = replace(config, port=port)
+    return config
+
+
+def _nothing(logs_json: bool) -> Iterator[dict[str, Any]]:
+    """Yield no line; what logs objects says nothing of an end before there was a log."""
+    if not logs_json:
+        current().note(_NOT_READY)
+    yield from ()
+
+
+def _serve(config: PlatformConfig, login: bool, logs_json: bool) -> Iterator[dict[str, Any]]:
+    """Yield the one line that says it is ready, and end when the platform has."""
+    from osmosis_ai.cli.output.envelopes import result_envelope
+    from osmosis_ai.platform.server import StartEndedError, run_platform
+
+    handler: type[logging.Handler] = _JsonToStderr if logs_json else _ToStderr
+    logging.getLogger().addHandler(handler(level=logging.WARNING))
+    for told in (_STEPS, _REQUESTS) if logs_json else ():
+        logger = logging.getLogger(f"osmosis_ai.platform.{told}")
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        logger.addHandler(handler())
+    # In a log of objects nothing stands that is none.
+    note = logging.getLogger(f"osmosis_ai.platform.{_STEPS}").info if logs_json else current().note
+    try:
+        with run_platform(config) as platform:
+            saved_in = _log_in(platform) if login else None
+            ready = _ready(platform, saved_in)
+            yield result_envelope(ready)
+            # A log is kept and read by others: it gets no password.
+            for line in (
+                [f"The platform is ready at {platform.config.base_url}"] if logs_json else ready.next_steps
+            ):
+                note(line)
+            platform.wait()
+            note("Stopping; runs under way go on at the next start.")
+    except StartEndedError:
+        note(_NOT_READY)
+
+
+def _ready(platform: RunningPlatform, saved_in: str | None) -> OperationResult:
+    url, first = platform.config.base_url, platform.first_login
+    steps = []
+    if first is not None:
+        steps.append(
+            f"First start: user {first.email}, password {first.password} (not shown again), "
+            f"workspace {first.workspace_name}."
+        )
+    steps.append(f"Data: {platform.config.home}")
+    steps.append("Use it in the Git repository of your rollouts:")
+    steps.append(f"  osmosis --platform {url} login")
+    steps.append("  osmosis platform connect .")
+    return OperationResult(
+        operation="platform.start",
+        message=f"The platform is ready at {url}",
+        resource={
+            "url": url,
+            "pid": platform.process.pid,
+            "home": str(platform.config.home),
+            "version": platform.process.version,
+            "first_login": first
+            and {"email": first.email, "password": first.password, "workspace": first.workspace_name},
+            "login": saved_in and {"token_store": saved_in},
+        },
+        next_steps=steps,
+    )
+
+
+def _log_in(platform: RunningPlatform) -> str:
+    """Save a login of the administrator, unless one is there that works; return where its token is."""
+    from osmosis_ai.api.credentials import Credentials, CredentialStore
+    from osmosis_ai.api.wire.auth import User
+    from osmosis_ai.platform.accounts import TokenRejected
+
+    store, url, accounts = CredentialStore(), platform.config.base_url, platform.services.accounts
+    try:
+        saved = store.load(url)
+        if saved is not None:
+            accounts.authenticate(saved.token)
+            return saved.source
+    except TokenRejected:
+        pass  # of a platform that was at this address before
+    except OsmosisError as error:
+        current().warn(error.message, code=error.code)
+    admin = next((user for user in accounts.users() if user.is_admin and user.disabled_at is None), None)
+    if admin is None:
+        raise OsmosisError(
+            "the platform has no administrator to log in as.",
+            hint="add one with `osmosis platform user add EMAIL --admin`, or use `osmosis login`",
+        )
+    token, plain = accounts.create_token(admin.id, name="osmosis platform start --login")
+    kept_in = store.save(
+        Credentials(
+            token=plain,
+            platform_url=url,
+            source="file",
+            user=User(id=admin.id, email=admin.email, name=admin.name),
+            token_id=token.id,
+            expires_at=token.expires_at,
+        )
+    )
+    for warning in store.warnings:
+        current().warn(warning.message, code=warning.code)
+    return kept_in
+
+
+class _JsonToStderr(logging.Handler):
+    """What the platform logs, an object a line, secret values taken out of its texts."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from datetime import datetime, timezone
+
+        from osmosis_ai.platform.http.request_metering import REQUEST_ID
+
+        moment = datetime.fromtimestamp(record.created, timezone.utc)
+        line = {
+            "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request_id := REQUEST_ID.get():
+            line["request_id"] = request_id
+        if record.exc_info:
+            line["exception"] = logging.Formatter().formatException(record.exc_info)
+        current().say_json(line)
+
+
+class _ToStderr(logging.Handler):
+    """What the platform logs, through the one way to stderr, which blanks what is secret."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        output, level, text = current(), record.levelname.lower(), self.format(record)
+        if output.mode == "json":
+            output.say_json({"log": {"level": level, "logger": record.name, "message": text}})
+        else:
+            output.say(f"{level}: {text}")
+
+
+_MOST_SHOWN = 20
+_PATIENCE_S = 15.0
+_SILENT = timedelta(minutes=3)
+"""For how long nobody hears of a worker that is well at most, with time to spare: it says who it is once a minute."""
+_CHECKS = {"blobs": "files", "migrations": "schema"}
+_DEBUGGABLE = "yes: programs of its user can read its memory and its workers' (OSMOSIS_DEBUGGABLE)"
+
+
+def status() -> DetailResult:
+    """Show the platform that runs on this machine, and the workers that asked it for runs; exits with 1 when there is none.
+
+    Examples:
+        osmosis platform status
+    """
+    from osmosis_ai.platform.config import data_of_environment
+    from osmosis_ai.platform.process_state import running_platform
+
+    config = data_of_environment()
+    home = config.home
+    process = running_platform(home)
+    if process is None:
+        raise NotFoundError(
+            f"no platform runs in {home}.", hint="start it with `osmosis platform start`, or set OSMOSIS_HOME"
+        )
+    state, problems = _state(process.local_url)
+    # What another release has in its database, that one knows.
+    workers = _workers(config) if (state, process.version) == ("running", __version__) else []
+    cluster = _cluster(process.ray)
+    return DetailResult(
+        title="Platform",
+        data={
+            "status": state,
+            "problems": problems,
+            "url": process.url,
+            "local_url": process.local_url,
+            "pid": process.pid,
+            "home": str(home),
+            "blobs": process.blobs,
+            "version": process.version,
+            "started_at": process.started_at,
+            "debuggable": process.debuggable,
+            "isolation": process.isolation,
+            "executor": process.executor,
+            "ray": cluster,
+            "warnings": list(process.warnings),
+            "workers": workers,
+        },
+        rows=[
+            ("Status", Status(state)),
+            *(
+                (f"Its {_CHECKS.get(name, name)}", f"{why}; its log tells more")
+                for name, why in problems.items()
+            ),
+            ("URL", process.url),
+            ("Process", process.pid),
+            ("Started", Timestamp(process.started_at)),
+            ("Version", process.version),
+            ("Data", str(home)),
+            *([("Runs on", process.executor)] if process.executor else []),
+            *(
+                [("Its cluster", Styled(cluster["problem"], "warn"))]
+                if cluster and cluster["problem"]
+                else []
+            ),
+            *([("Isolation", process.isolation)] if process.isolation else []),
+            *([("Files", process.blobs)] if process.blobs else []),
+            *(("Warning", Styled(warning, "warn")) for warning in process.warnings),
+            *([("Debuggable", _DEBUGGABLE)] if process.debuggable else []),
+            *_worker_rows(workers),
+        ],
+    )
+
+
+def _cluster(written: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return where the Ray cluster of a platform is, and what keeps it from taking runs; None where there is none."""
+    if written is None:
+        return None
+    from osmosis_ai.platform.ray_cluster import RayCluster
+    from osmosis_ai.platform.runs.execute.ray_jobs import cluster_problem
+
+    cluster = RayCluster.from_json(written)
+    return {"address": cluster.address, "problem": cluster_problem(cluster)}
+
+
+def _workers(config: PlatformConfig) -> list[dict[str, Any]]:
+    """Return the machines that asked for runs with a token that is good."""
+    try:
+        with local_platform(config) as platform:
+            known = list(platform.worker_access.known.all())
+    except ConflictError as error:
+        current().warn(
+            f"its workers are not looked up: {error.message} ({error.hint})", code="OTHER_DATABASE"
+        )
+        return []
+    return [
+        {
+            "machine": worker.machine,
+            "pool": worker.pool,
+            "labels": worker.labels,
+            "cpus": worker.cpus,
+            "gpus": worker.gpus,
+            "memory_gb": worker.memory_gb,
+            "sandbox": worker.sandbox,
+            "sandbox_problem": worker.sandbox_problem,
+            "runs": runs,
+            "seen_at": iso(worker.seen_at),
+            "heard_at": iso(heard_at),
+        }
+        for worker, runs, heard_at in known
+    ]
+
+
+def _worker_rows(workers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    now = datetime.now(timezone.utc)
+    for worker in workers[:_MOST_SHOWN]:
+        yield "Worker", _describe_worker(worker, now)
+    if len(workers) > _MOST_SHOWN:
+        yield "Workers", f"{len(workers)} in all; --json lists them"
+
+
+def _describe_worker(worker: Mapping[str, Any], now: datetime) -> str:
+    """Return in a line what a machine has, and what it does, or for how long nobody has heard of it."""
+    has = [
+        f"{worker[key]:g} {what}"
+        for key, what in (("cpus", "cpus"), ("gpus", "gpus"), ("memory_gb", "GiB"))
+        if worker[key]
+    ]
+    if worker["sandbox"] is not None:
+        has.append("sandbox" if worker["sandbox"] else "no sandbox")
+    labels = f" [{', '.join(worker['labels'])}]" if worker["labels"] else ""
+    name, runs = formats.one_line(worker["machine"] or "unnamed"), worker["runs"]
+    does = f"works on {runs} run{'' if runs == 1 else 's'}" if runs else "idle"
+    silence = now - datetime.fromisoformat(worker["heard_at"].replace("Z", "+00:00"))
+    if silence > _SILENT:
+        does = f"not heard of for {formats.duration(silence.total_seconds())}"
+    return f"{name} of {worker['pool']}{labels}: {', '.join(has)}; {does}, asked last {worker['seen_at']}"
+
+
+def _state(local_url: str | None) -> tuple[str, dict[str, str]]:
+    """Return the platform's status, and the failed checks: name -> reason."""
+    if local_url is None:
+        return "starting", {}
+    import httpx
+
+    try:
+        health = httpx.get(f"{local_url}/health", timeout=_PATIENCE_S, trust_env=False)
+        checks = (
+            httpx.get(f"{local_url}/ready", timeout=_PATIENCE_S, trust_env=False).json().get("checks", {})
+        )
+    except (httpx.HTTPError, ValueError, AttributeError):
+        return "unresponsive", {}
+    problems = {name: why for name, why in checks.items() if why != "ok"}
+    if not health.is_success:
+        # What `/ready` says may be some seconds old.
+        problems.setdefault("database", "it can not be used")
+    return "not ready" if problems else "running", problems
+
+
+def stop(
+    timeout: Annotated[float, typer.Option(min=0.1, help="How long to wait for it, in seconds.")] = 60.0,
+) -> OperationResult:
+    """Stop the platform that runs on this machine; runs under way go on at its next start.
+
+    Examples:
+        osmosis platform stop
+    """
+    from osmosis_ai.platform.config import data_of_environment
+    from osmosis_ai.platform.process_state import stop_platform
+
+    home = data_of_environment().home
+    with current().status("Stopping the platform"):
+        process = stop_platform(home, timeout_s=timeout)
+    return OperationResult(
+        operation="platform.stop",
+        status="noop" if process is None else "success",
+        message=f"No platform runs in {home}." if process is None else f"Stopped the platform in {home}.",
+        resource={"home": str(home), "pid": process.pid if process else None},
+    )
+
+
+def backup(
+    file: Annotated[
+        Path,
+        typer.Argument(help="File to write; compressed if its name ends in .gz.", show_default=False),
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    with_bucket: Annotated[
+        bool, typer.Option("--with-bucket", help="Also back up the files in the bucket.")
+    ] = False,
+) -> OperationResult:
+    """Back up the platform of this machine, running or not.
+
+    The file holds the rows of the database, datasets, results, Git mirrors and the encryption keys of the secrets. Keep
+    it as safe as the platform itself. It leaves out files in a bucket (OSMOSIS_BLOBS_URL) unless you add --with-bucket.
+
+    Examples:
+        osmosis platform backup osmosis.tar.gz
+        osmosis platform backup osmosis.tar.gz --with-bucket
+    """
+    with platform_extra():
+        from osmosis_ai.platform.backup import create_backup
+        from osmosis_ai.platform.config import from_environment
+
+    config = from_environment()
+    with current().status(f"Backing up {config.home}"), _asked_once():
+        report = create_backup(config, file, overwrite=force, with_bucket=with_bucket)
+    if report.missing_blobs:
+        current().warn(
+            f"Files of the database are missing from {config.blobs_shown}: {report.missing_blobs}. They were lost before "
+            "this backup.",
+            code="MISSING_FILES",
+        )
+    return OperationResult(
+        operation="platform.backup",
+        message=f"Wrote {report.path}: {formats.count(report.files)} files, "
+        f"{formats.size(report.path.stat().st_size)}.",
+        resource={
+            "path": str(report.path),
+            "home": str(config.home),
+            **report.facts(),
+        },
+        next_steps=[f"Restore it: OSMOSIS_HOME=NEW_DIRECTORY osmosis platform restore {report.path}"],
+    )
+
+
+def restore(
+    file: Annotated[
+        Path, typer.Argument(help="Backup written by `osmosis platform backup`.", show_default=False)
+    ],
+    database_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with the URL of the database to restore into. Default: OSMOSIS_DATABASE_URL, else SQLite.",
+        ),
+    ] = None,
+) -> OperationResult:
+    """Restore a backup into an empty platform.
+
+    The data directory (OSMOSIS_HOME) and the database must be empty, and also the bucket (OSMOSIS_BLOBS_URL) if the
+    backup holds files. The kind of database and file store may change: to move a platform, back it up and restore it.
+    If a restore is interrupted, run the same command again.
+
+    Examples:
+        osmosis platform restore osmosis.tar.gz
+        osmosis platform restore osmosis.tar.gz --database-file database-url
+    """
+    with platform_extra():
+        from osmosis_ai.platform.backup import restore_backup
+        from osmosis_ai.platform.config import from_environment
+
+    config = from_environment()
+    if database_file is not None:
+        config = _with_database(config, database_file)
+    with current().status(f"Restoring {file}"), _asked_once():
+        report = restore_backup(config, file)
+    if report.missing_blobs:
+        current().warn(
+            f"Files of the database are missing from the backup: {report.missing_blobs}. They are in the platform's old "
+            "bucket (set OSMOSIS_BLOBS_URL to it), or were lost before the backup.",
+            code="MISSING_FILES",
+        )
+    settings = f'OSMOSIS_DATABASE_URL="$(cat {database_file})" ' if database_file else ""
+    return OperationResult(
+        operation="platform.restore",
+        message=f"Restored {config.home} from the backup of {formats.iso(report.created_at)}: "
+        f"{formats.count(report.files)} files, all as they were written.",
+        resource={
+            "home": str(config.home),
+            **report.facts(),
+        },
+        next_steps=[f"Start it: {settings}osmosis platform start"],
+    )
+
+
+def _with_database(config: PlatformConfig, file: Path) -> PlatformConfig:
+    """Return the settings with the database whose URL, perhaps with a password, is in ``file``."""
+    from osmosis_ai.platform.db.engine import Database
+
+    try:
+        words = file.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise OsmosisError(f"{file} cannot be read: {reason}.") from None
+    if len(words) != 1:
+        raise OsmosisError(
+            f"{file} must contain exactly one URL (found {len(words)} words).",
+            hint="write it as postgresql://user:password@host/database",
+        )
+    Database(words[0], named=str(file)).dispose()
+    return replace(config, database_url=words[0])
+
+
+_LATER = re.compile(r"[;.] it is asked again later\.$", re.IGNORECASE)
+
+
+@contextmanager
+def _asked_once() -> Iterator[None]:
+    """Say of a bucket that does not answer what to do about it."""
+    from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobStoreError, BlobStoreSilent
+
+    try:
+        yield
+    except BlobStoreBusy as error:
+        is_silent = isinstance(error, BlobStoreSilent)
+        retry = "run the command again later"
+        if is_silent:
+            retry = "check that the store runs at OSMOSIS_BLOBS_URL, then run the command again"
+        raise BlobStoreError(_LATER.sub(".", error.message), hint=error.hint or retry) from error
+
+
+_LONGEST_CREDENTIAL = 256
+# As the worker protocol has it (`WorkerOffer`).
+_MOST, _MOST_GPUS, _MOST_LABELS = 1_000_000_000, 65_535, 64
+NumberT = TypeVar("NumberT", int, float)
+_ENDINGS = {
+    "ended": "done",
+    "left": "put aside",
+    "refused": "left, because its token is not taken any more",
+    "not_mine": "given back, not begun",
+    "lease_lost": "taken over by another worker, or ended",
+    "set_back": "set back by this machine or the platform",
+    "store_away": "waits for the platform's store",
+    "died": "its worker died",
+}
+
+
+def worker(
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Take runs that name this pool under [advanced.execution].",
+            show_default=False,
+        ),
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Take this run alone, and end with it or with the process that started this one.",
+            show_default=False,
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="URL of the platform (default: the one of this directory).", show_default=False),
+    ] = None,
+    token_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Read the worker token, or the run's ticket, from this file; `-` is stdin.",
+            show_default=False,
+        ),
+    ] = None,
+    token_env: Annotated[
+        str | None,
+        typer.Option(metavar="VARIABLE", help="Read it from this variable.", show_default=False),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="End after one run.")] = False,
+    slots: Annotated[int, typer.Option(min=1, max=1024, help="Runs to execute at a time.")] = 1,
+    idle_exit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="End after so long without a run: 90, 90s, 10m, 2h (default: never; with --run 10m).",
+            show_default=False,
+        ),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="What this machine is known by: runs whose config asks for labels go to workers that have all of them.",
+            show_default=False,
+        ),
+    ] = None,
+    cpus: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Processors for each run (default: this machine's).", show_default=False),
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs for each run.")] = 0,
+    memory_gb: Annotated[
+        float | None, typer.Option(min=0.1, help="Memory for each run, in GiB.", show_default=False)
+    ] = None,
+) -> OperationResult:
+    """Execute runs of a platform on this machine, until Ctrl-C or SIGTERM.
+
+    It reaches the platform over HTTPS and nothing reaches it. SIGTERM puts its runs aside: they send what they have, and
+    another worker goes on with them; a second one ends at once. Its files are in OSMOSIS_HOME, and rollouts run in
+    its sandbox (OSMOSIS_ISOLATION, OSMOSIS_NETWORK).
+
+    Examples:
+        osmosis platform worker --url https://osmosis.example.org --pool gpu --token-file gpu-worker.token --gpus 1
+        osmosis platform worker --url https://osmosis.example.org --run run_3f2a9c10 --token-env OSMOSIS_TICKET
+    """
+    from osmosis_ai.api.active_platform import active_platform
+    from osmosis_ai.api.platform_url import normalize_platform_url
+
+    if (pool is None) == (run is None):
+        raise typer.BadParameter("say which runs to take.", param_hint="one of '--pool' and '--run'")
+    address = normalize_platform_url(url) if url is not None else active_platform().url
+    with platform_extra():
+        import alembic  # noqa: F401 - the extra is missed here, before there is a run
+
+        from osmosis_ai.driving.server_count import granted_cores
+        from osmosis_ai.platform.runs.execute.worker_process import STORE_AWAY
+        from osmosis_ai.platform.runs.work.host_terms import HostTerms
+        from osmosis_ai.platform.runs.work.hosting import host_runs
+        from osmosis_ai.platform.runs.work.platform_link import StoreAwayError
+    terms = HostTerms(
+        pool=pool,
+        run_id=run,
+        slots=slots,
+        once=once,
+        idle_exit_s=parse_duration(idle_exit, "--idle-exit") if idle_exit is not None else None,
+        labels=_labels(labels),
+        cpus=_at_most(_MOST, cpus, "--cpus") if cpus is not None else float(granted_cores()),
+        gpus=_at_most(_MOST_GPUS, gpus, "--gpus"),
+        memory_gb=_at_most(_MOST, memory_gb, "--memory-gb") if memory_gb is not None else None,
+    )
+    try:
+        worked = host_runs(address, _credential(token_file, token_env), terms, say=current().note)
+    except StoreAwayError as error:
+        if run is None:
+            raise
+        return OperationResult(
+            operation="platform.worker",
+            status="partial",
+            message=f"The run was not begun: {error.message}",
+            resource={"platform_url": address, "runs": []},
+            exits_with=STORE_AWAY,
+        )
+    return _worked(address, worked, is_single=run is not None or once)
+
+
+def _at_most(most: int, given: NumberT, option: str) -> NumberT:
+    """Return what a machine is said to have of something, if it is a number that a platform can be told."""
+    if not given <= most:  # also what is no number at all
+        raise typer.BadParameter(f"must be a number up to {most:,}.", param_hint=f"'{option}'")
+    return given
+
+
+def _labels(written: str | None) -> tuple[str, ...]:
+    from osmosis_ai.config.execution import label_name
+
+    found = dict.fromkeys(filter(None, (label.strip() for label in (written or "").split(","))))
+    for label in found:
+        try:
+            label_name(label)
+        except ValueError as error:
+            raise typer.BadParameter(f"'{label}' {error}.", param_hint="'--labels'") from None
+    if len(found) > _MOST_LABELS:
+        raise typer.BadParameter(f"a machine has {_MOST_LABELS} labels at most.", param_hint="'--labels'")
+    return tuple(found)
+
+
+def _worked(address: str, worked: list[WorkedRun], *, is_single: bool) -> OperationResult:
+    from osmosis_ai.platform.runs.execute.worker_process import STORE_AWAY
+
+    bad = [run for run in worked if run.ending in ("refused", "died", "set_back", "store_away")]
+    waits_for_store = is_single and any(run.ending == "store_away" for run in worked)
+    told = "; ".join(f"{run.name}: {_ENDINGS[run.ending or 'ended']}" for run in worked[-5:])
+    return OperationResult(
+        operation="platform.worker",
+        status="partial" if bad else "success",
+        message=f"Worked on {len(worked)} run{'' if len(worked) == 1 else 's'} of {address}"
+        + (f" ({told})." if worked else "."),
+        resource={
+            "platform_url": address,
+            "runs": [
+                {"id": run.id, "name": run.name, "attempt": run.attempt, "ending": run.ending}
+                for run in worked
+            ],
+        },
+        exits_with=STORE_AWAY if waits_for_store else None,
+    )
+
+
+def _credential(file: str | None, variable: str | None) -> str:
+    """Return the worker's token from where it was said to be, which is never the command line."""
+    if (file is None) == (variable is None):
+        raise typer.BadParameter(
+            "say where the worker token is.", param_hint="one of '--token-file' and '--token-env'"
+        )
+    if variable is not None:
+        where, text = f"the variable {variable}", os.environ.pop(variable, "")
+    elif file == "-":
+        where, text = "stdin", current().stdin.readline(_LONGEST_CREDENTIAL + 2)
+    else:
+        where, text = str(file), _read(Path(str(file)))
+    found = text.strip()
+    if not re.fullmatch(rf"[!-~]{{1,{_LONGEST_CREDENTIAL}}}", found):
+        raise OsmosisError(
+            f"{where} holds no worker token.",
+            hint="make one on the platform's machine: "
+            "osmosis platform worker-token create --pool NAME --output FILE",
+        )
+    return found
+
+
+def _read(path: Path) -> str:
+    """Return how a file begins; say so where everybody on this machine can read it, too."""
+    try:
+        with path.open(encoding="ascii", errors="replace") as file:
+            if is_read_by_all(os.fstat(file.fileno())):
+                current().warn(
+                    f"every user of this machine can read {path}, and take runs with it: chmod 600 {path}"
+                )
+            return file.read(_LONGEST_CREDENTIAL + 2)
+    except OSError as error:
+        raise OsmosisError(f"{path} cannot be read: {error.strerror or error}.") from error

@@ -49,12 +49,6 @@ def validate_file(path: Path, *, progress: Callable[[int], None] | None = None) 
         OsmosisError: there is no such file, or it is not valid: the message lists the first
             problems, the details are the whole report.
     """
-    try:
-        path.name.encode()
-    except UnicodeEncodeError:
-        raise OsmosisError(
-            f"The file name '{path.name}' is not valid UTF-8.", hint="rename the file"
-        ) from None
     report = validate_dataset(path, progress=progress)
     if not report.valid:
         problems = "".join(f"\n  - {error}" for error in report.errors)
@@ -75,6 +69,12 @@ def check_file(path: Path, *, progress: Callable[[int], None] | None = None) -> 
     Raises:
         OsmosisError: there is no such file, or the platform would not take it.
     """
+    try:
+        path.name.encode()
+    except UnicodeEncodeError:
+        raise OsmosisError(
+            f"The file name '{path.name}' is not valid UTF-8.", hint="rename the file"
+        ) from None
     report = validate_dataset(path, progress=progress)
     if not report.valid:
         problems = "".join(f"\n  - {error}" for error in report.errors)

@@ -25,6 +25,7 @@ from osmosis_ai.datasets.reader import (
     may_repeat_keys,
     pass_byte_order_mark,
     repeated_keys,
+    written_integer,
 )
 
 _BLANK = re.compile(r"[ \t\n\r]*")
@@ -102,7 +103,9 @@ class _Window:
         self._reader = reader
         self._handle = handle
         self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self._scan = json.JSONDecoder(parse_float=WrittenFloat, parse_constant=self._note_constant).raw_decode
+        self._scan = json.JSONDecoder(
+            parse_float=WrittenFloat, parse_int=written_integer, parse_constant=self._note_constant
+        ).raw_decode
         self._text = ""
         self._position = 0
         self.constant = ""  # NaN or an infinity in the element just taken, which JSON does not have

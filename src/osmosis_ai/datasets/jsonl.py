@@ -29,6 +29,7 @@ from osmosis_ai.datasets.reader import (
     may_repeat_keys,
     pass_byte_order_mark,
     repeated_keys,
+    written_integer,
 )
 from osmosis_ai.datasets.record_places import RecordPlace
 
@@ -176,7 +177,7 @@ class JsonLinesReader(RecordReader):
             yield b"".join(pieces)
 
 
-_decode_as_written = json.JSONDecoder(parse_float=WrittenFloat).decode
+_decode_as_written = json.JSONDecoder(parse_float=WrittenFloat, parse_int=written_integer).decode
 
 
 def _rows_in(block: bytes) -> int:

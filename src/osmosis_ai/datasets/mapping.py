@@ -207,7 +207,7 @@ def _without_empty(value: Any, depth: int = 0) -> Any:
         return {str(key): _without_empty(item, depth + 1) for key, item in value.items()} or None
     if isinstance(value, list):
         return [_without_empty(item, depth + 1) for item in value]
-    return float(value) if isinstance(value, WrittenFloat) else _readable(value)
+    return value.number if isinstance(value, WrittenFloat) else _readable(value)
 
 
 def _readable(value: Any) -> Any:

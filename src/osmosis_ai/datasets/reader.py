@@ -64,6 +64,16 @@ class WrittenFloat(float):
     def __str__(self) -> str:
         return self._text
 
+    @property
+    def number(self) -> int | float:
+        """The plain number; ``-0`` is an integer."""
+        return 0 if self._text == "-0" else float(self)
+
+
+def written_integer(text: str) -> int | WrittenFloat:
+    """Return an integer of a JSON file; ``-0``, which Python's integers do not have, keeps its text."""
+    return WrittenFloat(text) if text == "-0" else int(text)
+
 
 class StopReading(Exception):
     """The rest of the file cannot be read, or nobody wants it; what is wrong has been reported."""
@@ -185,7 +195,9 @@ def decode_json(raw: bytes | str, *, as_written: bool = False) -> Any:
     """Decode strict JSON (no NaN, no lone surrogates), keeping every digit of long integers."""
     value = orjson.loads(raw)
     if may_have_lost_digits(value, least=0 if as_written else 2**63):
-        return json.loads(raw, parse_float=WrittenFloat if as_written else None)
+        if not as_written:
+            return json.loads(raw)
+        return json.loads(raw, parse_float=WrittenFloat, parse_int=written_integer)
     return value
 
 
@@ -198,12 +210,18 @@ def describe_json_error(raw: bytes | str, error: Exception) -> str:
 
 
 def may_have_lost_digits(value: Any, *, least: float = 2**63) -> bool:
-    """Return whether ``value`` contains a float of at least this size. One of the default size may be a long integer."""
+    """Return whether ``value`` contains a float of at least this size. One of the default size may be a long integer.
+
+    With a size of 0, an integer 0 counts too, because it may be written ``-0``.
+    """
     pending = [value]
     while pending:
         item = pending.pop()
         if isinstance(item, float):
             if abs(item) >= least:
+                return True
+        elif item.__class__ is int:
+            if not (item or least):
                 return True
         elif isinstance(item, dict):
             pending.extend(inner for inner in item.values() if inner.__class__ is not str)

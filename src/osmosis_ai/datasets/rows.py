@@ -178,7 +178,7 @@ def as_json(value: Any, path: str = METADATA_COLUMN) -> Any:
     if isinstance(value, list):
         return [item if item.__class__ in _JSON_AS_IT_IS else as_json(item, f"{path}[]") for item in value]
     if isinstance(value, float) and math.isfinite(value):
-        return float(value)
+        return value.number if isinstance(value, WrittenFloat) else float(value)
     if value.__class__ in _JSON_AS_IT_IS:
         return value
     found = value if isinstance(value, float) else name_of_type(value)

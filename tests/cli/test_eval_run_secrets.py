@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from osmosis_ai.cli.eval_runs.live import LiveRun
+from osmosis_ai.cli.eval_runs.view import LiveRun
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.cli.startup import prepare_environment
 from osmosis_ai.errors import ConflictError, InteractiveRequiredError

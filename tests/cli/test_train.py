@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from osmosis_ai.cli.training_runs import tables
+from osmosis_ai.cli.training_runs import view as tables
 from tests.cli.maze import Maze, replies, sent
 from tests.cli.train_replies import (
     CHECKPOINTS,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.cli.eval_runs import tables
+from osmosis_ai.cli.eval_runs.view import numbers_table
 from osmosis_ai.evaluation.budget import Budget
 from osmosis_ai.evaluation.metrics_models import Estimates
 from tests.evaluation.rollouts import write_rollout, write_rows
@@ -60,7 +60,7 @@ async def test_a_score_outside_the_scale_is_kept_next_to_the_clamped_one(tmp_pat
             assert (scored["reward"], judgement["score"], judgement["stated_score"]) == (1.0, 1.0, 4.0)
         estimates = Estimates.model_validate(world.metrics()["estimates"])
         assert estimates.judges is not None and estimates.judges.outside_scale == 2
-        numbers, _ = tables.numbers(estimates, None)
+        numbers, _ = numbers_table(estimates, None)
         (judges,) = [row for row in numbers.rows if row[0] == "Judges"]  # type: ignore[union-attr]
         assert judges[3].endswith("tokens, 2 scores outside the scale, clamped"), judges
 
@@ -94,7 +94,7 @@ async def test_its_explanation_is_with_the_sample_and_its_cost_is_in_the_run(tmp
             "cost_usd": 0.25,
             "outside_scale": 0,
         }
-        numbers, _ = tables.numbers(estimates, None)
+        numbers, _ = numbers_table(estimates, None)
         assert ("Judges", "$0.25", "", "1 call, 100 tokens") in numbers.rows  # type: ignore[union-attr]
 
         write_rows(world.rows, [f"row {row}" for row in range(12)])

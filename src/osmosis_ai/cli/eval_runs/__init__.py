@@ -1,31 +1,903 @@
-"""`osmosis eval`: agents, evaluated."""
+"""`osmosis eval`: run agents, follow their runs and see what came of them."""
 
 from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from osmosis_ai.cli.agent_loops.eval_classic import eval_classic
-from osmosis_ai.cli.eval_runs.compare import compare
-from osmosis_ai.cli.eval_runs.delete import delete
-from osmosis_ai.cli.eval_runs.download import download
-from osmosis_ai.cli.eval_runs.export import export
-from osmosis_ai.cli.eval_runs.gate import gate
-from osmosis_ai.cli.eval_runs.info import info
-from osmosis_ai.cli.eval_runs.list import list_
-from osmosis_ai.cli.eval_runs.logs import logs
-from osmosis_ai.cli.eval_runs.plan import plan
-from osmosis_ai.cli.eval_runs.resubmit import resubmit
-from osmosis_ai.cli.eval_runs.retry import retry
-from osmosis_ai.cli.eval_runs.run import run
-from osmosis_ai.cli.eval_runs.show import show
-from osmosis_ai.cli.eval_runs.stop import stop
-from osmosis_ai.cli.eval_runs.submit import submit
-from osmosis_ai.cli.eval_runs.upload import upload
-from osmosis_ai.cli.eval_runs.watch import watch
+from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.eval_runs.decisions import compare, gate, plan
+from osmosis_ai.cli.logs import CursorOption, FollowOption, LevelOption, LinesOption
+from osmosis_ai.cli.name_completion import complete_local_run, complete_run_anywhere
+from osmosis_ai.cli.options import (
+    AllOption,
+    EvalConfigArgument,
+    LimitOption,
+    NoPreviewsOption,
+    RunAnywhereArgument,
+    RunArgument,
+    ServersOption,
+    SliceOption,
+    YesOption,
+    parse_duration,
+)
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.context import Declined, current
+from osmosis_ai.cli.output.formats import shown_path
+from osmosis_ai.cli.output.results import DetailResult, ListResult, OperationResult, Row, StreamResult, Table
 from osmosis_ai.cli.root import CLASSIC_EVAL
 from osmosis_ai.cli.rubric.eval_rubric import rubric
+from osmosis_ai.cli.runs.download import DownloadYesOption, OverwriteOption, download_run
+from osmosis_ai.cli.runs.showing import (
+    AttemptOption,
+    FailedOption,
+    FinishOption,
+    PassedOption,
+    RowOption,
+    SearchOption,
+    ShownOption,
+    UnscoredOption,
+    reading_conversations,
+    wanted_samples,
+)
+from osmosis_ai.cli.runs.submit import (
+    CheckOption,
+    SecretsFileOption,
+    WatchOption,
+    run_again_fields,
+    submit_run,
+)
+from osmosis_ai.errors import NotFoundError, OsmosisError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.cli.runs.following import RunStanding
+    from osmosis_ai.evaluation.budget import Budget
+    from osmosis_ai.evaluation.summary import RunSummary
+    from osmosis_ai.services.eval_runs.retry import ProposedRetry
+    from osmosis_ai.services.eval_runs.run import EvalRunResult
+    from osmosis_ai.services.eval_runs.upload import OpenProgress, UploadedRun
+    from osmosis_ai.services.eval_runs.watch import WatchedRun
+
 
 app = typer.Typer(help="Evaluate agents.")
+
+
+WHERE, PACE, LIMITS = "Rows and results", "Pace and seeds", "Budget"
+ISOLATION = "Isolation"
+
+
+class NetworkChoice(str, Enum):
+    """What a rollout reaches."""
+
+    host = "host"
+    none = "none"
+
+
+def run(
+    config: EvalConfigArgument,
+    rows: Annotated[
+        str | None, typer.Option(help='Rows of the file, from 0: "3,7,10-20".', rich_help_panel=WHERE)
+    ] = None,
+    dataset_file: Annotated[
+        Path | None,
+        typer.Option(help="Rows from this file instead of data/<dataset>.*.", rich_help_panel=WHERE),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run; an existing one is continued.", rich_help_panel=WHERE)
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Directory of runs (default: .osmosis/evals).", rich_help_panel=WHERE
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; an existing run is renamed.", rich_help_panel=WHERE)
+    ] = False,
+    retry_failed: Annotated[
+        bool,
+        typer.Option("--retry-failed", help="Also redo failed and skipped attempts.", rich_help_panel=WHERE),
+    ] = False,
+    salvage: Annotated[
+        bool,
+        typer.Option(
+            "--salvage",
+            help="Keep what is intact of a damaged journal, redo the rest.",
+            rich_help_panel=WHERE,
+        ),
+    ] = False,
+    max_in_flight: Annotated[
+        int | None, typer.Option(min=1, help="Rollouts at once, at most.", rich_help_panel=PACE)
+    ] = None,
+    servers: ServersOption = None,
+    seed: Annotated[int, typer.Option(help="Seed of the run.", rich_help_panel=PACE)] = 0,
+    max_cost: Annotated[
+        float | None,
+        typer.Option(help="Stop dispatching after this many US dollars.", rich_help_panel=LIMITS),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Stop dispatching after this many tokens.", rich_help_panel=LIMITS)
+    ] = None,
+    max_time: Annotated[
+        str | None,
+        typer.Option(help="Stop dispatching after this long: 90, 90s, 10m, 2h.", rich_help_panel=LIMITS),
+    ] = None,
+    secrets_file: Annotated[
+        str | None, typer.Option(help="NAME=value lines for [secrets].required; - reads stdin.")
+    ] = None,
+    rollout_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65535, help="Port of the rollout's server (default: a socket in place of one)."
+        ),
+    ] = None,
+    isolate: Annotated[
+        bool,
+        typer.Option("--isolate", help="Run the rollout in a sandbox (Linux).", rich_help_panel=ISOLATION),
+    ] = False,
+    network: Annotated[
+        NetworkChoice,
+        typer.Option(
+            help="What the rollout reaches: what this machine does, or the model alone, in a sandbox.",
+            rich_help_panel=ISOLATION,
+        ),
+    ] = NetworkChoice.host,
+    upload: Annotated[
+        bool, typer.Option("--upload", help="Upload the run to the platform once it is complete.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before spending.")] = False,
+    slices: SliceOption = None,
+    no_previews: NoPreviewsOption = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show the run's log as it is written.")] = False,
+) -> OperationResult:
+    """Evaluate an agent on this machine; the same command continues an interrupted run.
+
+    Ctrl-C once stops it gracefully, twice at once. Nothing finished is ever lost or repeated.
+
+    Examples:
+        osmosis eval run configs/eval/multiply.toml
+        osmosis eval run configs/eval/multiply.toml --rows 0-4 --max-time 10m --yes
+    """
+    from osmosis_ai.cli.eval_runs.view import LiveRun
+    from osmosis_ai.supervision import keep_to_itself
+
+    # First of all: its keys are not the agent's, which is another program of this user.
+    keep_to_itself(os.environ)
+    from osmosis_ai import event_loop
+    from osmosis_ai.services.eval_runs.run import EvalRunRequest, prepare_eval_run, run_eval
+    from osmosis_ai.workspace.secrets_file import read_secrets_file
+
+    request = EvalRunRequest(
+        config=config,
+        dataset_file=dataset_file,
+        rows=rows,
+        name=name,
+        output=output,
+        fresh=fresh,
+        retry_failed=retry_failed,
+        salvage=salvage,
+        max_in_flight=max_in_flight,
+        secret_values=read_secrets_file(secrets_file) if secrets_file else {},
+        seed=seed,
+        budget=_budget(max_cost, max_tokens, max_time),
+        rollout_port=rollout_port,
+        servers=servers,
+        verbose=verbose,
+        slices=tuple(slices or ()),
+        previews=not no_previews,
+        isolate=isolate,
+        network=network.value,
+    )
+    prepared = prepare_eval_run(request, fetching=_fetching)
+    if upload:
+        require_uploads_shown()
+    with LiveRun(current(), prepared, yes=yes) as live:
+        result = event_loop.run(run_eval(prepared, live))
+    if result is None:
+        raise Declined("nothing was started")
+    stop = result.summary.stop
+    if stop is not None and stop.kind == "fault":
+        current().warn(f"the run was halted: {stop.reason}", code="RUN_HALTED")
+    return and_uploaded(_operation(result), result.summary) if upload else _operation(result)
+
+
+def _budget(max_cost: float | None, max_tokens: int | None, max_time: str | None) -> Budget:
+    from osmosis_ai.evaluation.budget import Budget
+
+    max_time_s = parse_duration(max_time, "--max-time") if max_time else None
+    try:
+        return Budget(max_cost, max_tokens, max_time_s)
+    except OsmosisError as error:
+        raise typer.BadParameter(error.message) from None
+
+
+@contextmanager
+def _fetching(dataset: str, size: int | None) -> Iterator[Callable[[int], None]]:
+    with current().progress(f"Fetching {dataset}", total=size, unit="bytes") as shown:
+        yield shown.update
+
+
+def _operation(result: EvalRunResult) -> OperationResult:
+
+    from osmosis_ai.cli.eval_runs.view import (
+        finished_message,
+        finished_steps,
+        finished_steps_structured,
+        result_blocks,
+    )
+
+    summary = result.summary
+    return OperationResult(
+        operation="eval.run",
+        status="success" if summary.complete else "partial",
+        message=finished_message(summary),
+        resource=_resource(result),
+        blocks=result_blocks(summary, result.slices),
+        next_steps=finished_steps(result),
+        next_steps_structured=finished_steps_structured(result),
+    )
+
+
+def _resource(result: EvalRunResult) -> dict[str, Any]:
+    summary, prepared, metrics = result.summary, result.prepared, result.summary.metrics
+    resource: dict[str, Any] = {
+        "run_name": summary.run_name,
+        "local_run_id": summary.local_run_id,
+        "output_path": str(summary.run_dir),
+        "dataset_source": prepared.dataset.source,
+        "total_work_items": summary.total_work_items,
+        "dispatched": summary.dispatched,
+        "succeeded": summary.succeeded,
+        "failed": summary.failed,
+        "skipped": summary.skipped,
+        "pending": summary.pending,
+        "resumed": summary.resumed,
+        "cancelled": summary.cancelled,
+        "duration_ms": summary.duration_ms,
+        "headline": summary.headline.to_json(),
+        "metrics": {**metrics.summary, "estimates": metrics.estimates.model_dump(mode="json")},
+        "failed_rows": [failure.to_json() for failure in summary.failures],
+        "git": {"identity": None, "remote_url": prepared.origin},
+        "workspace_directory": str(prepared.workspace.root),
+    }
+    if prepared.slices:
+        resource["slices"] = [each.data() for each in result.slices]
+    if summary.stop is not None:
+        resource["stopped"] = {"kind": summary.stop.kind, "reason": summary.stop.reason}
+    return resource
+
+
+def submit(
+    config: EvalConfigArgument,
+    watch: WatchOption = False,
+    check: CheckOption = False,
+    secrets_file: SecretsFileOption = None,
+    yes: YesOption = False,
+) -> OperationResult:
+    """Submit an evaluation to the platform.
+
+    The code is what the platform fetches from the repository; the config is read from this machine. Secrets
+    travel as names, unless a --secrets-file supplies values.
+
+    Examples:
+        osmosis eval submit configs/eval/multiply.toml --watch
+        osmosis eval submit configs/eval/multiply.toml --check
+    """
+    from osmosis_ai.cli.eval_runs.view import VIEW
+
+    return submit_run(VIEW, config, check=check, watch=watch, secrets_file=secrets_file, yes=yes)
+
+
+def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
+    """List the evaluation runs of the platform's workspace and those of this machine, the newest first.
+
+    Without a login, or an origin that tells the workspace, the runs of this machine alone. For scripts these are
+    under `local_runs`; --plain shows them where no platform was asked. Where one was asked and can not be read, they
+    are listed, too, and the command exits with 1.
+
+    Examples:
+        osmosis eval list
+        osmosis eval list --limit 5 --json
+    """
+    from osmosis_ai.cli.eval_runs.view import VIEW, with_local_runs
+    from osmosis_ai.services.eval_runs.local_runs import list_local_runs
+
+    local = list_local_runs(limit=limit, everything=everything)
+    return with_local_runs(local, lambda: VIEW.list_runs(limit=limit, everything=everything))
+
+
+def info(
+    run: RunAnywhereArgument,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="Directory for the metrics.json of a run of the platform (default: .osmosis/evals/RUN).",
+            show_default=False,
+        ),
+    ] = None,
+    slices: SliceOption = None,
+) -> DetailResult:
+    """Show a run of this machine or of the platform: how far it is, how it was configured, what came of it.
+
+    Examples:
+        osmosis eval info @last
+        osmosis eval info amber-otter-42 --slice difficulty
+        osmosis eval info platform:amber-otter-42 -o results
+    """
+    from osmosis_ai.cli.eval_runs.view import VIEW, local_info, of_this_machine_first
+
+    return of_this_machine_first(
+        run,
+        here=lambda directory: local_info(directory, output, slices or ()),
+        there=lambda name: VIEW.sliced_info(name, output, slices or ()),
+    )
+
+
+def show(
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="A run of this machine or of the platform: a name, the beginning of one, a directory, @last.",
+            show_default=False,
+            autocompletion=complete_run_anywhere,
+        ),
+    ],
+    row: RowOption = None,
+    attempt: AttemptOption = None,
+    failed: FailedOption = False,
+    passed: PassedOption = False,
+    flaky: Annotated[bool, typer.Option("--flaky", help="Of rows that pass now and then.")] = False,
+    unscored: UnscoredOption = False,
+    finish: FinishOption = None,
+    search: SearchOption = "",
+    limit: ShownOption = 5,
+    side_by_side: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Beside each the same row in another run.",
+            show_default=False,
+            autocompletion=complete_run_anywhere,
+        ),
+    ] = None,
+) -> DetailResult:
+    """Print conversations of a run, by row and attempt. `osmosis view` shows them in a browser.
+
+    Examples:
+        osmosis eval show amber-otter-42 --failed
+        osmosis eval show @last --row 12 --side-by-side amber-otter-42
+    """
+    from osmosis_ai.cli.output.conversations import shown_run
+    from osmosis_ai.services.eval_runs.show import show as show_named
+
+    wanted = wanted_samples(
+        row,
+        attempt,
+        search,
+        limit,
+        failed=failed,
+        passed=passed,
+        flaky=flaky,
+        unscored=unscored,
+        finish=finish,
+    )
+    with reading_conversations() as client:
+        return shown_run(show_named(run, wanted, client=client, beside=side_by_side), wanted)
+
+
+def watch(
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a run of this machine, or its directory; or a run of the platform, by name or id.",
+            show_default=False,
+            autocompletion=complete_run_anywhere,
+        ),
+    ],
+) -> OperationResult:
+    """Follow a run until it ends. Ctrl-C stops watching, not the run.
+
+    Examples:
+        osmosis eval watch amber-otter-42
+    """
+    from osmosis_ai.services.eval_runs.resolver import find_local_run, name_elsewhere
+
+    try:
+        directory = find_local_run(run)
+    except NotFoundError as missing:
+        return _watch_platform(name_elsewhere(run, missing), missing)
+    return _watch_local(run, directory)
+
+
+def _watch_local(run: str, directory: Path) -> OperationResult:
+    from osmosis_ai.cli.runs import following
+    from osmosis_ai.services.eval_runs.watch import RunWatcher
+    from osmosis_ai.services.runs.lifecycle import watch_run
+
+    watcher = RunWatcher(directory)
+    if not watcher.look().ended:
+        looks = watch_run(watcher.look, pause=following.pause, tell=current().note)
+        following.show(looks, _standing, again=f"osmosis eval watch {quote(run)}")
+    return _local_operation(watcher.look())
+
+
+def _standing(seen: WatchedRun) -> RunStanding:
+    from osmosis_ai.cli.runs.following import RunStanding, evaluation_note
+
+    progress, note = seen.progress, evaluation_note(seen.progress)
+    return RunStanding(seen.run_name, seen.status, progress.completed, progress.total, "rollouts", note)
+
+
+def _watch_platform(run: str, missing: NotFoundError) -> OperationResult:
+    """Follow a run of the platform; without a platform the run is ``missing``, and with one perhaps too."""
+    from osmosis_ai.cli.eval_runs.view import VIEW
+    from osmosis_ai.services.eval_runs.watch import run_nowhere
+
+    try:
+        return VIEW.watch(run)
+    except OsmosisError as error:
+        raise run_nowhere(run, missing, error) from None
+
+
+def _local_operation(seen: WatchedRun) -> OperationResult:
+    from osmosis_ai.cli.eval_runs.view import recorded_results
+
+    finished = seen.status == "finished"
+    progress = seen.progress
+    left = (
+        ""
+        if finished
+        else f" {progress.total - progress.completed} of {progress.total} work items are pending."
+    )
+    return OperationResult(
+        operation="eval.watch",
+        status="success" if finished else "partial",
+        message=f"Evaluation run {'finished' if finished else 'stopped'}: {formats.shown_path(seen.run_dir)}.{left}",
+        resource=_local_resource(seen),
+        blocks=recorded_results(seen),
+        next_steps=[] if finished else ["Resume: run the command that started it again"],
+    )
+
+
+def _local_resource(seen: WatchedRun) -> dict[str, Any]:
+    progress, metrics = seen.progress, seen.metrics or {}
+    return {
+        "run_name": seen.run_name,
+        "local_run_id": seen.local_run_id,
+        "output_path": str(seen.run_dir),
+        "status": seen.status,
+        "total_work_items": progress.total,
+        "succeeded": progress.completed - progress.failed - progress.skipped,
+        "failed": progress.failed,
+        "skipped": progress.skipped,
+        "pending": progress.total - progress.completed,
+        "headline": seen.headline.to_json() if seen.headline is not None else None,
+        "metrics": {**metrics.get("summary", {}), "estimates": metrics.get("estimates")},
+    }
+
+
+def logs(
+    run: RunAnywhereArgument,
+    limit: LinesOption = 50,
+    cursor: CursorOption = None,
+    follow: FollowOption = False,
+    level: LevelOption = None,
+) -> ListResult | StreamResult:
+    """Show the log of a run of this machine or of the platform, the newest line last.
+
+    With --follow --json each line is a JSON object of its own.
+
+    Examples:
+        osmosis eval logs amber-otter-42 --limit 200
+        osmosis eval logs @last --level warning --follow
+        osmosis eval logs platform:amber-otter-42 --follow
+    """
+    from osmosis_ai.cli.eval_runs.view import VIEW, of_this_machine_first
+
+    return of_this_machine_first(
+        run,
+        here=lambda directory: _local_logs(directory, limit, cursor, follow, level),
+        there=lambda name: VIEW.logs(name, limit=limit, cursor=cursor, follow=follow, level=level),
+    )
+
+
+def _local_logs(
+    directory: Path, limit: int, cursor: str | None, follow: bool, level: str | None
+) -> ListResult | StreamResult:
+    from osmosis_ai.cli.logs import page_result, require_no_cursor, stream_result
+    from osmosis_ai.cli.runs import following
+    from osmosis_ai.services.downloaded_runs import require_types
+    from osmosis_ai.services.eval_runs.local_runs import follow_local_log, local_log
+
+    require_types(directory, "logs")
+    if follow:
+        require_no_cursor(cursor)
+        pause, tell = following.pause, current().note
+        return stream_result(follow_local_log(directory, first=limit, level=level, pause=pause, tell=tell))
+    page, looked_through = local_log(directory, limit=limit, cursor=cursor, level=level)
+    older = f"osmosis eval logs {directory.name}" + (f" --level {level}" if level else "")
+    extra = {"output_path": str(directory)}
+    return page_result(page, older=older, extra=extra, level=level, looked_through=looked_through)
+
+
+def stop(run: RunArgument, yes: YesOption = False) -> OperationResult:
+    """Stop a pending or running evaluation run of the platform; what it has finished is kept.
+
+    Examples:
+        osmosis eval stop amber-otter-42
+    """
+    from osmosis_ai.cli.eval_runs.view import VIEW
+
+    return VIEW.stop(run, yes=yes)
+
+
+def download(
+    run: RunArgument,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The run's directory (default: .osmosis/evals/RUN).", show_default=False
+        ),
+    ] = None,
+    types: Annotated[
+        str,
+        typer.Option(
+            "--type",
+            help="Of metrics, trajectories, artifacts, logs; or all. And journal: what was recorded of each attempt, where the platform has it.",
+        ),
+    ] = "metrics,trajectories",
+    rows: Annotated[
+        str | None, typer.Option(help='Of these dataset rows only: "3,7,10-20".', show_default=False)
+    ] = None,
+    overwrite: OverwriteOption = False,
+    yes: DownloadYesOption = False,
+) -> OperationResult:
+    """Download the files of a run. What is there already is not fetched again.
+
+    Examples:
+        osmosis eval download amber-otter-42
+        osmosis eval download amber-otter-42 --type metrics --rows 0-9
+    """
+    from osmosis_ai.services.runs.files import EVAL_FILES, check_rows
+
+    return download_run(
+        EVAL_FILES,
+        lambda client: client.eval_runs.get(run).eval_run,
+        operation="eval.download",
+        types=types,
+        rows=check_rows(rows),
+        output=output,
+        overwrite=overwrite,
+        yes=yes,
+    )
+
+
+def retry(
+    run: RunArgument,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Follow the retry to its end and show the results.")
+    ] = False,
+    secrets_file: SecretsFileOption = None,
+    yes: YesOption = False,
+) -> OperationResult:
+    """Make the failed and unscored samples of a run again, as a new run on the same commit, rows and seeds.
+
+    `eval info` of either shows what both have come to together. Secrets that were given with the run alone are to be
+    given again.
+
+    Examples:
+        osmosis eval retry amber-otter-42 --watch
+    """
+    from osmosis_ai.cli.eval_runs.view import VIEW
+    from osmosis_ai.services.eval_runs.retry import plan_retry, submit_retry
+    from osmosis_ai.workspace.secrets_file import read_secrets_file
+
+    output = current()
+    with platform_context() as context:
+        values = read_secrets_file(secrets_file) if secrets_file else {}
+        with output.status("Asking the platform"):
+            planned = plan_retry(context.client, run, values)
+        rows = _rows(planned)
+        output.show(Table(("", ""), rows, title="Retry"))
+        output.confirm(
+            f'Retry {planned.samples} samples of evaluation run "{planned.name}"?',
+            yes=yes,
+            default=True,
+            summary={label: str(value) for label, value in rows},
+        )
+        with output.status("Submitting the retry"):
+            made = submit_retry(context.client, planned)
+        result = OperationResult(
+            operation="eval.retry",
+            message=f"Evaluation run submitted: {made.name}, a retry of {planned.name}",
+            resource={
+                **run_again_fields(made),
+                "retry_of": {"id": planned.check.eval_run.id, "name": planned.name},
+                "samples": planned.check.samples,
+                "planned": planned.check.planned,
+                **context.resource(),
+            },
+            next_steps=[
+                f"Follow: osmosis eval watch {made.name}",
+                f"With its retry: osmosis eval info {planned.name}",
+            ],
+            next_steps_structured=[
+                {"action": "eval_info", "name": made.name},
+                {"action": "eval_watch", "name": made.name},
+            ],
+        )
+        return VIEW.submitted(context.client, made, result, watch=watch)
+
+
+def _rows(planned: ProposedRetry) -> list[Row]:
+    check = planned.check
+    scopes = check.resolved_secret_scopes
+    return [
+        ("Run", planned.name),
+        ("Samples", f"{planned.samples}: {planned.reasons}"),
+        ("Commit", (check.commit_sha or "")[:12]),
+        *(
+            [("Secrets", ", ".join(f"{name} ({scope})" for name, scope in sorted(scopes.items())))]
+            if scopes
+            else []
+        ),
+    ]
+
+
+def upload(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN_DIR",
+            help="Directory of a finished run of this machine, or its name.",
+            show_default=False,
+            autocompletion=complete_local_run,
+        ),
+    ],
+) -> OperationResult:
+    """Upload a finished run of this machine to the platform.
+
+    The upload includes conversations and artifacts. The platform marks the run as imported. Run the same command
+    again to resume an interrupted upload.
+
+    Examples:
+        osmosis eval upload .osmosis/evals/baseline
+    """
+    from osmosis_ai.services.eval_runs.resolver import find_local_run
+
+    directory = find_local_run(run)
+    with platform_context() as context:
+        uploaded = upload_shown(context.client, directory)
+        return OperationResult(
+            operation="eval.upload",
+            message=uploaded_message(uploaded),
+            resource={**uploaded.resource(), **context.resource()},
+            next_steps=next_steps(uploaded),
+            next_steps_structured=next_steps_structured(uploaded),
+        )
+
+
+def upload_shown(client: PlatformClient, directory: Path) -> UploadedRun:
+    """Upload a run and show how far it is."""
+    from osmosis_ai.services.eval_runs.upload import upload_run
+
+    with _shown() as progress:
+        return upload_run(client, directory, progress=progress)
+
+
+def require_uploads_shown() -> None:
+    """Find out before anything is spent on a run whether it can be uploaded afterwards."""
+    from osmosis_ai.services.eval_runs.upload import require_uploads
+
+    with platform_context() as context, current().status("Asking the platform"):
+        require_uploads(context.client)
+
+
+def and_uploaded(operation: OperationResult, summary: RunSummary) -> OperationResult:
+    """Upload a run, and return its result with what came of that: an upload that fails takes no result back."""
+    if not summary.complete:
+        return replace(operation, message=f"{operation.message} It was not uploaded: it is not complete.")
+    resource = dict(operation.resource or {})
+    try:
+        with platform_context() as context:
+            uploaded = upload_shown(context.client, summary.run_dir)
+    except OsmosisError as error:
+        failed = {"error": {"code": error.code, "message": error.message}}
+        again = f"osmosis eval upload {shlex.quote(shown_path(summary.run_dir))}"
+        return replace(
+            operation,
+            status="partial",
+            message=f"{operation.message}. The results are complete, but they were not uploaded: {error.message}",
+            resource={**resource, "upload": failed},
+            next_steps=[*operation.next_steps, f"Upload them with: {again}"],
+        )
+    said = uploaded.resource()
+    return replace(
+        operation,
+        message=f"{operation.message}. {uploaded_message(uploaded)}",
+        resource={**resource, "upload": said, "platform_url": said["platform_url"]},
+        next_steps=[*operation.next_steps, *next_steps(uploaded)],
+    )
+
+
+def uploaded_message(uploaded: UploadedRun) -> str:
+    """Return what has been done in a sentence."""
+    name = uploaded.run.manifest.run_name
+    said = f"Uploaded local evaluation: {name}"
+    return said if uploaded.name == name else f"{said} (there it is {uploaded.name}: its name was taken)"
+
+
+def next_steps(uploaded: UploadedRun) -> list[str]:
+    """Return where to look next."""
+    sent = f"{formats.count(uploaded.sent)} of {formats.count(len(uploaded.run.files))} files were sent now"
+    steps = [sent] if uploaded.sent < len(uploaded.run.files) else []
+    steps.append(f"See it with: osmosis eval info {uploaded.name}")
+    url = uploaded.session.platform_url
+    return [*steps, f"View: {url}"] if url else steps
+
+
+def next_steps_structured(uploaded: UploadedRun) -> list[Mapping[str, Any]]:
+    """Return the same for scripts."""
+    session = uploaded.session
+    steps: list[Mapping[str, Any]] = [{"action": "eval_info", "name": uploaded.name}]
+    return [*steps, {"action": "open_url", "url": session.platform_url}] if session.platform_url else steps
+
+
+@contextmanager
+def _shown() -> Iterator[OpenProgress]:
+    with ExitStack() as stack:
+        out = current()
+        yield (
+            lambda run: (
+                stack.enter_context(out.progress("Uploading", total=run.size_bytes, unit="bytes")).update
+            )
+        )
+
+
+def resubmit(
+    run: RunArgument,
+    watch: WatchOption = False,
+    secrets_file: SecretsFileOption = None,
+    yes: YesOption = False,
+) -> OperationResult:
+    """Submit the config of an evaluation run again, after showing what has changed since.
+
+    Commit, dataset, secrets and the platform's version are compared. Secrets that were given with the run alone are
+    to be given again.
+
+    Examples:
+        osmosis eval resubmit amber-otter-42
+        osmosis eval resubmit amber-otter-42 --secrets-file secrets.env --watch --yes
+    """
+    from osmosis_ai.cli.eval_runs.view import VIEW
+    from osmosis_ai.cli.runs.resubmit import resubmit_run
+
+    return resubmit_run(VIEW, run, watch=watch, secrets_file=secrets_file, yes=yes)
+
+
+def delete(run: RunArgument, yes: YesOption = False) -> OperationResult:
+    """Delete an evaluation run of the platform that has ended: its samples, trajectories, artifacts and log.
+
+    Examples:
+        osmosis eval delete copper-finch
+    """
+    from osmosis_ai.cli.eval_runs.view import VIEW
+
+    return VIEW.delete(run, yes=yes)
+
+
+class FormatChoice(str, Enum):
+    """What other tools read."""
+
+    inspect = "inspect"
+    jsonl = "jsonl"
+    parquet = "parquet"
+
+
+def export(
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a run of this machine, or its directory; or a run of the platform, by name or id.",
+            show_default=False,
+            autocompletion=complete_run_anywhere,
+        ),
+    ],
+    export_format: Annotated[
+        FormatChoice,
+        typer.Option(
+            "--format",
+            help="inspect: a log for inspect_ai; jsonl, parquet: a flat record a sample, for pandas and DuckDB.",
+        ),
+    ] = FormatChoice.jsonl,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The file to write (default: RUN.<format>).", show_default=False),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a large download.")] = False,
+) -> OperationResult:
+    """Write a run's samples, conversations included, for other tools. A platform's run is downloaded first.
+
+    Examples:
+        osmosis eval export amber-otter-42 --format inspect
+    """
+    from osmosis_ai.services.eval_runs.export import export_run
+
+    directory = _directory(run, yes=yes)
+    done = export_run(directory, export_format.value, target=output, overwrite=overwrite)
+    if done.progress != "finished":
+        current().warn(f"the run is {done.progress}: what it has so far was exported")
+    count = f"{done.samples:,} sample{'' if done.samples == 1 else 's'}"
+    return OperationResult(
+        operation="eval.export",
+        message=f"Exported {count} of {done.run} to {shown_path(done.path)}",
+        resource={
+            "run": done.run,
+            "format": done.format,
+            "path": str(done.path),
+            "samples": done.samples,
+            "progress": done.progress,
+        },
+    )
+
+
+def _directory(run: str, *, yes: bool) -> Path:
+    from osmosis_ai.services.eval_runs.export import find_run_directory
+    from osmosis_ai.services.eval_runs.resolver import name_elsewhere
+    from osmosis_ai.services.eval_runs.watch import run_nowhere
+
+    try:
+        return find_run_directory(run)
+    except NotFoundError as missing:
+        name = name_elsewhere(run, missing)
+        try:
+            return _download(name, yes=yes)
+        except OsmosisError as error:
+            raise run_nowhere(name, missing, error) from None
+
+
+def _download(run: str, *, yes: bool) -> Path:
+    """Fetch what an export needs of a platform's run, where it is not there yet."""
+    from osmosis_ai.cli.runs.download import confirm_size
+    from osmosis_ai.services.eval_runs.export import needed_types
+    from osmosis_ai.services.runs.download import plan_download, run_download
+
+    out = current()
+    with platform_context() as context:
+        with out.status("Fetching the list of files"):
+            found = context.client.eval_runs.get(run).eval_run
+            plan = plan_download(
+                context.client, found, types=needed_types(context.client), workspace=context.workspace
+            )
+        confirm_size(out, plan, yes=yes)
+        with out.progress("Downloading", total=plan.pending_bytes, unit="bytes") as shown:
+            outcome = run_download(context.client, plan, progress=shown.update)
+    if outcome.failures:
+        raise OsmosisError(
+            f"{len(outcome.failures)} files of `{run}` could not be downloaded: {outcome.failures[0].path} "
+            f"{outcome.failures[0].error}.",
+            hint=f"run `osmosis eval download {run}`, then export again",
+        )
+    return plan.directory
+
+
 app.command("run")(run)
 app.command("rubric")(rubric)
 app.command("submit")(submit)

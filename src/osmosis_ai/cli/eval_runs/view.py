@@ -1,27 +1,293 @@
-"""Evaluations of the platform, as people see them."""
+"""How evaluations are listed, shown and followed, on the platform and in directories of this machine."""
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from shlex import quote
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.cli.connection import platform_context
-from osmosis_ai.cli.eval_runs import tables
+from osmosis_ai.cli.graceful_stop import GracefulStop
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.results import Block, Column, DetailResult, Row, Section, Styled, Table
+from osmosis_ai.cli.output.context import OutputContext, current
+from osmosis_ai.cli.output.formats import shown_path
+from osmosis_ai.cli.output.results import (
+    Block,
+    Cell,
+    Column,
+    DetailResult,
+    ListResult,
+    Row,
+    Section,
+    Status,
+    Styled,
+    Table,
+    Text,
+    Timestamp,
+)
 from osmosis_ai.cli.runs.following import RunStanding, evaluation_note
 from osmosis_ai.cli.runs.view import RunView
+from osmosis_ai.cli.startup import current_env_file, environment_with_file
+from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
+from osmosis_ai.evaluation.headline import Headline, spread_words
+from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
+from osmosis_ai.evaluation.result_words import amount, number_lines, sample_counts
+from osmosis_ai.evaluation.run_log import LogEvent
+from osmosis_ai.evaluation.run_state import ProgressSnapshot
+from osmosis_ai.evaluation.secret_values import find_secret_values
+from osmosis_ai.redaction import Redactor
+from osmosis_ai.services.downloaded_runs import fetching, is_download, is_downloaded_run
 from osmosis_ai.services.eval_runs import info
 from osmosis_ai.services.eval_runs.info import DescribedEvaluation
+from osmosis_ai.services.eval_runs.local_runs import (
+    LocalRuns,
+    describe_local_run,
+    first_run_command,
+    local_item,
+    nobody_asked,
+)
 from osmosis_ai.services.eval_runs.watch import EvaluationLook, SeenEvaluation
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.datasets.selection import RowsDrawn
+    from osmosis_ai.evaluation.comparison.run_slices import RunSlice
+    from osmosis_ai.evaluation.hooks import RunPlan
+    from osmosis_ai.evaluation.metrics_models import Estimates
+    from osmosis_ai.evaluation.summary import FailedRow, RunSummary
     from osmosis_ai.services.context import PlatformContext
+    from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun
+    from osmosis_ai.services.eval_runs.watch import WatchedRun
     from osmosis_ai.services.listing import Listing
+    from osmosis_ai.viewer.source import RunDetail, RunEntry
+
+
+SHOWN_FAILURES = 10
+_MAX_ERROR = 160
+# As a pattern for the shell a path fits on a line, and can still be pasted.
+_ID_PREFIX = 8
+
+
+def plan_table(plan: RunPlan, prepared: PreparedEvalRun) -> Table:
+    """Return what is about to happen."""
+    spec, request = prepared.spec, prepared.request
+    rows: list[Row] = [
+        ("Run", f"{plan.run_name} (continued)" if plan.continued else plan.run_name),
+        ("Rollout", spec.experiment.rollout),
+        ("Entrypoint", spec.experiment.entrypoint),
+        ("Model", spec.experiment.model_path),
+        ("Dataset", f"{spec.experiment.dataset} ({shown_path(prepared.dataset.path)})"),
+        ("Rows", _metric_rows(prepared)),
+        ("Runs Per Row", spec.evaluation.n),
+        ("Work Items", _work_items(plan)),
+        ("Servers", plan.servers),
+        ("Seed", request.seed),
+        ("Output", shown_path(plan.run_dir)),
+    ]
+    if spec.experiment.branch or spec.experiment.commit_sha:
+        rows.insert(5, ("Branch/Commit", spec.experiment.branch or spec.experiment.commit_sha))
+    return Table(columns=("", ""), rows=rows, title="Local Evaluation")
+
+
+def finished_message(summary: RunSummary) -> str:
+    """Return the result in a sentence."""
+    where = shown_path(summary.run_dir)
+    if summary.complete:
+        return f"Evaluation run finished: {where}"
+    reason = summary.stop.reason.splitlines()[0].rstrip(".:") if summary.stop is not None else ""
+    why = f" ({reason})" if reason and summary.stop is not None and summary.stop.kind != "interrupted" else ""
+    left = f"{formats.count(summary.pending)} of {formats.count(summary.total_work_items)} work items are pending"
+    return f"Evaluation run interrupted: {where}{why}. {left}."
+
+
+def result_blocks(summary: RunSummary, by_slice: Sequence[RunSlice] = ()) -> list[Block]:
+    """Return the failures and the numbers, those of slices too."""
+    failures: list[Block] = [_failed_rows(summary)] if summary.failures else []
+    return [
+        *failures,
+        *numbers_table(summary.metrics.estimates, summary.rows, list(_of_this_machine(summary))),
+        *slice_tables(by_slice),
+        headline_table(summary.headline),
+    ]
+
+
+def recorded_results(seen: WatchedRun) -> list[Block]:
+    """Return the numbers that a run has written down."""
+    estimates = seen.estimates
+    if estimates is None:
+        return []
+    return [*numbers_table(estimates, seen.rows), headline_table(Headline.of(estimates, seen.rows))]
+
+
+def numbers_table(estimates: Estimates, rows: RowsDrawn | None, more: Sequence[Row] = ()) -> list[Block]:
+    """Return an evaluation's numbers with their intervals and denominators, wherever it was made."""
+    columns = ("", Column("Value", right=True), Column("95 % interval"), Column("Over"))
+    results = [*_numbers(estimates), *_warnings(estimates)]
+    return [
+        Table(columns, results, title="Results", in_plain=True),
+        Table(("", ""), [*sample_counts(estimates, rows), *more], title="Samples", in_plain=True),
+        *_row_behaviour(estimates),
+    ]
+
+
+def slice_tables(found: Sequence[RunSlice]) -> list[Block]:
+    """Return a table for each column of slices."""
+    headings = ("Rows", "Samples", "Pass rate", "95 % interval", "Reward", "95 % interval")
+    columns = (Column("", keep=True), *(Column(heading, right=True) for heading in headings))
+    return [
+        Table(columns, [_slice_cells(each) for each in chosen], title=f"By {column}", in_plain=True)
+        for column, chosen in groupby(found, key=lambda each: each.column)
+    ]
+
+
+def _slice_cells(found: RunSlice) -> Sequence[Cell]:
+    name = formats.MISSING if found.value is None else formats.one_line(found.value)
+    rate, reward = found.pass_rate, found.reward
+    if rate is None or reward is None:
+        return name, found.rows, 0, None, None, None, None
+    return (
+        name,
+        found.rows,
+        rate.n,
+        formats.percent(rate.value),
+        formats.interval(rate, percent=True),
+        f"{reward.value:.3f}",
+        formats.interval(reward),
+    )
+
+
+def headline_table(found: Headline) -> Text:
+    """Return an evaluation's result in a line."""
+    return Text(f"Headline: {found.words}", in_plain=True)
+
+
+def finished_steps(result: EvalRunResult) -> list[str]:
+    """Return what the user may want to do now."""
+    steps = []
+    if not result.summary.complete:
+        steps.append(f"Resume: {_command(result)}")
+        hint = getattr(result.summary.stop and result.summary.stop.error, "hint", None)
+        if hint:
+            steps.append(f"hint: {hint}")
+    if result.summary.failed:
+        steps.append(f"Redo the failed attempts: {_command(result, '--retry-failed')}")
+    if result.summary.succeeded:
+        steps.append(f"Conversations: {shown_path(result.summary.run_dir / 'trajectories')}/")
+    steps.append(f"Look at it: {_view_command(result)}")
+    return steps
+
+
+def finished_steps_structured(result: EvalRunResult) -> list[Mapping[str, Any]]:
+    """Return the same for programs."""
+    steps: list[Mapping[str, Any]] = []
+    if not result.summary.complete:
+        steps.append({"action": "resume", "command": _command(result)})
+    if result.summary.failed:
+        steps.append({"action": "retry_failed", "command": _command(result, "--retry-failed")})
+    steps.append({"action": "view", "command": _view_command(result)})
+    return steps
+
+
+def _view_command(result: EvalRunResult) -> str:
+    """Return the command that shows this run in a browser: by its name where runs are, else by its directory."""
+    summary, elsewhere = result.summary, result.prepared.request.output is not None
+    return shlex.join(["osmosis", "view", shown_path(summary.run_dir) if elsewhere else summary.run_dir.name])
+
+
+def _metric_rows(prepared: PreparedEvalRun) -> str:
+    everything = prepared.request.rows is None and prepared.config.evaluation.limit is None
+    note = " (the config sets no limit)" if everything else ""
+    return f"{prepared.selection.drawn.words}{note}"
+
+
+def _work_items(plan: RunPlan) -> str:
+    if plan.pending == plan.total:
+        return formats.count(plan.total)
+    return f"{formats.count(plan.total)} ({formats.count(plan.pending)} pending)"
+
+
+def _failed_rows(summary: RunSummary) -> Table:
+    shown = summary.failures[:SHOWN_FAILURES]
+    more = summary.failed - len(shown)
+    further = f"; {formats.count(more)} more failed rows are in its events.jsonl" if more > 0 else ""
+    return Table(
+        columns=("Row", "Source", "Run", "Boundary", "Error type", "Error", Column("Files", keep=True)),
+        rows=[_failed_row(failure) for failure in shown],
+        title="Failed rows",
+        note=f"files are in {shown_path(shown[0].rollout_dir.parent)}" + further,
+        in_plain=True,
+    )
+
+
+def _failed_row(failure: FailedRow) -> Sequence[Cell]:
+    record = failure.record
+    error = formats.one_line(record.error or "")
+    return (
+        record.row_index,
+        record.source_row_index,
+        record.run_index,
+        record.boundary,
+        Styled(record.error_type or "", "bad"),
+        error if len(error) <= _MAX_ERROR else error[: _MAX_ERROR - 1] + "…",
+        f"{failure.rollout_dir.name[:_ID_PREFIX]}*",
+    )
+
+
+def _numbers(estimates: Estimates) -> Iterator[Sequence[Cell]]:
+    for line in number_lines(estimates):
+        yield (
+            line.label,
+            Styled(line.value, "strong") if line.is_result else line.value,
+            line.interval,
+            line.over,
+        )
+
+
+def _row_behaviour(estimates: Estimates) -> Iterator[Block]:
+    """Yield the rows that pass now and then, and whether more rows or more attempts would help."""
+    flaky = estimates.flaky
+    if flaky is not None and flaky.worst:
+        shown = len(flaky.worst)
+        listed = f"; the {shown} that passed least are listed" if shown < flaky.count else ""
+        yield Table(
+            ("Row", "Source", Column("Passed", right=True)),
+            [
+                (row.row_index, row.source_row_index, Styled(f"{row.passed} of {row.scored}", "warn"))
+                for row in flaky.worst
+            ],
+            title="Flaky rows",
+            note=f"{formats.count(flaky.count)} of {amount(flaky.of, 'row')} passed some of their attempts{listed}",
+            in_plain=True,
+        )
+    words = spread_words(estimates.variance) if estimates.variance is not None else None
+    if words is not None:
+        yield Text(f"{words[:1].upper()}{words[1:]}.", in_plain=True)
+
+
+def _warnings(estimates: Estimates) -> Iterator[Sequence[Cell]]:
+    for warning in estimates.warnings:
+        yield Styled("Warning", "warn"), "", "", Styled(warning, "warn")
+
+
+def _of_this_machine(summary: RunSummary) -> Iterator[Row]:
+    if summary.pending:
+        yield "Pending", Styled(formats.count(summary.pending), "pending")
+    if summary.resumed:
+        yield "From earlier sessions", formats.count(summary.resumed)
+    yield "Duration", formats.duration(summary.duration_ms / 1000)
+    yield "Output", shown_path(summary.run_dir)
+
+
+def _command(result: EvalRunResult, *extra: str) -> str:
+    """Return the command that continues this run, by its directory's name: one put aside was made under another."""
+    request, summary = result.prepared.request, result.summary
+    words = ["osmosis", "eval", "run", str(request.config), "--name", summary.run_dir.name]
+    return shlex.join([*words, *request.options(), *extra])
 
 
 class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
@@ -51,7 +317,7 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
         return replace(
             shown,
             data={**shown.data, "slices": [each.data() for each in found]},
-            blocks=[*shown.blocks, *tables.slices(found)],
+            blocks=[*shown.blocks, *slice_tables(found)],
         )
 
     def look(self, client: PlatformClient, name: str) -> EvaluationLook:
@@ -129,7 +395,7 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
             more.append(("Pending", Styled(formats.count(estimates.counts.pending), "pending")))
         if described.metrics and described.metrics.overview.duration_ms is not None:
             more.append(("Duration", formats.duration(described.metrics.overview.duration_ms / 1000)))
-        yield from tables.numbers(estimates, headline.rows if headline is not None else None, more)
+        yield from numbers_table(estimates, headline.rows if headline is not None else None, more)
 
     def headline(self, described: DescribedEvaluation) -> Iterator[Block]:
         if described.estimates is not None:
@@ -137,7 +403,7 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
         elif rows := [*_counted(described), *_measured(described)]:
             yield Table(("", ""), rows, title="Results", in_plain=True)
         if described.headline is not None:
-            yield tables.headline(described.headline)
+            yield headline_table(described.headline)
         if related := list(_related(described)):
             yield Table(("", ""), related, title="Retries", in_plain=True)
 
@@ -244,3 +510,284 @@ def _measured(described: DescribedEvaluation) -> Iterator[Row]:
 
 def _number(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, (int, float)) else formats.MISSING
+
+
+ResultT = TypeVar("ResultT")
+_ARCHIVES_NAMED = 3
+
+_COLUMNS = (
+    "Name",
+    "Status",
+    "Rollout",
+    "Result, over scored samples",
+    Column("Reward", right=True),
+    "Started",
+)
+
+
+def of_this_machine_first(
+    run: str, *, here: Callable[[Path], ResultT], there: Callable[[str], ResultT]
+) -> ResultT:
+    """Return what is to be said of a run: of this machine's, else of the platform's of that name."""
+    from osmosis_ai.services.eval_runs.resolver import (
+        find_local_run,
+        local_names,
+        name_elsewhere,
+        named_on_platform,
+    )
+    from osmosis_ai.services.eval_runs.watch import run_nowhere
+
+    named = named_on_platform(run)
+    if named is not None:
+        return there(named)
+    try:
+        directory = find_local_run(run, downloads=True)
+    except WorkspaceRequiredError:
+        return there(run)
+    except NotFoundError as missing:
+        name = name_elsewhere(run, missing)
+        try:
+            return there(name)
+        except OsmosisError as error:
+            if not local_names() or (error.code == "VALIDATION" and _platform_can_be_asked()):
+                raise
+            raise run_nowhere(run, missing, error) from None
+    return here(directory)
+
+
+def _platform_can_be_asked() -> bool:
+    """Tell whether there are an origin and a login: what went wrong is then no want of them."""
+
+    try:
+        with platform_context():
+            return True
+    except OsmosisError:
+        return False
+
+
+def with_local_runs(local: LocalRuns, of_platform: Callable[[], ListResult]) -> ListResult:
+    """Return the platform's list with the runs of this machine below it; these alone where nobody can be
+    asked."""
+    extra: dict[str, Any] = {
+        "local_runs": [local_item(entry) for entry in local.items],
+        "local_total_count": local.total,
+    }
+    if local.archived:
+        extra["local_archived"] = list(local.archived)
+    hints = list(_archive_hints(local.archived))
+    if local.unreadable:
+        extra["local_unreadable"] = list(local.unreadable)
+        current().note(f"Left out, since you may not read them: {', '.join(local.unreadable)}")
+    try:
+        found = of_platform()
+    except OsmosisError as error:
+        here = ListResult([], title="", extra=extra, hints=hints, blocks=[_table(local, in_plain=True)])
+        if not local.items:
+            if nobody_asked(error):
+                first = f"to begin on this machine: {first_run_command()}"
+                error.hint = f"{error.hint}; {first}" if error.hint else first
+            raise
+        if nobody_asked(error):
+            current().note(f"Only the runs of this machine: {error.message}")
+            return here
+        if current().mode == "json":
+            error.details |= extra
+        else:
+            current().emit(here)
+        raise
+    blocks = [_table(local, in_plain=False)] if local.items else []
+    return replace(
+        found,
+        extra={**found.extra, **extra},
+        blocks=[*found.blocks, *blocks],
+        hints=[*found.hints, *hints],
+    )
+
+
+def _archive_hints(names: Sequence[str]) -> Iterator[str]:
+    """Yield where the runs are that are in no list."""
+    if names:
+        more = f" and {len(names) - _ARCHIVES_NAMED} more" if len(names) > _ARCHIVES_NAMED else ""
+        runs = "run was" if len(names) == 1 else "runs were"
+        yield f"{len(names)} {runs} put aside by --fresh: {', '.join(names[:_ARCHIVES_NAMED])}{more}"
+
+
+def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> DetailResult:
+    """Return a run of this machine in full."""
+
+    if output is not None:
+        raise OsmosisError(
+            f"{directory.name} is a run of this machine: its numbers are in {directory / 'metrics.json'}.",
+            hint="leave out --output; or name the platform's run: platform:NAME",
+        )
+    detail = describe_local_run(directory)
+    entry, estimates = detail.summary, detail.estimates
+    slices = _slices(directory, columns)
+    headline = entry.headline
+    blocks = (
+        [] if estimates is None else numbers_table(estimates, headline.rows if headline is not None else None)
+    )
+    if detail.config_written is not None:
+        blocks.append(Text(detail.config_written, title="Config, as it was written"))
+    blocks += [*slice_tables(slices), *([headline_table(headline)] if headline is not None else [])]
+    return DetailResult(
+        data={
+            "local_run": local_item(entry, directory),
+            "headline": headline.to_json() if headline is not None else None,
+            "metrics": {
+                **detail.summary_numbers,
+                "estimates": estimates.model_dump(mode="json") if estimates is not None else None,
+            },
+            "config": dict(detail.config_effective),
+            "config_written": detail.config_written,
+            "secret_names": list(detail.secret_names),
+            "problems": list(detail.problems),
+            "commands": list(detail.commands),
+            **({"slices": [each.data() for each in slices]} if columns else {}),
+        },
+        title="Evaluation Run, Downloaded" if is_download(directory) else "Evaluation Run of This Machine",
+        rows=list(_rows(detail)),
+        sections=[Section("Facts", list(detail.facts))],
+        blocks=blocks,
+        hints=[
+            *(f"To go on: {command}" for command in detail.commands),
+            _look_at(directory),
+        ],
+    )
+
+
+def _look_at(directory: Path) -> str:
+    """Return the command that shows the run's conversations."""
+    shown = quote(formats.shown_path(directory))
+    if is_downloaded_run(directory):
+        return f"Its conversations: osmosis eval show {shown}; as a page: osmosis view {shown} --report FILE.html"
+    if is_download(directory):
+        return f"Its samples: {fetching(directory, 'trajectories')}"
+    return f"Look at it: osmosis view {shown}"
+
+
+def _slices(directory: Path, columns: Sequence[str]) -> Sequence[RunSlice]:
+    if not columns:
+        return ()
+    from osmosis_ai.services.eval_runs.resolver import tells_no_rows
+
+    if is_download(directory):
+        raise tells_no_rows(directory)
+    from osmosis_ai.cli.connection import platform_when_needed
+    from osmosis_ai.evaluation.comparison.run_slices import run_slices
+    from osmosis_ai.services.eval_runs.resolver import read_run_directory
+
+    with platform_when_needed() as client:
+        return run_slices(read_run_directory(directory, client=client), columns)
+
+
+def _rows(detail: RunDetail) -> Iterator[Row]:
+    entry = detail.summary
+    yield "Name", entry.name
+    yield "Status", Status(entry.status)
+    for problem in detail.problems:
+        yield "Problem", Styled(problem, "bad")
+    if entry.started_at is not None:
+        yield "Started", Timestamp(entry.started_at.isoformat())
+    if entry.duration_s is not None:
+        yield "Duration", formats.duration(entry.duration_s)
+    if detail.previous is not None:
+        yield "Run Before", detail.previous.name
+
+
+def _table(local: LocalRuns, *, in_plain: bool) -> Table:
+    more = f", {len(local.items)} of {local.total}" if local.total > len(local.items) else ""
+    return Table(
+        _COLUMNS,
+        [_cells(entry) for entry in local.items],
+        title=f"Runs of this machine{more}",
+        in_plain=in_plain,
+    )
+
+
+def _cells(entry: RunEntry) -> Sequence[Cell]:
+    headline = entry.headline
+    result = headline.brief if headline is not None else Styled(entry.error, "bad") if entry.error else None
+    return (
+        entry.name,
+        Status(entry.status),
+        entry.rollout,
+        result,
+        f"{entry.reward:.3f}" if entry.reward is not None else None,
+        Timestamp(entry.started_at.isoformat()) if entry.started_at is not None else None,
+    )
+
+
+QUIT_AT_ONCE = "Interrupted. Re-run the same command to resume the pending work items."
+
+
+class LiveRun(GracefulStop, RunHooks):
+    """The run's side of the terminal; a context manager around it."""
+
+    def __init__(self, output: OutputContext, prepared: PreparedEvalRun, *, yes: bool) -> None:
+        super().__init__(output, ["eval", "run"], quit_at_once=QUIT_AT_ONCE)
+        self._prepared = prepared
+        self._yes = yes or prepared.served
+        self._plan: RunPlan | None = None
+
+    def plan(self, plan: RunPlan) -> None:
+        """Show the plan, and what the user should know about it."""
+
+        self._plan = plan
+        self._output.show(plan_table(plan, self._prepared))
+        for note in self._prepared.notes:
+            self._output.warn(note)
+        if plan.put_aside is not None:
+            self.note(f"the earlier run is kept as {plan.put_aside.name}")
+        if plan.found and plan.pending:
+            self.note(
+                f"continuing {plan.run_name}: {formats.count(plan.resumed)} of {formats.count(plan.total)} "
+                "attempts are finished; `--fresh` starts over"
+            )
+
+    def note(self, message: str) -> None:
+        """Write a line to stderr."""
+        self._output.note(message)
+
+    def stage(self, message: str) -> None:
+        """Tell what the run is busy with, unless the log shows it anyway."""
+        if not self._prepared.request.verbose:
+            self._output.note(f"{message} …")
+
+    def log_event(self, event: LogEvent, redact: Redactor) -> None:
+        """Show an event as a line of the run's log."""
+        self._output.note(event.to_line(redact))
+
+    def progress(self, snapshot: ProgressSnapshot) -> None:
+        """Move the bar, once anything is under way."""
+        if self._bar is not None or snapshot.in_flight or snapshot.finished:
+            self._move_bar(
+                "Evaluating", snapshot.completed, snapshot.total, "rollouts", evaluation_note(snapshot)
+            )
+
+    async def confirm_dispatch(self, *, pending: int, model_path: str) -> bool:
+        """Ask before spending; models we serve ourselves cost nothing, so there is nothing to ask."""
+        assert self._plan is not None
+        self._output.confirm(
+            f"{pending} rollouts x model {model_path} — continue?",
+            yes=self._yes,
+            default=False,
+            summary={"Run": self._plan.run_name, "Rollouts": str(pending), "Model": model_path},
+            notes=self._prepared.notes,
+        )
+        return True
+
+    def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
+        """Take secrets from the secrets file, the environment, the `.env`, or the user."""
+        ask = self._ask if self._output.interactive else None
+        given = self._prepared.request.secret_values or {}
+        file = current_env_file()
+        found = find_secret_values(names, given=given, environ=environment_with_file(), ask=ask)
+        if file is not None:
+            file.refuse_foreign_keys({**os.environ, **found})
+        return found
+
+    def _ask(self, name: str) -> str:
+        import getpass
+
+        return getpass.getpass(f"{name}: ", stream=self._output.stderr)

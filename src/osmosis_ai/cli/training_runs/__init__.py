@@ -1,34 +1,609 @@
-"""`osmosis train`: agents, trained."""
+"""`osmosis train`: train agents, follow their runs and see what came of them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 
-from osmosis_ai.cli.training_runs.checkpoints import checkpoints
-from osmosis_ai.cli.training_runs.compare import compare
-from osmosis_ai.cli.training_runs.delete import delete
-from osmosis_ai.cli.training_runs.estimate import estimate
-from osmosis_ai.cli.training_runs.info import info
-from osmosis_ai.cli.training_runs.list import list_
-from osmosis_ai.cli.training_runs.logs import logs
-from osmosis_ai.cli.training_runs.resubmit import resubmit
-from osmosis_ai.cli.training_runs.resume import resume
-from osmosis_ai.cli.training_runs.show import show
-from osmosis_ai.cli.training_runs.stop import stop
-from osmosis_ai.cli.training_runs.submit import submit
-from osmosis_ai.cli.training_runs.watch import watch
+from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.logs import CursorOption, FollowOption, LevelOption, LinesOption
+from osmosis_ai.cli.options import (
+    AllOption,
+    LimitOption,
+    NoTextOption,
+    OverwriteReportOption,
+    ReportOption,
+    RunArgument,
+    TrainingConfigArgument,
+    YesOption,
+)
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.chart import sparkline
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.report_files import TRAINING_HOLDS, report_file, tell_written
+from osmosis_ai.cli.output.results import (
+    Block,
+    Chart,
+    Column,
+    Curve,
+    DetailResult,
+    ListResult,
+    OperationResult,
+    Row,
+    Status,
+    StreamResult,
+    Styled,
+    Table,
+)
+from osmosis_ai.cli.runs.showing import (
+    AttemptOption,
+    FailedOption,
+    FinishOption,
+    PassedOption,
+    RowOption,
+    SearchOption,
+    ShownOption,
+    UnscoredOption,
+    reading_conversations,
+    wanted_samples,
+)
+from osmosis_ai.cli.runs.submit import CheckOption, SecretsFileOption, WatchOption, submit_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from osmosis_ai.cli.output.results import Block, Row
+    from osmosis_ai.services.training_runs.compare import TrainingComparison
+    from osmosis_ai.services.training_runs.estimate import EstimatedTraining
+    from osmosis_ai.services.training_runs.info import DescribedTraining
+    from osmosis_ai.services.training_runs.local_runs import LocalTraining
+
 
 app = typer.Typer(help="Train agents.")
-app.command("estimate")(estimate)
-app.command("submit")(submit)
-app.command("list")(list_)
-app.command("info")(info)
-app.command("show")(show)
-app.command("watch")(watch)
-app.command("logs")(logs)
-app.command("compare")(compare)
-app.command("checkpoints")(checkpoints)
-app.command("stop")(stop)
-app.command("resume")(resume)
-app.command("resubmit")(resubmit)
-app.command("delete")(delete)
+
+
+@app.command()
+def submit(
+    config: TrainingConfigArgument,
+    watch: WatchOption = False,
+    check: CheckOption = False,
+    secrets_file: SecretsFileOption = None,
+    yes: YesOption = False,
+) -> OperationResult:
+    """Submit a training run to the platform.
+
+    The code is what the platform fetches from the repository; the config is read from this machine. Secrets
+    travel as names, unless a --secrets-file supplies values.
+
+    Examples:
+        osmosis train submit configs/training/multiply.toml --watch
+    """
+    from osmosis_ai.cli.training_runs.view import VIEW
+
+    return submit_run(VIEW, config, check=check, watch=watch, secrets_file=secrets_file, yes=yes)
+
+
+_PARTS = {
+    "weights": "Weights of the base model",
+    "gathered": "Layers that are whole for the moment",
+    "adapter": "Adapter",
+    "gradients": "Gradients of the adapter",
+    "optimizer": "Optimizer (AdamW)",
+    "activations": "Activations of a micro-batch",
+    "logits": "Logits of a micro-batch",
+    "serving_weights": "Policy server: weights",
+    "kv_cache": "Policy server: keys and values",
+    "reserve": "Driver and allocator",
+}
+
+
+@app.command()
+def estimate(
+    config: TrainingConfigArgument,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="A GPU by name: T4, L4, A100, H100, H200 …", show_default=False),
+    ] = None,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="The memory of any other GPU: 80GB.", show_default=False),
+    ] = None,
+) -> DetailResult:
+    """Estimate the memory that a training run needs, and say on which GPUs it fits.
+
+    Without a GPU named, this machine's is meant. The model's sizes are read from its configuration, built in,
+    in a local folder or in the cache of the Hugging Face hub; nothing is downloaded.
+
+    Examples:
+        osmosis train estimate configs/training/multiply.toml
+    """
+    from osmosis_ai.services.training_runs.estimate import estimate_training
+
+    output = current()
+    with output.status("Sizing the model"):
+        found = estimate_training(config, gpu=gpu, gpu_memory=gpu_memory)
+    for warning in found.warnings:
+        output.warn(warning)
+    return DetailResult(
+        data=found.data(),
+        title="Memory estimate",
+        rows=_estimate_rows(found),
+        blocks=[_parts(found)],
+        hints=_hints(found),
+    )
+
+
+def _estimate_rows(found: EstimatedTraining) -> list[Row]:
+    memory, experiment = found.memory, found.config.experiment
+    processes = found.settings.learner_processes
+    rows: list[Row] = [
+        ("Config", found.config.path.name),
+        ("Model", experiment.model_path),
+        ("Device", found.device.name),
+        *([("Processes", f"{processes}, each on a device of its own")] if processes > 1 else []),
+        ("Needed on each" if processes > 1 else "Needed", formats.size(memory.total)),
+    ]
+    if memory.gpu_bytes is not None:
+        rows.append(("There is", formats.size(memory.gpu_bytes)))
+        fits = Styled("yes", "good") if found.fits else Styled("no", "bad")
+        rows.append(("Fits", fits))
+    if memory.sessions_that_fit is not None:
+        rows.append(("Room for sessions", formats.count(memory.sessions_that_fit)))
+    smallest = [name for name, fits in found.fits_on.items() if fits]
+    rows.append(("Fits on", ", ".join(smallest) if smallest else "none of the GPUs known by name"))
+    return rows
+
+
+def _parts(found: EstimatedTraining) -> Table:
+    cells = [
+        (_PARTS[name], formats.size(size), formats.percent(size / found.memory.total, digits=0))
+        for name, size in found.memory.parts().items()
+        if size
+    ]
+    return Table(
+        (Column("Part"), Column("Memory", right=True), Column("Share", right=True)),
+        cells,
+        title="At the peak of a step",
+        note="within 20 % of measured peaks, without what an allocator loses to fragmentation",
+        in_plain=True,
+    )
+
+
+def _hints(found: EstimatedTraining) -> list[str]:
+    """Return what to change for it to fit: what takes the most is what to make smaller."""
+    if found.fits is not False:
+        return []
+    memory, settings = found.memory, found.settings
+    longest = settings.max_prompt_length + settings.max_response_length
+    split = "" if memory.gathered else "; or [advanced].shard_model over several GPUs, with vLLM to serve"
+    advice = {
+        f"The weights, once to train and once to serve: a smaller model or a larger GPU{split}.": memory.weights
+        + memory.gathered
+        + memory.serving_weights,
+        f"Keys and values, counted for rollouts of the greatest length ({longest} tokens) at once: lower "
+        f"[training].max_response_length or max_prompt_length. There is room for "
+        f"{formats.count(memory.sessions_that_fit)} such rollouts.": memory.kv_cache,
+        f"A micro-batch, which holds {memory.micro_batch_tokens} tokens: lower [advanced].micro_batch_tokens "
+        f"({settings.micro_batch_tokens}), and the greatest length of a rollout ({longest}), below which it "
+        "cannot fall.": memory.activations + memory.logits,
+    }
+    return [f"What takes the most: {max(advice, key=lambda line: advice[line])}"]
+
+
+@app.command("list")
+def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
+    """List the training runs of the workspace, the newest first.
+
+    Examples:
+        osmosis train list
+    """
+    from osmosis_ai.cli.training_runs.view import VIEW
+
+    return VIEW.list_runs(limit=limit, everything=everything)
+
+
+@app.command()
+def info(
+    run: RunArgument,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="File or directory for the metrics of a run of the platform (default: .osmosis/metrics).",
+            show_default=False,
+        ),
+    ] = None,
+    report: ReportOption = None,
+    no_text: NoTextOption = False,
+    force: OverwriteReportOption = False,
+) -> DetailResult:
+    """Show a training run: how far it is, how it was configured, how its metrics went.
+
+    RUN may also be a training directory of this machine, which needs no platform.
+
+    Examples:
+        osmosis train info keen-owl-2
+        osmosis train info keen-owl-2 -o metrics.json
+        osmosis train info keen-owl-2 --report keen-owl-2.html
+    """
+    from osmosis_ai.cli.training_runs.view import VIEW
+    from osmosis_ai.services.training_runs.local_runs import training_directory
+
+    file = report_file(report, overwrite=force, no_text=no_text, holds={"training": TRAINING_HOLDS})
+
+    def also(found: LocalTraining | DescribedTraining) -> dict[str, Any]:
+        if file is not None:
+            from osmosis_ai.services.training_runs.report import report_training
+
+            report_training(found, file)
+        return tell_written(file)
+
+    directory = training_directory(run)
+    if directory is not None:
+        return _local_info(directory, output, also)
+    return VIEW.info(run, output, also=also)
+
+
+def _local_info(
+    directory: Path, output: str | None, also: Callable[[LocalTraining], dict[str, Any]]
+) -> DetailResult:
+    """Return a training directory in full."""
+    from osmosis_ai.cli.output.results import Section, Text, Timestamp
+    from osmosis_ai.cli.training_runs.view import is_wide_terminal, metrics_table, reward_chart
+    from osmosis_ai.errors import OsmosisError
+    from osmosis_ai.services.training_runs.local_runs import describe_training
+
+    if output is not None:
+        raise OsmosisError(
+            f"{formats.shown_path(directory)} is a directory of this machine: its metrics are in its metrics.jsonl.",
+            hint="leave out --output",
+        )
+    found = describe_training(directory)
+    entry, metrics = found.detail.summary, found.metrics
+    saved = [
+        (adapter.name, adapter.step, formats.compact(adapter.reward)) for adapter in found.curves.checkpoints
+    ]
+    started = entry.started_at
+    rows: list[Row] = [
+        ("Name", entry.name),
+        ("Status", Status(entry.status)),
+        *(("Problem", Styled(problem, "bad")) for problem in found.detail.problems),
+        ("Started", Timestamp(started.isoformat()) if started is not None else None),
+        ("Reward", formats.compact(entry.reward)),
+        *(found.validation.facts() if found.validation is not None else ()),
+    ]
+    trends = is_wide_terminal(current())
+    blocks: list[Block] = [
+        *reward_chart(metrics),
+        *(
+            [metrics_table(metrics, metrics.overview.metric_summaries, trends=trends)]
+            if metrics.metrics
+            else []
+        ),
+        *(
+            [Table(("Checkpoint", "Step", "Reward"), saved, title="Checkpoints", in_plain=True)]
+            if saved
+            else []
+        ),
+    ]
+    if found.detail.config_written is not None:
+        blocks.append(Text(found.detail.config_written, title="Config, as it was written"))
+    return DetailResult(
+        data={**found.data(), **also(found)},
+        title="Training Run of This Machine",
+        rows=rows,
+        sections=[Section("Facts", list(found.detail.facts))],
+        blocks=blocks,
+        hints=[f"Look at it: osmosis view {quote(formats.shown_path(directory))}"],
+    )
+
+
+@app.command()
+def show(
+    run: RunArgument,
+    row: RowOption = None,
+    attempt: AttemptOption = None,
+    step: Annotated[
+        int | None,
+        typer.Option(min=0, help="Only if the validation after this step is still kept.", show_default=False),
+    ] = None,
+    failed: FailedOption = False,
+    passed: PassedOption = False,
+    unscored: UnscoredOption = False,
+    finish: FinishOption = None,
+    search: SearchOption = "",
+    limit: ShownOption = 5,
+) -> DetailResult:
+    """Print conversations of a run's newest validation: without a score first, then the worst.
+
+    RUN may also be a training directory of this machine, which needs no platform. Rows are numbered as they are held out.
+
+    Examples:
+        osmosis train show keen-owl-2 --failed
+        osmosis train show trained/keen-owl-2 --row 12 --attempt 0
+    """
+    from osmosis_ai.cli.output.conversations import shown_validation
+    from osmosis_ai.services.training_runs.show import show_validation
+
+    wanted = wanted_samples(
+        row, attempt, search, limit, failed=failed, passed=passed, unscored=unscored, finish=finish
+    )
+    with reading_conversations() as client:
+        return shown_validation(show_validation(run, wanted, step=step, client=client), wanted)
+
+
+@app.command()
+def watch(run: RunArgument) -> OperationResult:
+    """Follow a training run until it ends. Ctrl-C stops watching, not the run.
+
+    Examples:
+        osmosis train watch keen-owl-2
+    """
+    from osmosis_ai.cli.training_runs.view import VIEW
+    from osmosis_ai.services.training_runs.local_runs import require_run_of_platform
+
+    shown = quote(run)
+    require_run_of_platform(
+        run, "osmosis train watch", lambda _: f"osmosis train logs {shown} --follow, osmosis view {shown}"
+    )
+    return VIEW.watch(run)
+
+
+@app.command()
+def logs(
+    run: RunArgument,
+    limit: LinesOption = 50,
+    cursor: CursorOption = None,
+    follow: FollowOption = False,
+    level: LevelOption = None,
+) -> ListResult | StreamResult:
+    """Show the log of a training run, the newest line last.
+
+    RUN may also be a training directory of this machine, which needs no platform. With --follow --json each line is a JSON
+    object of its own.
+
+    Examples:
+        osmosis train logs keen-owl-2 --level warning --follow
+        osmosis train logs trained/keen-owl-2
+    """
+    from osmosis_ai.cli.training_runs.view import VIEW
+    from osmosis_ai.services.training_runs.local_runs import training_directory
+
+    directory = training_directory(run)
+    if directory is not None:
+        return _local_logs(directory, limit, cursor, follow, level)
+    return VIEW.logs(run, limit=limit, cursor=cursor, follow=follow, level=level)
+
+
+def _local_logs(
+    directory: Path, limit: int, cursor: str | None, follow: bool, level: str | None
+) -> ListResult | StreamResult:
+
+    from osmosis_ai.cli.logs import page_result, require_no_cursor, stream_result
+    from osmosis_ai.cli.output.formats import shown_path
+    from osmosis_ai.cli.runs import following
+    from osmosis_ai.services.eval_runs.local_runs import follow_local_log, local_log
+    from osmosis_ai.training.runs.run_directory import TrainingDirectory
+
+    if follow:
+        require_no_cursor(cursor)
+        lines = follow_local_log(
+            directory,
+            first=limit,
+            level=level,
+            pause=following.pause,
+            tell=current().note,
+            is_running=TrainingDirectory(directory).is_running,
+        )
+        return stream_result(lines)
+    page, looked_through = local_log(directory, limit=limit, cursor=cursor, level=level)
+    older = f"osmosis train logs {quote(shown_path(directory))}" + (f" --level {level}" if level else "")
+    extra = {"output_path": str(directory)}
+    return page_result(page, older=older, extra=extra, level=level, looked_through=looked_through)
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(help="Name or id of a run.", show_default=False)],
+    b: Annotated[str, typer.Argument(help="The run to compare it with.", show_default=False)],
+) -> DetailResult:
+    """Compare two training runs: which is better, settings that differ, curves, differences with intervals.
+
+    Examples:
+        osmosis train compare keen-owl-2 bold-elm-3
+    """
+    from osmosis_ai.services.training_runs.compare import compare_runs
+    from osmosis_ai.services.training_runs.local_runs import require_run_of_platform
+
+    for run in (a, b):
+        require_run_of_platform(
+            run,
+            "osmosis train compare",
+            lambda directory: (
+                f"osmosis view {quote(formats.shown_path(directory.parent))} compares those that it holds, in a browser"
+            ),
+        )
+    with platform_context() as context:
+        with current().status("Fetching both runs"):
+            found = compare_runs(context.client, a, b)
+        return DetailResult(
+            data={**found.data(), **context.resource()},
+            title="Training runs",
+            rows=[
+                ("Verdict", found.sentence),
+                *_compared_rows("A", found.a),
+                *_compared_rows("B", found.b),
+            ],
+            blocks=list(_blocks(found)),
+        )
+
+
+def _compared_rows(letter: str, run: DescribedTraining) -> Iterator[Row]:
+    yield letter, _name(run)
+    yield f"{letter} status", Status(run.run.status)
+    if run.metrics_error:
+        yield f"{letter} metrics", f"Not available: {run.metrics_error}"
+
+
+def _blocks(found: TrainingComparison) -> Iterator[Block]:
+    from osmosis_ai.cli.training_runs.view import is_wide_terminal
+
+    columns = (Column("Setting", keep=True), "A", "B")
+    differing = [
+        (setting.key, _shown(setting.a), _shown(setting.b)) for setting in found.differences.settings
+    ]
+    yield Table(
+        columns,
+        differing or [("all settings", "same", "same")],
+        title="Configured differently",
+        in_plain=True,
+    )
+    yield from _charts(found)
+    if found.differences.metrics:
+        yield _metrics(found, trends=is_wide_terminal(current()))
+
+
+def _charts(found: TrainingComparison) -> Iterator[Chart]:
+    from osmosis_ai.cli.training_runs.view import REWARD, VALIDATION
+    from osmosis_ai.services.training_runs.watch import points
+
+    for key, title in ((REWARD, "Training reward"), (VALIDATION, "Validation reward")):
+        curves = (
+            Curve(f"A {_name(found.a)}", points(found.a.metrics, key), "accent"),
+            Curve(f"B {_name(found.b)}", points(found.b.metrics, key), "warn"),
+        )
+        if all(len(curve.points) > 1 for curve in curves):
+            yield Chart(curves, title=title, x_label="step", in_plain=True)
+
+
+def _metrics(found: TrainingComparison, *, trends: bool) -> Table:
+    headings = ("A, last", "B, last", "B - A", "95 % interval")
+    columns = [Column("Metric"), *(Column(name, right=True, keep=True) for name in headings)]
+    if trends:
+        columns += [Column("A"), Column("B")]
+    rows = [
+        [*row, *(_trends(found, metric.key) if trends else ())]
+        for metric, row in zip(found.differences.metrics, found.differences.metric_rows(), strict=True)
+    ]
+    return Table(columns, rows, title="Metrics", note=found.differences.note, in_plain=True)
+
+
+def _trends(found: TrainingComparison, key: str) -> Iterator[str]:
+    from osmosis_ai.cli.training_runs.view import TREND_WIDTH
+    from osmosis_ai.services.training_runs.watch import points
+
+    for run in (found.a, found.b):
+        yield sparkline([value for _, value in points(run.metrics, key)], width=TREND_WIDTH // 2)
+
+
+def _shown(value: object) -> str:
+    return formats.MISSING if value is None else str(value)
+
+
+def _name(run: DescribedTraining) -> str:
+    return run.run.name or run.run.id
+
+
+@app.command()
+def checkpoints(run: RunArgument) -> ListResult:
+    """List the checkpoints of a training run, the earliest first; each is a model that can be deployed.
+
+    Examples:
+        osmosis train checkpoints keen-owl-2
+    """
+    from osmosis_ai.cli.training_runs.view import checkpoint_columns, deploy_hint
+    from osmosis_ai.services.training_runs.info import checkpoint_item, list_checkpoints
+    from osmosis_ai.services.training_runs.local_runs import require_run_of_platform
+
+    require_run_of_platform(
+        run, "osmosis train checkpoints", lambda _: f"osmosis train info {quote(run)} lists its checkpoints"
+    )
+    with platform_context() as context, current().status("Fetching checkpoints"):
+        saved = list_checkpoints(context.client, run)
+        return ListResult(
+            items=[checkpoint_item(checkpoint) for checkpoint in saved.checkpoints],
+            columns=checkpoint_columns(),
+            extra={"training_run_name": saved.training_run_name, **context.resource()},
+            hints=deploy_hint(saved.checkpoints),
+        )
+
+
+@app.command()
+def stop(run: RunArgument, yes: YesOption = False) -> OperationResult:
+    """Stop a pending or running training run; its checkpoints are kept.
+
+    Examples:
+        osmosis train stop keen-owl-2
+    """
+    from osmosis_ai.cli.training_runs.view import VIEW
+
+    return VIEW.stop(run, yes=yes)
+
+
+@app.command()
+def resume(run: RunArgument) -> OperationResult:
+    """Go on with a failed or stopped training run, from its last checkpoint.
+
+    It stays the same run: adapter, optimizer, data order and step are those of the checkpoint, and so are its
+    config and commit.
+
+    Examples:
+        osmosis train resume keen-owl-2
+    """
+    with platform_context() as context:
+        with current().status("Resuming training run"):
+            resumed = context.client.training_runs.resume(run)
+        name = resumed.name or resumed.id
+        where = f" behind step {resumed.step}" if resumed.step is not None else ""
+        return OperationResult(
+            operation="train.resume",
+            message=f'Training run "{name}" goes on{where}.',
+            resource={
+                "id": resumed.id,
+                "name": resumed.name,
+                "status": resumed.status,
+                "step": resumed.step,
+                **context.resource(),
+            },
+            next_steps=[f"Follow with: osmosis train watch {name}"],
+            next_steps_structured=[{"action": "train.watch", "name": name}],
+        )
+
+
+@app.command()
+def resubmit(
+    run: RunArgument,
+    watch: WatchOption = False,
+    secrets_file: SecretsFileOption = None,
+    yes: YesOption = False,
+) -> OperationResult:
+    """Submit the config of a training run again, after showing what has changed since.
+
+    Commit, dataset, secrets and the platform's version are compared. Secrets that were given with the run alone are
+    to be given again.
+
+    Examples:
+        osmosis train resubmit keen-owl-2
+        osmosis train resubmit keen-owl-2 --secrets-file secrets.env --watch --yes
+    """
+    from osmosis_ai.cli.runs.resubmit import resubmit_run
+    from osmosis_ai.cli.training_runs.view import VIEW
+
+    return resubmit_run(VIEW, run, watch=watch, secrets_file=secrets_file, yes=yes)
+
+
+@app.command()
+def delete(run: RunArgument, yes: YesOption = False) -> OperationResult:
+    """Delete a training run that has ended: its curves, log, and the adapters it has saved.
+
+    Examples:
+        osmosis train delete copper-finch
+    """
+    from osmosis_ai.cli.training_runs.view import VIEW
+
+    return VIEW.delete(run, yes=yes)

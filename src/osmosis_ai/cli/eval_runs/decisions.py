@@ -1,0 +1,843 @@
+"""`osmosis eval compare`, `gate` and `plan`: what two sets of runs say, and how many attempts are needed."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from osmosis_ai.cli.connection import platform_context, platform_when_needed
+from osmosis_ai.cli.name_completion import complete_run_anywhere
+from osmosis_ai.cli.options import (
+    EvalConfigArgument,
+    JunitOption,
+    MarkdownOption,
+    NoTextOption,
+    OverwriteReportOption,
+    ReportOption,
+    RewardRangeOption,
+    checked_confidence,
+    parse_reward_range,
+)
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.decision_files import DecisionFiles
+from osmosis_ai.cli.output.formats import count, duration, money, one_line, percent
+from osmosis_ai.cli.output.report_files import report_file, tell_written
+from osmosis_ai.cli.output.results import (
+    Cell,
+    Column,
+    OperationResult,
+    OperationStatus,
+    Styled,
+    Table,
+    Text,
+    Tone,
+)
+from osmosis_ai.errors import OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.cli.output.markdown_report import DecisionDocument
+    from osmosis_ai.evaluation.comparison.engine import CompareOptions, RunComparison
+    from osmosis_ai.evaluation.comparison.planning import Design, EvalPlan
+    from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
+    from osmosis_ai.evaluation.gating import RuleResult, Verdict
+    from osmosis_ai.services.eval_runs.gate import GateReport
+    from osmosis_ai.services.eval_runs.gate_decision import GateQuestion
+    from osmosis_ai.services.eval_runs.plan import PlannedEval
+    from osmosis_ai.services.eval_runs.plan_request import PlanRequest
+    from osmosis_ai.services.report_files import ReportFile
+
+
+_MOST_ROWS = 10_000
+_NUMBERS = "numbers, names and settings of the runs, and digests of rows"
+_TEXT = "values of the columns that --slice names"
+
+
+def compare(
+    baseline: Annotated[
+        str,
+        typer.Argument(
+            help="The run to compare with: a name, the beginning of one, a directory, @last, git:REF; local:NAME and "
+            "platform:NAME say where.",
+            show_default=False,
+            autocompletion=complete_run_anywhere,
+        ),
+    ],
+    candidates: Annotated[
+        list[str],
+        typer.Argument(
+            help="The runs to compare with it, named alike.",
+            show_default=False,
+            autocompletion=complete_run_anywhere,
+        ),
+    ],
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC",
+            help="What decides: reward, pass_rate, pass@K, pass^K, unscored, failed, cost_per_row, tokens or latency "
+            "(default: pass_rate, of graded rewards reward).",
+            show_default=False,
+        ),
+    ] = None,
+    slices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slice",
+            metavar="COLUMN",
+            help="Also by the values of a column of the dataset; may be repeated.",
+        ),
+    ] = None,
+    confidence: Annotated[float, typer.Option(metavar="SHARE", help="Of every interval.")] = 0.95,
+    reward_range: RewardRangeOption = None,
+    unpaired: Annotated[bool, typer.Option("--unpaired", help="Compare runs on different rows.")] = False,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Also compare runs that are not finished.")
+    ] = False,
+    allow_different_grader: Annotated[
+        bool, typer.Option("--allow-different-grader", help="Also compare runs that were graded differently.")
+    ] = False,
+    allow_same: Annotated[
+        bool, typer.Option("--allow-same", help="Also compare runs of the same seed, model and code.")
+    ] = False,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of what is drawn at random; the same seed, the same output.")
+    ] = 0,
+    rows: Annotated[
+        int, typer.Option(min=0, max=_MOST_ROWS, help="How many of the most changed rows to list.")
+    ] = 10,
+    markdown: MarkdownOption = None,
+    report: ReportOption = None,
+    no_text: NoTextOption = False,
+    force: OverwriteReportOption = False,
+) -> OperationResult:
+    """Compare runs with a baseline, row by row: is it better, worse, or can it not be told? Exits 0 whatever it says.
+
+    Rows are matched by what they are, never by their place. `osmosis eval gate` turns a comparison into an exit code.
+
+    Examples:
+        osmosis eval compare amber-otter-42 keen-owl-7
+        osmosis eval compare amber-otter-42 keen-owl-7 --report compared.html
+    """
+    from osmosis_ai.evaluation.comparison.comparability import Allowances
+    from osmosis_ai.evaluation.comparison.engine import CompareOptions
+
+    options = CompareOptions(
+        metric=None if metric is None else _checked_metric(metric),
+        slices=tuple(dict.fromkeys(slices or [])),
+        confidence=checked_confidence(confidence),
+        reward_range=None if reward_range is None else parse_reward_range(reward_range),
+        seed=seed,
+        rows_shown=rows,
+        allowances=Allowances(
+            unpaired=unpaired, partial=partial, different_grader=allow_different_grader, same=allow_same
+        ),
+    )
+    files = DecisionFiles(markdown=markdown).check()
+    text = _TEXT if slices else ""
+    file = report_file(report, overwrite=force, no_text=no_text, holds={None: (_NUMBERS, text)})
+    return _compared(baseline, candidates, options, files, file)
+
+
+def _compared(
+    baseline: str,
+    candidates: Sequence[str],
+    options: CompareOptions,
+    files: DecisionFiles,
+    report: ReportFile | None,
+) -> OperationResult:
+    from osmosis_ai.cli.output.comparison_tables import comparison_blocks, comparison_document
+    from osmosis_ai.services.eval_runs.compare import compare as compare_named
+
+    with platform_when_needed() as client:
+        found = compare_named(baseline, candidates, options, client=client, report=report)
+    files.write(comparison_document(found))
+    return OperationResult(
+        operation="eval.compare",
+        # A name may hold a line break, and CI reads lines as commands.
+        message=one_line(found.sentence),
+        resource={**found.data(), **tell_written(report)},
+        blocks=comparison_blocks(found),
+        next_steps=_next_steps(found),
+    )
+
+
+def _next_steps(found: RunComparison) -> list[str]:
+    """Return how to find out what would tell runs apart that could not be told apart."""
+    config = found.candidates[-1].totals.inputs.config
+    # Runs of which every row is the same have no spread to plan with.
+    open_ones = [
+        each
+        for each in found.candidates
+        if each.verdict.detectable is not None and (each.rows is None or each.rows.higher or each.rows.lower)
+    ]
+    if config is None or not open_ones or found.metric not in ("pass_rate", "reward"):
+        return []
+    pilot, against = (
+        run.location if run.place == "file" else run.name for run in (open_ones[0].totals, found.baseline)
+    )
+    words = ["osmosis", "eval", "plan", config, "--pilot", pilot, "--against", against, "--detect", "0.05"]
+    metric = [] if found.metric == "pass_rate" else ["--metric", found.metric]
+    return [one_line(f"What would tell: {shlex.join([*words, *metric])}")]
+
+
+def _checked_metric(metric: str) -> str:
+    from osmosis_ai.evaluation.comparison.metric_changes import described
+
+    try:
+        described(metric)
+    except OsmosisError as error:
+        raise typer.BadParameter(
+            f"{error.message.rstrip('.')}; {error.hint}", param_hint="'--metric'"
+        ) from None
+    return metric
+
+
+_STATUSES: dict[Verdict, OperationStatus] = {"pass": "success", "fail": "failed", "unclear": "unclear"}
+_TONES: dict[Verdict, Tone] = {"pass": "good", "fail": "bad", "unclear": "warn"}
+_MESSAGES: dict[Verdict, str] = {
+    "pass": "meets every rule.",
+    "fail": "does not meet every rule.",
+    "unclear": "shows too little to tell.",
+}
+
+
+class Unclear(str, Enum):
+    """What a gate that cannot tell ends as."""
+
+    PASS = "pass"
+    FAIL = "fail"
+
+
+def gate(
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="A run of this machine or of the platform: its name, a unique beginning of it, its directory, @last, "
+            "git:REF; or a result file of `osmosis eval rubric`.",
+            show_default=False,
+            autocompletion=complete_run_anywhere,
+        ),
+    ],
+    minima: Annotated[
+        list[str] | None,
+        typer.Option("--min", metavar="METRIC=X", help="The metric must be at least X; may be repeated."),
+    ] = None,
+    maxima: Annotated[
+        list[str] | None,
+        typer.Option("--max", metavar="METRIC=X", help="The metric must be at most X; may be repeated."),
+    ] = None,
+    margins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--margin",
+            metavar="METRIC=X",
+            help="The metric may be at most X worse than the baseline's: 0.03 of a rate is 3 points, 0.1 of cost_per_row, "
+            "tokens or latency 10 %; may be repeated.",
+        ),
+    ] = None,
+    rules: Annotated[
+        Path | None,
+        typer.Option(
+            "--rules",
+            metavar="FILE",
+            help="A .decide.toml with rules; without it the one beside the run's config.",
+        ),
+    ] = None,
+    slices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slice",
+            metavar="COLUMN",
+            help="Every rule must hold in each value of a column of the dataset, too; may be repeated.",
+        ),
+    ] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(
+            "--confidence", metavar="C", help="Of every bound; 0.95 unless you or the rules say otherwise."
+        ),
+    ] = None,
+    unclear: Annotated[
+        Unclear | None,
+        typer.Option(
+            "--unclear",
+            help="End as pass (0) or fail (1) where there is not enough evidence, instead of with 3.",
+            show_default=False,
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="RUN",
+            help="The baseline, named like the run.",
+            show_default=False,
+            autocompletion=complete_run_anywhere,
+        ),
+    ] = None,
+    reward_range: RewardRangeOption = None,
+    unpaired: Annotated[bool, typer.Option("--unpaired", help="Compare runs on different rows.")] = False,
+    allow_different_grader: Annotated[
+        bool,
+        typer.Option("--allow-different-grader", help="Compare runs that were graded by different rules."),
+    ] = False,
+    allow_same: Annotated[
+        bool, typer.Option("--allow-same", help="Compare runs of the same seed, model and code.")
+    ] = False,
+    allow_imported: Annotated[
+        bool,
+        typer.Option("--allow-imported", help="Also take a run of the platform that was executed elsewhere."),
+    ] = False,
+    markdown: MarkdownOption = None,
+    junit: JunitOption = None,
+) -> OperationResult:
+    """Check a run against thresholds.
+
+    Exits with 0 for pass, 1 for fail and 3 for unclear.
+
+    A --min rule passes if the one-sided 95 % lower bound of the metric is at or above X, and fails if the upper bound
+    is below X. With 95 % confidence, a --margin rule passes if the run is less than X worse than the baseline, and
+    fails if it is more than X worse. A verdict on rewards or pass rates must also hold with every unscored attempt at
+    the worst score, and with all of them at the best. All rules must pass. Failures are adjusted for the number of
+    rules.
+
+    Metrics: reward, pass_rate, pass@K, pass^K, cost_per_row (USD), tokens and latency (seconds) per attempt;
+    unscored, failed and infrastructure (shares of attempts). A judge's result file has score, alpha and unscored. The
+    verdict on an unfinished run is unclear.
+
+    Examples:
+        osmosis eval gate amber-otter-42 --min pass_rate=0.8 --max unscored=0.05
+        osmosis eval gate @last --against git:main --margin pass_rate=0.03 --max cost_per_row=0.02 --slice difficulty
+    """
+    from osmosis_ai.evaluation.comparison.comparability import Allowances
+    from osmosis_ai.evaluation.gating import parse_rules
+    from osmosis_ai.services.eval_runs.gate_decision import GateQuestion
+
+    with _usage():
+        asked = parse_rules(minima or [], maxima or [], margins or [])
+    wanted = None if confidence is None else checked_confidence(confidence)
+    files = DecisionFiles(markdown, junit).check()
+    question = GateQuestion(
+        rules=tuple(asked),
+        against=against,
+        rules_file=rules,
+        slices=tuple(dict.fromkeys(slices or [])),
+        confidence=wanted,
+        reward_range=None if reward_range is None else parse_reward_range(reward_range),
+        allowed=Allowances(unpaired, True, allow_different_grader, allow_same),
+        allow_imported=allow_imported,
+    )
+    report = _decided(run, question)
+    for warning in report.warnings:
+        current().warn(one_line(warning))
+    ended = _ended_as(report, unclear)
+    result = OperationResult(
+        operation="eval.gate",
+        status=_STATUSES[ended],
+        message=one_line(_message(report, ended)),
+        resource={**report.resource(), "ended_as": ended},
+        blocks=[*_tables(report), *(Text(_line(each), in_plain=True) for each in report.judgements)],
+    )
+    _write(files, report, result)
+    return result
+
+
+@contextmanager
+def _usage() -> Iterator[None]:
+    """Let a rule that is none be a wrong command line: it must not look like a run that fails."""
+    try:
+        yield
+    except OsmosisError as error:
+        raise _wrong(error) from None
+
+
+def _wrong(error: OsmosisError) -> typer.BadParameter:
+    return typer.BadParameter(f"{error.message.rstrip('.')}; {error.hint}" if error.hint else error.message)
+
+
+def _decided(run: str, question: GateQuestion) -> GateReport:
+    from osmosis_ai.services.eval_runs.gate_decision import GateUsageError, gate
+
+    try:
+        with platform_when_needed() as client:
+            return gate(run, question, client=client)
+    except GateUsageError as error:
+        raise _wrong(error) from None
+
+
+def _ended_as(report: GateReport, unclear: Unclear | None) -> Verdict:
+    """Return what the gate ends as: `--unclear` is about what cannot be told, and lets nothing through that is not finished."""
+    if report.verdict != "unclear" or unclear is None:
+        return report.verdict
+    if unclear is Unclear.PASS:
+        return "unclear" if report.undecided is not None or report.without_number else "pass"
+    return "fail"
+
+
+def _message(report: GateReport, ended: Verdict) -> str:
+    said = f"{report.verdict}: {report.run.name} {_MESSAGES[report.verdict]}"
+    if ended != report.verdict:
+        return f"{said} It ends as {ended}, as --unclear says."
+    settles = [each.settles for each in report.judgements if each.verdict == "unclear" and each.settles]
+    return (
+        f"{said} To settle it: {settles[0]}." if report.verdict == "unclear" and len(settles) == 1 else said
+    )
+
+
+def _write(files: DecisionFiles, report: GateReport, result: OperationResult) -> None:
+    from osmosis_ai.cli.output.junit import JunitCase
+    from osmosis_ai.cli.output.markdown_report import DecisionDocument
+
+    met = [(str(each.rule), _why(each)) for each in report.judgements if each.verdict == "pass"]
+    document = DecisionDocument(
+        title="osmosis eval gate",
+        marker=f"eval.gate:{report.run.subject}",
+        verdict=result.message or report.verdict,
+        notes=report.warnings,
+        blocks=[
+            *(block for block in result.blocks if isinstance(block, Table)),
+            *(Text(_line(each)) for each in report.judgements if each.verdict != "pass"),
+        ],
+        details=[Table(("Rule", "Why"), met, title="Why the other rules are met")] if met else [],
+    )
+    files.write(document, [JunitCase(str(each.rule), each.verdict, _why(each)) for each in report.judgements])
+
+
+def _tables(report: GateReport) -> list[Table]:
+    """Return what the rules came to: limits with the run's own numbers, margins with differences from the baseline."""
+    limits = [each for each in report.judgements if each.rule.bound != "margin"]
+    margins = [each for each in report.judgements if each.rule.bound == "margin"]
+    level = f"bounds are one-sided, each at {100 * report.confidence:g} % confidence"
+    if report.run.source == "rubric":
+        level = (
+            "bounds of a score are the ends of its 95 % interval, which asks for more than a one-sided one"
+        )
+    if report.decided_by is not None:
+        level = f"{level}; with the rules of {report.decided_by}"
+    found = []
+    if limits:
+        found.append(_table(limits, report.run.name, "Value", level))
+    if margins:
+        against = report.baseline.name if report.baseline is not None else "the baseline"
+        title = f"{report.run.name} against {against}"
+        found.append(_table(margins, title, "Difference", level))
+    return found
+
+
+def _table(judgements: list[RuleResult], title: str, value: str, note: str) -> Table:
+    return Table(
+        (
+            "Rule",
+            Column(value, right=True),
+            Column("At least", right=True),
+            Column("At most", right=True),
+            Column("Rows", right=True),
+            "Verdict",
+        ),
+        [
+            (
+                str(each.rule),
+                *_numbers(each),
+                each.evidence.rows,
+                Styled(each.verdict, _TONES[each.verdict]),
+            )
+            for each in judgements
+        ],
+        title=title,
+        note=note,
+    )
+
+
+def _line(judgement: RuleResult) -> str:
+    # A reason may repeat an agent's error, and CI reads lines as commands.
+    return one_line(f"{judgement.verdict}: {judgement.rule}: {_why(judgement)}")
+
+
+def _why(judgement: RuleResult) -> str:
+    if judgement.settles is None:
+        return judgement.reason
+    return f"{judgement.reason} To settle it: {judgement.settles}."
+
+
+def _numbers(judgement: RuleResult) -> tuple[str | None, ...]:
+    """Return a number and its bounds as the rule is written: of a margin the change, in points or percent."""
+    from osmosis_ai.evaluation.comparison.gate_rules import margin_number, margin_words
+
+    rule, found = judgement.rule, judgement.evidence
+    if rule.bound == "margin":
+        value = None if found.value is None else margin_words(rule, found.value)
+        bounds = (
+            None if end is None else margin_number(rule, end) for end in (found.at_least, found.at_most)
+        )
+        return (value, *bounds)
+    numbers = (found.value, found.at_least, found.at_most)
+    written = money if rule.metric == "cost_per_row" else "{:.3f}".format
+    return tuple(None if number is None else written(number) for number in numbers)
+
+
+GOAL, LIMITS, SPREAD = "What to see", "Limits", "How far rows and attempts lie apart"
+
+
+def plan(
+    config: EvalConfigArgument,
+    pilot: Annotated[
+        str | None,
+        typer.Option(
+            help="A run, best of 30 rows or more with n >= 2, that tells the spread and the cost.",
+            metavar="RUN",
+            rich_help_panel=SPREAD,
+            autocompletion=complete_run_anywhere,
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="A second run on the same rows: the spread is that of the difference.",
+            metavar="RUN",
+            rich_help_panel=SPREAD,
+            autocompletion=complete_run_anywhere,
+        ),
+    ] = None,
+    pass_rate: Annotated[
+        float | None,
+        typer.Option(help="Without a run: the pass rate to expect (default: 0.5).", rich_help_panel=SPREAD),
+    ] = None,
+    icc: Annotated[
+        float | None,
+        typer.Option(
+            help="Without a run: the share of the spread that is between rows (default: 0.3).",
+            rich_help_panel=SPREAD,
+        ),
+    ] = None,
+    detect: Annotated[
+        float | None,
+        typer.Option(
+            help="The difference to be seen: three points of a pass rate are 0.03.", rich_help_panel=GOAL
+        ),
+    ] = None,
+    power: Annotated[float, typer.Option(help="In how many of all cases.", rich_help_panel=GOAL)] = 0.8,
+    confidence: Annotated[
+        float | None,
+        typer.Option(help="Of the interval that has to leave out no difference.", rich_help_panel=GOAL),
+    ] = None,
+    metric: Annotated[
+        Literal["pass_rate", "reward"], typer.Option(help="What is compared.", rich_help_panel=GOAL)
+    ] = "pass_rate",
+    max_cost: Annotated[
+        float | None, typer.Option(help="US dollars for one run.", rich_help_panel=LIMITS)
+    ] = None,
+    rows_at_most: Annotated[
+        int | None, typer.Option(help="Rows there can be (default: the dataset's).", rich_help_panel=LIMITS)
+    ] = None,
+    row_cost: Annotated[
+        float,
+        typer.Option(help="US dollars to make one more row, besides its attempts.", rich_help_panel=LIMITS),
+    ] = 0.0,
+    markdown: MarkdownOption = None,
+) -> OperationResult:
+    """Say how many rows and attempts it takes to see a difference, what they cost, and what a config's own see.
+
+    A run that has been made tells how far rows and attempts lie apart; without one they are assumed. Nothing is run.
+
+    Examples:
+        osmosis eval plan configs/eval/multiply.toml --pilot amber-otter-42 --detect 0.03
+        osmosis eval plan configs/eval/multiply.toml --pass-rate 0.6 --icc 0.3 --rows-at-most 200
+    """
+    from osmosis_ai.services.eval_runs.plan_request import PlanRequest
+
+    request = PlanRequest(
+        config=config,
+        metric=metric,
+        pilot=pilot,
+        against=against,
+        detect=detect,
+        power=power,
+        confidence=confidence,
+        max_cost=max_cost,
+        rows_at_most=rows_at_most,
+        row_cost=row_cost,
+        pass_rate=pass_rate,
+        icc=icc,
+    )
+    files = DecisionFiles(markdown=markdown).check()
+    planned = _planned(request)
+    verdict, *further = plan_sentences(planned)
+    shown = plan_table(planned)
+    files.write(plan_document(planned, shown))
+    return OperationResult(
+        operation="eval.plan",
+        message=verdict,
+        resource={**planned.data(), "sentences": [verdict, *further]},
+        blocks=[
+            *(Text(sentence, in_plain=True) for sentence in further),
+            shown,
+            *(Text(f"Note: {note}", tone="dim", in_plain=True) for note in planned.notes),
+        ],
+    )
+
+
+def _planned(request: PlanRequest) -> PlannedEval:
+    from osmosis_ai.services.eval_runs.plan import plan_eval
+    from osmosis_ai.services.eval_runs.plan_request import PlanUsageError
+
+    try:
+        return plan_eval(request, _find, _rows_on_the_platform)
+    except PlanUsageError as error:
+        raise typer.BadParameter(error.message) from None
+
+
+def _find(reference: str, like: ComparedInputs) -> RunSamples:
+    from osmosis_ai.services.eval_runs.resolver import find_run_samples
+
+    with platform_when_needed() as client:
+        return find_run_samples(reference, client=client, like=like)
+
+
+def _rows_on_the_platform(dataset: str) -> int | None:
+    """Return the rows of a dataset that is on the platform alone; None where nobody can be asked."""
+    try:
+        with platform_context() as context, current().status("Fetching dataset"):
+            return context.client.datasets.get(dataset).row_count
+    except OsmosisError:
+        return None
+
+
+_ALIKE = 0.02
+"""Two designs whose differences lie closer than this share of them see as much as each other."""
+
+
+def plan_sentences(planned: PlannedEval) -> list[str]:
+    """Return what the plan comes to: the config judged, then what would reach the goal, then what helps."""
+    return [*_own(planned), *_goal(planned), *_budget(planned), *_what_helps(planned)]
+
+
+def plan_table(planned: PlannedEval) -> Table:
+    """Return every design, what it sees, costs and takes."""
+    plan, judged_by = planned.plan, planned.plan.goal.judged_by
+    columns: list[Column | str] = [
+        Column("Rows", right=True),
+        Column("n", right=True),
+        Column("Attempts", right=True),
+        Column("Sees (points)" if planned.metric == "pass_rate" else "Sees", right=True),
+    ]
+    if plan.outlook.possible:
+        columns.append(Column("Range", right=True))
+    if judged_by is not None:
+        columns.append(Column(f"Finds {_amount(planned, judged_by)}", right=True))
+    columns += [Column("Cost", right=True), Column("Time", right=True), ""]
+    return Table(
+        columns,
+        [_row(planned, design) for design in plan.designs],
+        title="Designs",
+        note=_table_note(plan),
+        in_plain=True,
+    )
+
+
+def plan_document(planned: PlannedEval, shown: Table) -> DecisionDocument:
+    """Return the plan for people who did not run the command."""
+    from osmosis_ai.cli.output.markdown_report import DecisionDocument
+
+    said = plan_sentences(planned)
+    return DecisionDocument(
+        title="osmosis eval plan",
+        marker=f"eval.plan:{planned.config}",
+        verdict=said[0],
+        notes=[*said[1:], *planned.notes],
+        blocks=[shown],
+    )
+
+
+def _row(planned: PlannedEval, design: Design) -> tuple[Cell, ...]:
+    plan = planned.plan
+    enough = plan.goal.detect is not None and design.sees is not None and design.sees <= plan.goal.detect
+    sees = _cell(planned, design.sees)
+    sizes = (count(design.rows), design.n, count(design.attempts))
+    cells: list[Cell] = [*sizes, Styled(sees, "good") if enough else sees]
+    if plan.outlook.possible:
+        cells.append(_range(planned, design))
+    if plan.goal.judged_by is not None:
+        cells.append(percent(design.power, digits=0))
+    cost = "unknown" if design.cost_usd is None else money(design.cost_usd)
+    time = "unknown" if design.duration_s is None else duration(design.duration_s)
+    return (*cells, cost, time, ", ".join(_marks(plan, design)))
+
+
+def _range(planned: PlannedEval, design: Design) -> str | None:
+    if design.least is None:
+        return None
+    least, most = _cell(planned, design.least), _cell(planned, design.greatest)
+    return least if least == most else f"{least} – {most}"
+
+
+def _marks(plan: EvalPlan, design: Design) -> Iterator[str]:
+    if design == plan.own:
+        yield "the config"
+    if design == plan.cheapest:
+        yield "cheapest that does"
+    if design == plan.best:
+        yield f"best for {money(plan.goal.most_cost_usd)}"
+
+
+def _table_note(plan: EvalPlan) -> str:
+    goal, at_once = plan.goal, plan.price.at_once
+    pace = "one attempt after another" if at_once == 1 else f"{at_once} attempts at once"
+    return (
+        f"sees: the smallest difference found in {percent(goal.power, digits=0)} of all cases, at "
+        f"{100 * goal.confidence:g} % confidence; cost and time of one run, {pace}"
+    )
+
+
+def _own(planned: PlannedEval) -> Iterator[str]:
+    plan, own = planned.plan, planned.plan.own
+    if own is None:
+        yield f"{planned.config} names no limit, and how many rows its dataset has is not known: the table shows designs."
+        return
+    runs = f"{planned.config} runs {_size(own)}"
+    if own.rows < 2:
+        yield f"{runs}: no number of attempts on one row shows a difference, because it says nothing about others."
+        return
+    if own.sees is None:
+        yield f"{runs}: no difference is large enough for this design to see it in {_times(plan.goal.power)} of 10 cases."
+        return
+    sentence = f"{runs}: this design sees {_amount(planned, own.sees)} or more"
+    if plan.goal.judged_by is not None and own.power is not None:
+        sentence += f"; {_a_change(planned, plan.goal.judged_by)} {_as_noise(own.power)}"
+    yield f"{sentence}."
+
+
+def _goal(planned: PlannedEval) -> Iterator[str]:
+    plan, detect = planned.plan, planned.plan.goal.detect
+    if detect is None:
+        return
+    what, cheapest = _amount(planned, detect), plan.cheapest
+    if cheapest is None:
+        most = plan.goal.most_rows
+        where = f"{_rows(most)}" if most is not None else "any number of rows"
+        sentence = f"No number of attempts on {where} will show {what}"
+        if plan.rows_wanted is not None:
+            wanted_n = planned.n if plan.outlook.likely.within is not None else 1
+            sentence += f"; {_rows(plan.rows_wanted)} with n = {wanted_n} would"
+        yield f"{sentence}."
+        return
+    often = f"in {_times(plan.goal.power)} of 10 cases"
+    yield f"To find {what} {often}, {_size(cheapest)} is the cheapest design{_price(cheapest)}."
+    cost, most_cost = cheapest.cost_usd, plan.goal.most_cost_usd
+    if cost is not None and most_cost is not None and cost > most_cost:
+        yield f"That is more than the {money(most_cost)} there are."
+
+
+def _budget(planned: PlannedEval) -> Iterator[str]:
+    plan, most = planned.plan, planned.plan.goal.most_cost_usd
+    if most is None:
+        return
+    if plan.price.cost_usd == 0 and not plan.goal.row_cost_usd:
+        yield "Attempts cost nothing here: rows and time are the limit."
+    elif plan.best is None:
+        yield f"{money(most)} buy no design of two rows or more."
+    else:
+        best = plan.best
+        sees = (
+            "no difference within the scale"
+            if best.sees is None
+            else f"{_amount(planned, best.sees)} or more"
+        )
+        yield f"For {money(most)} the best design is {_size(best)}: it sees {sees}{_price(best)}."
+
+
+def _what_helps(planned: PlannedEval) -> Iterator[str]:
+    plan = planned.plan
+    own, rows, attempts = plan.own, plan.more_rows, plan.more_attempts
+    known = [
+        f"twice the {name} would see {_amount(planned, design.sees)}"
+        for name, design in (("rows", rows), ("attempts", attempts))
+        if design is not None and design.sees is not None
+    ]
+    if own is not None and own.rows >= 2 and known:
+        sentence = ", ".join(known)
+        if rows is None:
+            sentence = f"there are not twice the rows, and {sentence}"
+        elif attempts is not None and rows.sees and attempts.sees:
+            sentence += f": {_which(rows.sees, attempts.sees)}"
+        yield f"{sentence[0].upper()}{sentence[1:]}."
+    if plan.best_n is None:
+        return
+    if plan.goal.row_cost_usd:
+        yield (
+            f"n = {plan.best_n} tells most for the money where a row costs {money(plan.goal.row_cost_usd)} to make and an "
+            f"attempt {money(plan.price.cost_usd)}."
+        )
+    elif rows is not None:
+        yield "For the money, a further row tells more than a further attempt, as long as there are rows."
+
+
+def _which(by_rows: float, by_attempts: float) -> str:
+    if by_attempts < by_rows * (1 - _ALIKE):
+        return "more attempts help more than more rows"
+    if by_attempts <= by_rows * (1 + _ALIKE):
+        return "more attempts help as much as more rows"
+    return "more rows help more than more attempts"
+
+
+def _price(design: Design) -> str:
+    known = [
+        money(design.cost_usd) if design.cost_usd is not None else None,
+        duration(design.duration_s) if design.duration_s is not None else None,
+    ]
+    shown = [each for each in known if each is not None]
+    return f" ({', '.join(shown)})" if shown else ""
+
+
+def _size(design: Design) -> str:
+    return f"{_rows(design.rows)} x {design.n}"
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"
+
+
+def _cell(planned: PlannedEval, difference: float | None) -> str:
+    """Return a difference as a column has it, with the decimals of those above and below; None is seen by nobody."""
+    if difference is None:
+        return "none"
+    if planned.metric == "pass_rate":
+        return f"{100 * difference:.1f}"
+    return f"{difference:.3f}" if difference >= 0.01 else f"{difference:.3g}"
+
+
+def _number(planned: PlannedEval, difference: float) -> str:
+    return _points(difference) if planned.metric == "pass_rate" else f"{difference:.3g}"
+
+
+def _amount(planned: PlannedEval, difference: float) -> str:
+    """Return ``7.1 points`` for a rate, ``0.071`` for a reward."""
+    number = _number(planned, difference)
+    return f"{number} point{'' if number == '1' else 's'}" if planned.metric == "pass_rate" else number
+
+
+def _a_change(planned: PlannedEval, difference: float) -> str:
+    if planned.metric != "pass_rate":
+        return f"a change of {difference:.3g}"
+    return f"a {_points(difference)}-point change"
+
+
+def _points(difference: float) -> str:
+    digits = 1 if difference >= 0.001 else 3
+    return f"{100 * difference:.{digits}f}".removesuffix(".0")
+
+
+def _as_noise(power: float) -> str:
+    missed = round(10 * (1 - power))
+    if missed in (0, 10):
+        return f"will {'nearly always' if missed else 'hardly ever'} look like noise"
+    return f"will look like noise {f'{missed} times' if missed > 1 else 'once'} in 10"
+
+
+def _times(power: float) -> str:
+    return f"{10 * power:.2g}"

@@ -101,17 +101,6 @@ def test_a_package_that_is_not_installed_here_is_left_to_the_platform(maze: Maze
     assert "`no-such-package-at-all` is not installed" in submit(maze, "--yes", "--plain").err
 
 
-def test_a_framework_that_the_project_does_not_ask_for_is_said_before_anything_is_sent(maze: Maze) -> None:
-    write_entrypoint(maze, "import osmosis_ai.rollout.integrations.agents.strands\n")
-    project = maze.workspace.rollouts_dir / "multiply" / "pyproject.toml"
-    project.write_text('[project]\nname = "multiply"\ndependencies = ["osmosis-ai[server]"]\n')
-    error = submit(maze, "--yes", "--json").error
-    assert "rollouts/multiply/main.py, line 1: imports the integration of `strands`" in error["message"]
-    assert 'write "osmosis-ai[server,strands]"' in error["hint"]
-    assert error["details"]["extra"] == "strands"
-    assert not maze.router.calls
-
-
 def test_an_import_that_never_ends_is_left_to_the_platform_but_no_check_says_yes_to_it(
     maze: Maze, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,6 @@ from osmosis_ai.driving.callback_server import CallbackListener
 from osmosis_ai.driving.dispatcher import Dispatcher, Stop, choose_limit
 from osmosis_ai.driving.driver import AttemptTimeouts
 from osmosis_ai.driving.environment import RolloutEnvironment, prepare_environment, running_environment
-from osmosis_ai.driving.framework_extras import require_frameworks
 from osmosis_ai.driving.http_driver import CallbackRolloutDriver, HttpRolloutDriver
 from osmosis_ai.driving.loop_driver import LoopRolloutDriver
 from osmosis_ai.driving.loop_endpoints import LoopEndpoints
@@ -66,9 +65,6 @@ async def prepare_server(
     if names_an_attribute(entrypoint):
         environment = running_environment("which is the agent's too")
     else:
-        doubt = await asyncio.to_thread(require_frameworks, rollout_dir, entrypoint)
-        if doubt is not None:
-            note(doubt)
         environment = await asyncio.to_thread(
             prepare_environment, rollout_dir, cache_dir=cache_dir, note=note, sandbox=sandbox
         )

@@ -48,6 +48,6 @@ def needs_extra(extra: str, purpose: str) -> Iterator[None]:
 
         raise ModuleNotFoundError(
             f"{purpose} needs the `{extra}` extra (no module named '{error.name}'). "
-            f"Install it with: {install_command(extra)}",
+            f"Install it with: {install_command(extra)}. If the rollout has a pyproject.toml, list the extra there too.",
             name=error.name,
         ) from error

@@ -103,19 +103,9 @@ def import_entrypoint(
         secret_names: variables that it will have too; a placeholder stands in for each value.
         timeout_s: seconds after which it is given up.
     """
-    from osmosis_ai.driving.framework_extras import undeclared_framework
     from osmosis_ai.driving.requirements import read_project, unmet_requirements
 
     shown = f"rollouts/{rollout_dir.name}/{entrypoint}"
-    undeclared = undeclared_framework(rollout_dir, entrypoint)
-    if undeclared is not None:
-        # It may well be installed here; whoever builds the environment goes by what is written.
-        where = undeclared.where
-        file = f"rollouts/{rollout_dir.name}/{where.file}"
-        details = {"extra": where.extra, "file": file, "line": where.line}
-        return ImportOutcome(
-            "failed", shown, undeclared.problem, file, where.line, details, hint=undeclared.hint
-        )
     project = read_project(rollout_dir)
     unmet = unmet_requirements(project) if project is not None else []
     if unmet:

@@ -19,7 +19,7 @@ from osmosis_ai.cli.main import main
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.logins import FERN, IDENTITY, TOKEN, make_checkout, save_login, use_platform
 
-_POLLING = ("datasets", "runs.following")
+_POLLING = ("datasets", "runs.view")
 
 
 class Outcome(NamedTuple):

@@ -7,9 +7,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from osmosis_ai.cli.output.decision_files import STEP_SUMMARY, DecisionFiles
-from osmosis_ai.cli.output.junit import JunitCase, junit_of
-from osmosis_ai.cli.output.markdown_report import DecisionDocument, markdown_of
+from osmosis_ai.cli.output.reports import (
+    STEP_SUMMARY,
+    DecisionDocument,
+    DecisionFiles,
+    JunitCase,
+    junit_of,
+    markdown_of,
+)
 from osmosis_ai.errors import OsmosisError
 
 DOCUMENT = DecisionDocument(title="osmosis eval gate", marker="eval.gate:tiny", verdict="pass: it is good.")

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from osmosis_ai.cli.runs import following
+from osmosis_ai.cli.runs import view
 from osmosis_ai.services.eval_runs import watch
 from tests.cli.eval_replies import ESTIMATES, METRICS, RESULTS, run
 from tests.cli.maze import Maze, Outcome, replies, sent
@@ -217,7 +217,7 @@ def test_the_rate_of_a_watched_run_is_over_the_time_in_which_somebody_works(
     def pass_time() -> None:
         clock.now += 15.0
 
-    monkeypatch.setattr(following, "pause", pass_time)
+    monkeypatch.setattr(view, "pause", pass_time)
     silent = progress(5, waits="its worker is silent.")
     # A minute before it begins, ten samples in 30 s, and a minute for which its worker was gone.
     looks = [
@@ -301,9 +301,7 @@ def test_a_platform_that_tells_what_is_new_is_not_asked_every_second(
     )
     maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
     stream = maze.get("/eval-runs/amber/events").mock(return_value=told("1", "2"))
-    monkeypatch.setattr(
-        "osmosis_ai.cli.runs.following.pause", lambda: pytest.fail("it was waited by the clock")
-    )
+    monkeypatch.setattr("osmosis_ai.cli.runs.view.pause", lambda: pytest.fail("it was waited by the clock"))
     outcome = maze.osmosis("eval", "watch", "amber", "--plain")
     assert outcome.status == 0, outcome.err
     assert stream.call_count == 1
@@ -343,9 +341,7 @@ def test_a_log_is_followed_by_what_the_platform_tells(maze: Maze, monkeypatch: p
         *[{"logs": [line(number) for number in range(end)]} for end in (1, 2, 3)]
     )
     maze.get("/eval-runs/amber/events").mock(return_value=told("1", "2"))
-    monkeypatch.setattr(
-        "osmosis_ai.cli.runs.following.pause", lambda: pytest.fail("it was waited by the clock")
-    )
+    monkeypatch.setattr("osmosis_ai.cli.runs.view.pause", lambda: pytest.fail("it was waited by the clock"))
     outcome = maze.osmosis("eval", "logs", "amber", "--follow", "--json")
     assert [json.loads(text) for text in outcome.out.splitlines()] == [line(number) for number in range(3)]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from osmosis_ai.cli.output.markdown_report import MOST_CHARACTERS, DecisionDocument, escaped, markdown_of
+from osmosis_ai.cli.output.reports import MOST_CHARACTERS, DecisionDocument, escaped, markdown_of
 from osmosis_ai.cli.output.results import Column, Styled, Table, Text
 
 HOSTILE = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.cli.runs import following
+from osmosis_ai.cli.runs import view
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
@@ -200,7 +200,7 @@ def test_the_log_of_a_training_directory_is_followed_until_nobody_trains_in_it(
                 log.write("2026-10-02T07:00:02.000Z INFO [end] that was all {}\n")
             trains.close()
 
-        monkeypatch.setattr(following, "pause", train_on)
+        monkeypatch.setattr(view, "pause", train_on)
         outcome = maze.osmosis("train", "logs", "./walks", "--follow", "--limit", "1")
     assert outcome.status == 0 and "that was all" in outcome.out
     assert not maze.router.calls

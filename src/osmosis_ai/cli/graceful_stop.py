@@ -16,7 +16,7 @@ from osmosis_ai.errors import OsmosisError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from osmosis_ai.cli.output.progress_display import Progress
+    from osmosis_ai.cli.output.progress import Progress
 
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
 

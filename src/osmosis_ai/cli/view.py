@@ -16,7 +16,7 @@ from osmosis_ai.cli.name_completion import complete_local_run
 from osmosis_ai.cli.options import NoTextOption, OverwriteReportOption
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import shown_path
-from osmosis_ai.cli.output.report_files import RUBRIC_HOLDS, TRAINING_HOLDS, report_file, require_report
+from osmosis_ai.cli.output.reports import RUBRIC_HOLDS, TRAINING_HOLDS, report_file, require_report
 from osmosis_ai.cli.output.results import Column, OperationResult, StreamResult
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.cli.agent_loops.classic_run import ClassicRun
-from osmosis_ai.cli.agent_loops.classic_tables import run_line
+from osmosis_ai.cli.agent_loops.classic_run import ClassicRun, run_line
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.evaluation.agent_loop.results import ClassicSettings
 from osmosis_ai.evaluation.record import TerminalRecord

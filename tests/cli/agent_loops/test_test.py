@@ -228,7 +228,7 @@ def test_no_row_pays_for_what_is_imported_of_ours(loop: Loop) -> None:
     )
     watched = (
         "import sys\n"
-        "from osmosis_ai.cli.agent_loops.live_rows import LiveRows\n"
+        "from osmosis_ai.cli.agent_loops.screens import LiveRows\n"
         "from osmosis_ai.cli.main import main\n"
         "def started(self, interrupt): self.before = set(sys.modules)\n"
         "def ended(self): print(sorted(set(sys.modules) - self.before), file=sys.stderr)\n"

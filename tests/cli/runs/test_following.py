@@ -13,8 +13,8 @@ from rich.console import Console
 
 from osmosis_ai.cli.output import context, terminal
 from osmosis_ai.cli.output.context import OutputContext
-from osmosis_ai.cli.runs import following
-from osmosis_ai.cli.runs.following import RunStanding
+from osmosis_ai.cli.runs import view
+from osmosis_ai.cli.runs.view import RunStanding
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
 
 BELOW = ("  reward  ▁▄█  0.400 → 0.900", "  2,104 tokens/s")
@@ -38,7 +38,7 @@ def output() -> Iterator[OutputContext]:
 
 
 def test_a_log_gets_a_line_with_everything_and_a_terminal_lines_under_the_bar(output: OutputContext) -> None:
-    following.show([moment("pending", None), moment("running", 5)], lambda it: it, again="x")
+    view.show_progress([moment("pending", None), moment("running", 5)], lambda it: it, again="x")
     assert isinstance(output.stderr, io.StringIO)
     assert output.stderr.getvalue().splitlines() == [
         "Waiting for the run to start",
@@ -57,7 +57,7 @@ def test_a_log_gets_a_line_with_everything_and_a_terminal_lines_under_the_bar(ou
 def test_what_a_run_waits_for_is_said_with_a_bar_and_without(output: OutputContext) -> None:
     waits = "it waits for another one of the pool 'gpu'."
     looks = [replace(moment("running", each), waits=waits, waits_for=waits) for each in (None, 5)]
-    following.show(looks, lambda it: it, again="x")
+    view.show_progress(looks, lambda it: it, again="x")
     assert isinstance(output.stderr, io.StringIO)
     assert output.stderr.getvalue().splitlines() == [
         f"The run is being prepared: {waits}",
@@ -81,7 +81,7 @@ def test_a_terminal_of_any_width_shows_the_whole_of_why_a_run_waits(
     context.use(OutputContext("rich", stderr=screen))
     monkeypatch.setattr(context.current(), "_console", Console(file=screen, force_terminal=True, width=width))
     looks = [replace(moment("running", completed), waits=waits, waits_for=waits, below=below)]
-    following.show(looks, lambda it: it, again="x")
+    view.show_progress(looks, lambda it: it, again="x")
     context.use(None)
     last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).replace("\r", "\n")
     assert waits in " ".join(last.split())
@@ -108,13 +108,13 @@ def test_a_log_says_once_that_a_worker_is_silent_before_a_run_counts_anything(ou
     since = datetime(2026, 10, 2, 7, tzinfo=timezone.utc)
     told = ("45 s", "50 s", "2 min")
     looks = [replace(moment("running", None), waits=f"silent for {each}.", waits_for=since) for each in told]
-    following.show(looks, lambda it: it, again="x")
+    view.show_progress(looks, lambda it: it, again="x")
     assert isinstance(output.stderr, io.StringIO)
     assert output.stderr.getvalue() == "The run is being prepared: silent for 45 s.\n"
 
 
 def test_a_run_that_counts_steps_while_it_still_waits_has_no_bar(output: OutputContext) -> None:
-    following.show([moment("queued", 0)], lambda it: it, again="x")
+    view.show_progress([moment("queued", 0)], lambda it: it, again="x")
     assert isinstance(output.stderr, io.StringIO)
     assert output.stderr.getvalue() == "Waiting for the run to start\n"
 
@@ -135,4 +135,4 @@ def test_the_live_numbers_of_an_evaluation_are_of_samples_and_say_so() -> None:
         finished=0,
     )
     note = "3 of 8 samples pass · reward 0.375 a sample · 1 failed"
-    assert following.evaluation_note(seen) == note
+    assert view.evaluation_note(seen) == note

@@ -1,20 +1,178 @@
-"""What the classic evaluation shows while it runs, and what Ctrl-C does to it."""
+"""What `osmosis eval -m` shows: its progress, its results, how models compare."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from osmosis_ai.cli.agent_loops import classic_tables
 from osmosis_ai.cli.graceful_stop import GracefulStop
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext
-from osmosis_ai.cli.runs.following import evaluation_note
+from osmosis_ai.cli.output.formats import shown_path
+from osmosis_ai.cli.output.results import Block, Cell, Column, Row, Styled, Table
+from osmosis_ai.cli.runs.view import evaluation_note
+from osmosis_ai.evaluation.agent_loop.results import ClassicSettings, run_scores
 from osmosis_ai.evaluation.hooks import RunHooks, RunPlan
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_state import ProgressSnapshot
+from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.classic_eval import PreparedClassicEval
+    from osmosis_ai.evaluation.agent_loop.score_summary import EvalEvalSummary
+    from osmosis_ai.evaluation.hooks import RunPlan
+    from osmosis_ai.evaluation.record import TerminalRecord
+    from osmosis_ai.evaluation.statistics import Estimate
+    from osmosis_ai.services.classic_eval import ClassicEvalResult, PreparedClassicEval
+
+
+_MOST_ERROR = 160
+_LARGE = 1e9
+_UNSCORED = "unscored"
+
+
+def plan_table(plan: RunPlan, prepared: PreparedClassicEval) -> Table:
+    """Return what is about to happen."""
+    request, selection = prepared.request, prepared.selection
+    at = f" at {request.base_url}" if request.base_url else ""
+    rows: list[Row] = [
+        ("Agent", f"{prepared.agent.name} ({request.module})"),
+        ("Model", f"{request.model}{at}"),
+        ("Rows", selection.drawn.words),
+        *(("Eval Function", f"{each.name} ({each.mode})") for each in prepared.eval_fns),
+        ("Runs", f"{formats.count(plan.total)} ({request.n} of each row, {request.batch_size} at once)"),
+        ("Servers", plan.servers),
+        ("Kept In", shown_path(plan.run_dir)),
+    ]
+    return Table(columns=("", ""), rows=rows, title="Evaluation")
+
+
+def run_line(record: TerminalRecord, ended: int, total: int, settings: ClassicSettings) -> str:
+    """Return a run that has ended, in a line: which, how it went, what it took, its scores or its error."""
+    tokens = "unknown" if record.has_unknown_tokens else formats.count(record.tokens or 0)
+    took = f"{formats.duration(record.duration_ms / 1000)}, {tokens} tokens"
+    row = record.source_row_index if record.source_row_index is not None else record.row_index
+    which = f"row {row}" + (f" run {record.run_index}" if settings.n > 1 else "")
+    head = f"[{ended}/{total}] {which}: {'OK' if record.status == 'success' else 'FAILED'} ({took})"
+    if record.status != "success":
+        return f"{head} - {_shortened(record.error or 'it failed without saying why')}"
+    scores = run_scores(record)
+    names = [*settings.eval_fns, *(name for name in scores if name not in settings.eval_fns)]
+    shown = (f"{name}={_number(scores[name])}" if name in scores else f"{name}={_UNSCORED}" for name in names)
+    reasons = "".join(f" - {name}: {_shortened(why)}" for name, why in (record.unscored or {}).items())
+    return f"{head} [{', '.join(shown)}]{reasons}"
+
+
+def message(result: ClassicEvalResult) -> str:
+    """Return the result in a sentence."""
+    summary, results = result.summary, result.results
+    runs = f"{formats.count(results.runs)} {'run' if results.runs == 1 else 'runs'}"
+    if summary.pending:
+        stop = summary.stop
+        reason = stop.reason.splitlines()[0].rstrip(".:") if stop is not None else ""
+        why = f" ({reason})" if stop is not None and stop.kind != "interrupted" and reason else ""
+        left = f"{formats.count(summary.pending)} of {formats.count(summary.total_work_items)} runs are left"
+        return f"Evaluation interrupted{why}: {left}."
+    if not results.succeeded:
+        return f"Evaluation failed: none of {runs} succeeded."
+    return f"Evaluation finished: {formats.count(results.succeeded)} of {runs} succeeded."
+
+
+def blocks(result: ClassicEvalResult) -> list[Block]:
+    """Return the numbers of every eval function, of the runs that have a score, and what became of the runs."""
+    columns = ("Eval Function", "", Column("Value", right=True), "95 % interval", "Std. error", "Over")
+    rows = [
+        row
+        for name, summary in _summaries(result)
+        for row in _function_rows(name, summary, result.prepared.request.pass_threshold)
+    ]
+    return [
+        Table(columns, rows, title="Evaluation Results", in_plain=True),
+        Table(("", ""), list(_runs(result)), title="Runs", in_plain=True),
+    ]
+
+
+def next_steps(result: ClassicEvalResult) -> list[str]:
+    """Return what the user may want to do now."""
+    summary, steps = result.summary, []
+    if summary.pending:
+        spent = summary.stop is not None and summary.stop.kind == "budget"
+        how = "with a higher limit, or without one" if spent else "again"
+        steps.append(
+            f"Go on: the same command {how}. What is finished is kept in {shown_path(summary.run_dir)}"
+        )
+        hint = getattr(summary.stop and summary.stop.error, "hint", None)
+        if hint:
+            steps.append(f"hint: {hint}")
+    if summary.failed:
+        steps.append(
+            "Redo the failed runs: the same command with --retry-failed --name " + summary.run_dir.name
+        )
+    return steps
+
+
+def _summaries(result: ClassicEvalResult) -> Iterator[tuple[str, EvalEvalSummary]]:
+    yield from result.results.functions.items()
+    if result.results.reward is not None:
+        yield "Agent reward", result.results.reward
+
+
+def _function_rows(name: str, summary: EvalEvalSummary, threshold: float) -> Iterator[Sequence[Cell]]:
+    ended = summary.scored + summary.unscored
+    if summary.estimate is None:
+        yield name, "Mean", Styled(_UNSCORED, "warn"), "", "", f"0 of {formats.count(ended)} runs scored"
+        return
+    over = f"{formats.count(summary.scored)} of {formats.count(ended)} runs scored"
+    mean = summary.estimate
+    yield name, "Mean", Styled(_number(mean.value), "strong"), formats.interval(mean), _error(mean), over
+    for k, estimate in summary.pass_at_k_estimates.items():
+        label = f"pass@{k}" if k > 1 else f"pass@1 (score >= {threshold:g})"
+        over = f"{formats.count(estimate.clusters)} {'row' if estimate.clusters == 1 else 'rows'}"
+        value = formats.percent(estimate.value)
+        yield (
+            name,
+            label,
+            value,
+            formats.interval(estimate, percent=True),
+            _error(estimate, percent=True),
+            over,
+        )
+
+
+def _runs(result: ClassicEvalResult) -> Iterator[Row]:
+    results, summary = result.results, result.summary
+    yield "Rows", formats.count(results.rows)
+    yield "Runs per row", result.prepared.request.n
+    yield "Runs", formats.count(results.runs)
+    if results.failed:
+        yield "  failed", Styled(formats.count(results.failed), "bad")
+    if results.pending:
+        yield "  left", Styled(formats.count(results.pending), "pending")
+    if summary.resumed:
+        yield "  of earlier sessions", formats.count(summary.resumed)
+    yield "Duration", formats.duration(summary.duration_ms / 1000)
+    yield "Tokens", numbers.partial_count(results.tokens, results.uncounted, results.runs, "runs")
+    if results.cost_usd is not None:
+        yield "Cost", formats.money(results.cost_usd)
+    yield "Kept in", shown_path(summary.run_dir)
+    if result.prepared.results is not None:
+        yield "Results", shown_path(result.prepared.results.path)
+
+
+def _error(estimate: Estimate, *, percent: bool = False) -> str:
+    if estimate.stderr is None:
+        return formats.MISSING
+    return f"{estimate.stderr * 100:.1f} %" if percent else _number(estimate.stderr)
+
+
+def _number(value: float) -> str:
+    # A function may give 1e308: as long as a line is no number that anybody reads.
+    return f"{value:.3f}" if abs(value) < _LARGE else f"{value:.3e}"
+
+
+def _shortened(text: str) -> str:
+    line = formats.one_line(text)
+    return line if len(line) <= _MOST_ERROR else line[: _MOST_ERROR - 1] + "…"
+
 
 QUIT_AT_ONCE = "Interrupted. The same command goes on with what is left."
 
@@ -34,7 +192,7 @@ class ClassicRun(GracefulStop, RunHooks):
         self._total, self._ended = plan.total, plan.resumed
         if self._quiet:
             return
-        self._output.show(classic_tables.plan(plan, self._prepared))
+        self._output.show(plan_table(plan, self._prepared))
         if plan.put_aside is not None:
             self.note(f"the earlier run is kept as {plan.put_aside.name}")
         if plan.continued and plan.resumed:
@@ -58,7 +216,7 @@ class ClassicRun(GracefulStop, RunHooks):
         self._ended = min(self._ended + 1, self._total)
         if self._quiet:
             return
-        self._lines.append(classic_tables.run_line(record, self._ended, self._total, self._prepared.settings))
+        self._lines.append(run_line(record, self._ended, self._total, self._prepared.settings))
         # Above a bar a line costs more than a millisecond, which all rollouts wait: there they come together.
         if not self._output.animated:
             self._show_lines()

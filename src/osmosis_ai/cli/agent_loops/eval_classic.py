@@ -199,14 +199,14 @@ def eval_classic(
 
 
 def _operation(result: ClassicEvalResult) -> OperationResult:
-    from osmosis_ai.cli.agent_loops import classic_tables
+    from osmosis_ai.cli.agent_loops.classic_run import blocks, message, next_steps
 
     summary, results = result.summary, result.results
     output = result.prepared.request.output
     return OperationResult(
         operation="eval.classic",
         status="partial" if summary.pending else "success" if results.succeeded else "failed",
-        message=classic_tables.message(result),
+        message=message(result),
         resource={
             "run_name": summary.run_name,
             "run_path": str(summary.run_dir),
@@ -219,6 +219,6 @@ def _operation(result: ClassicEvalResult) -> OperationResult:
                 else {}
             ),
         },
-        blocks=classic_tables.blocks(result),
-        next_steps=classic_tables.next_steps(result),
+        blocks=blocks(result),
+        next_steps=next_steps(result),
     )

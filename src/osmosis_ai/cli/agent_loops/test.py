@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from osmosis_ai.cli.agent_loops.shown_logs import logs_shown
 from osmosis_ai.cli.options import parse_duration
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
@@ -92,6 +91,7 @@ def try_agent(
         osmosis test -m server:agent_loop -d test_data.jsonl --limit 3
         osmosis test -m server:agent_loop -d test_data.jsonl --interactive
     """
+    from osmosis_ai.cli.agent_loops.screens import logs_shown
     from osmosis_ai.services.agent_loops import AgentTestRequest
 
     request = AgentTestRequest(
@@ -123,7 +123,7 @@ def try_agent(
 
 def _run_rows(request: AgentTestRequest, *, quiet: bool) -> AgentTestOutcome:
     from osmosis_ai import event_loop
-    from osmosis_ai.cli.agent_loops.live_rows import LiveRows
+    from osmosis_ai.cli.agent_loops.screens import LiveRows
     from osmosis_ai.services.agent_loops import prepare_agent_test, run_agent_test
 
     prepared = prepare_agent_test(request)
@@ -140,7 +140,7 @@ def _step_through(request: AgentTestRequest) -> AgentTestOutcome:
     import asyncio
 
     from osmosis_ai import event_loop
-    from osmosis_ai.cli.agent_loops.session_screen import SessionScreen
+    from osmosis_ai.cli.agent_loops.screens import SessionScreen
     from osmosis_ai.services.agent_loops import prepare_agent_test, run_session
 
     output = current()

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.cli.runs.following import RunStanding
+    from osmosis_ai.cli.runs.view import RunStanding
     from osmosis_ai.evaluation.budget import Budget
     from osmosis_ai.evaluation.summary import RunSummary
     from osmosis_ai.services.eval_runs.retry import ProposedRetry
@@ -426,19 +426,19 @@ def watch(
 
 
 def _watch_local(run: str, directory: Path) -> OperationResult:
-    from osmosis_ai.cli.runs import following
+    from osmosis_ai.cli.runs import view
     from osmosis_ai.services.eval_runs.watch import RunWatcher
     from osmosis_ai.services.runs.lifecycle import watch_run
 
     watcher = RunWatcher(directory)
     if not watcher.look().ended:
-        looks = watch_run(watcher.look, pause=following.pause, tell=current().note)
-        following.show(looks, _standing, again=f"osmosis eval watch {quote(run)}")
+        looks = watch_run(watcher.look, pause=view.pause, tell=current().note)
+        view.show_progress(looks, _standing, again=f"osmosis eval watch {quote(run)}")
     return _local_operation(watcher.look())
 
 
 def _standing(seen: WatchedRun) -> RunStanding:
-    from osmosis_ai.cli.runs.following import RunStanding, evaluation_note
+    from osmosis_ai.cli.runs.view import RunStanding, evaluation_note
 
     progress, note = seen.progress, evaluation_note(seen.progress)
     return RunStanding(seen.run_name, seen.status, progress.completed, progress.total, "rollouts", note)
@@ -521,14 +521,14 @@ def _local_logs(
     directory: Path, limit: int, cursor: str | None, follow: bool, level: str | None
 ) -> ListResult | StreamResult:
     from osmosis_ai.cli.logs import page_result, require_no_cursor, stream_result
-    from osmosis_ai.cli.runs import following
+    from osmosis_ai.cli.runs import view
     from osmosis_ai.services.downloaded_runs import require_types
     from osmosis_ai.services.eval_runs.local_runs import follow_local_log, local_log
 
     require_types(directory, "logs")
     if follow:
         require_no_cursor(cursor)
-        pause, tell = following.pause, current().note
+        pause, tell = view.pause, current().note
         return stream_result(follow_local_log(directory, first=limit, level=level, pause=pause, tell=tell))
     page, looked_through = local_log(directory, limit=limit, cursor=cursor, level=level)
     older = f"osmosis eval logs {directory.name}" + (f" --level {level}" if level else "")
@@ -786,7 +786,7 @@ def resubmit(
         osmosis eval resubmit amber-otter-42 --secrets-file secrets.env --watch --yes
     """
     from osmosis_ai.cli.eval_runs.view import VIEW
-    from osmosis_ai.cli.runs.resubmit import resubmit_run
+    from osmosis_ai.cli.runs.submit import resubmit_run
 
     return resubmit_run(VIEW, run, watch=watch, secrets_file=secrets_file, yes=yes)
 

@@ -25,9 +25,8 @@ from osmosis_ai.cli.options import (
     parse_reward_range,
 )
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.decision_files import DecisionFiles
 from osmosis_ai.cli.output.formats import count, duration, money, one_line, percent
-from osmosis_ai.cli.output.report_files import report_file, tell_written
+from osmosis_ai.cli.output.reports import DecisionFiles, report_file, tell_written
 from osmosis_ai.cli.output.results import (
     Cell,
     Column,
@@ -41,7 +40,7 @@ from osmosis_ai.cli.output.results import (
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.cli.output.markdown_report import DecisionDocument
+    from osmosis_ai.cli.output.reports import DecisionDocument
     from osmosis_ai.evaluation.comparison.engine import CompareOptions, RunComparison
     from osmosis_ai.evaluation.comparison.planning import Design, EvalPlan
     from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
@@ -391,8 +390,7 @@ def _message(report: GateReport, ended: Verdict) -> str:
 
 
 def _write(files: DecisionFiles, report: GateReport, result: OperationResult) -> None:
-    from osmosis_ai.cli.output.junit import JunitCase
-    from osmosis_ai.cli.output.markdown_report import DecisionDocument
+    from osmosis_ai.cli.output.reports import DecisionDocument, JunitCase
 
     met = [(str(each.rule), _why(each)) for each in report.judgements if each.verdict == "pass"]
     document = DecisionDocument(
@@ -642,7 +640,7 @@ def plan_table(planned: PlannedEval) -> Table:
 
 def plan_document(planned: PlannedEval, shown: Table) -> DecisionDocument:
     """Return the plan for people who did not run the command."""
-    from osmosis_ai.cli.output.markdown_report import DecisionDocument
+    from osmosis_ai.cli.output.reports import DecisionDocument
 
     said = plan_sentences(planned)
     return DecisionDocument(

@@ -30,8 +30,7 @@ from osmosis_ai.cli.output.results import (
     Text,
     Timestamp,
 )
-from osmosis_ai.cli.runs.following import RunStanding, evaluation_note
-from osmosis_ai.cli.runs.view import RunView
+from osmosis_ai.cli.runs.view import RunStanding, RunView, evaluation_note
 from osmosis_ai.cli.startup import current_env_file, environment_with_file
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
 from osmosis_ai.evaluation.headline import Headline, spread_words

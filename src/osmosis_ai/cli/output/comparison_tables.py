@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.markdown_report import DecisionDocument
+from osmosis_ai.cli.output.reports import DecisionDocument
 from osmosis_ai.cli.output.results import Cell, Column, Styled, Table, Text, Tone
 from osmosis_ai.evaluation.comparison.tables import (
     DECIDES,

@@ -14,7 +14,7 @@ from osmosis_ai.errors import InteractiveRequiredError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from osmosis_ai.cli.output.progress_display import Progress
+    from osmosis_ai.cli.output.progress import Progress
     from osmosis_ai.cli.output.results import Block, Result, StreamResult
 
 Mode = Literal["rich", "plain", "json"]
@@ -71,10 +71,19 @@ class OutputContext:
     @contextmanager
     def progress(self, description: str, *, total: float | None, unit: str = "") -> Iterator[Progress]:
         """Show how far something is: a bar on a terminal, a line every so often elsewhere."""
-        from osmosis_ai.cli.output.progress import open_progress
+        from osmosis_ai.cli.output.progress import LineProgress, SilentProgress
 
-        with open_progress(self, description, total=total, unit=unit) as shown:
-            yield shown
+        if not self.narrates:
+            yield SilentProgress()
+        elif self.animated:
+            from osmosis_ai.cli.output import terminal
+
+            with terminal.bar(self.error_console(), description, total=total, unit=unit) as bar:
+                yield bar
+        else:
+            lines = LineProgress(self.note, description, total=total, unit=unit)
+            yield lines
+            lines.finish()
 
     def warn(self, message: str, code: str | None = None) -> None:
         """Warn on stderr, in every mode."""

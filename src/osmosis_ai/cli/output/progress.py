@@ -3,39 +3,55 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.progress_display import Progress, ProgressState
 
 if TYPE_CHECKING:
-    from osmosis_ai.cli.output.context import OutputContext
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressState:
+    """How far something is: the arguments of :meth:`Progress.update`."""
+
+    completed: float
+    note: str
+    total: float | None
+    below: Sequence[str]
+    waits: str
+
+
+class Progress(ABC):
+    """Shows how far something is."""
+
+    def update(
+        self,
+        completed: float,
+        *,
+        note: str = "",
+        total: float | None = None,
+        below: Sequence[str] = (),
+        waits: str = "",
+    ) -> None:
+        """Say how much is done."""
+        self.show(ProgressState(completed, note, total, below, waits))
+
+    @abstractmethod
+    def show(self, now: ProgressState) -> None:
+        """Show it in this display's way."""
+
 
 STEPS = 10
 QUIET_LIMIT_S = 30.0
 
 
-@contextmanager
-def open_progress(
-    context: OutputContext, description: str, *, total: float | None, unit: str
-) -> Iterator[Progress]:
-    """Yield the progress display that suits ``context``."""
-    if not context.narrates:
-        yield _Silent()
-    elif context.animated:
-        from osmosis_ai.cli.output import terminal
+class SilentProgress(Progress):
+    """Progress that nobody reads."""
 
-        with terminal.bar(context.error_console(), description, total=total, unit=unit) as bar:
-            yield bar
-    else:
-        lines = LineProgress(context.note, description, total=total, unit=unit)
-        yield lines
-        lines.finish()
-
-
-class _Silent(Progress):
     def show(self, now: ProgressState) -> None:
         """Show nothing."""
 

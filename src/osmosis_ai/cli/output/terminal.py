@@ -21,7 +21,7 @@ from rich.text import Text as RichText
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.formats import amount
 from osmosis_ai.cli.output.plain import cell_text
-from osmosis_ai.cli.output.progress_display import Progress, ProgressState
+from osmosis_ai.cli.output.progress import Progress, ProgressState
 from osmosis_ai.cli.output.results import (
     Block,
     Cell,

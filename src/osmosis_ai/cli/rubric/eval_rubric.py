@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.report_files import RUBRIC_HOLDS, require_report, tell_what_goes_in
+from osmosis_ai.cli.output.reports import RUBRIC_HOLDS, require_report, tell_what_goes_in
 from osmosis_ai.cli.output.results import OperationResult
 from osmosis_ai.cli.startup import environment_with_file
 from osmosis_ai.errors import OsmosisError

@@ -23,7 +23,7 @@ from osmosis_ai.cli.options import (
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.chart import sparkline
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.report_files import TRAINING_HOLDS, report_file, tell_written
+from osmosis_ai.cli.output.reports import TRAINING_HOLDS, report_file, tell_written
 from osmosis_ai.cli.output.results import (
     Block,
     Chart,
@@ -386,7 +386,7 @@ def _local_logs(
 
     from osmosis_ai.cli.logs import page_result, require_no_cursor, stream_result
     from osmosis_ai.cli.output.formats import shown_path
-    from osmosis_ai.cli.runs import following
+    from osmosis_ai.cli.runs import view
     from osmosis_ai.services.eval_runs.local_runs import follow_local_log, local_log
     from osmosis_ai.training.runs.run_directory import TrainingDirectory
 
@@ -396,7 +396,7 @@ def _local_logs(
             directory,
             first=limit,
             level=level,
-            pause=following.pause,
+            pause=view.pause,
             tell=current().note,
             is_running=TrainingDirectory(directory).is_running,
         )
@@ -591,7 +591,7 @@ def resubmit(
         osmosis train resubmit keen-owl-2
         osmosis train resubmit keen-owl-2 --secrets-file secrets.env --watch --yes
     """
-    from osmosis_ai.cli.runs.resubmit import resubmit_run
+    from osmosis_ai.cli.runs.submit import resubmit_run
     from osmosis_ai.cli.training_runs.view import VIEW
 
     return resubmit_run(VIEW, run, watch=watch, secrets_file=secrets_file, yes=yes)

@@ -22,8 +22,7 @@ from osmosis_ai.cli.output.results import (
     Text,
     Timestamp,
 )
-from osmosis_ai.cli.runs.following import RunStanding
-from osmosis_ai.cli.runs.view import RunView
+from osmosis_ai.cli.runs.view import RunStanding, RunView
 from osmosis_ai.services.training_runs import info
 from osmosis_ai.services.training_runs.info import DescribedTraining
 from osmosis_ai.services.training_runs.watch import SeenTraining, TrainingLook

@@ -50,6 +50,14 @@ def descriptors():
     return found
 
 
+def pass_on(server, number):
+    """Send the process a signal; where it has just ended, nobody is there to get it."""
+    try:  # noqa: SIM105 - contextlib is no built-in module
+        server.sendall(bytes([number]))
+    except OSError:
+        pass
+
+
 def main(path, python, words):
     """Have the server fork a process for ``words`` with what this one has; return how it ended."""
     given = descriptors()
@@ -75,7 +83,7 @@ def main(path, python, words):
     server.sendall(len(document).to_bytes(4, "big") + document)
     for number in _SIGNALS:
         if _signal.getsignal(number) != _signal.SIG_IGN:
-            _signal.signal(number, lambda number, _: server.sendall(bytes([number])))
+            _signal.signal(number, lambda number, _: pass_on(server, number))
     # The other end of a pipe that was passed on is to be the process's alone.
     for number in given:
         if number > 2:

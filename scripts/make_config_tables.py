@@ -20,7 +20,7 @@ from typing import Any
 
 from osmosis_ai.config.reference import key_table
 from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.services.training_runs.estimate import GPUS
+from osmosis_ai.services.training_estimate import GPUS
 from osmosis_ai.training.runs.memory_estimate import GIB, ModelShape, estimate
 from osmosis_ai.workspace.doctor import guide_text
 

@@ -190,7 +190,7 @@ def known_model_shape(maze: Maze) -> None:
     )
     file("configs/training/multiply.toml", MINIMAL_TRAINING)(maze)
     maze.patch.setattr("osmosis_ai.training.require_train_extra", lambda: None)
-    maze.patch.setattr("osmosis_ai.services.training_runs.estimate._local_source", lambda model_path: "here")
+    maze.patch.setattr("osmosis_ai.services.training_estimate._local_source", lambda model_path: "here")
     maze.patch.setattr(ModelShape, "read", lambda model_path, settings: shape)
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from osmosis_ai.cli.runs import view
-from osmosis_ai.services.eval_runs import watch
+from osmosis_ai.services.eval_runs import info as watch
 from tests.cli.eval_replies import ESTIMATES, METRICS, RESULTS, run
 from tests.cli.maze import Maze, Outcome, replies, sent
 from tests.logins import REFUSALS

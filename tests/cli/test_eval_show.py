@@ -13,7 +13,7 @@ import respx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osmosis_ai.services.eval_runs import conversation_readers as readers
+from osmosis_ai.services.eval_runs import show as readers
 from osmosis_ai.services.eval_runs import show as service
 from osmosis_ai.viewer.source import SampleEntry
 from tests.api.blob_server import serve

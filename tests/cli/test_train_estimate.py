@@ -12,7 +12,7 @@ import pytest
 from osmosis_ai.cli.main import main
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.services.training_runs.estimate import GIB, GPUS, MIB, parse_memory
+from osmosis_ai.services.training_estimate import GIB, GPUS, MIB, parse_memory
 from osmosis_ai.training.runs.memory_estimate import ModelShape
 from tests.lazily import needs
 from tests.workspace.builders import make_workspace

@@ -13,7 +13,7 @@ import pytest
 
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.services.eval_runs.watch import RunWatcher
+from osmosis_ai.services.eval_runs.info import RunWatcher
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.viewing import report_run
 from osmosis_ai.viewer.local.source import LocalSource

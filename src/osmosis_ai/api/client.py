@@ -28,17 +28,19 @@ from osmosis_ai.api.http_errors import (
 )
 from osmosis_ai.api.platform_url import ensure_secure, normalize_platform_url
 from osmosis_ai.api.redaction import ReplyRedactor
-from osmosis_ai.api.resources.auth import Auth
-from osmosis_ai.api.resources.benchmarks import BenchmarkRuns
-from osmosis_ai.api.resources.datasets import Datasets
-from osmosis_ai.api.resources.eval_imports import EvalImports
-from osmosis_ai.api.resources.eval_runs import EvalRuns
-from osmosis_ai.api.resources.models import Models
-from osmosis_ai.api.resources.rollout_servers import RolloutServers
-from osmosis_ai.api.resources.rollouts import Rollouts
-from osmosis_ai.api.resources.secrets import Secrets
-from osmosis_ai.api.resources.training_runs import TrainingRuns
-from osmosis_ai.api.resources.workspaces import Workspaces
+from osmosis_ai.api.resources import (
+    Auth,
+    BenchmarkRuns,
+    Datasets,
+    EvalImports,
+    EvalRuns,
+    Models,
+    Rollouts,
+    RolloutServers,
+    Secrets,
+    TrainingRuns,
+    Workspaces,
+)
 from osmosis_ai.api.retrying import NEVER, READING, Retry, Transient
 from osmosis_ai.api.wire.auth import Verification
 from osmosis_ai.api.wire.base import WireModel

@@ -28,7 +28,7 @@ from osmosis_ai.api.credentials import TOKEN_ENV, Credentials, CredentialStore, 
 from osmosis_ai.api.credentials.login import TokenStoreKind
 from osmosis_ai.api.credentials.store import DEFAULT_LIFETIME, TOKEN_STORE_ENV
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.resources.auth import REVOKE_TIMEOUT_S
+from osmosis_ai.api.resources import REVOKE_TIMEOUT_S
 from osmosis_ai.api.wire.auth import (
     DeviceAuthorization,
     IssuedToken,

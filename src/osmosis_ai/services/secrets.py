@@ -15,7 +15,7 @@ from osmosis_ai.services.listing import Listing, fetch_listing
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.resources.secrets import SecretScope
+    from osmosis_ai.api.resources import SecretScope
     from osmosis_ai.api.wire.secrets import Secret, SecretHandout, SecretHandoutList, SecretList
 
 Scope = Literal["personal", "workspace"]

@@ -189,8 +189,7 @@ def _report_training_there(
 ) -> str:
     """Write a training run of the platform, and return its name; raises ``missing`` where there is none, either."""
     from osmosis_ai.api.http_errors import PlatformError
-    from osmosis_ai.services.training_runs.info import describe_run
-    from osmosis_ai.services.training_runs.report import report_training
+    from osmosis_ai.services.training_runs import describe_run, report_training
 
     try:
         found = describe_run(client, word)

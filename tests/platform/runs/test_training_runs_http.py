@@ -18,8 +18,7 @@ from osmosis_ai.platform.runs.desk.training import ROLLOUTS
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.services.report_files import ReportFile
-from osmosis_ai.services.training_runs.info import DescribedTraining
-from osmosis_ai.services.training_runs.report import report_training
+from osmosis_ai.services.training_runs import DescribedTraining, report_training
 from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD, StepRecord
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, assert_flat_error

@@ -10,7 +10,7 @@ import pytest
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability, check_sandbox
-from osmosis_ai.services.eval_runs.isolation import local_sandbox
+from osmosis_ai.services.eval_runs.run import local_sandbox
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.services.eval_runs.test_run import MINIMAL_EVAL, configure, prepare, workspace
 

@@ -8,7 +8,7 @@ import pytest
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.record import TerminalRecord
 from osmosis_ai.evaluation.run_lock import RunLock
-from osmosis_ai.services.eval_runs.watch import RunWatcher
+from osmosis_ai.services.eval_runs.info import RunWatcher
 from osmosis_ai.services.runs.lifecycle import watch_run
 from tests.evaluation.builders import inputs, record
 from tests.evaluation.recorded_runs import append_records, journal_of

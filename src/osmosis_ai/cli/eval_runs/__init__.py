@@ -66,10 +66,9 @@ if TYPE_CHECKING:
     from osmosis_ai.cli.runs.view import RunStanding
     from osmosis_ai.evaluation.budget import Budget
     from osmosis_ai.evaluation.summary import RunSummary
-    from osmosis_ai.services.eval_runs.retry import ProposedRetry
+    from osmosis_ai.services.eval_runs.info import ProposedRetry, WatchedRun
     from osmosis_ai.services.eval_runs.run import EvalRunResult
     from osmosis_ai.services.eval_runs.upload import OpenProgress, UploadedRun
-    from osmosis_ai.services.eval_runs.watch import WatchedRun
 
 
 app = typer.Typer(help="Evaluate agents.")
@@ -427,7 +426,7 @@ def watch(
 
 def _watch_local(run: str, directory: Path) -> OperationResult:
     from osmosis_ai.cli.runs import view
-    from osmosis_ai.services.eval_runs.watch import RunWatcher
+    from osmosis_ai.services.eval_runs.info import RunWatcher
     from osmosis_ai.services.runs.lifecycle import watch_run
 
     watcher = RunWatcher(directory)
@@ -447,7 +446,7 @@ def _standing(seen: WatchedRun) -> RunStanding:
 def _watch_platform(run: str, missing: NotFoundError) -> OperationResult:
     """Follow a run of the platform; without a platform the run is ``missing``, and with one perhaps too."""
     from osmosis_ai.cli.eval_runs.view import VIEW
-    from osmosis_ai.services.eval_runs.watch import run_nowhere
+    from osmosis_ai.services.eval_runs.info import run_nowhere
 
     try:
         return VIEW.watch(run)
@@ -605,7 +604,7 @@ def retry(
         osmosis eval retry amber-otter-42 --watch
     """
     from osmosis_ai.cli.eval_runs.view import VIEW
-    from osmosis_ai.services.eval_runs.retry import plan_retry, submit_retry
+    from osmosis_ai.services.eval_runs.info import plan_retry, submit_retry
     from osmosis_ai.workspace.secrets_file import read_secrets_file
 
     output = current()
@@ -860,8 +859,8 @@ def export(
 
 def _directory(run: str, *, yes: bool) -> Path:
     from osmosis_ai.services.eval_runs.export import find_run_directory
+    from osmosis_ai.services.eval_runs.info import run_nowhere
     from osmosis_ai.services.eval_runs.resolver import name_elsewhere
-    from osmosis_ai.services.eval_runs.watch import run_nowhere
 
     try:
         return find_run_directory(run)

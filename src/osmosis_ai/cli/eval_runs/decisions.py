@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.gating import RuleResult, Verdict
     from osmosis_ai.services.eval_runs.gate import GateReport
     from osmosis_ai.services.eval_runs.gate_decision import GateQuestion
-    from osmosis_ai.services.eval_runs.plan import PlannedEval
-    from osmosis_ai.services.eval_runs.plan_request import PlanRequest
+    from osmosis_ai.services.eval_runs.plan import PlannedEval, PlanRequest
     from osmosis_ai.services.report_files import ReportFile
 
 
@@ -547,7 +546,7 @@ def plan(
         osmosis eval plan configs/eval/multiply.toml --pilot amber-otter-42 --detect 0.03
         osmosis eval plan configs/eval/multiply.toml --pass-rate 0.6 --icc 0.3 --rows-at-most 200
     """
-    from osmosis_ai.services.eval_runs.plan_request import PlanRequest
+    from osmosis_ai.services.eval_runs.plan import PlanRequest
 
     request = PlanRequest(
         config=config,
@@ -581,8 +580,7 @@ def plan(
 
 
 def _planned(request: PlanRequest) -> PlannedEval:
-    from osmosis_ai.services.eval_runs.plan import plan_eval
-    from osmosis_ai.services.eval_runs.plan_request import PlanUsageError
+    from osmosis_ai.services.eval_runs.plan import PlanUsageError, plan_eval
 
     try:
         return plan_eval(request, _find, _rows_on_the_platform)

@@ -42,7 +42,7 @@ from osmosis_ai.evaluation.secret_values import find_secret_values
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.services.downloaded_runs import fetching, is_download, is_downloaded_run
 from osmosis_ai.services.eval_runs import info
-from osmosis_ai.services.eval_runs.info import DescribedEvaluation
+from osmosis_ai.services.eval_runs.info import DescribedEvaluation, EvaluationLook, SeenEvaluation
 from osmosis_ai.services.eval_runs.local_runs import (
     LocalRuns,
     describe_local_run,
@@ -50,7 +50,6 @@ from osmosis_ai.services.eval_runs.local_runs import (
     local_item,
     nobody_asked,
 )
-from osmosis_ai.services.eval_runs.watch import EvaluationLook, SeenEvaluation
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
@@ -60,8 +59,8 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.metrics_models import Estimates
     from osmosis_ai.evaluation.summary import FailedRow, RunSummary
     from osmosis_ai.services.context import PlatformContext
+    from osmosis_ai.services.eval_runs.info import WatchedRun
     from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun
-    from osmosis_ai.services.eval_runs.watch import WatchedRun
     from osmosis_ai.services.listing import Listing
     from osmosis_ai.viewer.source import RunDetail, RunEntry
 
@@ -528,13 +527,13 @@ def of_this_machine_first(
     run: str, *, here: Callable[[Path], ResultT], there: Callable[[str], ResultT]
 ) -> ResultT:
     """Return what is to be said of a run: of this machine's, else of the platform's of that name."""
+    from osmosis_ai.services.eval_runs.info import run_nowhere
     from osmosis_ai.services.eval_runs.resolver import (
         find_local_run,
         local_names,
         name_elsewhere,
         named_on_platform,
     )
-    from osmosis_ai.services.eval_runs.watch import run_nowhere
 
     named = named_on_platform(run)
     if named is not None:

@@ -21,7 +21,7 @@ from osmosis_ai.ui.terminal_text import plain, removed_words, without_sequences
 
 if TYPE_CHECKING:
     from osmosis_ai.services.eval_runs.show import ShownConversation, ShownRun, WantedSamples
-    from osmosis_ai.services.training_runs.show import ShownValidation
+    from osmosis_ai.services.training_runs import ShownValidation
 
 _LONGEST = 8_000
 """Characters of a message; JSON has the whole."""

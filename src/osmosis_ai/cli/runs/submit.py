@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from osmosis_ai.api.wire.runs import SubmittedRun
     from osmosis_ai.cli.runs.view import RunView
     from osmosis_ai.services.context import PlatformContext
-    from osmosis_ai.services.runs.resubmit import PreparedResubmit
     from osmosis_ai.services.runs.secrets import RunSecret
-    from osmosis_ai.services.runs.submit import PreparedSubmit
+    from osmosis_ai.services.runs.submit import PreparedResubmit, PreparedSubmit
 
 
 WatchOption = Annotated[bool, typer.Option("--watch", help="Follow the run to its end and show how it went.")]
@@ -93,8 +92,7 @@ def next_steps_structured(group: str, name: str | None, platform_url: str | None
 
 def _check(output: OutputContext, context: PlatformContext, submission: PreparedSubmit) -> OperationResult:
     from osmosis_ai.services.datasets import dataset_item
-    from osmosis_ai.services.runs.submit import check_dataset, require_import
-    from osmosis_ai.services.runs.submit_findings import in_words
+    from osmosis_ai.services.runs.submit import check_dataset, in_words, require_import
 
     require_import(submission)
     with output.status("Checking the dataset"):
@@ -243,7 +241,7 @@ def resubmit_run(
     view: RunView[Any, Any], name: str, *, watch: bool, secrets_file: str | None, yes: bool
 ) -> OperationResult:
     """Show what has changed since a run was submitted, ask, and submit its config again."""
-    from osmosis_ai.services.runs.resubmit import prepare_resubmit, resubmit
+    from osmosis_ai.services.runs.submit import prepare_resubmit, resubmit
     from osmosis_ai.workspace.secrets_file import read_secrets_file
 
     output, kind, noun = current(), view.kind, NOUNS[view.kind]

@@ -57,10 +57,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from osmosis_ai.cli.output.results import Block, Row
-    from osmosis_ai.services.training_runs.compare import TrainingComparison
-    from osmosis_ai.services.training_runs.estimate import EstimatedTraining
-    from osmosis_ai.services.training_runs.info import DescribedTraining
-    from osmosis_ai.services.training_runs.local_runs import LocalTraining
+    from osmosis_ai.services.training_estimate import EstimatedTraining
+    from osmosis_ai.services.training_runs import DescribedTraining, LocalTraining, TrainingComparison
 
 
 app = typer.Typer(help="Train agents.")
@@ -121,7 +119,7 @@ def estimate(
     Examples:
         osmosis train estimate configs/training/multiply.toml
     """
-    from osmosis_ai.services.training_runs.estimate import estimate_training
+    from osmosis_ai.services.training_estimate import estimate_training
 
     output = current()
     with output.status("Sizing the model"):
@@ -232,13 +230,13 @@ def info(
         osmosis train info keen-owl-2 --report keen-owl-2.html
     """
     from osmosis_ai.cli.training_runs.view import VIEW
-    from osmosis_ai.services.training_runs.local_runs import training_directory
+    from osmosis_ai.services.training_runs import training_directory
 
     file = report_file(report, overwrite=force, no_text=no_text, holds={"training": TRAINING_HOLDS})
 
     def also(found: LocalTraining | DescribedTraining) -> dict[str, Any]:
         if file is not None:
-            from osmosis_ai.services.training_runs.report import report_training
+            from osmosis_ai.services.training_runs import report_training
 
             report_training(found, file)
         return tell_written(file)
@@ -256,7 +254,7 @@ def _local_info(
     from osmosis_ai.cli.output.results import Section, Text, Timestamp
     from osmosis_ai.cli.training_runs.view import is_wide_terminal, metrics_table, reward_chart
     from osmosis_ai.errors import OsmosisError
-    from osmosis_ai.services.training_runs.local_runs import describe_training
+    from osmosis_ai.services.training_runs import describe_training
 
     if output is not None:
         raise OsmosisError(
@@ -328,7 +326,7 @@ def show(
         osmosis train show trained/keen-owl-2 --row 12 --attempt 0
     """
     from osmosis_ai.cli.output.conversations import shown_validation
-    from osmosis_ai.services.training_runs.show import show_validation
+    from osmosis_ai.services.training_runs import show_validation
 
     wanted = wanted_samples(
         row, attempt, search, limit, failed=failed, passed=passed, unscored=unscored, finish=finish
@@ -345,7 +343,7 @@ def watch(run: RunArgument) -> OperationResult:
         osmosis train watch keen-owl-2
     """
     from osmosis_ai.cli.training_runs.view import VIEW
-    from osmosis_ai.services.training_runs.local_runs import require_run_of_platform
+    from osmosis_ai.services.training_runs import require_run_of_platform
 
     shown = quote(run)
     require_run_of_platform(
@@ -372,7 +370,7 @@ def logs(
         osmosis train logs trained/keen-owl-2
     """
     from osmosis_ai.cli.training_runs.view import VIEW
-    from osmosis_ai.services.training_runs.local_runs import training_directory
+    from osmosis_ai.services.training_runs import training_directory
 
     directory = training_directory(run)
     if directory is not None:
@@ -417,8 +415,7 @@ def compare(
     Examples:
         osmosis train compare keen-owl-2 bold-elm-3
     """
-    from osmosis_ai.services.training_runs.compare import compare_runs
-    from osmosis_ai.services.training_runs.local_runs import require_run_of_platform
+    from osmosis_ai.services.training_runs import compare_runs, require_run_of_platform
 
     for run in (a, b):
         require_run_of_platform(
@@ -470,7 +467,7 @@ def _blocks(found: TrainingComparison) -> Iterator[Block]:
 
 def _charts(found: TrainingComparison) -> Iterator[Chart]:
     from osmosis_ai.cli.training_runs.view import REWARD, VALIDATION
-    from osmosis_ai.services.training_runs.watch import points
+    from osmosis_ai.services.training_runs import points
 
     for key, title in ((REWARD, "Training reward"), (VALIDATION, "Validation reward")):
         curves = (
@@ -495,7 +492,7 @@ def _metrics(found: TrainingComparison, *, trends: bool) -> Table:
 
 def _trends(found: TrainingComparison, key: str) -> Iterator[str]:
     from osmosis_ai.cli.training_runs.view import TREND_WIDTH
-    from osmosis_ai.services.training_runs.watch import points
+    from osmosis_ai.services.training_runs import points
 
     for run in (found.a, found.b):
         yield sparkline([value for _, value in points(run.metrics, key)], width=TREND_WIDTH // 2)
@@ -517,8 +514,7 @@ def checkpoints(run: RunArgument) -> ListResult:
         osmosis train checkpoints keen-owl-2
     """
     from osmosis_ai.cli.training_runs.view import checkpoint_columns, deploy_hint
-    from osmosis_ai.services.training_runs.info import checkpoint_item, list_checkpoints
-    from osmosis_ai.services.training_runs.local_runs import require_run_of_platform
+    from osmosis_ai.services.training_runs import checkpoint_item, list_checkpoints, require_run_of_platform
 
     require_run_of_platform(
         run, "osmosis train checkpoints", lambda _: f"osmosis train info {quote(run)} lists its checkpoints"

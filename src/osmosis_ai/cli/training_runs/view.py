@@ -23,9 +23,8 @@ from osmosis_ai.cli.output.results import (
     Timestamp,
 )
 from osmosis_ai.cli.runs.view import RunStanding, RunView
-from osmosis_ai.services.training_runs import info
-from osmosis_ai.services.training_runs.info import DescribedTraining
-from osmosis_ai.services.training_runs.watch import SeenTraining, TrainingLook
+from osmosis_ai.services import training_runs
+from osmosis_ai.services.training_runs import DescribedTraining, SeenTraining, TrainingLook
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from osmosis_ai.cli.output.context import OutputContext
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.listing import Listing
-    from osmosis_ai.services.training_runs.info import DescribedTraining
+    from osmosis_ai.services.training_runs import DescribedTraining
 
 
 _SECTIONS = ("training", "sampling", "checkpoints", "advanced")
@@ -65,10 +64,10 @@ class TrainingRunView(RunView[DescribedTraining, SeenTraining]):
     def fetch(
         self, client: PlatformClient, *, limit: int, everything: bool
     ) -> tuple[Listing[Any], Callable[[Any], Mapping[str, Any]]]:
-        return info.list_runs(client, limit=limit, everything=everything), info.run_item
+        return training_runs.list_runs(client, limit=limit, everything=everything), training_runs.run_item
 
     def describe(self, client: PlatformClient, name: str) -> DescribedTraining:
-        return info.describe_run(client, name)
+        return training_runs.describe_run(client, name)
 
     def look(self, client: PlatformClient, name: str) -> TrainingLook:
         return TrainingLook(client, name)
@@ -90,7 +89,7 @@ class TrainingRunView(RunView[DescribedTraining, SeenTraining]):
     def save(
         self, context: PlatformContext, described: DescribedTraining, output: str | None
     ) -> tuple[Path | None, str | None]:
-        from osmosis_ai.services.training_runs.info import save_metrics
+        from osmosis_ai.services.training_runs import save_metrics
 
         return save_metrics(described, context.workspace, output)
 
@@ -220,7 +219,7 @@ def checkpoint_columns(*, with_id: bool = False) -> tuple[Column, ...]:
 
 def checkpoint_tables(described: DescribedTraining) -> list[Block]:
     """Return what the run has saved; nothing when it has saved nothing."""
-    from osmosis_ai.services.training_runs.info import checkpoint_item
+    from osmosis_ai.services.training_runs import checkpoint_item
 
     if not described.checkpoints:
         return []
@@ -244,7 +243,7 @@ def is_wide_terminal(output: OutputContext) -> bool:
 
 def reward_chart(metrics: TrainingMetrics) -> Iterator[Block]:
     """Yield the chart of the reward in training and in validation, once there is a line to draw."""
-    from osmosis_ai.services.training_runs.watch import points
+    from osmosis_ai.services.training_runs import points
 
     training = points(metrics, REWARD)
     if len(training) < 2:

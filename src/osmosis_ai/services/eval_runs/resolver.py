@@ -122,7 +122,7 @@ def resolve_run(
     missing = _missing(reference, word, start)
     if place == "local" or _is_path(word):
         raise missing
-    from osmosis_ai.services.eval_runs.watch import run_nowhere
+    from osmosis_ai.services.eval_runs.info import run_nowhere
 
     try:
         return ResolvedRun("platform", _name_there(word, client(), start, like))

@@ -1,31 +1,394 @@
-"""`osmosis eval show`: the conversations of a run, of this machine or of a platform, those that one asks for."""
+"""Conversations of evaluations, read where they are: in directories of this machine and on the platform."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import islice
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from osmosis_ai.errors import NotFoundError
+from osmosis_ai.api.paging import iterate_samples
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.attempt_files import StoredConversation, nearest_samples, no_sample
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES, as_messages
 from osmosis_ai.services.downloaded_runs import laid_out
-from osmosis_ai.services.eval_runs.conversation_readers import (
-    LocalConversations,
-    PlatformConversations,
-    RunConversations,
-)
 from osmosis_ai.services.eval_runs.resolver import resolve_run
 from osmosis_ai.viewer.read_sample import ReadSample, conversation_in
+from osmosis_ai.viewer.source import Outcome, SampleDetail, SampleEntry, SampleQuery, pieces
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.wire.eval_runs import EvalSample, EvalSamplePage
     from osmosis_ai.evaluation.attempt_files import StoredConversation
     from osmosis_ai.llm.finish_reasons import FlaggedFinish
+    from osmosis_ai.services.runs.download import DownloadPlan
     from osmosis_ai.viewer.source import Outcome, SampleEntry
+
+
+_PAGE = 200
+_LARGEST_LISTING_BYTES = 512 << 20
+_CONVERSATION = re.compile(r"trajectories/row_([0-9]{1,18})_run_([0-9]{1,18})\.json")
+
+
+class RunConversations(Protocol):
+    """A run whose conversations can be had; ``subject`` is what a sentence about it begins with.
+
+    ``extent`` says, once its samples have been read, that they are a retry's alone.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def place(self) -> str: ...
+
+    @property
+    def subject(self) -> str: ...
+
+    @property
+    def extent(self) -> str | None: ...
+
+    def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]:
+        """Yield samples by row and attempt."""
+        ...
+
+    def detail(self, sample: SampleEntry) -> SampleDetail:
+        """Return all that is known of a sample."""
+        ...
+
+    def conversations(self, samples: Sequence[SampleEntry]) -> Sequence[StoredConversation]:
+        """Return the conversation of each of ``samples``."""
+        ...
+
+    def no_sample(self, row: int, attempt: int | None) -> NotFoundError:
+        """Return what to say of a sample that is not there."""
+        ...
+
+    def problems(self) -> Sequence[str]:
+        """Return sentences about what of the run could not be read, once its samples have been."""
+        ...
+
+    def same_row(self, sample: SampleEntry) -> SampleEntry | None:
+        """Return the sample of this run on the row of another run's sample, the attempt of that number if there is one."""
+        ...
+
+
+class LocalConversations(AbstractContextManager["LocalConversations"]):
+    """A run directory of this machine, and where to keep what is worked out from it."""
+
+    extent = None
+
+    def __init__(self, directory: Path, *, place: str, cache: Path) -> None:
+        from osmosis_ai.viewer.local.source import LocalSource
+
+        self.name, self.place = directory.name, place
+        self.subject = f"the run `{self.name}`"
+        self._source = LocalSource(directory, cache_dir=cache)
+        self._source.require_samples(self.name)
+
+    def __exit__(self, *_: object) -> None:
+        self._source.close()
+
+    def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]:
+        """Yield samples by row and attempt."""
+        query = SampleQuery(row=row, outcome=outcome)
+        source, name = self._source, self.name
+        for piece in pieces(lambda cursor: source.samples(name, query, limit=_PAGE, cursor=cursor)):
+            yield from piece.items
+
+    def detail(self, sample: SampleEntry) -> SampleDetail:
+        """Return all that is known of a sample."""
+        return self._source.sample(self.name, sample.row, sample.attempt, SampleQuery())
+
+    def conversations(self, samples: Sequence[SampleEntry]) -> Sequence[StoredConversation]:
+        """Return the conversation of each of ``samples``."""
+        return [
+            self._source.conversation(self.name, each.row, each.attempt, max_bytes=LARGEST_CONVERSATION_BYTES)
+            for each in samples
+        ]
+
+    def no_sample(self, row: int, attempt: int | None) -> NotFoundError:
+        """Return what to say of a sample that is not there."""
+        return self._source.no_sample(self.name, row, attempt)
+
+    def problems(self) -> Sequence[str]:
+        """Return why not all of the journal is there, or whatever else is wrong with the run's files."""
+        return self._source.run("eval", self.name).problems
+
+    def same_row(self, sample: SampleEntry) -> SampleEntry | None:
+        """Return the sample on the row of another run's sample."""
+        if sample.row_digest is None:
+            return _nearest(self.samples(sample.row, None), sample)
+        found = self._source.elsewhere(sample.row_digest, limit=_PAGE)
+        return _nearest((each for _, each in found), sample)
+
+
+class PlatformConversations:
+    """A run of a platform; its files come by ``scratch``.
+
+    Raises:
+        PlatformError: no such run, or as every call.
+    """
+
+    place = "platform"
+
+    def __init__(self, client: PlatformClient, name: str, scratch: Path) -> None:
+        self._client = client
+        self._scratch = scratch
+        detail = client.eval_runs.get(name)
+        self._run, self._retry_of = detail.eval_run, detail.retry_of
+        self.extent: str | None = None
+        self.name = self._run.name or self._run.id
+        self.subject = f"the run `{self.name}`"
+        threshold = detail.results.pass_threshold if detail.results is not None else None
+        self._rows = (detail.results.sampled_rows or 0) if detail.results is not None else 0
+        attempts = (detail.config or {}).get("n")
+        self._n = attempts if type(attempts) is int and attempts > 0 else 0
+        self._threshold = threshold if threshold is not None and math.isfinite(threshold) else 1.0
+        self._plans: dict[tuple[str, int | None], DownloadPlan] = {}
+        self._makers: dict[tuple[int, int], str] = {}
+        self._runs = {self._run.id: self._run}
+        self._noted: dict[tuple[int, int], Mapping[str, Any]] = {}
+        self._problems: Sequence[str] = ()
+
+    def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]:
+        """Yield samples by row and attempt."""
+        from osmosis_ai.api.capabilities import Capability
+        from osmosis_ai.services.capabilities import is_offered
+
+        # A reply says what is offered: the run has been asked for already.
+        offered = self._client.offers is not None and is_offered(self._client.offers, Capability.EVAL_SAMPLES)
+        found = self._told() if offered else self._listed()
+        for number, attempts in groupby(found, key=lambda sample: sample.row):
+            if row in (None, number):
+                yield from of_outcome(list(attempts), outcome)
+            if row is not None and number > row:
+                return
+
+    def detail(self, sample: SampleEntry) -> SampleDetail:
+        """Return what the platform tells of a sample."""
+        return SampleDetail(sample, self._noted.get((sample.row, sample.attempt), {}))
+
+    def conversations(self, samples: Sequence[SampleEntry]) -> Sequence[StoredConversation]:
+        """Return the conversation of each of ``samples``: of a retry's result that of the retry."""
+        from osmosis_ai.services.runs.download import run_download
+
+        paths = [f"trajectories/row_{each.row}_run_{each.attempt}.json" for each in samples]
+        makers = [self._makers.get((each.row, each.attempt), self._run.id) for each in samples]
+        made_by = dict(zip(paths, makers, strict=True))
+        found: dict[str, StoredConversation] = {}
+        rows = (each.source_row for each in samples)
+        for maker, source_row in dict.fromkeys(zip(makers, rows, strict=True)):
+            plan = self._plan(maker, source_row)
+            wanted = [file for file in plan.pending if made_by.get(file.path) == maker]
+            small = [file for file in wanted if file.size <= LARGEST_CONVERSATION_BYTES]
+            outcome = run_download(self._client, replace(plan, pending=tuple(small), failures=()))
+            by_hand = f"`osmosis eval download {quote(self._runs[maker].name or maker)}`"
+            found |= {
+                file.path: StoredConversation(None, file.size, whole=f"`{file.path}` of {by_hand}")
+                for file in wanted
+            }
+            found |= {
+                failed.path: StoredConversation(None, missing=f"it could not be fetched: {failed.error}")
+                for failed in outcome.failures
+            }
+            for file in outcome.fetched:
+                content = (self._scratch / file.path).read_bytes()
+                (self._scratch / file.path).unlink()
+                found[file.path] = StoredConversation(content, len(content))
+        none = StoredConversation(None, missing="the platform has no conversation of it")
+        return [found.get(path, none) for path in paths]
+
+    def no_sample(self, row: int, attempt: int | None) -> NotFoundError:
+        """Return what to say of a sample that is not there; no more of them are read than tell which are nearest."""
+        near: list[tuple[int, int]] = []
+        for number, attempts in groupby(self.samples(None, None), key=lambda sample: sample.row):
+            # Rows come in their order: this one and those behind it are farther off than all that are known.
+            if len(near) == 3 and number - row > abs(near[-1][0] - row):
+                break
+            near = nearest_samples([*near, *((number, each.attempt) for each in attempts)], row, attempt)
+        return no_sample(self.name, row, attempt, near, rows=self._rows, n=self._n)
+
+    def problems(self) -> Sequence[str]:
+        """Return what is missing where the platform has conversations, and no list of what came of them."""
+        return self._problems
+
+    def same_row(self, sample: SampleEntry) -> SampleEntry | None:
+        """Return the sample on the row of another run's sample."""
+        if sample.row_digest is None:
+            return _nearest(self.samples(sample.row, None), sample)
+        same = (each for each in self.samples(None, None) if each.row_digest == sample.row_digest)
+        return _nearest(same, sample)
+
+    def _plan(self, maker: str, source_row: int | None) -> DownloadPlan:
+        """Return the list of a run's conversations on a row of the dataset; of all where nobody knows which row it is."""
+        from osmosis_ai.services.runs.download import plan_download
+        from osmosis_ai.workspace.layout import WorkspaceDirectory
+
+        if (maker, source_row) not in self._plans:
+            if maker not in self._runs:
+                self._runs[maker] = self._client.eval_runs.get(maker).eval_run
+            self._plans[maker, source_row] = plan_download(
+                self._client,
+                self._runs[maker],
+                types=("trajectories",),
+                workspace=WorkspaceDirectory(self._scratch),
+                rows=None if source_row is None else str(source_row),
+                output=self._scratch,
+            )
+        return self._plans[maker, source_row]
+
+    def _told(self) -> Iterator[SampleEntry]:
+
+        self._note_extent()
+        own = self._retry_of is not None
+
+        def page(cursor: str | None) -> EvalSamplePage:
+            return self._client.eval_runs.samples(self._run.id, cursor=cursor, details=True, own=own)
+
+        for each in iterate_samples(page):
+            if each.notes is not None or each.parts is not None:
+                self._noted[each.row, each.attempt] = {"notes": each.notes, "parts": each.parts}
+            if each.run_id is not None:
+                self._makers[each.row, each.attempt] = each.run_id
+            yield told_entry(each, self._threshold)
+
+    def _note_extent(self) -> None:
+        """Note of a retry that what is read is of it alone: the run that it is of goes on having all."""
+        original = self._retry_of
+        if original is None:
+            return
+        known = original.name or original.id
+        there = known is not None and original.status is not None
+        rest = (
+            f": `osmosis eval show {quote(f'platform:{known}')}` has all."
+            if there
+            else "; the run that it is of is gone."
+        )
+        self.extent = f"`{self.name}` is a retry, and these are its samples alone{rest}"
+
+    def _listed(self) -> Iterator[SampleEntry]:
+        """Yield the samples of the contract's ``summary.jsonl``; lines that are none are counted as a problem.
+
+        Raises:
+            OsmosisError: it could not be fetched.
+        """
+        from osmosis_ai.services.runs.download import run_download
+
+        self._note_extent()
+        plan = self._plan(self._run.id, None)
+        listing = tuple(
+            file
+            for file in plan.pending
+            if file.path == "summary.jsonl" and file.size <= _LARGEST_LISTING_BYTES
+        )
+        outcome = run_download(self._client, replace(plan, pending=listing, failures=()))
+        if outcome.failures:
+            raise OsmosisError(
+                f"the list of samples of {self.subject} could not be fetched: {outcome.failures[0].error}"
+            )
+        if not outcome.fetched:
+            yield from self._unlisted(plan)
+            return
+        with (self._scratch / "summary.jsonl").open("rb") as lines:
+            unreadable = 0
+            for line in lines:
+                found = _listed_sample(line)
+                if found is None:
+                    unreadable += 1
+                    self._problems = [
+                        f"{unreadable:,} lines of the platform's list of its samples can not be read: these samples are left out."
+                    ]
+                    continue
+                known = {name: found.get(name) for name in ("tokens", "duration_ms")}
+                known["category"] = str(found.get("error_type") or "")[:100] or None
+                status = str(found.get("status") or "unknown")
+                place = found["row_index"], found["run_index"]
+                yield _entry(*place, status, found.get("reward"), None, known, self._threshold)
+
+    def _unlisted(self, plan: DownloadPlan) -> Iterator[SampleEntry]:
+        """Yield the samples that have a conversation, of which nothing else is known."""
+        self._problems = [
+            "The platform has no list of its samples: those with a conversation are shown, without what came of them."
+        ]
+        found = [match for file in plan.pending if (match := _CONVERSATION.fullmatch(file.path))]
+        for row, attempt in sorted((int(match[1]), int(match[2])) for match in found):
+            yield _entry(row, attempt, "unknown", None, None, {}, self._threshold)
+
+
+def _listed_sample(line: bytes) -> Mapping[str, Any] | None:
+    """Return what a line of ``summary.jsonl`` says; None where it is no sample."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_sample = isinstance(found, dict) and all(
+        _is_number(found.get(name)) for name in ("row_index", "run_index")
+    )
+    return found if is_sample else None
+
+
+def told_entry(sample: EvalSample, pass_threshold: float) -> SampleEntry:
+    """Return a sample that a platform tells."""
+    known = sample.model_dump(exclude={"row", "attempt", "status", "source_row_index", "reward"})
+    place = sample.row, sample.attempt
+    return _entry(*place, sample.status, sample.reward, sample.source_row_index, known, pass_threshold)
+
+
+def _entry(
+    row: int,
+    attempt: int,
+    status: str,
+    reward: Any,
+    source_row: int | None,
+    known: Mapping[str, Any],
+    pass_threshold: float,
+) -> SampleEntry:
+    fields = SampleEntry.__dataclass_fields__
+    numeric = isinstance(reward, (int, float)) and math.isfinite(reward)
+    scored = float(reward) if numeric and status == "success" else None
+    return SampleEntry(
+        row=row,
+        attempt=attempt,
+        status=status,
+        passed=None if scored is None else scored >= pass_threshold,
+        source_row=source_row,
+        reward=scored,
+        **{name: value for name, value in known.items() if name in fields and value is not None},
+    )
+
+
+def of_outcome(attempts: Sequence[SampleEntry], outcome: Outcome | None) -> Sequence[SampleEntry]:
+    """Return those of the attempts on a row that ended so."""
+    if outcome is None:
+        return attempts
+    if outcome == "flaky":
+        passed = {each.passed for each in attempts if each.passed is not None}
+        return attempts if passed == {True, False} else ()
+    wanted = {"passed": True, "failed": False, "unscored": None}[outcome]
+    return [each for each in attempts if each.passed is wanted]
+
+
+def _nearest(found: Iterator[SampleEntry], sample: SampleEntry) -> SampleEntry | None:
+    """Return of the attempts on a row that of the same number, else the first."""
+    first: SampleEntry | None = None
+    for each in found:
+        if each.attempt == sample.attempt:
+            return each
+        first = first or each
+    return first
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
 
 MOST_SEARCHED = 2_000
 """Conversations that one search reads."""

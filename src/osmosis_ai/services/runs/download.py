@@ -27,8 +27,7 @@ from osmosis_ai.services.runs.files import (
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.resources.benchmarks import BenchmarkRuns
-    from osmosis_ai.api.resources.eval_runs import EvalRuns
+    from osmosis_ai.api.resources import BenchmarkRuns, EvalRuns
     from osmosis_ai.api.transfer import BlobClient
     from osmosis_ai.api.wire.eval_runs import ManifestFile, SampleManifest
     from osmosis_ai.api.wire.runs import Run

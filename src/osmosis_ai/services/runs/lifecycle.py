@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.http_errors import PlatformError
-    from osmosis_ai.api.resources.eval_runs import EvalRuns
-    from osmosis_ai.api.resources.training_runs import TrainingRuns
+    from osmosis_ai.api.resources import EvalRuns, TrainingRuns
     from osmosis_ai.api.wire.base import LogEntry, LogPage
     from osmosis_ai.api.wire.eval_runs import EvalMetrics, EvalRunDetail
     from osmosis_ai.api.wire.runs import Run

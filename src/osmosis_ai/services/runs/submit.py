@@ -1,17 +1,15 @@
-"""`osmosis eval submit` and `osmosis train submit`: from a config file to a run of the platform.
-
-Whatever can be found wrong on this machine is found before the platform hears of it; what is sent is the
-config as it is written, names of secrets, and values only of those the user has put into a secrets file.
-"""
+"""How a run of any kind is submitted, and submitted again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.config.sections import served_agent
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.workspace.git import run_git
 
 if TYPE_CHECKING:
     from osmosis_ai.api.wire.datasets import Dataset
@@ -21,12 +19,157 @@ if TYPE_CHECKING:
     from osmosis_ai.services.rollout_preflight import ImportOutcome
     from osmosis_ai.services.runs.lifecycle import RunKind
     from osmosis_ai.services.runs.secrets import RunSecret
-    from osmosis_ai.services.runs.submit_findings import Findings
     from osmosis_ai.workspace.config_files import EvalConfig, TrainingConfig
     from osmosis_ai.workspace.layout import WorkspaceDirectory
 
     Config = EvalConfig | TrainingConfig
+    from osmosis_ai.api.git_identity import GitIdentity
+    from osmosis_ai.api.wire.eval_runs import EvalRunDetail
+    from osmosis_ai.api.wire.runs import Run
+    from osmosis_ai.api.wire.training_runs import TrainingRunDetail
+    from osmosis_ai.config.sections import Experiment
+    from osmosis_ai.workspace.git import GitState
+
     Body = EvalRunSubmit | TrainingRunSubmit
+    Detail = EvalRunDetail | TrainingRunDetail
+
+
+CHECKS = {
+    "config": "the config",
+    "import": "the import of the entrypoint",
+    "secrets": "the secrets",
+    "dataset": "the dataset",
+    "model": "the model",
+    "commit": "the commit",
+    "rollout": "the rollout's directory at that commit",
+    "limits": "its own limits on the settings",
+}
+"""Everything that a submit may be refused for, in the words of people."""
+
+_ONLY_THE_PLATFORM = ("dataset", "model", "commit", "rollout", "limits")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """How much of a submit is certain; both are keys of :data:`CHECKS`, in its order."""
+
+    checked: tuple[str, ...]
+    unchecked: tuple[str, ...]
+
+    @classmethod
+    def of(cls, verdict: SubmitCheck | None, *, doubtful: Sequence[str]) -> Findings:
+        """Return what was checked.
+
+        Args:
+            verdict: the platform's, where it can be asked.
+            doubtful: what could not be found out here, and no verdict covers.
+        """
+        unchecked = {*doubtful, *(() if verdict is not None else _ONLY_THE_PLATFORM)}
+        return cls(
+            tuple(check for check in CHECKS if check not in unchecked),
+            tuple(check for check in CHECKS if check in unchecked),
+        )
+
+    def with_checked(self, check: str) -> Findings:
+        """Return the findings after ``check`` has been made."""
+        unchecked = [each for each in self.unchecked if each != check]
+        return Findings(tuple(each for each in CHECKS if each not in unchecked), tuple(unchecked))
+
+
+def in_words(checks: Sequence[str]) -> str:
+    """Return checks as people read them."""
+    return ", ".join(CHECKS[check] for check in checks)
+
+
+def code_notes(
+    experiment: Experiment, repository: GitIdentity, git: GitState, verdict: SubmitCheck | None
+) -> list[str]:
+    """Return which code will run, and which is checked out here."""
+    if served_agent(experiment.entrypoint) is not None:
+        return [f"The agent is served elsewhere ({experiment.entrypoint}): the repository's code is not run."]
+    source = (
+        f"commit {experiment.commit_sha}"
+        if experiment.commit_sha
+        else f"the latest commit of branch {experiment.branch}"
+        if experiment.branch
+        else "the latest commit it has synced of its default branch"
+    )
+    if verdict is not None and verdict.commit_sha:
+        source += f", now {verdict.commit_sha[:8]}"
+    here = f"{git.branch or 'no branch'} @ {git.head[:8]}" if git.head else "no commit yet"
+    return [
+        f"The platform runs the code of the repository it knows as {repository.identity}: {source}.",
+        f"Checked out here: {here}.",
+    ]
+
+
+def code_warnings(
+    root: Path,
+    experiment: Experiment,
+    repository: GitIdentity,
+    git: GitState,
+    verdict: SubmitCheck | None,
+) -> list[str]:
+    """Return in what the code that will run may not be the code that is here."""
+    if served_agent(experiment.entrypoint) is not None:
+        return []  # the agent's code is where it is served
+    warnings = []
+    if git.dirty:
+        warnings.append("Uncommitted changes are not visible to the platform.")
+    if experiment.commit_sha is not None:
+        return warnings
+    if verdict is not None and verdict.commit_sha:
+        return [*warnings, *_distance(root, git, verdict)]
+    if not _is_itself(root, repository):
+        warnings += _push_warnings(git)
+    if experiment.branch is None:
+        warnings.append(
+            "neither `commit_sha` nor `branch` is set: what runs may not be what is checked out here."
+        )
+    return warnings
+
+
+def _distance(root: Path, git: GitState, verdict: SubmitCheck) -> list[str]:
+    """Return how the commit that would run differs from the one checked out here."""
+    would, sha = f"the platform would run {verdict.commit_sha[:8]}", verdict.commit_sha
+    if git.head is None:
+        return [f"{would}; nothing is committed here yet."]
+    if git.head == sha:
+        return []
+    missing = _count(root, f"{sha}..{git.head}")
+    if missing is None:
+        return [f"{would}, which is not in this clone; {git.head[:8]} is checked out here."]
+    if missing == 0:
+        return [f"{would}, which is newer than {git.head[:8]}, checked out here."]
+    commits = (
+        "1 commit that is checked out here is" if missing == 1 else f"{missing} commits checked out here are"
+    )
+    it = "it" if missing == 1 else "them"
+    reason = "not on the branch it reads" if verdict.repository.local else "not pushed to the branch it reads"
+    return [f"{would}: {commits} {reason}; the platform does not see {it}."]
+
+
+def _push_warnings(git: GitState) -> list[str]:
+    warnings = []
+    if git.branch is not None and not git.has_upstream:
+        warnings.append(f"branch {git.branch} has no upstream; it may not be pushed.")
+    if git.ahead:
+        commits = "1 commit is" if git.ahead == 1 else f"{git.ahead} commits are"
+        warnings.append(
+            f"{commits} not pushed; the platform does not see {'it' if git.ahead == 1 else 'them'}."
+        )
+    return warnings
+
+
+def _is_itself(root: Path, repository: GitIdentity) -> bool:
+    """Tell whether the origin is this very repository, which needs no push."""
+    return Path(repository.display_url).is_absolute() and Path(repository.display_url) == root.resolve()
+
+
+def _count(root: Path, commits: str) -> int | None:
+    counted = run_git(["rev-list", "--count", commits], cwd=root)
+    return int(counted.stdout) if counted.returncode == 0 and counted.stdout.strip().isdigit() else None
+
 
 Tell = Callable[[str], None]
 
@@ -123,7 +266,6 @@ def prepare_submission(
         supplied_values,
         unused_values,
     )
-    from osmosis_ai.services.runs.submit_findings import Findings, code_notes, code_warnings
     from osmosis_ai.workspace.git import read_git_state
 
     loaded = _load(kind, config, context.workspace)
@@ -233,7 +375,6 @@ def _import_code(context: PlatformContext, kind: RunKind, config: Config, tell: 
     Raises:
         OsmosisError: it cannot run anywhere.
     """
-    from osmosis_ai.config.sections import served_agent
     from osmosis_ai.services.rollout_preflight import import_entrypoint, served_elsewhere
     from osmosis_ai.workspace.config_files import entrypoint_path, rollout_directory
 
@@ -304,3 +445,245 @@ def post_run(context: PlatformContext, kind: RunKind, body: Body) -> SubmittedRu
         if isinstance(body, EvalRunSubmit):
             return context.client.eval_runs.submit(body)
         return context.client.training_runs.submit(body)
+
+
+_DIGITS = 12
+_NOT_SAID = "the platform does not say what was submitted: whether the commit was pinned, and [advanced], are left out."
+
+
+@dataclass(frozen=True)
+class Change:
+    """What something was for the run, and what it would be now.
+
+    Attributes:
+        what: its name.
+        before, now: None where nobody says.
+        changed: None where that cannot be told.
+    """
+
+    what: str
+    before: str | None
+    now: str | None
+    changed: bool | None
+
+    @property
+    def label(self) -> str:
+        """Its name as people see it."""
+        return f"{self.what[:1].upper()}{self.what[1:]}"
+
+    @property
+    def words(self) -> str:
+        """It in words."""
+        if self.changed is None:
+            return f"{self.before or 'not recorded'}; now {self.now or 'known to the platform only'}"
+        return f"was {self.before}, now {self.now}" if self.changed else f"{self.now} (unchanged)"
+
+
+@dataclass(frozen=True)
+class PreparedResubmit:
+    """A run that is ready to be submitted again.
+
+    Attributes:
+        run: the one whose config it is.
+        body: what is sent; may hold values of secrets.
+        changes: since then, everything that was looked at.
+        warnings: what may not be as the user thinks.
+    """
+
+    kind: RunKind
+    run: Run
+    body: Body = field(repr=False)
+    changes: tuple[Change, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.run.name or self.run.id
+
+    def changes_data(self) -> list[dict[str, Any]]:
+        """Return the changes as scripts see them."""
+        return [asdict(change) for change in self.changes]
+
+
+def prepare_resubmit(
+    context: PlatformContext, kind: RunKind, name: str, secret_values: Mapping[str, str]
+) -> PreparedResubmit:
+    """Find out what a run was submitted with, and what has changed; a platform that can tell is asked.
+
+    Args:
+        context: workspace directory, login and platform.
+        kind: of the run.
+        name: the run's name or id.
+        secret_values: from the user's secrets file, for the new run alone.
+
+    Raises:
+        PlatformError: no such run, or the platform would refuse it.
+        OsmosisError: it cannot be submitted again; the message says why.
+    """
+    from osmosis_ai.services.runs.secrets import (
+        plan_run_secrets,
+        stand_ins,
+        supplied_values,
+        unused_values,
+    )
+
+    client = context.client
+    detail: Detail = client.eval_runs.get(name) if kind == "eval" else client.training_runs.get(name)
+    run = _own(detail)
+    _require_executed(run, detail)
+    names = tuple(detail.resolved_secret_scopes or ())
+    supplied = supplied_values(names, secret_values)
+    client.hide(supplied.values())
+    secrets = plan_run_secrets(client, names, supplied)
+    verdict = ask_platform(context, _body_again(kind, detail, stand_ins(supplied)))
+    warnings = [
+        None if detail.request is not None else _NOT_SAID,
+        secrets.doubt if verdict is None else None,
+        unused_values(names, secret_values),
+    ]
+    return PreparedResubmit(
+        kind=kind,
+        run=run,
+        body=_body_again(kind, detail, supplied),
+        changes=tuple(_changes(context, detail, verdict, secrets.secrets)),
+        warnings=tuple(filter(None, warnings)),
+    )
+
+
+def resubmit(context: PlatformContext, prepared: PreparedResubmit) -> SubmittedRun:
+    """Submit the run again, once.
+
+    Raises:
+        PlatformError: the platform refused; or it did not answer, and the run may exist all the same.
+    """
+
+    return post_run(context, prepared.kind, prepared.body)
+
+
+def _own(detail: Detail) -> Run:
+    from osmosis_ai.api.wire.eval_runs import EvalRunDetail
+
+    return detail.eval_run if isinstance(detail, EvalRunDetail) else detail.training_run
+
+
+def _require_executed(run: Run, detail: Detail) -> None:
+    from osmosis_ai.api.wire.eval_runs import EvalRun
+
+    if isinstance(run, EvalRun) and run.imported is not None:
+        raise ConflictError(
+            f"the evaluation run '{run.name or run.id}' was imported: the platform has no config of it to submit.",
+            hint="submit a config with `osmosis eval submit CONFIG`",
+        )
+    if detail.request is None and not (detail.rollout and detail.rollout.name and detail.entrypoint):
+        raise OsmosisError(
+            f"the platform does not say how the run '{run.name or run.id}' was configured.",
+            hint="submit its config again with `submit CONFIG`",
+        )
+
+
+def _body_again(kind: RunKind, detail: Detail, provided: Mapping[str, str]) -> Body:
+    from pydantic import ValidationError
+
+    from osmosis_ai.api.wire.runs import EvalRunSubmit, TrainingRunSubmit
+
+    request = dict(detail.request or _recorded(kind, detail))
+    names = list(detail.resolved_secret_scopes or ())
+    request.pop("secrets", None)
+    if names:
+        request["secrets"] = {"required": names, **({"provided": dict(provided)} if provided else {})}
+    model = EvalRunSubmit if kind == "eval" else TrainingRunSubmit
+    try:
+        return model.model_validate(request)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise OsmosisError(
+            f"what the platform says of the run's config cannot be submitted: {where} is none that this version knows.",
+            hint="submit its config again with `submit CONFIG`",
+        ) from None
+
+
+def _recorded(kind: RunKind, detail: Detail) -> dict[str, Any]:
+    """Return the config as far as a platform's detail says it."""
+    from osmosis_ai.config.sections import EvaluationSettings
+
+    config = _without_nulls(detail.config or {})
+    experiment = {
+        "rollout": detail.rollout.name if detail.rollout else None,
+        "entrypoint": detail.entrypoint,
+        "model_path": _model_of(detail),
+        "dataset": detail.dataset.name if detail.dataset else None,
+        "branch": detail.branch,
+    }
+    body: dict[str, Any] = {"experiment_config": {key: value for key, value in experiment.items() if value}}
+    if kind == "eval":
+        body["evaluation_config"] = {
+            key: config[key] for key in EvaluationSettings.model_fields if key in config
+        }
+    else:
+        sections = ("training", "sampling", "checkpoints", "advanced")
+        body |= {f"{name}_config": config[name] for name in sections if isinstance(config.get(name), dict)}
+    return {**body, **({"env_config": detail.env_config} if detail.env_config else {})}
+
+
+def _without_nulls(settings: Mapping[str, Any]) -> dict[str, Any]:
+    known = {key: value for key, value in settings.items() if value is not None}
+    return {key: _without_nulls(value) if isinstance(value, dict) else value for key, value in known.items()}
+
+
+def _model_of(detail: Detail) -> str | None:
+    from osmosis_ai.api.wire.eval_runs import EvalRunDetail
+
+    if isinstance(detail, EvalRunDetail):
+        path = (detail.config or {}).get("model_path")
+        return path if isinstance(path, str) else None
+    return detail.model.name if detail.model else None
+
+
+def _changes(
+    context: PlatformContext, detail: Detail, verdict: SubmitCheck | None, secrets: tuple[RunSecret, ...]
+) -> list[Change]:
+    told = verdict.resolved_secret_scopes if verdict is not None else {}
+    now = {secret.name: told.get(secret.name, secret.source) for secret in secrets}
+    changes = [
+        _compared("commit", _short(detail.commit_sha), _short(verdict.commit_sha if verdict else None)),
+        _dataset_change(context, detail, verdict),
+        Change("model", _model_of(detail), _model_of(detail), False),
+    ]
+    for name, scope in (detail.resolved_secret_scopes or {}).items():
+        changes.append(_compared(f"secret {name}", scope, now.get(name)))
+    version = verdict.platform_version if verdict is not None else None
+    return [*changes, _compared("platform version", detail.platform_version, version)]
+
+
+def _dataset_change(context: PlatformContext, detail: Detail, verdict: SubmitCheck | None) -> Change:
+    """Compare the rows by their digest, or else by when the dataset was last changed."""
+    from osmosis_ai.api.http_errors import PlatformError
+
+    before, now = detail.dataset_sha256, verdict.dataset_sha256 if verdict is not None else None
+    if before is not None and now is not None:
+        return _compared("dataset", _short(before), _short(now))
+    name, begun = detail.dataset.name if detail.dataset else None, _own(detail).created_at
+    if name is None:
+        return Change("dataset", None, None, None)
+    try:
+        dataset = context.client.datasets.get(name)
+    except PlatformError as error:
+        if error.status != 404:
+            raise
+        raise NotFoundError(
+            f"the dataset '{name}' of this run is not there any more.",
+            hint="upload it again with `osmosis dataset upload FILE`",
+        ) from None
+    if dataset.updated_at is None or begun is None:
+        return Change("dataset", name, name, None)
+    changed = dataset.updated_at > begun
+    return Change("dataset", name, f"{name}, replaced since" if changed else name, changed)
+
+
+def _compared(what: str, before: str | None, now: str | None) -> Change:
+    return Change(what, before, now, None if before is None or now is None else before != now)
+
+
+def _short(digest: str | None) -> str | None:
+    return digest[:_DIGITS] if digest else None

@@ -1,0 +1,613 @@
+"""The platform's API, noun by noun: what can be asked of each."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+
+from osmosis_ai.api import routes
+from osmosis_ai.api.event_stream import EVENTS, SILENCE_S, json_events
+from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.retrying import COMPLETING, REPEATING, SIGNING
+from osmosis_ai.api.wire.auth import (
+    DeviceAuthorization,
+    DeviceAuthorizeRequest,
+    DeviceTokenRequest,
+    IssuedToken,
+    Verification,
+    WorkspaceList,
+)
+from osmosis_ai.api.wire.base import LogPage, Page, WireModel
+from osmosis_ai.api.wire.datasets import (
+    UPLOAD_INTENT_HEADER,
+    CompletedPart,
+    Dataset,
+    DatasetCompleteRequest,
+    DatasetCreateRequest,
+    DatasetDownload,
+    DatasetList,
+    UploadIntent,
+)
+from osmosis_ai.api.wire.eval_imports import (
+    EvalImportSession,
+    EvalImportStart,
+    ImportPart,
+    ImportUpload,
+    ImportUploadComplete,
+    ImportUploads,
+    ImportUploadsRequest,
+)
+from osmosis_ai.api.wire.eval_runs import (
+    DownloadItem,
+    DownloadUrls,
+    DownloadUrlsRequest,
+    EvalMetrics,
+    EvalRunDetail,
+    EvalRunList,
+    EvalSamplePage,
+    MergedEvaluation,
+    RetryCheck,
+    SampleManifest,
+)
+from osmosis_ai.api.wire.models import (
+    BaseModelList,
+    DeploymentChange,
+    LoraModel,
+    LoraModelList,
+    ModelDownload,
+)
+from osmosis_ai.api.wire.quickstart import Intent, QuickstartChoice, QuickstartRecorded, QuickstartStatus
+from osmosis_ai.api.wire.rollout_servers import (
+    RegisteredRolloutServer,
+    RolloutServerList,
+    RolloutServerRegistration,
+)
+from osmosis_ai.api.wire.rollouts import RolloutList
+from osmosis_ai.api.wire.runs import (
+    EvalRunSubmit,
+    RunAgain,
+    RunSecrets,
+    StopReply,
+    SubmitCheck,
+    SubmittedRun,
+    TrainingRunSubmit,
+)
+from osmosis_ai.api.wire.secrets import (
+    Secret,
+    SecretDeleteRequest,
+    SecretHandoutList,
+    SecretList,
+    SecretSetRequest,
+)
+from osmosis_ai.api.wire.training_runs import (
+    CheckpointList,
+    ResumeReply,
+    TrainingMetrics,
+    TrainingRunDetail,
+    TrainingRunList,
+    ValidationConversation,
+    ValidationPage,
+)
+
+if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
+
+
+LARGEST_PAGE = 50
+LARGEST_LOG_PAGE = 200
+LogDirection = Literal["older", "newer"]
+
+_PageT = TypeVar("_PageT", bound=Page)
+
+
+class Resource:
+    """A group of calls on one client."""
+
+    def __init__(self, client: PlatformClient) -> None:
+        self._client = client
+
+    def _page(
+        self, path: str, *, model: type[_PageT], limit: int, offset: int, **filters: str | None
+    ) -> _PageT:
+        """Return one page of a list; a filter that is None is not sent."""
+        params = {"limit": limit, "offset": offset, **filters}
+        return self._client.get(path, model=model, params=params)
+
+    def _log_page(self, path: str, *, limit: int, cursor: str | None, direction: LogDirection) -> LogPage:
+        """Return one page of a log, from ``cursor`` on in ``direction``."""
+        params = {"limit": limit, "direction": direction, "cursor": cursor}
+        return self._client.get(path, model=LogPage, params=params)
+
+
+_NO_ROUTE = (404, 405, 410, 501)
+
+_SubmitT = TypeVar("_SubmitT", EvalRunSubmit, TrainingRunSubmit)
+_SubmittedT = TypeVar("_SubmittedT", bound=SubmittedRun)
+
+
+class Runs(Resource, Generic[_SubmitT]):
+    """The runs of one kind in the repository's workspace."""
+
+    path: ClassVar[str]
+
+    def submit(self, run: _SubmitT) -> SubmittedRun:
+        """Submit a run, exactly once; secret values in it stay out of every error."""
+        return self._submit(run, SubmittedRun)
+
+    def check(self, run: _SubmitT) -> SubmitCheck | None:
+        """Ask what a submit of ``run`` would be told; no run comes of it."""
+        if run.secrets is not None:
+            self._client.hide(run.secrets.provided.values())
+        try:
+            found = self._client.post(routes.run_check(self.path), run, model=SubmitCheck, retry=REPEATING)
+        except PlatformError as error:
+            if error.status in _NO_ROUTE and not _is_verdict(error):
+                return None
+            raise
+        return found if found.dry_run else None
+
+    def logs(
+        self,
+        name_or_id: str,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        direction: LogDirection = "older",
+    ) -> LogPage:
+        """Return one page of a run's log."""
+        path = routes.run_logs(self.path, name_or_id)
+        return self._log_page(path, limit=limit, cursor=cursor, direction=direction)
+
+    def events(self, name_or_id: str) -> Generator[dict[str, Any]]:
+        """Yield how a run stands, then what is new in it as it comes, until it has ended; a route of self-
+        hosted platforms."""
+        path = routes.run_events(self.path, name_or_id)
+        stream = self._client.stream(path, accept=EVENTS, silence_s=SILENCE_S)
+        return json_events(stream, unreachable=self._client.unreachable)
+
+    def stop(self, name_or_id: str) -> StopReply:
+        """Ask for a run to stop; doing so twice changes nothing."""
+        path = routes.run_stop(self.path, name_or_id)
+        return self._client.post(path, None, model=StopReply, retry=REPEATING)
+
+    def delete(self, name_or_id: str) -> None:
+        """Delete a run that has ended; a route of self-hosted platforms."""
+        self._client.delete(routes.run(self.path, name_or_id))
+
+    def _submit(self, run: _SubmitT, reply: type[_SubmittedT]) -> _SubmittedT:
+        if run.secrets is not None:
+            self._client.hide(run.secrets.provided.values())
+        return self._client.post(self.path, run, model=reply)
+
+
+class RunsWithFiles(Runs[_SubmitT]):
+    """Runs of a kind whose files can be downloaded."""
+
+    files: ClassVar[str]
+
+    def manifest(self, name_or_id: str, *, types: Sequence[str], rows: str | None = None) -> SampleManifest:
+        """Return the list of a run's files."""
+        return self._client.get(
+            routes.run_manifest(self.path, name_or_id, self.files),
+            model=SampleManifest,
+            params={"types": ",".join(types), "rows": rows},
+        )
+
+    def download_urls(self, name_or_id: str, items: Sequence[DownloadItem]) -> DownloadUrls:
+        """Return where files of a manifest can be had for a while."""
+        return self._client.post(
+            routes.run_download_urls(self.path, name_or_id, self.files),
+            DownloadUrlsRequest(items=list(items)),
+            model=DownloadUrls,
+            retry=SIGNING,
+        )
+
+
+def _is_verdict(error: PlatformError) -> bool:
+    """Tell a refusal of the submit, or of who asks for which repository, from "there is nothing here"."""
+    return error.body.get("dry_run") is True or (error.platform_code or "").startswith("GIT_")
+
+
+REVOKE_TIMEOUT_S = 5.0
+Waiting = Literal["authorization_pending", "slow_down"]
+
+
+class Auth(Resource):
+    """Device login, verification, revocation."""
+
+    def verify(self) -> Verification:
+        """Return whose token this is; with a repository, also its workspace."""
+        return self._client.get(routes.VERIFY, model=Verification, git="optional")
+
+    def authorize_device(self, device_name: str) -> DeviceAuthorization:
+        """Begin a login: return the code that the user confirms in a browser."""
+        return self._client.request(
+            "POST",
+            routes.DEVICE_AUTHORIZE,
+            model=DeviceAuthorization,
+            body=DeviceAuthorizeRequest(deviceName=device_name),
+            git="never",
+            anonymous=True,
+        )
+
+    def poll_device_token(self, device_code: str) -> IssuedToken | Waiting:
+        """Return the token once the user has confirmed; until then, how to go on asking."""
+        self._client.hide([device_code])
+        try:
+            issued = self._client.request(
+                "POST",
+                routes.DEVICE_TOKEN,
+                model=IssuedToken,
+                body=DeviceTokenRequest(device_code=device_code),
+                git="never",
+                anonymous=True,
+            )
+        except PlatformError as error:
+            said = error.body.get("error")
+            if said == "authorization_pending":
+                return "authorization_pending"
+            if said == "slow_down":
+                return "slow_down"
+            if said in _ENDINGS:
+                message, hint = _ENDINGS[said]
+                raise PlatformError(
+                    message,
+                    status=error.status,
+                    body=error.body,
+                    code="AUTH_REQUIRED",
+                    details=error.details,
+                    hint=hint,
+                ) from None
+            raise
+        self._client.hide([issued.token])
+        return issued
+
+    def revoke(self, token_id: str) -> None:
+        """Revoke a token of this user; it may be the one in use."""
+        self._client.delete(routes.token(token_id), timeout_s=REVOKE_TIMEOUT_S, git="never")
+
+
+_ENDINGS = {
+    "expired_token": ("The login was not confirmed in time.", "run `osmosis login` again"),
+    "access_denied": (
+        "The login was declined in the browser.",
+        "run `osmosis login` again if that was a mistake",
+    ),
+}
+
+
+class Workspaces(Resource):
+    """What the user is a member of."""
+
+    def list(self) -> WorkspaceList:
+        """Return every workspace of the user; needs no repository."""
+        return self._client.get(routes.WORKSPACES, model=WorkspaceList, git="never")
+
+    def quickstart(self, workspace_id: str) -> QuickstartStatus:
+        """Return how far the user's first steps in a workspace have got."""
+        return self._client.get(
+            routes.QUICKSTART, model=QuickstartStatus, params={"organizationId": workspace_id}, git="never"
+        )
+
+    def record_quickstart(self, workspace_id: str, intent: Intent) -> QuickstartRecorded:
+        """Tell the platform what the user does first."""
+        choice = QuickstartChoice(organizationId=workspace_id, intent=intent)
+        return self._client.post(
+            routes.QUICKSTART, choice, model=QuickstartRecorded, git="never", retry=REPEATING
+        )
+
+
+SecretScope = Literal["workspace", "user"]
+
+
+class Secrets(Resource):
+    """The secrets of the repository's workspace, and this user's own in it."""
+
+    def list(
+        self,
+        *,
+        scope: Literal["all", "workspace", "user"] = "all",
+        limit: int = LARGEST_PAGE,
+        offset: int = 0,
+    ) -> SecretList:
+        """Return one page of names; with ``all`` a name may come in both scopes."""
+        return self._page(
+            routes.ENVIRONMENT_SECRETS, model=SecretList, limit=limit, offset=offset, scope=scope
+        )
+
+    def handouts(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> SecretHandoutList:
+        """Return one page of what workers were handed, the newest first."""
+        return self._page(routes.SECRET_AUDIT, model=SecretHandoutList, limit=limit, offset=offset)
+
+    def set(self, name: str, value: str, *, scope: SecretScope) -> Secret:
+        """Store a value under a name, in place of the former one."""
+        self._client.hide([value])
+        request = SecretSetRequest(name=name, value=value, scope=scope)
+        return self._client.post(routes.ENVIRONMENT_SECRETS, request, model=Secret, retry=REPEATING)
+
+    def delete(self, name: str, *, scope: SecretScope) -> None:
+        """Delete a secret."""
+        self._client.delete(routes.ENVIRONMENT_SECRETS, SecretDeleteRequest(name=name, scope=scope))
+
+
+PARTS_TIMEOUT_S = 120.0
+
+
+class Datasets(Resource):
+    """The datasets of the repository's workspace."""
+
+    def list(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> DatasetList:
+        """Return one page, the newest first."""
+        return self._page(routes.DATASETS, model=DatasetList, limit=limit, offset=offset)
+
+    def get(self, name_or_id: str) -> Dataset:
+        """Return one dataset."""
+        return self._client.get(routes.dataset(name_or_id), model=Dataset)
+
+    def create(
+        self,
+        name: str,
+        *,
+        size_bytes: int,
+        extension: str,
+        overwrite_id: str | None = None,
+        intent: UploadIntent | None = None,
+    ) -> Dataset:
+        """Announce an upload and return the dataset with its upload instructions."""
+        request = DatasetCreateRequest(file_name=name, file_size=size_bytes, extension=extension)
+        if overwrite_id is not None:
+            request.overwrite_dataset_id = overwrite_id
+        headers = None if intent is None else {UPLOAD_INTENT_HEADER: intent.header}
+        return self._client.post(routes.DATASETS, request, model=Dataset, headers=headers)
+
+    def complete(
+        self, dataset_id: str, *, extension: str, parts: Sequence[CompletedPart] | None = None
+    ) -> Dataset:
+        """Tell the platform that all bytes are there; the platform takes it any number of times."""
+        request = DatasetCompleteRequest(file_extension=extension)
+        if parts is not None:
+            request.parts = list(parts)
+        return self._client.post(
+            routes.dataset_complete(dataset_id),
+            request,
+            model=Dataset,
+            timeout_s=PARTS_TIMEOUT_S if parts is not None else None,
+            retry=COMPLETING,
+        )
+
+    def abort(self, dataset_id: str) -> None:
+        """Give an upload up; doing so twice changes nothing."""
+        self._client.post(routes.dataset_abort(dataset_id), None, model=WireModel, retry=REPEATING)
+
+    def delete(self, name_or_id: str) -> None:
+        """Delete a dataset; a route of self-hosted platforms."""
+        self._client.delete(routes.dataset(name_or_id))
+
+    def download(self, name_or_id: str) -> DatasetDownload:
+        """Return where the bytes can be had for a while."""
+        return self._client.get(routes.dataset_download(name_or_id), model=DatasetDownload)
+
+    def logs(
+        self,
+        name_or_id: str,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        direction: LogDirection = "older",
+    ) -> LogPage:
+        """Return one page of what was said while the dataset was checked."""
+        return self._log_page(
+            routes.dataset_logs(name_or_id), limit=limit, cursor=cursor, direction=direction
+        )
+
+
+class Rollouts(Resource):
+    """The rollouts of the connected repository."""
+
+    def list(self, *, branch: str | None = None, limit: int = LARGEST_PAGE, offset: int = 0) -> RolloutList:
+        """Return one page, of the default branch or of ``branch``."""
+        return self._page(routes.ROLLOUTS, model=RolloutList, limit=limit, offset=offset, branch=branch)
+
+
+class RolloutServers(Resource):
+    """The served agents of the repository's workspace; without a repository, of the token's workspace."""
+
+    def list(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> RolloutServerList:
+        """Return one page, by name."""
+        params = {"limit": limit, "offset": offset}
+        return self._client.get(
+            routes.ROLLOUT_SERVERS, model=RolloutServerList, params=params, git="optional"
+        )
+
+    def register(self, registration: RolloutServerRegistration) -> RegisteredRolloutServer:
+        """Register an agent under its name, in place of an earlier one; the platform asks it how it does."""
+        if registration.api_key is not None:
+            self._client.hide([registration.api_key])
+        return self._client.post(
+            routes.ROLLOUT_SERVER_REGISTER,
+            registration,
+            model=RegisteredRolloutServer,
+            git="optional",
+            retry=REPEATING,
+        )
+
+    def probe(self, name: str) -> RegisteredRolloutServer:
+        """Have the platform ask an agent how it does."""
+        path = routes.rollout_server_probe(name)
+        return self._client.post(path, None, model=RegisteredRolloutServer, git="optional", retry=REPEATING)
+
+    def remove(self, name: str) -> None:
+        """Forget an agent."""
+        self._client.delete(routes.rollout_server(name), git="optional")
+
+
+class Models(Resource):
+    """Base models and LoRA adapters of the repository's workspace."""
+
+    def list_base(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> BaseModelList:
+        """Return one page of the models that can be evaluated and trained."""
+        return self._page(routes.BASE_MODELS, model=BaseModelList, limit=limit, offset=offset)
+
+    def list_lora(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> LoraModelList:
+        """Return one page of trained adapters."""
+        return self._page(routes.LORA_MODELS, model=LoraModelList, limit=limit, offset=offset)
+
+    def get(self, name: str) -> LoraModel:
+        """Return one adapter."""
+        return self._client.get(routes.model(name), model=LoraModel)
+
+    def deploy(self, name: str) -> DeploymentChange:
+        """Serve an adapter; doing so twice changes nothing."""
+        return self._client.post(routes.model_deploy(name), None, model=DeploymentChange, retry=REPEATING)
+
+    def undeploy(self, name: str) -> DeploymentChange:
+        """Serve an adapter no longer; doing so twice changes nothing."""
+        return self._client.post(routes.model_undeploy(name), None, model=DeploymentChange, retry=REPEATING)
+
+    def download(self, name: str) -> ModelDownload:
+        """Return where the files of an adapter can be had for a while."""
+        return self._client.get(routes.model_download(name), model=ModelDownload)
+
+
+LARGEST_SAMPLE_PAGE = 5_000
+
+
+class EvalRuns(RunsWithFiles[EvalRunSubmit]):
+    """The evaluation runs of the repository's workspace."""
+
+    path = routes.EVAL_RUNS
+    files = "samples"
+
+    def list(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> EvalRunList:
+        """Return one page, the newest first."""
+        return self._page(self.path, model=EvalRunList, limit=limit, offset=offset)
+
+    def get(self, name_or_id: str) -> EvalRunDetail:
+        """Return one run."""
+        return self._client.get(routes.run(self.path, name_or_id), model=EvalRunDetail)
+
+    def metrics(self, name_or_id: str) -> EvalMetrics:
+        """Return a run's numbers so far."""
+        return self._client.get(routes.run_metrics(self.path, name_or_id), model=EvalMetrics)
+
+    def check_retry(self, name_or_id: str, provided: Mapping[str, str]) -> RetryCheck:
+        """Return what a retry of a run would make; no run comes of it. ``provided`` as for :meth:`retry`."""
+        path = routes.run_check(routes.eval_run_retry(name_or_id))
+        return self._client.post(path, self._again(provided), model=RetryCheck, retry=REPEATING)
+
+    def retry(self, name_or_id: str, provided: Mapping[str, str]) -> SubmittedRun:
+        """Submit a run of another one's failed and unscored samples, exactly once."""
+        path = routes.eval_run_retry(name_or_id)
+        return self._client.post(path, self._again(provided), model=SubmittedRun)
+
+    def merged(self, name_or_id: str) -> MergedEvaluation:
+        """Return the numbers of a run and its retries together."""
+        return self._client.get(routes.eval_run_merged(name_or_id), model=MergedEvaluation)
+
+    def samples(
+        self,
+        name_or_id: str,
+        *,
+        limit: int = LARGEST_SAMPLE_PAGE,
+        cursor: str | None = None,
+        details: bool = False,
+        own: bool = False,
+    ) -> EvalSamplePage:
+        """Return one page of what a run's attempts came to, those of its retries in place of what they
+        replace."""
+        params: dict[str, str | int | None] = {"limit": limit, "cursor": cursor}
+        if details:
+            params["details"] = "true"
+        if own:
+            params["own"] = "true"
+        path = routes.eval_run_samples(name_or_id)
+        return self._client.get(path, model=EvalSamplePage, params=params)
+
+    def _again(self, provided: Mapping[str, str]) -> RunAgain:
+        self._client.hide(provided.values())
+        return RunAgain(secrets=RunSecrets(provided=dict(provided))) if provided else RunAgain()
+
+
+FINALIZE_TIMEOUT_S = 300.0
+
+
+class EvalImports(Resource):
+    """The uploads of evaluations to the repository's workspace."""
+
+    def start(self, request: EvalImportStart) -> EvalImportSession:
+        """Announce a run and its files; the same run again goes on with what was begun."""
+        return self._client.post(
+            routes.EVAL_IMPORTS, request, model=EvalImportSession, timeout_s=PARTS_TIMEOUT_S, retry=SIGNING
+        )
+
+    def uploads(self, session_id: str, paths: Sequence[str]) -> list[ImportUpload]:
+        """Return where to send those of ``paths``, 1 to 100 of them, that are missing."""
+        path = routes.eval_import_uploads(session_id)
+        asked = ImportUploadsRequest(paths=list(paths))
+        return self._client.post(path, asked, model=ImportUploads, retry=SIGNING).files
+
+    def complete(self, session_id: str, path: str, parts: Sequence[CompletedPart] | None) -> None:
+        """Say that all bytes of a file are there; ``parts`` of one that was sent in parts."""
+        request = ImportUploadComplete(path=path)
+        if parts is not None:
+            request.parts = [ImportPart(part_number=part.PartNumber, etag=part.ETag) for part in parts]
+        self._client.post(
+            routes.eval_import_complete(session_id),
+            request,
+            model=WireModel,
+            timeout_s=PARTS_TIMEOUT_S,
+            retry=COMPLETING,
+        )
+
+    def finalize(self, session_id: str) -> EvalImportSession:
+        """Make a run of what was sent."""
+        return self._client.post(
+            routes.eval_import_finalize(session_id),
+            None,
+            model=EvalImportSession,
+            timeout_s=FINALIZE_TIMEOUT_S,
+            retry=COMPLETING,
+        )
+
+
+class TrainingRuns(Runs[TrainingRunSubmit]):
+    """The training runs of the repository's workspace."""
+
+    path = routes.TRAINING_RUNS
+
+    def list(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> TrainingRunList:
+        """Return one page, the newest first."""
+        return self._page(self.path, model=TrainingRunList, limit=limit, offset=offset)
+
+    def get(self, name_or_id: str) -> TrainingRunDetail:
+        """Return one run."""
+        return self._client.get(routes.run(self.path, name_or_id), model=TrainingRunDetail)
+
+    def metrics(self, name_or_id: str) -> TrainingMetrics:
+        """Return every point of every metric so far."""
+        return self._client.get(routes.run_metrics(self.path, name_or_id), model=TrainingMetrics)
+
+    def resume(self, name_or_id: str) -> ResumeReply:
+        """Let a run that failed or was stopped go on from its last checkpoint."""
+        return self._client.post(routes.training_run_resume(name_or_id), None, model=ResumeReply)
+
+    def checkpoints(self, name_or_id: str) -> CheckpointList:
+        """Return the adapters that a run has saved, the earliest first."""
+        return self._client.get(routes.training_run_checkpoints(name_or_id), model=CheckpointList)
+
+    def validation(self, name_or_id: str, *, cursor: str | None = None) -> ValidationPage:
+        """Return samples of the newest validation, those without a score first, then the worst."""
+        path = routes.training_run_validation(name_or_id)
+        return self._client.get(path, model=ValidationPage, params={"cursor": cursor})
+
+    def validation_conversation(self, name_or_id: str, row: int, attempt: int) -> ValidationConversation:
+        """Return what was said in one of these samples."""
+        path = routes.training_run_conversation(name_or_id, row, attempt)
+        return self._client.get(path, model=ValidationConversation)
+
+
+class BenchmarkRuns(RunsWithFiles[Any]):
+    """The benchmark runs of the repository's workspace."""
+
+    path = routes.BENCHMARK_RUNS
+    files = "outputs"

@@ -1,0 +1,923 @@
+"""Training runs, of the platform and in directories of this machine: read, compared, reported and followed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, WorkspaceRequiredError
+from osmosis_ai.evaluation.attempt_files import StoredConversation, no_sample
+from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
+from osmosis_ai.files import expanded
+from osmosis_ai.services.eval_runs.show import ShownRun, WantedSamples, of_outcome, shown_samples, told_entry
+from osmosis_ai.services.report_files import ReportFile
+from osmosis_ai.services.runs.lifecycle import TERMINAL, WAITING, DescribedRun, RunKind
+from osmosis_ai.training.runs.curves import LARGEST_STEP, CurveMark, SavedAdapter, TrainingCurves
+from osmosis_ai.viewer.source import Outcome, RunDetail, RunEntry, SampleDetail, SampleEntry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.wire.training_runs import (
+        Checkpoint,
+        CheckpointList,
+        DescribedTrainingRun,
+        TrainingMark,
+        TrainingMetrics,
+        TrainingRun,
+        TrainingRunDetail,
+        TrainingRunRow,
+        ValidationPage,
+    )
+    from osmosis_ai.services.listing import Listing
+    from osmosis_ai.training.runs.curves import TrainingCurves
+    from osmosis_ai.training.runs.run_differences import ComparedTraining, TrainingDifferences
+    from osmosis_ai.training.runs.validation_headline import ValidationHeadline
+    from osmosis_ai.viewer.source import RunDetail
+    from osmosis_ai.workspace.layout import WorkspaceDirectory
+
+
+METRICS_NOT_YET = "there are no metrics before the run has started."
+EXPORTED_NAMES: Mapping[str, str] = {
+    "rollout/raw_reward": "training_reward",
+    "eval/validation/reward": "validation_reward",
+    "train/entropy_loss": "entropy",
+    "rollout/response_lengths": "response_length",
+    "rollout/total_lengths": "total_length",
+    "rollout/truncated_ratio": "truncation_ratio",
+}
+"""What the platform's metrics are called in the file; others keep their keys."""
+
+_SHOWN_ID_CHARS = 8
+
+
+@dataclass(frozen=True)
+class DescribedTraining(DescribedRun):
+    """A training run in full.
+
+    Attributes:
+        checkpoints: of a run that has ended; none when they could not be had.
+    """
+
+    kind: ClassVar[RunKind] = "train"
+    detail: TrainingRunDetail
+    metrics: TrainingMetrics | None = None
+    metrics_error: str | None = None
+    checkpoints: tuple[Checkpoint, ...] = ()
+
+    @property
+    def run(self) -> DescribedTrainingRun:
+        return self.detail.training_run
+
+    @property
+    def model(self) -> str | None:
+        return self.detail.model.name if self.detail.model else None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return run_summary(self.run)
+
+    @property
+    def validation(self) -> ValidationHeadline | None:
+        """What the newest validation came to; None before there is one."""
+        from osmosis_ai.training.runs.validation_headline import CURVES, ValidationHeadline
+
+        return ValidationHeadline.of({key: points(self.metrics, key) for key in CURVES})
+
+    def data(self) -> dict[str, Any]:
+        detail, run = self.detail, self.run
+        return {
+            **super().data(),
+            "training_run": {
+                **_own_fields(run),
+                **_references(
+                    (detail.model.id, detail.model.name) if detail.model else None,
+                    (detail.dataset.id, detail.dataset.name) if detail.dataset else None,
+                    (detail.rollout.id, detail.rollout.name) if detail.rollout else None,
+                ),
+                **_optional(run),
+                "examples_processed_count": run.examples_processed_count,
+                "notes": run.notes,
+            },
+            "validation": self.validation.to_json() if self.validation is not None else None,
+            **({"platform_url": run.platform_url} if run.platform_url else {}),
+            "checkpoints": [checkpoint_item(checkpoint) for checkpoint in self.checkpoints],
+            "in_progress": self.in_progress,
+            "metrics": metrics_document(self) if self.metrics is not None else None,
+        }
+
+    def outcome(self) -> dict[str, Any]:
+        data = self.data()
+        return {**super().outcome(), **{key: data[key] for key in ("validation", "checkpoints", "metrics")}}
+
+
+def list_runs(client: PlatformClient, *, limit: int, everything: bool) -> Listing[TrainingRunRow]:
+    """Return the workspace's runs, the newest first; arguments as in ``fetch_listing``."""
+    from osmosis_ai.services.listing import fetch_listing
+
+    return fetch_listing(
+        lambda size, offset: client.training_runs.list(limit=size, offset=offset),
+        lambda page: page.training_runs,
+        limit=limit,
+        everything=everything,
+    )
+
+
+def describe_run(client: PlatformClient, name: str) -> DescribedTraining:
+    """Return a run with its metrics and checkpoints; that these cannot be had is no failure.
+
+    Raises:
+        PlatformError: no such run, or as every call.
+    """
+    from osmosis_ai.api.http_errors import PlatformError
+
+    detail = client.training_runs.get(name)
+    run = detail.training_run
+    checkpoints: tuple[Checkpoint, ...] = ()
+    if run.status in TERMINAL["train"]:
+        with suppress(PlatformError):
+            checkpoints = tuple(client.training_runs.checkpoints(run.id).checkpoints)
+    if run.status in WAITING:
+        return DescribedTraining(detail, metrics_error=METRICS_NOT_YET)
+    try:
+        metrics = client.training_runs.metrics(run.id)
+    except PlatformError as error:
+        return DescribedTraining(detail, metrics_error=error.message, checkpoints=checkpoints)
+    return DescribedTraining(detail, metrics, checkpoints=checkpoints)
+
+
+def list_checkpoints(client: PlatformClient, name: str) -> CheckpointList:
+    """Return the adapters that a run has saved, the earliest first."""
+    return client.training_runs.checkpoints(name)
+
+
+def run_item(row: TrainingRunRow) -> dict[str, Any]:
+    """Return a listed run as scripts see it."""
+    return {
+        **_own_fields(row),
+        **_references(
+            (row.model.id, row.model.model_name) if row.model else None,
+            (row.dataset.id, row.dataset.file_name) if row.dataset else None,
+            (row.rollout.id, row.rollout.name) if row.rollout else None,
+        ),
+        **_optional(row),
+        "summary": run_summary(row),
+    }
+
+
+def checkpoint_item(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return a checkpoint as scripts see it."""
+    known = checkpoint.model_dump(mode="json")
+    return {key: known[key] for key in ("id", "checkpoint_name", "checkpoint_step", "status", "created_at")}
+
+
+def run_summary(run: TrainingRun) -> dict[str, Any]:
+    """Return the numbers of a run that are known."""
+    known: dict[str, Any] = {"reward": run.reward} if run.reward is not None else {}
+    if run.current_step is not None and run.total_steps is not None:
+        total = max(run.total_steps, run.current_step)
+        known["progress"] = {"completed": run.current_step, "total": total, "unit": "steps"}
+    return known
+
+
+def _own_fields(run: TrainingRun) -> dict[str, Any]:
+    known = run.model_dump(mode="json")
+    own = (
+        "id",
+        "name",
+        "status",
+        "creator_name",
+        "creator_email",
+        "created_at",
+        "started_at",
+        "completed_at",
+    )
+    return {key: known[key] for key in own}
+
+
+def _references(*references: tuple[str | None, str | None] | None) -> dict[str, str | None]:
+    named: dict[str, str | None] = {}
+    for what, reference in zip(("model", "dataset", "rollout"), references, strict=True):
+        named[f"{what}_id"], named[f"{what}_name"] = reference or (None, None)
+    return named
+
+
+def _optional(run: TrainingRun) -> dict[str, Any]:
+    optional = ("platform_url", "current_step", "total_steps", "reward", "error", "waits")
+    known = {key: getattr(run, key) for key in optional}
+    return {key: value for key, value in known.items() if value is not None}
+
+
+def metrics_document(described: DescribedTraining) -> dict[str, Any]:
+    """Return the file's content; a run without metrics has none in it."""
+    run, detail, metrics = described.run, described.detail, described.metrics
+    overview = metrics.overview if metrics else None
+    known = run.model_dump(mode="json")
+    about = {
+        "id": run.id,
+        "status": run.status,
+        "name": run.name,
+        "base_model_name": detail.model.name if detail.model else None,
+        "dataset_name": detail.dataset.name if detail.dataset else None,
+        "rollout_name": detail.rollout.name if detail.rollout else None,
+        "duration_ms": described.duration_ms,
+        "started_at": known["started_at"],
+        "completed_at": known["completed_at"],
+        "rows_processed": _first(
+            overview.examples_processed_count if overview else None, run.examples_processed_count
+        ),
+        "latest_step": _first(overview.latest_step if overview else None, run.current_step),
+        "total_steps": _first(overview.total_steps if overview else None, run.total_steps),
+    }
+    return {
+        "training_run": _present(about),
+        "summary": {
+            exported_name(summary.key): _present(summary.model_dump(exclude={"key", "title"}))
+            for summary in (overview.metric_summaries if overview else ())
+        },
+        "metrics": [
+            {
+                "key": exported_name(series.metric_key),
+                "title": series.title,
+                "data": [
+                    {"step": point.step, "value": point.value, "timestamp": _iso(point.timestamp)}
+                    for point in series.data_points
+                ],
+            }
+            for series in (metrics.metrics if metrics else ())
+        ],
+    }
+
+
+def exported_name(key: str) -> str:
+    """Return what the metric ``key`` of the platform is called in the file."""
+    return EXPORTED_NAMES.get(key, key)
+
+
+def export_path(described: DescribedTraining, workspace: WorkspaceDirectory, output: str | None) -> Path:
+    """Return where the file goes.
+
+    Args:
+        described: the run.
+        workspace: holds the default place, ``.osmosis/metrics``.
+        output: a directory that exists or ends in a slash, for the default name in it; else the file itself,
+            whose suffix becomes ``.json``.
+    """
+    from osmosis_ai.services.runs.files import safe_name
+
+    run = described.run
+    name = f"{safe_name(run.name or 'run')}_{safe_name(run.id[:_SHOWN_ID_CHARS])}.json"
+    if output is None:
+        return workspace.state_dir / "metrics" / name
+    path = expanded(output).absolute()
+    separators = tuple(filter(None, (os.sep, os.altsep)))
+    return path / name if output.endswith(separators) or path.is_dir() else path.with_suffix(".json")
+
+
+def save_metrics(
+    described: DescribedTraining, workspace: WorkspaceDirectory, output: str | None = None
+) -> tuple[Path | None, str | None]:
+    """Write the file; return where it is, or, when it could not be written, why.
+
+    Args:
+        described, workspace, output: as for :func:`export_path`.
+    """
+    from osmosis_ai.files import write_json
+
+    path = export_path(described, workspace, output)
+    try:
+        if output is None:
+            workspace.create_state_dir()
+        write_json(path, metrics_document(described), mode=0o644, durable=False)
+    except OSError as error:
+        return None, f"the metrics could not be saved to {path}: {error.strerror or error}."
+    return path, None
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _iso(timestamp_ms: int) -> str | None:
+    try:
+        moment = datetime.fromtimestamp(timestamp_ms / 1000, timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        return None  # no date that a calendar has
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_PATHS = ("/", "./", "../", "~")
+"""How a path begins that is no run's name, which may have a slash, too."""
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """A training directory; ``metrics`` are its curves as a platform tells them."""
+
+    directory: Path
+    detail: RunDetail
+    curves: TrainingCurves
+    metrics: TrainingMetrics
+
+    @property
+    def validation(self) -> ValidationHeadline | None:
+        """What the newest validation came to; None before there is one."""
+        return self.curves.headline()
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        from osmosis_ai.services.eval_runs.local_runs import local_item
+
+        return {
+            "local_run": local_item(self.detail.summary, self.directory),
+            "config": dict(self.detail.config_effective),
+            "config_written": self.detail.config_written,
+            "problems": list(self.detail.problems),
+            "validation": self.validation.to_json() if self.validation is not None else None,
+            "checkpoints": [
+                {"name": saved.name, "step": saved.step, "reward": saved.reward, "size_bytes": saved.size}
+                for saved in self.curves.checkpoints
+            ],
+            "metrics": self.metrics.model_dump(mode="json"),
+        }
+
+
+def training_directory(word: str) -> Path | None:
+    """Return the training directory that a word is the path of; None where it may be the name of a platform's run.
+
+    Raises:
+        NotFoundError: it is none, and no platform can be meant: by a path, or outside of a workspace.
+        OsmosisError: it is a path that leads to something else.
+    """
+    from osmosis_ai.evaluation.run_places import kind_of
+    from osmosis_ai.services.downloaded_runs import is_downloaded_run
+
+    try:
+        given = expanded(word).absolute()
+        kind, there = kind_of(given), given.exists()
+    except (OSError, ValueError, RuntimeError):
+        return None
+    if kind == "training":
+        return given
+    if kind == "eval" or is_downloaded_run(given):
+        raise OsmosisError(
+            f"{word} is the directory of an evaluation, and no training directory.",
+            hint=f"osmosis eval info {quote(word)}, osmosis eval show {quote(word)}",
+        )
+    is_path = _is_path(word)
+    if is_path and there:
+        what = (
+            "a directory without a training run's manifest.json and metrics.jsonl"
+            if given.is_dir()
+            else "a file"
+        )
+        raise OsmosisError(
+            f"{word} is no training directory: it is {what}.",
+            hint=f"osmosis view {quote(word if given.is_dir() else str(Path(word).parent))} finds the runs below it; "
+            "a platform's run goes by its name (`osmosis train list`)",
+        )
+    if is_path and (word.startswith(_PATHS) or not _is_logged_in()):
+        raise _missing(word, given.parent)
+    _require_platform_of(word, there=there)
+    return None
+
+
+def require_run_of_platform(word: str, command: str, instead: Callable[[Path], str]) -> None:
+    """Refuse a training directory to a command that is about runs of a platform alone.
+
+    A word without a slash is the name of such a run where somebody is logged in, whatever is here.
+
+    Args:
+        word: what names the run.
+        command: what it was given to.
+        instead: tells of the directory which command does something like it.
+
+    Raises:
+        OsmosisError: it is one, or as :func:`training_directory`.
+    """
+    if not _is_path(word) and (_is_logged_in() or not _is_here(word)):
+        return
+    directory = training_directory(word)
+    if directory is not None:
+        raise OsmosisError(
+            f"{word} is a training directory of this machine, and `{command}` takes runs of a platform.",
+            hint=instead(directory),
+        )
+
+
+def _is_here(word: str) -> bool:
+    from osmosis_ai.evaluation.run_places import kind_of
+
+    try:
+        return kind_of(Path(word).absolute()) == "training"
+    except (OSError, ValueError):
+        return False
+
+
+def _is_path(word: str) -> bool:
+    return word in (".", "..", "~") or "/" in word or os.sep in word
+
+
+def _is_logged_in() -> bool:
+    from osmosis_ai.api.credentials.resolution import require_credentials
+
+    try:
+        require_credentials()
+    except OsmosisError:
+        return False
+    return True
+
+
+def _missing(word: str, folder: Path) -> NotFoundError:
+    """Return what to say of a path that leads nowhere, with the training directories that are likest to it."""
+    from osmosis_ai.config.issues import nearest
+    from osmosis_ai.evaluation.run_places import RunPlaces
+
+    written = Path(word).parent
+    if not folder.is_dir():
+        folder, written = Path.cwd(), Path()
+    places = [place.path for place in RunPlaces(folder).all() if place.kind == "training"]
+    near = nearest(word, [str(written / path.relative_to(folder)) for path in places], most=3, cutoff=0)
+    meant = f"did you mean {' or '.join(map(quote, near))}? " if near else ""
+    return NotFoundError(
+        f"there is no training directory `{word[:200]}`.",
+        details={"nearest": near},
+        hint=f"{meant}a platform's run goes by its name (`osmosis train list`)",
+    )
+
+
+def _require_platform_of(word: str, *, there: bool) -> None:
+    """Refuse a word that is no training directory where no platform can be meant: outside of any workspace."""
+    from osmosis_ai.workspace.layout import find_workspace
+
+    try:
+        find_workspace(require_scaffold=False)
+    except WorkspaceRequiredError:
+        raise NotFoundError(
+            f"there is no training run {'in ' if there else ''}`{word[:200]}`.",
+            hint="a run of this machine goes by the path of its directory, a platform's by its name, inside its workspace",
+        ) from None
+
+
+def describe_training(directory: Path) -> LocalTraining:
+    """Return a training directory with its curves.
+
+    Raises:
+        OsmosisError: its manifest can not be read.
+    """
+    from osmosis_ai.viewer.local.training_runs import read_training, training_detail
+
+    known = read_training(directory, directory.name)
+    if known.recorded is None:
+        raise OsmosisError(known.problems[0])
+    curves = known.recorded.curves()
+    moments = {record.step: record.timestamp_ms for record in known.recorded.records}
+    return LocalTraining(
+        directory, training_detail(known, directory), curves, _metrics(known.entry.status, curves, moments)
+    )
+
+
+def _metrics(status: str, curves: TrainingCurves, moments: dict[int, int]) -> TrainingMetrics:
+    from osmosis_ai.api.wire.training_runs import (
+        MetricPoint,
+        MetricSeries,
+        MetricSummary,
+        TrainingMetrics,
+        TrainingMetricsOverview,
+    )
+
+    series, summaries = [], []
+    for curve in curves.curves:
+        values = [point.value for point in curve.points]
+        first, last = values[0], values[-1]
+        summaries.append(
+            MetricSummary(
+                key=curve.key,
+                title=curve.title,
+                initial=first,
+                latest=last,
+                delta=last - first,
+                min=min(values),
+                max=max(values),
+            )
+        )
+        points = [
+            MetricPoint(step=point.step, value=point.value, timestamp=moments.get(point.step, 0))
+            for point in curve.points
+        ]
+        series.append(MetricSeries(metric_key=curve.key, title=curve.title, data_points=points))
+    overview = TrainingMetricsOverview(latest_step=max(moments, default=None), metric_summaries=summaries)
+    return TrainingMetrics(status=status, overview=overview, metrics=series, validation=curves.validation)
+
+
+_HINT = "a run that validates (`[checkpoints].eval_interval`) keeps the samples of its newest validation"
+
+
+@dataclass(frozen=True)
+class ShownValidation:
+    """What was asked for of a validation.
+
+    Attributes:
+        step: after which it was made.
+        total: how many samples it had; None where nobody says.
+        kept: how many of them are kept, with their conversations.
+    """
+
+    run: ShownRun
+    step: int
+    total: int | None
+    kept: int
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        return {
+            **self.run.data(),
+            "validation": {"step": self.step, "samples": self.total, "kept": self.kept},
+        }
+
+
+@dataclass(frozen=True)
+class _Validation:
+    """The samples of a validation, as ``RunConversations``.
+
+    Attributes:
+        details: by row and attempt, in the order of the list.
+        fetch: returns the conversation of a row and attempt.
+    """
+
+    name: str
+    place: str
+    step: int
+    total: int | None
+    details: Mapping[tuple[int, int], SampleDetail]
+    fetch: Callable[[int, int], StoredConversation]
+    extent: str | None = None
+
+    @property
+    def subject(self) -> str:
+        of = f" of {self.total:,}" if self.total is not None else ""
+        return f"the validation of `{self.name}` after step {self.step} ({len(self.details):,}{of} samples are kept)"
+
+    def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]:
+        entries = [each.summary for each in self.details.values() if row in (None, each.summary.row)]
+        yield from of_outcome(entries, outcome)
+
+    def detail(self, sample: SampleEntry) -> SampleDetail:
+        return self.details[sample.row, sample.attempt]
+
+    def conversations(self, samples: Sequence[SampleEntry]) -> Sequence[StoredConversation]:
+        return [self.fetch(each.row, each.attempt) for each in samples]
+
+    def no_sample(self, row: int, attempt: int | None) -> NotFoundError:
+        missing = no_sample(self.name, row, attempt, self.details, subject=self.subject)
+        missing.hint = "rows and attempts are numbered from 0"
+        return missing
+
+    def problems(self) -> Sequence[str]:
+        return ()
+
+    def same_row(self, sample: SampleEntry) -> SampleEntry | None:
+        return (
+            self.details[place].summary if (place := (sample.row, sample.attempt)) in self.details else None
+        )
+
+
+def show_validation(
+    reference: str, wanted: WantedSamples, *, step: int | None, client: Callable[[], PlatformClient]
+) -> ShownValidation:
+    """Return conversations of a run's newest validation, the worst first.
+
+    Args:
+        reference: a training directory of this machine, else the name or id of a run of the platform.
+        wanted: which.
+        step: the validation that is meant; the newest when None.
+        client: connects with the platform, when it has to be asked.
+
+    Raises:
+        NotFoundError: no validation, or no sample, of that kind is kept.
+        OsmosisError: the record of it can not be read.
+        PlatformError: the platform has no such run, or does not offer this; or as every call.
+    """
+    directory = training_directory(reference)
+    found = _here(directory) if directory is not None else _there(client(), reference)
+    if found is None:
+        raise NotFoundError(f"the run `{reference}` has no record of a validation.", hint=_HINT)
+    if step not in (None, found.step):
+        raise NotFoundError(
+            f"the samples of the validation after step {step} are not kept: the newest is that after step {found.step}.",
+            hint="leave out --step: only the newest validation's samples are kept",
+        )
+    return ShownValidation(shown_samples(found, wanted), found.step, found.total, len(found.details))
+
+
+def _here(directory: Path) -> _Validation | None:
+    from osmosis_ai.evaluation.attempt_files import AttemptFiles
+    from osmosis_ai.evaluation.run_directory import RunDirectory
+    from osmosis_ai.training.runs.run_directory import TrainingDirectory
+    from osmosis_ai.viewer.validation import known_of, validated_entry
+
+    samples = TrainingDirectory(directory).read_validation()
+    if samples is None:
+        return None
+    records = {(each.row_index, each.run_index): each for each in samples.records}
+
+    def fetch(row: int, attempt: int) -> StoredConversation:
+        files = AttemptFiles(RunDirectory(directory), records[row, attempt].rollout_id, row, attempt)
+        return files.conversation(max_bytes=LARGEST_CONVERSATION_BYTES)
+
+    details = {
+        place: SampleDetail(validated_entry(record, samples.pass_threshold), known_of(record))
+        for place, record in records.items()
+    }
+    return _Validation(directory.name, "file", samples.step, samples.total, details, fetch)
+
+
+def _there(client: PlatformClient, name: str) -> _Validation | None:
+    from osmosis_ai.api.capabilities import Capability
+    from osmosis_ai.api.http_errors import PlatformError
+    from osmosis_ai.services.capabilities import require_offered
+
+    run = client.training_runs.get(name).training_run
+    require_offered(client, Capability.TRAINING_VALIDATION)
+    details: dict[tuple[int, int], SampleDetail] = {}
+    step, total = None, None
+    for page in _pages(client, run.id):
+        step, total = page.step, page.total
+        threshold = page.pass_threshold if page.pass_threshold is not None else 1.0
+        for each in page.samples:
+            noted = {"notes": each.notes, "parts": each.parts}
+            details[each.row, each.attempt] = SampleDetail(told_entry(each, threshold), noted)
+    if step is None:
+        return None
+
+    def fetch(row: int, attempt: int) -> StoredConversation:
+        try:
+            said = client.training_runs.validation_conversation(run.id, row, attempt)
+        except PlatformError as error:
+            if error.status != 404:
+                raise
+            return StoredConversation(None, missing="a newer validation has replaced it")
+        content = said.text.encode("utf-8", "replace") if said.text is not None else None
+        return StoredConversation(content, said.size, said.missing, whole="its page on the platform")
+
+    return _Validation(run.name or run.id, "platform", step, total, details, fetch)
+
+
+def _pages(client: PlatformClient, run_id: str) -> Iterator[ValidationPage]:
+    """Yield what a platform lists, to its end or until a page comes again."""
+    cursor: str | None = None
+    seen: set[str | None] = {None}
+    while True:
+        page = client.training_runs.validation(run_id, cursor=cursor)
+        yield page
+        cursor = page.next_cursor
+        if cursor in seen or not page.samples:
+            return
+        seen.add(cursor)
+
+
+_DRAWN: Mapping[str, Literal["restart", "warning"]] = {"restart": "restart", "warning": "warning"}
+
+
+def report_training(run: LocalTraining | DescribedTraining, report: ReportFile) -> None:
+    """Write a training run into one file.
+
+    Raises:
+        ConflictError: the file exists, and is not to be overwritten.
+        OsmosisError: it can not be written; nothing is left of it then.
+    """
+    from osmosis_ai.viewer.one_file import write_training_report
+
+    if isinstance(run, LocalTraining):
+        detail, curves = run.detail, run.curves
+    else:
+        detail, curves = _detail(run), curves_of(run)
+    with report.opened("training") as file:
+        write_training_report(file, detail, curves, text=report.text)
+
+
+def _detail(described: DescribedTraining) -> RunDetail:
+    """Return what the viewer shows of a platform's run."""
+    run, detail = described.run, described.detail
+    entry = RunEntry(
+        "training",
+        run.name or run.id,
+        run.id,
+        run.status,
+        started_at=run.started_at,
+        ended_at=run.completed_at,
+        model=described.model,
+        dataset=detail.dataset.name if detail.dataset else None,
+        rollout=detail.rollout.name if detail.rollout else None,
+        person=run.creator_name,
+        commit=detail.commit_sha,
+        reward=run.reward,
+        error=run.error,
+    )
+    steps = None if run.current_step is None else f"{run.current_step} of {run.total_steps or '?'}"
+    facts = {"Steps": steps, "Entrypoint": detail.entrypoint, "Branch": detail.branch, "Run id": run.id}
+    return RunDetail(
+        entry,
+        config_effective=detail.config or {},
+        facts=[(label, value) for label, value in facts.items() if value],
+        secret_names=sorted(detail.resolved_secret_scopes or ()),
+        problems=[described.metrics_error] if described.metrics_error else [],
+    )
+
+
+def curves_of(described: DescribedTraining) -> TrainingCurves:
+    """Return a platform's metrics, checkpoints and marks as the viewer draws them."""
+    from osmosis_ai.training.runs.curves import reward_at, viewed_curves
+    from osmosis_ai.training.runs.metrics import TITLES
+
+    series = described.metrics.metrics if described.metrics is not None else []
+    values = {
+        each.metric_key: [(point.step, point.value) for point in each.data_points if point.value is not None]
+        for each in series
+    }
+    titles = {**TITLES, **{each.metric_key: each.title for each in series if each.metric_key not in TITLES}}
+    saved = [
+        SavedAdapter(
+            each.checkpoint_name or each.id,
+            each.checkpoint_step,
+            reward_at(values, each.checkpoint_step),
+            each.size,
+        )
+        for each in described.checkpoints
+        if each.checkpoint_step is not None
+    ]
+    marks = [CurveMark(adapter.step, "checkpoint", adapter.name) for adapter in saved]
+    marks += _marks(described.metrics.marks if described.metrics is not None else ())
+    return TrainingCurves(
+        viewed_curves({key: points for key, points in values.items() if points}, titles),
+        sorted(marks, key=lambda mark: mark.step),
+        saved,
+    )
+
+
+def _marks(told: Iterable[TrainingMark]) -> Iterator[CurveMark]:
+    """Yield what is drawn of what a platform tells: marks of kinds that are known, at a step that a run can have."""
+    for mark in told:
+        kind = _DRAWN.get(mark.kind)
+        if kind is not None and mark.step is not None and 0 <= mark.step <= LARGEST_STEP:
+            yield CurveMark(mark.step, kind, mark.text)
+
+
+@dataclass(frozen=True)
+class TrainingComparison:
+    """Two runs side by side."""
+
+    a: DescribedTraining
+    b: DescribedTraining
+    differences: TrainingDifferences
+    sentence: str
+    """Which run is better, with the caveats."""
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        return {
+            "verdict": {**self.differences.verdict.data(), "sentence": self.sentence},
+            "a": _described(self.a),
+            "b": _described(self.b),
+            "config_differences": [asdict(setting) for setting in self.differences.settings],
+            "metrics": [asdict(metric) for metric in self.differences.metrics],
+        }
+
+
+def compare_runs(client: PlatformClient, a: str, b: str) -> TrainingComparison:
+    """Compare two training runs.
+
+    Raises:
+        ConflictError: both are one run.
+        PlatformError: one of them does not exist, or as every call.
+    """
+    from osmosis_ai.training.runs.run_differences import compare_training, summary
+
+    first, second = describe_run(client, a), describe_run(client, b)
+    if first.run.id == second.run.id:
+        raise ConflictError(
+            f"the run {first.run.name or first.run.id} is compared with itself.", hint="name another run"
+        )
+    compared = _compared(first), _compared(second)
+    differences = compare_training(*compared)
+    return TrainingComparison(first, second, differences, summary(compared, [differences]))
+
+
+def _compared(run: DescribedTraining) -> ComparedTraining:
+    from osmosis_ai.training.runs.run_differences import ComparedTraining
+
+    titles = {series.metric_key: series.title for series in run.metrics.metrics} if run.metrics else {}
+    return ComparedTraining(
+        run.run.name or run.run.id,
+        _settings(run),
+        titles,
+        {key: dict(points(run.metrics, key)) for key in titles},
+        run.metrics.validation if run.metrics else None,
+        curves_of(run).hollow_validations(),
+    )
+
+
+def _described(run: DescribedTraining) -> dict[str, Any]:
+    data = run.data()
+    keys = ("training_run", "summary", "config", "commit_sha", "metrics_available", "metrics_error")
+    return {key: data[key] for key in keys}
+
+
+def _settings(run: DescribedTraining) -> dict[str, Any]:
+    """Return everything that decided how a run went, under dotted names."""
+    from osmosis_ai.training.runs.run_differences import flat_settings
+
+    detail = run.detail
+    experiment = {
+        "model": detail.model.name if detail.model else None,
+        "dataset": detail.dataset.name if detail.dataset else None,
+        "rollout": detail.rollout.name if detail.rollout else None,
+        "entrypoint": detail.entrypoint,
+        "commit_sha": detail.commit_sha,
+    }
+    found = dict(
+        flat_settings({"experiment": experiment, **(detail.config or {}), "env": detail.env_config or {}})
+    )
+    return {key: value for key, value in found.items() if value is not None}
+
+
+_STEP_TIME = "time/step_s"  # every step has it
+
+
+@dataclass(frozen=True)
+class SeenTraining:
+    """A training run at one moment; ``metrics`` is None while there are none."""
+
+    detail: TrainingRunDetail
+    metrics: TrainingMetrics | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run will not change any more."""
+        return self.detail.training_run.status in TERMINAL["train"]
+
+    def values(self, key: str) -> Sequence[float]:
+        """Return the values of a metric, step by step."""
+        return [value for _, value in points(self.metrics, key)]
+
+    def latest(self, key: str) -> float | None:
+        """Return the last value of a metric."""
+        values = self.values(key)
+        return values[-1] if values else None
+
+    def of_last_step(self, key: str) -> float | None:
+        """Return the value of a metric that the run's last step has."""
+        measured = points(self.metrics, key)
+        last = max((step for step, _ in points(self.metrics, _STEP_TIME)), default=None)
+        return measured[-1][1] if measured and measured[-1][0] == last else None
+
+
+def points(metrics: TrainingMetrics | None, key: str) -> list[tuple[int, float]]:
+    """Return (step, value) of every step at which a metric was measured."""
+    for series in metrics.metrics if metrics else ():
+        if series.metric_key == key:
+            return [(point.step, point.value) for point in series.data_points if point.value is not None]
+    return []
+
+
+class TrainingLook:
+    """Asks how a training run stands, again and again; for its curves, which grow long, once a step.
+
+    Args:
+        client: the platform.
+        name: the run's name or id.
+    """
+
+    def __init__(self, client: PlatformClient, name: str) -> None:
+        self._client = client
+        self._name = name
+        self._step: int | None = None
+        self._metrics: TrainingMetrics | None = None
+
+    def __call__(self) -> SeenTraining:
+        from osmosis_ai.api.http_errors import PlatformError
+        from osmosis_ai.services.runs.lifecycle import is_away
+
+        detail = self._client.training_runs.get(self._name)
+        run = detail.training_run
+        self._name = run.id
+        if run.current_step is not None and run.current_step != self._step:
+            try:
+                self._metrics = self._client.training_runs.metrics(run.id)
+            except PlatformError as error:
+                # A platform without metrics still says how far the run is.
+                if is_away(error):
+                    raise
+            self._step = run.current_step
+        return SeenTraining(detail, self._metrics)

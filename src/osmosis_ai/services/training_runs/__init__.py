@@ -1,1 +1,0 @@
-"""Training runs of the platform: estimated before, followed while they go on, compared after."""

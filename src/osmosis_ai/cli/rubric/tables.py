@@ -13,7 +13,7 @@ from osmosis_ai.cli.rubric.trust_tables import trust_blocks
 from osmosis_ai.rubric.session_result import describe_outside_scale
 
 if TYPE_CHECKING:
-    from osmosis_ai.rubric.baseline_comparison import SessionComparison
+    from osmosis_ai.rubric.baseline import SessionComparison
     from osmosis_ai.rubric.calls import CallStatus
     from osmosis_ai.services.rubric.eval_rubric import RubricOutcome
 
@@ -147,9 +147,11 @@ def resume_command(outcome: RubricOutcome) -> str:
 
 
 def baseline_table(comparison: SessionComparison, *, in_plain: bool) -> Block:
-    """Return what became of the scores since the baseline: the verdict, what it is over, what differs."""
-    lines = [f"Baseline comparison (source: {comparison.source_path}):", f"  {comparison.verdict}"]
-    lines += [f"  {comparison.matched_words}", *(f"  {_short(change)}" for change in comparison.changes)]
+    """Return the verdict, the records it is over, what differs, and the shift of the statistics."""
+    lines = [f"Baseline comparison (source: {comparison.baseline.source_path}):", f"  {comparison.verdict}"]
+    if comparison.paired_by:
+        lines.append(f"  Paired by {comparison.paired_by}: {_number(comparison.common, 'record')} in both")
+    lines += [f"  {_short(change)}" for change in comparison.changes]
     lines += [f"  warning: {warning}" for warning in comparison.warnings]
     before = comparison.baseline.statistics
     for key in _COMPARED:

@@ -30,8 +30,7 @@ from osmosis_ai.services.rubric.inputs import (
 
 if TYPE_CHECKING:
     from osmosis_ai.driving.dispatcher import Stop
-    from osmosis_ai.rubric.baseline import Baseline
-    from osmosis_ai.rubric.baseline_comparison import SessionComparison
+    from osmosis_ai.rubric.baseline import Baseline, SessionComparison
     from osmosis_ai.rubric.judge_model import JudgeModel
     from osmosis_ai.rubric.record_index import RecordIndex
     from osmosis_ai.rubric.session import JudgingSession
@@ -262,7 +261,7 @@ def _main_stop(stops: list[Stop]) -> Stop | None:
 def _write(
     prepared: PreparedRubric, result: SessionResult, output: Path, aside: Path | None, keep: int | None
 ) -> RubricOutcome:
-    from osmosis_ai.rubric.baseline_comparison import compare_sessions
+    from osmosis_ai.rubric.baseline import compare_sessions
     from osmosis_ai.rubric.session_result import statistics
     from osmosis_ai.rubric.trust import trust_report
     from osmosis_ai.services.rubric.results import write_report_page, write_results
@@ -302,15 +301,15 @@ def _comparable(overall: Mapping[str, float], result: SessionResult) -> dict[str
 def _notes(
     chosen: ChosenRubric, index: RecordIndex, spec: SessionSpec, baseline: Baseline | None
 ) -> Iterator[str]:
-    from osmosis_ai.rubric.baseline_comparison import another, changed_inputs
+    from osmosis_ai.rubric.baseline import describe_change
 
     if chosen.note:
         yield chosen.note
-    changed = changed_inputs(baseline, spec.inputs(index)) if baseline is not None else ()
+    changed = baseline.changed_inputs(spec.inputs(index)) if baseline is not None else ()
     if "bounds" in changed:
-        yield "the baseline's scores are on another scale: nothing will be compared."
-    elif label := another(changed):
-        yield f"this session scores by {label} than the baseline's."
+        yield "the baseline's scores are on another scale: they will not be compared."
+    elif label := describe_change(changed):
+        yield f"this session uses {label} than the baseline."
     if index.ignored_labels:
         low, high = index.bounds
         yield (

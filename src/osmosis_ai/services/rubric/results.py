@@ -12,7 +12,7 @@ from osmosis_ai.rubric.session_result import SessionResult, counts, describe_out
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
-    from osmosis_ai.rubric.baseline_comparison import SessionComparison
+    from osmosis_ai.rubric.baseline import SessionComparison
     from osmosis_ai.rubric.report import ReportRecord
     from osmosis_ai.rubric.trust import TrustReport
     from osmosis_ai.services.rubric.inputs import PreparedRubric

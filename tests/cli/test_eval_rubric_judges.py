@@ -106,7 +106,7 @@ def test_a_judge_that_favours_what_it_reads_first_is_found_out(cli: Cli, judge: 
     assert outcome.status == 0, outcome.err
     position = result_of()["trust"]["judges"][0]["position"]
     assert position["value"] == pytest.approx(0.2, abs=0.02) and position["low"] > 0.15
-    assert position["records"] == 7 and "quoted in the usual order" in position["sentence"]
+    assert position["records"] == 7
     assert score(cli, "-n", "4", "-o", "plain.json").status == 0
     unmeasured = result_of("plain.json")["trust"]["judges"][0]["position"]
     assert unmeasured["value"] is None and "--swap" in unmeasured["reason"]
@@ -136,8 +136,7 @@ def test_a_bias_of_one_of_three_judges_is_a_finding_only_among_all_of_them(
     assert [order["low"] > 0 for order in orders] == [False, False, True]
     assert orders[2]["p"] < 0.05
     assert orders[2]["p_adjusted"] == pytest.approx(3 * orders[2]["p"])
-    assert [finding["topic"] for finding in trust["findings"]].count("Order") == found
-    assert ("after adjustment for all judges and biases" in orders[2]["sentence"]) is not found
+    assert (orders[2]["p_adjusted"] <= 0.05) is found
 
 
 def test_every_judge_has_one_vote_in_the_consensus(cli: Cli, judge: JudgeServer) -> None:

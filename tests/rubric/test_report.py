@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from osmosis_ai.rubric import report_records, resampling
+from osmosis_ai.rubric import estimate, report
+from osmosis_ai.rubric.judge_agreement import measure_agreement
 from osmosis_ai.rubric.report import ReportRecord, write_report
 from osmosis_ai.rubric.scores import ScoreTable
-from osmosis_ai.rubric.trust import TrustReport, trust_report
 from osmosis_ai.ui.pages import one_file_policy
 from osmosis_ai.ui.terminal_text import plain as as_said
 from osmosis_ai.ui.text import visible
@@ -35,7 +35,7 @@ HOSTILE = (
 def _intervals_of_a_few_draws() -> Iterator[None]:
     """A page shows intervals and does not care how sure they are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resampling, "RESAMPLES", 200)
+        patch.setattr(estimate, "RESAMPLES", 200)
         yield
 
 
@@ -104,7 +104,9 @@ def records(sheet: ScoreTable, text: str = "An answer.", why: str = "Because.") 
 
 def written(tmp_path: Path, sheet: ScoreTable, header: dict[str, str] | None = None, **texts: str) -> Page:
     path = tmp_path / "report.html"
-    write_report(path, header or {"title": "Judged"}, sheet, trust_report(sheet), records(sheet, **texts))
+    write_report(
+        path, header or {"title": "Judged"}, sheet, measure_agreement(sheet), records(sheet, **texts)
+    )
     return Page(path)
 
 
@@ -121,9 +123,9 @@ def test_the_page_holds_everything_and_asks_nobody(tmp_path: Path) -> None:
     assert policy == one_file_policy(style=page.style, script=running[0])
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy
     for heading in (
-        "Can these scores be trusted?",
-        "Does a judge repeat itself?",
-        "Worst disagreements",
+        "Agreement of the judges",
+        "Repeatability",
+        "Largest disagreements",
         "Be kind.",
     ):
         assert heading in page.words
@@ -135,7 +137,7 @@ def test_a_page_can_be_read_by_who_does_not_see_it(tmp_path: Path) -> None:
     assert all(attributes.get("scope") in ("col", "row") for tag, attributes in page.elements if tag == "th")
     drawings = [attributes for tag, attributes in page.elements if tag == "svg"]
     assert all(each.get("aria-label") or each.get("aria-hidden") for each in drawings)
-    assert sum(each.get("role") == "img" for each in drawings) == page.words.count("The chart's numbers") == 3
+    assert sum(each.get("role") == "img" for each in drawings) == page.words.count("The chart's numbers") == 2
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
 
@@ -147,9 +149,9 @@ def test_a_report_is_small(tmp_path: Path) -> None:
 
 def test_the_page_shows_the_numbers_of_the_results(tmp_path: Path) -> None:
     sheet = simulated(30)
-    trust: TrustReport = trust_report(sheet)
+    agreement = measure_agreement(sheet)
     cells = re.findall(r"[-+]?\d+\.\d+", re.sub(r"<[^>]+>", " ", written(tmp_path, sheet).text))
-    for judge in trust.judges:
+    for judge in agreement.judges:
         for figure, digits in ((judge.alpha, 2), (judge.retest.single, 2), (judge.mean, 3)):
             shown = [
                 f"{value:.{digits}f}"
@@ -220,9 +222,9 @@ def test_every_record_is_in_the_list_with_its_texts(tmp_path: Path) -> None:
 def test_beyond_its_bounds_the_page_keeps_what_differs_most_and_says_where_the_rest_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report_records, "MAX_LISTED", 50)
-    monkeypatch.setattr(report_records, "MAX_DETAILED", 10)
-    monkeypatch.setattr(report_records, "MAX_WRITTEN_OUT", 4)
+    monkeypatch.setattr(report, "MAX_LISTED", 50)
+    monkeypatch.setattr(report, "MAX_DETAILED", 10)
+    monkeypatch.setattr(report, "MAX_WRITTEN_OUT", 4)
     sheet = simulated(60, models=2)
     page = written(tmp_path, sheet, {"title": "Judged", "results": "out/results.json"})
     listing = page.data("listing")
@@ -241,9 +243,9 @@ def test_long_texts_are_cut_and_a_page_has_room_for_only_so_many(
 ) -> None:
     sheet = simulated(30, models=1, runs=1)
     page = written(tmp_path, sheet, text="long " * 2_000)
-    assert page.words.count("long " * (report_records.MAX_TEXT // 5) + "…") == 30
+    assert page.words.count("long " * (report.MAX_TEXT // 5) + "…") == 30
     assert "30 long texts are cut" in page.words
-    monkeypatch.setattr(report_records, "MAX_CHARACTERS", 20_000)
+    monkeypatch.setattr(report, "MAX_CHARACTERS", 20_000)
     page = written(tmp_path, sheet, text="long " * 2_000)
     assert page.written_out == [1, 2, 3, 4, 5]
     assert "Texts and explanations are here for 5 of them" in page.words
@@ -265,7 +267,7 @@ def test_worst_disagreements_show_both_explanations(tmp_path: Path) -> None:
 def test_a_disagreement_quotes_as_much_as_is_needed_to_know_a_text_that_the_page_has_in_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detailed: int, quoted: int
 ) -> None:
-    monkeypatch.setattr(report_records, "MAX_DETAILED", detailed)
+    monkeypatch.setattr(report, "MAX_DETAILED", detailed)
     page = written(tmp_path, table([[[0.1], [0.9]]]), text="x" * 2_000)
     quotes = re.findall(r"<blockquote>(.*?)</blockquote>", page.text)
     assert quotes == ["x" * quoted + "…"]
@@ -276,7 +278,7 @@ def test_a_disagreement_quotes_as_much_as_is_needed_to_know_a_text_that_the_page
 @pytest.mark.parametrize("scores", [[[[NAN]]], [[[0.5]], [[0.5]]], [[[0.0, 1.0], [NAN, NAN]]]])
 def test_a_session_with_little_to_show_still_makes_a_page(tmp_path: Path, scores: object) -> None:
     page = written(tmp_path, table(scores))
-    assert "Not measurable" in page.words
+    assert "Not measured" in page.words
     assert len(page.data("listing")["label"]) == len(scores)  # type: ignore[arg-type]
 
 
@@ -284,5 +286,5 @@ def test_records_that_do_not_fit_the_table_are_refused_and_nothing_is_written(tm
     sheet = simulated(5)
     path = tmp_path / "report.html"
     with pytest.raises(ValueError, match="the table has 5 rows, but there are 4 records"):
-        write_report(path, {}, sheet, trust_report(sheet), list(records(sheet))[:4])
+        write_report(path, {}, sheet, measure_agreement(sheet), list(records(sheet))[:4])
     assert not path.exists()

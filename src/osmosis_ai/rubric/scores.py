@@ -179,3 +179,16 @@ def rescaled(
         share = (np.asarray(values, dtype=np.float64) - low) / (np.asarray(high) - np.asarray(low))
         moved: Floats = to_low + share * (to_high - to_low)
     return moved
+
+
+def score_ranges(scores: Floats) -> Floats:
+    """Return the greatest minus the least score along the last axis; 0 with one, NaN without any."""
+    import numpy as np
+
+    known = ~np.isnan(scores)
+    highest = np.where(known, scores, -np.inf).max(axis=-1)
+    lowest = np.where(known, scores, np.inf).min(axis=-1)
+    scored = known.any(axis=-1)
+    ranges: Floats = np.full(scored.shape, np.nan)
+    ranges[scored] = highest[scored] - lowest[scored]
+    return ranges

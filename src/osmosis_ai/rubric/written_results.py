@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text, loads
-from osmosis_ai.rubric.report_records import ReportJudgement
+from osmosis_ai.rubric.report import ReportJudgement
 from osmosis_ai.rubric.session_result import describe_outside_scale
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
+    from osmosis_ai.rubric.judge_agreement import AgreementReport
     from osmosis_ai.rubric.scores import ScoreTable
-    from osmosis_ai.rubric.trust import TrustReport
 
 _LARGEST_BYTES = 64 << 20
 _MOST_SCORES = 10_000_000
@@ -85,29 +85,35 @@ class ReadResult:
             f"Mean score {numbers.number(average)}{scale}, over {over}{f' ({clamped})' if clamped else ''}."
         )
 
-    def table(self, trust: TrustReport) -> ScoreTable | None:
-        """Return the scores that ``trust`` was measured of; None where they are not all there, or not on its scale."""
+    def table(self, agreement: AgreementReport) -> ScoreTable | None:
+        """Return the scores that ``agreement`` was measured of; None where they are not all there, or not on its scale."""
         import numpy as np
 
         from osmosis_ai.rubric.scores import ScoreTable
 
-        models, records = [judge.model for judge in trust.judges], self.records
-        shape = (len(records), len(models), trust.counts.runs)
-        if len(records) != trust.counts.records or len(set(models)) != len(models):
+        models, records = [judge.model for judge in agreement.judges], self.records
+        shape = (len(records), len(models), agreement.counts.runs)
+        if len(records) != agreement.counts.records or len(set(models)) != len(models):
             return None
         if min(shape) < 1 or prod(shape) > _MOST_SCORES:
             return None
         scores = np.full(shape, np.nan)
         for row, record in enumerate(records):
             for call in record.calls:
-                if call.run <= trust.counts.runs and call.score is not None:
+                if call.run <= agreement.counts.runs and call.score is not None:
                     scores[row, models.index(call.model) if call.model in models else 0, call.run - 1] = (
                         call.score
                     )
         nothing = np.full(len(records), np.nan)
         try:
             return ScoreTable(
-                models, [""] * len(records), scores, trust.score_min, trust.score_max, nothing, nothing
+                models,
+                [""] * len(records),
+                scores,
+                agreement.score_min,
+                agreement.score_max,
+                nothing,
+                nothing,
             )
         except ValueError:
             return None

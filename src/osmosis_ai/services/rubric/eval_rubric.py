@@ -31,13 +31,13 @@ from osmosis_ai.services.rubric.inputs import (
 if TYPE_CHECKING:
     from osmosis_ai.driving.dispatcher import Stop
     from osmosis_ai.rubric.baseline import Baseline, SessionComparison
+    from osmosis_ai.rubric.judge_agreement import AgreementReport
     from osmosis_ai.rubric.judge_model import JudgeModel
     from osmosis_ai.rubric.record_index import RecordIndex
     from osmosis_ai.rubric.session import JudgingSession
     from osmosis_ai.rubric.session_hooks import SessionHooks
     from osmosis_ai.rubric.session_result import SessionResult
     from osmosis_ai.rubric.session_spec import SessionSpec
-    from osmosis_ai.rubric.trust import TrustReport
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RubricOutcome:
     Attributes:
         result: its calls.
         statistics: over all scores.
-        trust: how far the judges can be trusted.
+        agreement: the figures of the judges.
         comparison: with the baseline.
         output_path: the result file.
         journal_path: where the session can be resumed from; None when nothing is left.
@@ -59,7 +59,7 @@ class RubricOutcome:
     prepared: PreparedRubric
     result: SessionResult
     statistics: Mapping[str, float]
-    trust: TrustReport
+    agreement: AgreementReport
     comparison: SessionComparison | None
     output_path: Path
     journal_path: Path | None
@@ -262,27 +262,29 @@ def _write(
     prepared: PreparedRubric, result: SessionResult, output: Path, aside: Path | None, keep: int | None
 ) -> RubricOutcome:
     from osmosis_ai.rubric.baseline import compare_sessions
+    from osmosis_ai.rubric.judge_agreement import measure_agreement
     from osmosis_ai.rubric.session_result import statistics
-    from osmosis_ai.rubric.trust import trust_report
     from osmosis_ai.services.rubric.results import write_report_page, write_results
 
     overall = statistics(result.call_states.scores)
-    trust = trust_report(result.table, seed=prepared.spec.seed, pending_calls=result.call_states.pending)
+    agreement = measure_agreement(
+        result.table, seed=prepared.spec.seed, pending_calls=result.call_states.pending
+    )
     compared = (
         compare_sessions(prepared.baseline, result, _comparable(overall, result))
         if prepared.baseline
         else None
     )
     records = write_results(
-        output, prepared, result, statistics=overall, trust=trust, comparison=compared, keep=keep
+        output, prepared, result, statistics=overall, agreement=agreement, comparison=compared, keep=keep
     )
     if prepared.report is not None:
-        write_report_page(prepared.report, prepared, result, trust, results=output)
+        write_report_page(prepared.report, prepared, result, agreement, results=output)
     return RubricOutcome(
         prepared=prepared,
         result=result,
         statistics=overall,
-        trust=trust,
+        agreement=agreement,
         comparison=compared,
         output_path=output,
         journal_path=None if result.complete else result.journal,

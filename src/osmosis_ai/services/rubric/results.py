@@ -13,8 +13,8 @@ from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.baseline import SessionComparison
+    from osmosis_ai.rubric.judge_agreement import AgreementReport
     from osmosis_ai.rubric.report import ReportRecord
-    from osmosis_ai.rubric.trust import TrustReport
     from osmosis_ai.services.rubric.inputs import PreparedRubric
 
 
@@ -24,7 +24,7 @@ def write_results(
     result: SessionResult,
     *,
     statistics: Mapping[str, float],
-    trust: TrustReport,
+    agreement: AgreementReport,
     comparison: SessionComparison | None,
     keep: int | None,
 ) -> list[dict[str, Any]]:
@@ -43,7 +43,7 @@ def write_results(
         "inputs": _inputs(result),
         "counts": counts(result),
         "usage": usage(result),
-        "trust": trust.to_json(),
+        "trust": agreement.to_json(),
     }
     head = (_classic_head if classic else _head)(prepared, result, statistics)
     compared = {"baseline_comparison": comparison.data()} if comparison is not None else {}
@@ -61,7 +61,7 @@ def write_results(
 
 
 def write_report_page(
-    path: Path, prepared: PreparedRubric, result: SessionResult, trust: TrustReport, *, results: Path
+    path: Path, prepared: PreparedRubric, result: SessionResult, agreement: AgreementReport, *, results: Path
 ) -> None:
     """Write the report for people; ``results`` is the file that holds every record.
 
@@ -72,7 +72,7 @@ def write_report_page(
 
     records = _report_records(prepared, result)
     try:
-        write_report(path, _facts(prepared, result, results), result.table, trust, records)
+        write_report(path, _facts(prepared, result, results), result.table, agreement, records)
     except OSError as error:
         raise _not_written(path, result, error) from error
 

@@ -1,4 +1,4 @@
-"""The page of a judging session: how far its judges can be trusted, and what they said of each record."""
+"""The page of a judging session: the agreement of its judges, and what they said of each record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from osmosis_ai.viewer.queries import Words, query_string, word
 from osmosis_ai.viewer.source import ItemPage, RunDetail
 
 RECORDS_A_PAGE = 50
-_UNREADABLE = "What was measured of the judges is not in the file, or not as this release writes it: the records are below."
+_UNREADABLE = "The file contains no agreement of the judges that this release can read."
 
 
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
@@ -65,11 +65,11 @@ def shown(detail: RunDetail, start: int, end: int | None, *, text: bool = True) 
 
 def _measured(result: ReadResult) -> Markup | None:
     """Return what was measured of the judges; None where the file does not say so."""
+    from osmosis_ai.rubric.judge_agreement import AgreementReport
     from osmosis_ai.rubric.report import measured
-    from osmosis_ai.rubric.trust import TrustReport
 
     try:
-        trust = TrustReport.from_json(result.document.get("trust"))
-        return measured(trust, result.table(trust))
+        agreement = AgreementReport.from_json(result.document.get("trust"))
+        return measured(agreement, result.table(agreement))
     except (ValueError, ArithmeticError, LookupError):
         return None  # whatever its numbers are, they are nothing that can be drawn

@@ -17,7 +17,7 @@ from osmosis_ai.eval import rubric as line_03
 from osmosis_ai.eval.rubric import RubricResult, engine, types
 from osmosis_ai.eval.rubric import evaluate_rubric as awaited
 from osmosis_ai.rollout.judge_calls import counting_judge_calls
-from osmosis_ai.rubric import by_model
+from osmosis_ai.rubric.api import judge_by_name
 from tests.rubric.serving import serving
 from tests.standin_model import Reply, StandInModel, error_reply
 
@@ -91,9 +91,9 @@ async def test_everything_that_the_judge_may_be_shown_reaches_it(model: StandInM
     ],
 )
 def test_provider_and_timeout_follow_from_the_name(model_name: str, provider: str, timeout_s: float) -> None:
-    judge = by_model._judge(model_name, "k", None)
+    judge = judge_by_name(model_name, "k", None)
     assert (judge.provider, judge.timeout_s) == (provider, timeout_s)
-    assert by_model._judge(model_name, "k", 7.0).timeout_s == 7.0
+    assert judge_by_name(model_name, "k", 7.0).timeout_s == 7.0
 
 
 @pytest.mark.parametrize(

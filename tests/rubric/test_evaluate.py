@@ -184,11 +184,11 @@ def test_threads_share_one_loop_its_connections_and_its_limits(
 
 
 def test_many_different_judges_are_not_kept_for_ever(info: dict[str, Any]) -> None:
-    from osmosis_ai.rubric import shared_judges
+    from osmosis_ai.rubric import judge as judges
 
     for number in range(40):
         assert evaluate_rubric("Be kind.", "hello", {**info, "model": f"m-{number}"}) == 0.5
-    assert len(shared_judges._thread()._judges) <= 17
+    assert len(judges._thread()._judges) <= 17
 
 
 @pytest.mark.e2e

@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.rubric.record_index import PackedTexts, RecordIndex
-from osmosis_ai.rubric.records import MAX_LINE_BYTES, RecordRules, RubricRecord, iter_records
+from osmosis_ai.rubric.records import (
+    MAX_LINE_BYTES,
+    PackedTexts,
+    RecordIndex,
+    RecordRules,
+    RubricRecord,
+    iter_records,
+)
 
 
 def write(path: Path, *lines: Any) -> Path:

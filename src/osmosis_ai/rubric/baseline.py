@@ -18,7 +18,7 @@ from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
 from osmosis_ai.evaluation.comparison.numbers import Difference, number_data
 from osmosis_ai.rubric.records import require_file
 from osmosis_ai.rubric.scores import rescaled
-from osmosis_ai.rubric.session_spec import input_differences, text_digest
+from osmosis_ai.rubric.session_journal import input_differences, text_digest
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.session_result import SessionResult

@@ -1,6 +1,6 @@
 """The run of a judging session: hundreds of calls at once, each durable before it counts.
 
-Every judge has a stream of its own over the records, so that a slow provider never holds up another; how
+Every judge has a stream of its own over the records, so that a slow provider never delays another; how
 many calls run at once adapts to each provider's account. Records are read when their turn comes and forgotten
 after it. Whatever ends the session (the user, a budget, a judge that answers nobody), what has ended stays
 and the rest stays pending.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -19,18 +19,45 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.driving.dispatcher import Dispatcher, Stop
 from osmosis_ai.evaluation.budget import NOTHING, Budget, Spending, Spent
 from osmosis_ai.redaction import Redactor
-from osmosis_ai.rubric.calls import CallRecord, CallStates
-from osmosis_ai.rubric.errors import ProviderRequestError, UnscoredError
 from osmosis_ai.rubric.judge import Judge
-from osmosis_ai.rubric.session_hooks import SessionHooks, SessionSnapshot
-from osmosis_ai.rubric.session_journal import elapsed_line
-from osmosis_ai.rubric.task import Judgement
+from osmosis_ai.rubric.session_journal import CallRecord, CallStates, elapsed_line
+from osmosis_ai.rubric.session_result import JudgeUsage
+from osmosis_ai.rubric.types import Judgement, ProviderRequestError, UnscoredError
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.journal import Journal
-    from osmosis_ai.rubric.record_index import RecordIndex
-    from osmosis_ai.rubric.records import RubricRecord
-    from osmosis_ai.rubric.session_spec import SessionSpec
+    from osmosis_ai.rubric.records import RecordIndex, RubricRecord
+    from osmosis_ai.rubric.session_journal import SessionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSnapshot:
+    """How far a session is."""
+
+    completed: int
+    total: int
+    scored: int
+    unscored: int
+    failed: int
+    mean: float | None
+    tokens: int
+    cost_usd: float | None
+    in_flight: int
+    rate_per_s: float | None
+
+
+class SessionHooks:
+    """What a session tells its caller. Override what you care about."""
+
+    def started(self, interrupt: Callable[[], None]) -> None:
+        """Take the function that stops the session gracefully."""
+
+    def progress(self, snapshot: SessionSnapshot) -> None:
+        """Show how far the session is; called a few times a second."""
+
+    def ended(self) -> None:
+        """Take note that nothing is being spent any more."""
+
 
 DEFAULT_CONCURRENCY = 256
 INTERRUPTED = Stop("interrupted", "interrupted")
@@ -42,28 +69,6 @@ _FAILURES_IN_A_ROW = 50
 _PERMANENT = frozenset({"auth", "not_found"})
 _LEAST_READY = 8
 _PROGRESS_S = 0.2
-
-
-@dataclass(slots=True)
-class JudgeUsage:
-    """What one judge has cost, earlier sessions included."""
-
-    calls: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_usd: float | None = None
-    retries: int = 0
-    uncounted: int = 0
-
-    def add(self, call: CallRecord) -> None:
-        """Count a call."""
-        self.calls += 1
-        self.uncounted += not call.input_tokens
-        self.input_tokens += call.input_tokens
-        self.output_tokens += call.output_tokens
-        self.retries += call.retries
-        if call.cost_usd is not None:
-            self.cost_usd = (self.cost_usd or 0.0) + call.cost_usd
 
 
 @dataclass(slots=True)

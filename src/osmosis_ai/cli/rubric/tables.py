@@ -14,7 +14,7 @@ from osmosis_ai.rubric.session_result import describe_outside_scale
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.baseline import SessionComparison
-    from osmosis_ai.rubric.calls import CallStatus
+    from osmosis_ai.rubric.session_journal import CallStatus
     from osmosis_ai.services.rubric.eval_rubric import RubricOutcome
 
 _LONGEST = 280

@@ -14,7 +14,7 @@ from osmosis_ai.cli.output.context import current
 if TYPE_CHECKING:
     from osmosis_ai.cli.output.progress_display import Progress
     from osmosis_ai.evaluation.run_state import ProgressSnapshot
-    from osmosis_ai.rubric.session_hooks import SessionSnapshot
+    from osmosis_ai.rubric.session import SessionSnapshot
 
 POLL_S = 1.0
 

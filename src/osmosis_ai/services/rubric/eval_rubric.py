@@ -33,11 +33,10 @@ if TYPE_CHECKING:
     from osmosis_ai.rubric.baseline import Baseline, SessionComparison
     from osmosis_ai.rubric.judge_agreement import AgreementReport
     from osmosis_ai.rubric.judge_model import JudgeModel
-    from osmosis_ai.rubric.record_index import RecordIndex
-    from osmosis_ai.rubric.session import JudgingSession
-    from osmosis_ai.rubric.session_hooks import SessionHooks
+    from osmosis_ai.rubric.records import RecordIndex
+    from osmosis_ai.rubric.session import JudgingSession, SessionHooks
+    from osmosis_ai.rubric.session_journal import SessionSpec
     from osmosis_ai.rubric.session_result import SessionResult
-    from osmosis_ai.rubric.session_spec import SessionSpec
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,8 @@ def prepare_rubric(
         OsmosisError: naming what is wrong and how to mend it.
     """
     from osmosis_ai.rubric.baseline import read_baseline
-    from osmosis_ai.rubric.record_index import RecordIndex
-    from osmosis_ai.rubric.records import RecordRules, require_file
-    from osmosis_ai.rubric.session_spec import RUNS_PER_SEED
+    from osmosis_ai.rubric.records import RecordIndex, RecordRules, require_file
+    from osmosis_ai.rubric.session_journal import RUNS_PER_SEED
 
     if request.number < 1:
         raise OsmosisError("--number must be at least 1.")
@@ -128,7 +126,7 @@ def prepare_rubric(
 def _session_spec(
     request: RubricRequest, chosen: ChosenRubric, judges: tuple[JudgeModel, ...], bounds: tuple[float, float]
 ) -> SessionSpec:
-    from osmosis_ai.rubric.session_spec import SessionSpec
+    from osmosis_ai.rubric.session_journal import SessionSpec
 
     config = chosen.config
     return SessionSpec(

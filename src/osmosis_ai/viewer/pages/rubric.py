@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.rubric.written_results import ReadResult
+from osmosis_ai.rubric.documents import ReadResult
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.queries import Words, query_string, word
 from osmosis_ai.viewer.source import ItemPage, RunDetail

@@ -9,21 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text, loads
 from osmosis_ai.files import replacing
 from osmosis_ai.rubric.records import RubricRecord
-from osmosis_ai.rubric.report import ReportJudgement
 from osmosis_ai.rubric.session_journal import CallRecord, json_bytes
 from osmosis_ai.rubric.session_result import JudgedRecord, SessionResult, describe_outside_scale, statistics
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
-    from osmosis_ai.rubric.judge_agreement import AgreementReport
-    from osmosis_ai.rubric.scores import ScoreTable
+    pass
 
 
 PREVIEW_CHARACTERS = 140
@@ -183,31 +180,53 @@ def _run(record: RubricRecord, number: int, call: CallRecord | None, pending: st
 
 
 _LARGEST_BYTES = 64 << 20
-_MOST_SCORES = 10_000_000
+
+
+class ReadCall(NamedTuple):
+    """What one call said of a record."""
+
+    model: str
+    run: int
+    score: float | None
+    explanation: str | None
+    error: str | None
+
+    @property
+    def who(self) -> str:
+        """The judge and the run."""
+        return f"{self.model}, run {self.run}" if self.model else f"Run {self.run}"
 
 
 @dataclass(frozen=True)
 class ReadRecord:
-    """A record and what was said of it; ``mean`` is None where no call has a score, ``people`` is their
-    score."""
+    """A record and its calls; ``mean`` is None if no call has a score, ``people`` is the score that people gave."""
 
+    number: int
     label: str
     mean: float | None
     people: float | None
-    calls: Sequence[ReportJudgement]
+    texts: Sequence[tuple[str, str]]
+    calls: Sequence[ReadCall]
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> ReadRecord:
+    def of(cls, record: Mapping[str, Any], place: int) -> ReadRecord:
         """Return a record of either form."""
         calls = list(_calls(record))
         # The statistics of a record that no call scored say 0.0, which is no score.
         is_scored = any(call.score is not None for call in calls)
         mean = as_number(as_table(record.get("statistics")).get("average")) if is_scored else None
         consensus = as_number(record.get("consensus"))
+        number = record.get("index", record.get("record_index"))
         return cls(
+            number=number if type(number) is int and number > 0 else place,
             label=str(record.get("label", record.get("conversation_id")) or ""),
             mean=mean if consensus is None else consensus,
             people=as_number(record.get("human_score")),
+            texts=[
+                (title, part)
+                for title, part in as_table(record.get("texts")).items()
+                if isinstance(part, str) and part
+            ],
             calls=calls,
         )
 
@@ -219,65 +238,36 @@ class ReadRecord:
 
 @dataclass(frozen=True)
 class ReadResult:
-    """A result file's document; one that can not be read is empty."""
+    """A result file's document; one that cannot be read is empty."""
 
     document: Mapping[str, Any]
 
     @cached_property
     def records(self) -> Sequence[ReadRecord]:
         """Its records, in the order of the file."""
-        return [ReadRecord.of(each) for each in _list(self.document.get("records")) if isinstance(each, dict)]
+        found = (each for each in _list(self.document.get("records")) if isinstance(each, dict))
+        return [ReadRecord.of(each, place) for place, each in enumerate(found, start=1)]
 
     @property
     def sentence(self) -> str:
-        """What it came to: the mean score, on which scale, over how many records."""
+        """The mean score, its scale, and the number of records it is over."""
         average = as_number(as_table(self.document.get("overall_statistics")).get("average"))
         low, high = (as_number(self.document.get(end)) for end in ("score_min", "score_max"))
         scale = "" if low is None or high is None else f" on a scale from {low:g} to {high:g}"
-        scored, total = sum(record.is_scored for record in self.records), len(self.records)
-        many = f"{total:,} {'record' if total == 1 else 'records'}"
+        measured = as_table(as_table(self.document.get("trust")).get("counts"))
+        scored, total = (as_number(measured.get(name)) for name in ("scored_records", "records"))
+        if scored is None or total is None:
+            scored, total = sum(record.is_scored for record in self.records), len(self.records)
+        many = f"{total:,.0f} {'record' if total == 1 else 'records'}"
         if average is None or not scored:
             return f"{many}, none with a score."
-        over = many if scored == total else f"the {scored:,} of {many} that have a score"
+        over = many if scored == total else f"the {scored:,.0f} of {many} that have a score"
         counts = as_table(self.document.get("counts"))
         outside, scores = (int(as_number(counts.get(name)) or 0) for name in ("outside_scale", "scored"))
         clamped = describe_outside_scale(outside, scores)
         return (
             f"Mean score {numbers.number(average)}{scale}, over {over}{f' ({clamped})' if clamped else ''}."
         )
-
-    def table(self, agreement: AgreementReport) -> ScoreTable | None:
-        """Return the scores that ``agreement`` was measured of; None where they are not all there, or not on its scale."""
-        import numpy as np
-
-        from osmosis_ai.rubric.scores import ScoreTable
-
-        models, records = [judge.model for judge in agreement.judges], self.records
-        shape = (len(records), len(models), agreement.counts.runs)
-        if len(records) != agreement.counts.records or len(set(models)) != len(models):
-            return None
-        if min(shape) < 1 or prod(shape) > _MOST_SCORES:
-            return None
-        scores = np.full(shape, np.nan)
-        for row, record in enumerate(records):
-            for call in record.calls:
-                if call.run <= agreement.counts.runs and call.score is not None:
-                    scores[row, models.index(call.model) if call.model in models else 0, call.run - 1] = (
-                        call.score
-                    )
-        nothing = np.full(len(records), np.nan)
-        try:
-            return ScoreTable(
-                models,
-                [""] * len(records),
-                scores,
-                agreement.score_min,
-                agreement.score_max,
-                nothing,
-                nothing,
-            )
-        except ValueError:
-            return None
 
 
 def read_result(path: Path) -> ReadResult:
@@ -291,11 +281,11 @@ def read_result(path: Path) -> ReadResult:
     return ReadResult(document)
 
 
-def _calls(record: Mapping[str, Any]) -> Iterator[ReportJudgement]:
+def _calls(record: Mapping[str, Any]) -> Iterator[ReadCall]:
     for call in _list(record.get("judgements", record.get("runs"))):
         if isinstance(call, dict):
             run = call.get("run", call.get("run_index"))
-            yield ReportJudgement(
+            yield ReadCall(
                 model=str(call.get("model") or ""),
                 run=run if isinstance(run, int) and run > 0 else 1,
                 score=as_number(call.get("score")),

@@ -192,3 +192,14 @@ def score_ranges(scores: Floats) -> Floats:
     ranges: Floats = np.full(scored.shape, np.nan)
     ranges[scored] = highest[scored] - lowest[scored]
     return ranges
+
+
+def most_disputed(table: ScoreTable, most: int) -> set[int]:
+    """Return the places of the records on which scores differ most, from each other or from people's; ``most`` at most."""
+    import numpy as np
+
+    spread = score_ranges(table.scores.reshape(table.records, -1))
+    gap = np.abs(table.consensus() - table.human)
+    # A record without any score has the most to explain.
+    interest = np.fmax(np.nan_to_num(spread, nan=table.span), np.nan_to_num(gap, nan=0.0))
+    return set(np.argsort(-interest, kind="stable")[:most].tolist())

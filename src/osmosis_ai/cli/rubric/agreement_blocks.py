@@ -40,6 +40,6 @@ def agreement_blocks(
         columns = [Column(each, right=each in ("#", "Score")) for each in headings]
         yield Table(columns, disputes, title="Largest disagreements", in_plain=in_plain)
         if not with_page:
-            yield Text("`--report report.html` shows both explanations side by side.", tone="dim")
+            yield Text("`--report report.html` shows their texts and explanations.", tone="dim")
     if missing := not_measured(tables):
         yield Text("\n".join(missing), tone="dim", in_plain=in_plain)

@@ -277,7 +277,9 @@ def _write(
         output, prepared, result, statistics=overall, agreement=agreement, comparison=compared, keep=keep
     )
     if prepared.report is not None:
-        write_report_page(prepared.report, prepared, result, agreement, results=output)
+        write_report_page(
+            prepared.report, prepared, result, statistics=overall, agreement=agreement, results=output
+        )
     return RubricOutcome(
         prepared=prepared,
         result=result,

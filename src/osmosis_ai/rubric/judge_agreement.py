@@ -22,7 +22,7 @@ from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
-from osmosis_ai.evaluation.comparison.multiplicity import holm
+from osmosis_ai.evaluation.comparison.numbers import holm
 from osmosis_ai.rubric.coefficients import (
     ONCE,
     Intraclass,

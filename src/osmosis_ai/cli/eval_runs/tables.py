@@ -15,7 +15,7 @@ from osmosis_ai.evaluation.result_words import amount, number_lines, sample_coun
 
 if TYPE_CHECKING:
     from osmosis_ai.datasets.selection import RowsDrawn
-    from osmosis_ai.evaluation.comparison.run_slices import RunSlice
+    from osmosis_ai.evaluation.comparison.run_samples import RunSlice
     from osmosis_ai.evaluation.hooks import RunPlan
     from osmosis_ai.evaluation.metrics_models import Estimates
     from osmosis_ai.evaluation.summary import FailedRow, RunSummary

@@ -20,7 +20,7 @@ from osmosis_ai.rubric.judge_agreement import (
     order_in_file,
     position_bias,
 )
-from tests.rubric.tables import NAN, Floats, simulated, table
+from tests.rubric.tables import NAN, Floats, excludes_zero, simulated, table
 
 
 def encoded(report: AgreementReport) -> Any:
@@ -164,7 +164,7 @@ def test_at_most_one_report_in_twenty_on_unbiased_judges_finds_a_bias() -> None:
             )
         )
         found += any(
-            figure.excludes_zero
+            excludes_zero(figure)
             for judge in report.judges
             for figure in (judge.length.per_doubling, judge.position, judge.order_in_file)
         )
@@ -218,7 +218,7 @@ def test_bias_by_bin_finds_where_a_judge_is_lenient() -> None:
     judge = np.maximum(people, 3.0)
     found = calibrate(judge, people, low=1, high=5)
     by_name = {place.name: place.bias for place in found.bins}
-    assert by_name["3"].excludes_zero and (by_name["3"].value or 0) > 0.5
+    assert excludes_zero(by_name["3"]) and (by_name["3"].value or 0) > 0.5
     assert by_name["5"].value == 0
     assert by_name["1"].value is None and by_name["1"].reason == "no record has such a score"
 
@@ -283,10 +283,10 @@ def test_a_judge_that_likes_length_is_found_out_with_peoples_scores_held_fixed()
 def test_better_answers_that_happen_to_be_longer_are_no_bias() -> None:
     judge = PEOPLE + RNG.normal(size=400) * 0.05
     found = length_bias(judge, LENGTHS, PEOPLE)
-    assert found.correlation.excludes_zero
+    assert excludes_zero(found.correlation)
     assert (found.correlation.value or 0) > 0.4
-    assert not found.controlled.excludes_zero
-    assert not found.per_doubling.excludes_zero
+    assert not excludes_zero(found.controlled)
+    assert not excludes_zero(found.per_doubling)
     assert found.p is not None and found.p > 0.05
 
 
@@ -295,8 +295,8 @@ def test_noise_in_peoples_scores_does_not_make_a_bias_of_quality() -> None:
     noisy = PEOPLE + rng.normal(size=400) * 0.3
     found = length_bias(PEOPLE + rng.normal(size=400) * 0.05, LENGTHS, noisy)
     # Held fixed, a noisy score leaves quality behind, and with it the length of good answers.
-    assert found.controlled.excludes_zero
-    assert not found.per_doubling.excludes_zero
+    assert excludes_zero(found.controlled)
+    assert not excludes_zero(found.per_doubling)
     assert found.p is not None and found.p > 0.05
 
 
@@ -315,8 +315,8 @@ def test_texts_of_one_length_have_no_length_effect() -> None:
 
 def test_a_judge_that_drifts_through_the_file_is_found_out() -> None:
     steady = PEOPLE + np.random.default_rng(0).normal(size=400) * 0.1
-    assert order_in_file(steady + np.arange(400) / 1000, PEOPLE).excludes_zero
-    assert not order_in_file(steady, PEOPLE).excludes_zero
+    assert excludes_zero(order_in_file(steady + np.arange(400) / 1000, PEOPLE))
+    assert not excludes_zero(order_in_file(steady, PEOPLE))
     assert order_in_file(PEOPLE, np.full(400, NAN)).value is None
 
 
@@ -327,7 +327,7 @@ def test_position_is_measured_when_runs_quote_in_another_order_and_only_then() -
     orders = ["candidate first", "reference first"] * 2
     found = position_bias(scores, orders)
     assert found.value == pytest.approx(0.1, abs=0.02)
-    assert found.excludes_zero
+    assert excludes_zero(found)
     assert (found.records, found.scores) == (200, 798)
     for same in (None, ["candidate first"] * 4):
         missing = position_bias(scores, same)

@@ -111,46 +111,26 @@ def not_measured(tables: Iterable[FigureTable]) -> list[str]:
 
 def agreement_tables(report: AgreementReport) -> list[FigureTable]:
     """Return the tables of a session; that of agreement between judges only for a panel."""
-    scale, runs, judges, panel = (
-        ScoreFormat(report.score_min, report.score_max),
-        report.counts.runs,
-        report.judges,
-        report.panel,
-    )
+    scale, judges, panel = ScoreFormat(report.score_min, report.score_max), report.judges, report.panel
     compared = [(judge.model, judge.calibration) for judge in judges]
     if report.consensus_calibration is not None:
         compared.append((PANEL, report.consensus_calibration))
+    bars = "From 0.8 alpha is reliable, from 0.667 it allows tentative conclusions (Krippendorff 2004)."
+    lenient = "Bias is the judge's score minus people's: a positive one is lenient."
+    adjusted = "p-values are adjusted for all judges and biases (Holm)."
+    repeated = (each for judge in judges for each in _repeatability(judge, report.counts.runs, scale))
+    people = (each for judge, found in compared for each in _against_people(judge, found))
+    biases = (each for judge in judges for each in _biases(judge, scale))
     tables = [
         FigureTable("scores", "Mean scores", "", tuple(_means(report, scale))),
-        FigureTable(
-            "repeatability",
-            "Repeatability",
-            "From 0.8 alpha is reliable, from 0.667 it allows tentative conclusions (Krippendorff 2004).",
-            tuple(each for judge in judges for each in _repeatability(judge, runs, scale)),
-        ),
-        FigureTable(
-            "people",
-            "Agreement with people",
-            "",
-            tuple(each for judge, found in compared for each in _against_people(judge, found)),
-        ),
-        FigureTable(
-            "calibration",
-            "Calibration",
-            "Bias is the judge's score minus people's: a positive one is lenient.",
-            tuple(_calibration(compared, scale)),
-        ),
-        FigureTable(
-            "bias",
-            "Bias by length and order",
-            "p-values are adjusted for all judges and biases (Holm).",
-            tuple(each for judge in judges for each in _biases(judge, scale)),
-        ),
+        FigureTable("repeatability", "Repeatability", bars, tuple(repeated)),
+        FigureTable("people", "Agreement with people", "", tuple(people)),
+        FigureTable("calibration", "Calibration", lenient, tuple(_calibration(compared, scale))),
+        FigureTable("bias", "Bias by length and order", adjusted, tuple(biases)),
     ]
     if panel is not None:
-        tables.insert(
-            2, FigureTable("panel", "Agreement between judges", "", tuple(_between_judges(panel, scale)))
-        )
+        between = tuple(_between_judges(panel, scale))
+        tables.insert(2, FigureTable("panel", "Agreement between judges", "", between))
     return tables
 
 

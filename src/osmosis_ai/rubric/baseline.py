@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
 from osmosis_ai.evaluation.comparison.numbers import Difference, number_data
+from osmosis_ai.evaluation.lenient_json import as_text
+from osmosis_ai.rubric.documents import read_calls
 from osmosis_ai.rubric.records import require_file
 from osmosis_ai.rubric.scores import rescaled
 from osmosis_ai.rubric.session_journal import input_differences, text_digest
@@ -249,7 +251,11 @@ def _scored_records(entries: object, inputs: Mapping[str, Any]) -> Iterator[Scor
     for entry in entries if isinstance(entries, list) else ():
         if not isinstance(entry, dict):
             continue
-        means = [sum(scores) / len(scores) for scores in _scores_by_judge(entry).values()]
+        by_judge: dict[str, list[float]] = {}
+        for call in read_calls(entry):
+            if call.score is not None:
+                by_judge.setdefault(call.model, []).append(call.score)
+        means = [sum(scores) / len(scores) for scores in by_judge.values()]
         if not means:
             continue
         score = sum(means) / len(means)
@@ -257,17 +263,7 @@ def _scored_records(entries: object, inputs: Mapping[str, Any]) -> Iterator[Scor
         if bounds is not None and own is not None and own != bounds:
             score = float(rescaled(score, *own, to_low=bounds[0], to_high=bounds[1]))
         if math.isfinite(score):
-            yield ScoredRecord(score, _text(entry.get("digest")), _text(entry.get("question_digest")))
-
-
-def _scores_by_judge(entry: Mapping[str, Any]) -> dict[str, list[float]]:
-    calls = entry.get("judgements", entry.get("runs"))
-    found: dict[str, list[float]] = {}
-    for call in calls if isinstance(calls, list) else ():
-        score = _number(call.get("score")) if isinstance(call, dict) else None
-        if score is not None:
-            found.setdefault(str(call.get("model")), []).append(score)
-    return found
+            yield ScoredRecord(score, as_text(entry.get("digest")), as_text(entry.get("question_digest")))
 
 
 def _bounds(written: object, otherwise: tuple[float, float] | None = None) -> tuple[float, float] | None:
@@ -278,10 +274,6 @@ def _bounds(written: object, otherwise: tuple[float, float] | None = None) -> tu
         for place, end in enumerate(ends)
     )
     return (low, high) if low is not None and high is not None and low < high else otherwise
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _number(value: Any) -> float | None:

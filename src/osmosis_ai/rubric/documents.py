@@ -6,7 +6,7 @@ the records. A reader takes what is no number for no score, and skips what it ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -114,17 +114,10 @@ def classic_record(judged: JudgedRecord, *, pending: str | None) -> dict[str, An
     }
 
 
-def preview(record: RubricRecord, *, longest: int = PREVIEW_CHARACTERS) -> str:
+def preview(record: RubricRecord) -> str:
     """Return the start of the judged text, on one line."""
     text = " ".join(record.solution_str.split())
-    return text if len(text) <= longest else text[: longest - 3] + "..."
-
-
-def streamed(
-    result: SessionResult, entry: Callable[[JudgedRecord], dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    """Yield the entry of every record."""
-    return (entry(judged) for judged in result.records())
+    return text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 3] + "..."
 
 
 def _judgement(model: str, run: int, call: CallRecord | None) -> dict[str, Any]:
@@ -211,7 +204,7 @@ class ReadRecord:
     @classmethod
     def of(cls, record: Mapping[str, Any], place: int) -> ReadRecord:
         """Return a record of either form."""
-        calls = list(_calls(record))
+        calls = list(read_calls(record))
         # The statistics of a record that no call scored say 0.0, which is no score.
         is_scored = any(call.score is not None for call in calls)
         mean = as_number(as_table(record.get("statistics")).get("average")) if is_scored else None
@@ -281,7 +274,8 @@ def read_result(path: Path) -> ReadResult:
     return ReadResult(document)
 
 
-def _calls(record: Mapping[str, Any]) -> Iterator[ReadCall]:
+def read_calls(record: Mapping[str, Any]) -> Iterator[ReadCall]:
+    """Yield the calls of a record of either form."""
     for call in _list(record.get("judgements", record.get("runs"))):
         if isinstance(call, dict):
             run = call.get("run", call.get("run_index"))

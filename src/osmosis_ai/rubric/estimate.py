@@ -104,13 +104,6 @@ class JudgeFigure:
             return self
         return replace(self, low=max(self.low, least), high=min(self.high, greatest))
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval is on one side of zero, and the adjusted p-value agrees if there is one."""
-        if self.low is None or self.high is None or self.low <= 0 <= self.high:
-            return False
-        return self.p_adjusted is None or self.p_adjusted <= 1 - CONFIDENCE
-
 
 def bootstrap_interval(
     sums: Floats, statistic: Callable[[Floats], Floats], *, seed: int = 0

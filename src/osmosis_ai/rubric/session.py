@@ -20,7 +20,7 @@ from osmosis_ai.driving.dispatcher import Dispatcher, Stop
 from osmosis_ai.evaluation.budget import NOTHING, Budget, Spending, Spent
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rubric.judge import Judge
-from osmosis_ai.rubric.session_journal import CallRecord, CallStates, elapsed_line
+from osmosis_ai.rubric.session_journal import CallRecord, CallStates, json_bytes
 from osmosis_ai.rubric.session_result import JudgeUsage
 from osmosis_ai.rubric.types import Judgement, ProviderRequestError, UnscoredError
 
@@ -161,7 +161,7 @@ class JudgingSession:
         finally:
             self._hooks.ended()
             self._finished = time.monotonic()
-        await self._journal.append_line(elapsed_line(self.session_s))
+        await self._journal.append_line(json_bytes({"elapsed_s": round(self.session_s, 3)}) + b"\n")
 
     def interrupt(self) -> None:
         """Start nothing more and cancel what is in flight."""

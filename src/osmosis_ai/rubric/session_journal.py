@@ -24,7 +24,7 @@ from typing import Any, Literal
 import orjson
 
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, ResumeRefusedError
-from osmosis_ai.evaluation.journal import Journal, committed_lines
+from osmosis_ai.evaluation.journal import committed_lines
 from osmosis_ai.files import cache_dir, write_atomic
 from osmosis_ai.rubric.judge_model import JudgeModel
 from osmosis_ai.rubric.records import RecordIndex, RubricRecord
@@ -114,18 +114,6 @@ class SessionSpec:
             "ground_truth": text_digest(self.ground_truth),
             "reading": [index.rules.rubric_id, index.rules.tagged_only, index.rules.wrap_metadata],
         }
-
-
-def require_equal_inputs(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Let a session go on with a journal."""
-    changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-    if changed:
-        raise ResumeRefusedError(
-            f"the session in '{where}' cannot be continued: its inputs have changed since it was started."
-            + "".join(f"\n  - {line}" for line in input_differences(changed, before, now)),
-            details={"changed": changed},
-            hint="undo the change, or leave out `--resume` to start over",
-        )
 
 
 def input_differences(
@@ -249,10 +237,6 @@ class CallStates:
             if state != 0:
                 self._open[item] = 1
 
-    def is_open(self, record: int, model: int, run: int) -> bool:
-        """Tell whether the call is still to be made."""
-        return self._open[self._item(record, model, run)] == 1
-
     def open_runs(self, record: int, model: int) -> Iterator[int]:
         """Yield the runs that a judge still owes a record."""
         start = self._item(record, model, 0)
@@ -321,7 +305,7 @@ def json_bytes(value: Any, *, indent: bool = False) -> bytes:
 SUFFIX = ".partial.jsonl"
 _SCHEMA = 1
 _ELAPSED = b'{"elapsed_s"'
-_FULL_HINT = "free some space and run the same command with `--resume`: it continues where it stopped"
+FULL_HINT = "free some space and run the same command with `--resume`: it continues where it stopped"
 
 
 class SessionLock:
@@ -357,11 +341,6 @@ def journal_of(output: Path) -> Path:
     return output.with_name(output.name + SUFFIX)
 
 
-def output_of(journal: Path) -> Path:
-    """Return the result that a journal belongs to."""
-    return journal.with_name(journal.name.removesuffix(SUFFIX))
-
-
 def start_journal(path: Path, inputs: dict[str, Any]) -> Path | None:
     """Begin a journal; one that is there is kept beside it."""
     aside = None
@@ -372,13 +351,8 @@ def start_journal(path: Path, inputs: dict[str, Any]) -> Path | None:
     return aside
 
 
-def open_journal(path: Path) -> Journal:
-    """Open a journal for appending."""
-    return Journal.open(path, full_hint=_FULL_HINT)
-
-
-def find_journal(output: Path, inputs: dict[str, Any], *, fixed: bool) -> Path:
-    """Return the journal that a session with ``inputs`` goes on with."""
+def find_output(output: Path, inputs: dict[str, Any], *, fixed: bool) -> Path:
+    """Return the result of the unfinished session with ``inputs``."""
     if fixed:
         candidates = [path for path in [journal_of(output)] if path.is_file()]
     else:
@@ -396,9 +370,15 @@ def find_journal(output: Path, inputs: dict[str, Any], *, fixed: bool) -> Path:
         )
     for path in candidates:
         if read_inputs(path) == inputs:
-            return path
-    require_equal_inputs(str(candidates[0]), read_inputs(candidates[0]), inputs)
-    raise AssertionError("equal inputs were found above")
+            return path.with_name(path.name.removesuffix(SUFFIX))
+    before = read_inputs(candidates[0])
+    changed = [key for key in sorted({*before, *inputs}) if before.get(key) != inputs.get(key)]
+    raise ResumeRefusedError(
+        f"the session in '{candidates[0]}' cannot be continued: its inputs have changed since it was started."
+        + "".join(f"\n  - {line}" for line in input_differences(changed, before, inputs)),
+        details={"changed": changed},
+        hint="undo the change, or leave out `--resume` to start over",
+    )
 
 
 def read_inputs(path: Path) -> dict[str, Any]:
@@ -435,8 +415,3 @@ def replay(path: Path) -> Iterator[tuple[int, CallRecord]]:
                 hint="leave out `--resume` to start over; the damaged journal is kept",
             ) from None
         yield offset, call
-
-
-def elapsed_line(seconds: float) -> bytes:
-    """Return the line that says how long a session worked."""
-    return json_bytes({"elapsed_s": round(seconds, 3)}) + b"\n"

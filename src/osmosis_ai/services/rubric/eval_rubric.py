@@ -178,13 +178,11 @@ async def run_rubric(
 
 
 def _output(prepared: PreparedRubric, inputs: dict[str, Any]) -> Path:
-    """Return the result's path: that of the session to go on with, or a new one."""
-    from osmosis_ai.rubric.session_journal import find_journal, output_of
+    """Return the result's path: that of the session to continue, or a new one."""
+    from osmosis_ai.rubric.session_journal import find_output
 
     plan = prepared.output
-    return (
-        output_of(find_journal(plan.path, inputs, fixed=plan.fixed)) if prepared.request.resume else plan.path
-    )
+    return find_output(plan.path, inputs, fixed=plan.fixed) if prepared.request.resume else plan.path
 
 
 async def _judge(
@@ -192,13 +190,14 @@ async def _judge(
 ) -> tuple[SessionResult, OsmosisError | None]:
     """Make the calls; also return what kept the session from going on, if something did."""
     from osmosis_ai.evaluation.budget import Budget
+    from osmosis_ai.evaluation.journal import Journal
     from osmosis_ai.redaction import Redactor
     from osmosis_ai.rubric.session import DEFAULT_CONCURRENCY, JudgingSession
-    from osmosis_ai.rubric.session_journal import open_journal, replay, worked_s
+    from osmosis_ai.rubric.session_journal import FULL_HINT, replay, worked_s
     from osmosis_ai.rubric.session_result import SessionResult
 
     resume = prepared.request.resume
-    journal = open_journal(journal_path)
+    journal = Journal.open(journal_path, full_hint=FULL_HINT)
     session = JudgingSession(
         prepared.spec,
         prepared.index,

@@ -1,4 +1,4 @@
-"""The records of a session: read from JSON Lines one at a time, and a few dozen bytes of each in memory.
+"""The records of a session: read from JSON Lines one at a time, and some hundred bytes of each in memory.
 
 A line is one record in either form: a conversation (``messages``, whose last assistant turn is judged) or the text itself
 (``solution_str``). Every problem names its line. One pass over the file before the first call finds a mistake in the last line
@@ -12,10 +12,10 @@ import json
 import math
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.datasets.formats import LFS_POINTER
@@ -309,33 +309,6 @@ def _digest(*parts: object) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_DIGITS]
 
 
-class PackedTexts(Sequence[str]):
-    """Short texts one after the other in one block of bytes."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-        self._ends = array("Q")
-
-    def append(self, text: str) -> None:
-        """Add a text."""
-        self._bytes += text.encode("utf-8", "replace")
-        self._ends.append(len(self._bytes))
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    @overload
-    def __getitem__(self, position: int) -> str: ...
-    @overload
-    def __getitem__(self, position: slice) -> list[str]: ...
-    def __getitem__(self, position: int | slice) -> str | list[str]:
-        if isinstance(position, slice):
-            return [self[number] for number in range(*position.indices(len(self)))]
-        number = range(len(self))[position]
-        start = self._ends[number - 1] if number else 0
-        return self._bytes[start : self._ends[number]].decode()
-
-
 class RecordIndex:
     """The records of a session, as far as they are remembered."""
 
@@ -344,7 +317,7 @@ class RecordIndex:
         self.rules = rules
         self.bounds = bounds
         self.digest = ""
-        self.labels = PackedTexts()
+        self.labels: list[str] = []
         self.lengths = array("Q")
         self.lows, self.highs, self.human = array("d"), array("d"), array("d")
         self.bare_line: int | None = None
@@ -405,7 +378,7 @@ class RecordIndex:
         if self.bare_line is None and not (record.ground_truth or record.original_input or record.metadata):
             self.bare_line = record.line
         self.copy_of.append(self._first_places.setdefault(record.digest, len(self)))
-        self.labels.append(record.label)
+        self.labels.append(record.label.encode("utf-8", "replace").decode())
         self.lengths.append(len(record.solution_str))
         self.lows.append(low)
         self.highs.append(high)

@@ -229,9 +229,9 @@ class JudgingSession:
         self._flying += 1
         try:
             judgement = await judge.score(task, call_index=self._spec.call_index(call.run))
-            ended = self._scored(number, call, judgement, started_at)
+            ended = self._ended(number, call, judgement, started_at)
         except ProviderRequestError as error:
-            ended = self._scoreless(number, call, error, started_at)
+            ended = self._ended(number, call, error, started_at)
             self._count_failure(number, error)
         else:
             self._failures[number] = 0
@@ -252,49 +252,32 @@ class JudgingSession:
             self._score_sum += ended.score
             self._score_count += 1
 
-    def _scored(self, number: int, call: _Call, judgement: Judgement, started_at: str) -> CallRecord:
-        return CallRecord(
-            record=call.record.index,
-            model=number,
-            run=call.run + 1,
-            status="scored",
-            score=judgement.score,
-            stated_score=judgement.stated_score,
-            explanation=self._redact.text(judgement.explanation),
-            reason=None,
-            error=None,
-            input_tokens=judgement.input_tokens,
-            output_tokens=judgement.output_tokens,
-            cost_usd=judgement.cost_usd,
-            duration_s=round(judgement.duration_s, 4),
-            retries=judgement.retries,
-            started_at=started_at,
-            completed_at=_now(),
-            raw=self._kept(judgement.raw),
-        )
-
-    def _scoreless(
-        self, number: int, call: _Call, error: ProviderRequestError, started_at: str
+    def _ended(
+        self, number: int, call: _Call, found: Judgement | ProviderRequestError, started_at: str
     ) -> CallRecord:
-        unscored = isinstance(error, UnscoredError)
+        scored = found if isinstance(found, Judgement) else None
+        unscored = found if isinstance(found, UnscoredError) else None
+        reason = None
+        if isinstance(found, ProviderRequestError):
+            reason = unscored.reason if unscored is not None else found.category or "provider"
         return CallRecord(
             record=call.record.index,
             model=number,
             run=call.run + 1,
-            status="unscored" if unscored else "failed",
-            score=None,
-            stated_score=None,
-            explanation=None,
-            reason=error.reason if isinstance(error, UnscoredError) else error.category or "provider",
-            error=self._redact.text(str(error)),
-            input_tokens=error.input_tokens,
-            output_tokens=error.output_tokens,
-            cost_usd=error.cost_usd,
-            duration_s=round(error.duration_s, 4),
-            retries=error.retries,
+            status="scored" if scored is not None else "unscored" if unscored is not None else "failed",
+            score=scored.score if scored is not None else None,
+            stated_score=scored.stated_score if scored is not None else None,
+            explanation=self._redact.text(scored.explanation) if scored is not None else None,
+            reason=reason,
+            error=None if scored is not None else self._redact.text(str(found)),
+            input_tokens=found.input_tokens,
+            output_tokens=found.output_tokens,
+            cost_usd=found.cost_usd,
+            duration_s=round(found.duration_s, 4),
+            retries=found.retries,
             started_at=started_at,
             completed_at=_now(),
-            raw=self._kept(error.raw) if isinstance(error, UnscoredError) else None,
+            raw=self._kept(getattr(found, "raw", None)),
         )
 
     def _kept(self, raw: Any) -> Any:

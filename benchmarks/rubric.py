@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from osmosis_ai.rubric.judge import Judge, JudgeTask
+    from osmosis_ai.rubric.judge import Judge
+    from osmosis_ai.rubric.types import JudgeTask
 
 REPOSITORY = Path(__file__).parents[1]
 PATHS = ["direct", "threads", "litellm"]
@@ -62,7 +63,9 @@ class Cost:
 
 async def judge_many(base_url: str, path: str, *, calls: int, in_flight: int) -> Cost:
     """Score with one judge in one event loop, directly or through LiteLLM."""
-    from osmosis_ai.rubric.judge import Judge, JudgeTask, resolve_judge
+    from osmosis_ai.rubric.judge import Judge
+    from osmosis_ai.rubric.judge_model import resolve_judge
+    from osmosis_ai.rubric.types import JudgeTask
 
     model = resolve_judge("openai/stand-in", env={}, api_base=base_url, api_key="not-checked", timeout_s=60)
     if path == "litellm":

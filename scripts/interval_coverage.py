@@ -34,8 +34,7 @@ from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtr
 
 from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
-from osmosis_ai.evaluation.comparison.gate_evidence import margin_evidence
-from osmosis_ai.evaluation.comparison.gate_rules import judge_margin
+from osmosis_ai.evaluation.comparison.gate_rules import judge_margin, margin_evidence
 from osmosis_ai.evaluation.comparison.metric_changes import ChangeSettings, change_of
 from osmosis_ai.evaluation.comparison.numbers import Difference
 from osmosis_ai.evaluation.comparison.planning import AttemptPrice, Goal, Outlook, make_plan

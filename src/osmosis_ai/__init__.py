@@ -31,15 +31,14 @@ if TYPE_CHECKING:
         RolloutResponse,
     )
     from osmosis_ai.rollout.loop.server.app import create_app
-    from osmosis_ai.rubric.both_forms import evaluate_rubric
-    from osmosis_ai.rubric.errors import (
+    from osmosis_ai.rubric.api import aevaluate_rubric, evaluate_rubric
+    from osmosis_ai.rubric.types import (
         MissingAPIKeyError,
         ModelNotFoundError,
         ProviderRequestError,
+        RubricResult,
         UnscoredError,
     )
-    from osmosis_ai.rubric.evaluate import aevaluate_rubric
-    from osmosis_ai.rubric.types import RubricResult
 
 __all__ = [
     "CompletionsResult",
@@ -75,14 +74,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "MissingAPIKeyError": "osmosis_ai.rubric.errors",
-    "ModelNotFoundError": "osmosis_ai.rubric.errors",
+    "MissingAPIKeyError": "osmosis_ai.rubric.types",
+    "ModelNotFoundError": "osmosis_ai.rubric.types",
     "OsmosisError": "osmosis_ai.errors",
-    "ProviderRequestError": "osmosis_ai.rubric.errors",
+    "ProviderRequestError": "osmosis_ai.rubric.types",
     "RubricResult": "osmosis_ai.rubric.types",
-    "UnscoredError": "osmosis_ai.rubric.errors",
-    "aevaluate_rubric": "osmosis_ai.rubric.evaluate",
-    "evaluate_rubric": "osmosis_ai.rubric.both_forms",
+    "UnscoredError": "osmosis_ai.rubric.types",
+    "aevaluate_rubric": "osmosis_ai.rubric.api",
+    "evaluate_rubric": "osmosis_ai.rubric.api",
     "osmosis_reward": "osmosis_ai.rewards",
     "osmosis_rubric": "osmosis_ai.rewards",
     "CompletionsResult": "osmosis_ai.rollout.loop.agent",

@@ -208,7 +208,7 @@ def _prepared(signature: _Signature, args: tuple[Any, ...], kwargs: dict[str, An
         return bound
     if not isinstance(extra_info, dict):
         raise RewardTypeError(f"{where}: `extra_info` must be a dict, not {_named(extra_info)}.")
-    from osmosis_ai.rubric.extra_info import with_model_info
+    from osmosis_ai.rubric.judge_model import with_model_info
 
     bound.arguments["extra_info"] = with_model_info(extra_info, function=signature.name)
     return bound

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from osmosis_ai.rubric.errors import (
+from osmosis_ai.rubric.types import (
     MissingAPIKeyError,
+    ModelInfo,
     ModelNotFoundError,
     ProviderRequestError,
+    RewardRubricRunResult,
     UnscoredError,
 )
-from osmosis_ai.rubric.types import ModelInfo, RewardRubricRunResult
 
 __all__ = [
     "MissingAPIKeyError",

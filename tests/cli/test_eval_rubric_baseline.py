@@ -42,7 +42,7 @@ def before(cli: Cli, judge: JudgeServer) -> None:
 def test_other_answers_to_the_same_questions_are_compared_question_by_question(cli: Cli) -> None:
     answers(AFTER, name="new", order=-1)
     outcome, found = compared(cli)
-    assert found["verdict"].startswith("The scores are higher by 0.2750 (95 % interval ")
+    assert found["verdict"].startswith("The mean score is higher: +0.2750 (95% CI 0.")
     assert found["verdict"].endswith(", 6 records).") and found["verdict"] in outcome.out
     assert (found["paired_by"], found["records"]) == ("question", {"common": 6, "baseline": 6, "current": 6})
     difference = found["difference"]
@@ -66,9 +66,9 @@ def test_least_greatest_and_counts_are_in_the_file_and_not_in_the_headline(cli: 
 @pytest.mark.usefixtures("before")
 def test_worse_answers_and_equal_ones_are_told_so(cli: Cli) -> None:
     answers([given - 0.1 + 0.01 * place for place, given in enumerate(BEFORE)], name="worse")
-    assert compared(cli)[1]["verdict"].startswith("The scores are lower by 0.07")
+    assert compared(cli)[1]["verdict"].startswith("The mean score is lower: -0.0750 (95% CI -0.")
     answers((0.3, 0.4, 0.4, 0.5, 0.5, 0.05), name="other")
-    assert "can not be told apart from the baseline's: +0.0083" in compared(cli)[1]["verdict"]
+    assert compared(cli)[1]["verdict"].startswith("No significant difference: +0.0083 (95% CI -0.")
 
 
 @pytest.mark.usefixtures("before")
@@ -76,9 +76,9 @@ def test_the_same_texts_by_another_judge_are_compared_and_every_number_says_so(c
     answers(BEFORE, name="old")
     outcome, found = compared(cli, "-n", "2", model="openai/stern")
     assert found["paired_by"] == "record" and set(found["changed_inputs"]) == {"models", "runs"}
-    assert found["verdict"].startswith("Scored by another judge, they ")
+    assert found["verdict"].startswith("No significant difference (another judge): +0.0000 (")
     assert "models: was openai/judge, now openai/stern" in outcome.out
-    assert "this session scores by another judge than the baseline's." in outcome.err
+    assert "this session uses another judge than the baseline." in outcome.err
 
 
 @pytest.mark.usefixtures("before")
@@ -87,27 +87,25 @@ def test_scores_on_another_scale_are_not_compared(cli: Cli) -> None:
     outcome, found = compared(cli, "--score-max", "5")
     assert found["verdict"] == "The scores are not compared: they are on another scale."
     assert found["difference"]["value"] is None and "score bounds: was 0, 1, now 0, 5" in outcome.out
-    assert "on another scale: nothing will be compared." in outcome.err
+    assert "on another scale: they will not be compared." in outcome.err
 
 
 @pytest.mark.usefixtures("before")
-def test_files_that_do_not_say_what_was_judged_are_compared_unpaired(cli: Cli) -> None:
+@pytest.mark.parametrize("identified", [True, False])
+def test_without_a_record_in_both_only_the_statistics_are_compared(cli: Cli, identified: bool) -> None:
     document = result_of("before.json")
-    del document["inputs"]
-    for record in document["records"]:
-        del record["digest"], record["question_digest"]
-    Path("before.json").write_text(json.dumps(document))
-    answers(AFTER)
-    outcome, found = compared(cli)
-    assert (found["paired_by"], found["difference"]["value"]) == (None, pytest.approx(0.275))
-    assert "unpaired: the baseline's file does not say what was judged" in outcome.out
-
-
-@pytest.mark.usefixtures("before")
-def test_answers_to_other_questions_are_compared_unpaired(cli: Cli) -> None:
+    reason = "no record is in both sessions"
+    if not identified:
+        del document["inputs"]
+        for record in document["records"]:
+            del record["digest"], record["question_digest"]
+        Path("before.json").write_text(json.dumps(document))
+        reason = "the baseline's file does not identify its records"
     write(*({"original_input": f"another {given}", "solution_str": f"[score {given}]"} for given in AFTER))
     outcome, found = compared(cli)
-    assert found["records"]["common"] == 0 and "unpaired: no record is in both" in outcome.out
+    assert (found["paired_by"], found["difference"]["value"], found["records"]["common"]) == (None, None, 0)
+    assert f"The scores are not compared: {reason}." in outcome.out
+    assert found["delta_statistics"]["average"] == pytest.approx(0.275)
 
 
 @pytest.mark.usefixtures("before")
@@ -118,7 +116,7 @@ def test_copies_of_a_record_are_one_and_few_common_ones_are_told(cli: Cli) -> No
     outcome, found = compared(cli)
     assert found["records"] == {"common": 2, "baseline": 6, "current": 8}
     assert found["difference"]["value"] == pytest.approx((0.7 - 0.1) / 2)
-    assert found["warnings"] == ["only 2 of 6 records are in both: they may not stand for the others"]
+    assert found["warnings"] == ["only 2 of 6 records are in both: they may not represent the others"]
     assert found["warnings"][0] in outcome.out
 
 
@@ -138,7 +136,7 @@ def test_a_file_without_records_that_can_be_read_has_only_its_statistics(
     Path("before.json").write_text(json.dumps({**told, "score_min": 0, "score_max": 1}))
     answers(AFTER)
     outcome, found = compared(cli)
-    assert outcome.status == 0 and "only their statistics" in found["verdict"]
+    assert outcome.status == 0 and "no records with scores" in found["verdict"]
     assert found["delta_statistics"] == {"average": pytest.approx(0.225)}
 
 

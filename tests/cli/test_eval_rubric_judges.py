@@ -106,7 +106,7 @@ def test_a_judge_that_favours_what_it_reads_first_is_found_out(cli: Cli, judge: 
     assert outcome.status == 0, outcome.err
     position = result_of()["trust"]["judges"][0]["position"]
     assert position["value"] == pytest.approx(0.2, abs=0.02) and position["low"] > 0.15
-    assert position["records"] == 7 and "quoted in the usual order" in position["sentence"]
+    assert position["records"] == 7
     assert score(cli, "-n", "4", "-o", "plain.json").status == 0
     unmeasured = result_of("plain.json")["trust"]["judges"][0]["position"]
     assert unmeasured["value"] is None and "--swap" in unmeasured["reason"]
@@ -136,8 +136,7 @@ def test_a_bias_of_one_of_three_judges_is_a_finding_only_among_all_of_them(
     assert [order["low"] > 0 for order in orders] == [False, False, True]
     assert orders[2]["p"] < 0.05
     assert orders[2]["p_adjusted"] == pytest.approx(3 * orders[2]["p"])
-    assert [finding["topic"] for finding in trust["findings"]].count("Order") == found
-    assert ("after adjustment for all judges and biases" in orders[2]["sentence"]) is not found
+    assert (orders[2]["p_adjusted"] <= 0.05) is found
 
 
 def test_every_judge_has_one_vote_in_the_consensus(cli: Cli, judge: JudgeServer) -> None:
@@ -188,7 +187,8 @@ def test_a_report_is_written_beside_the_results(cli: Cli, judge: JudgeServer) ->
     assert outcome.status == 1
     page = Path("deep/report.html").read_text()
     assert "Be good and clear." in page and KEY not in page
-    assert "data.jsonl, SHA-256 " in page and str(Path.cwd()) not in page
+    assert "data.jsonl" in page and str(Path.cwd()) not in page
+    assert "one [noise 0.2]" in page and "It follows the rubric." in page and "Largest disagreements" in page
     assert "What goes into the report: scores" in outcome.err
     again = ["-n", "2", "-o", "out.json", "--report", "deep/report.html", "--no-text"]
     kept = score(cli, *again)
@@ -196,7 +196,19 @@ def test_a_report_is_written_beside_the_results(cli: Cli, judge: JudgeServer) ->
     assert Path("deep/report.html").read_text() == page
     score(cli, *again, "--force")
     bare = Path("deep/report.html").read_text()
-    assert not re.search("Be good and clear|noise 0.2|garbage", bare) and "r1" in bare
+    assert not re.search("Be good and clear|noise 0.2|garbage", bare) and "Largest disagreements" in bare
+
+
+def test_a_report_of_many_records_contains_those_on_which_scores_differ_most(
+    cli: Cli, judge: JudgeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("osmosis_ai.viewer.one_file.MOST_RECORDS", 1)
+    texts("calm [score 0.5]", "disputed [score 0.5] [bias 0.3 judge-b]", "calm [score 0.6]")
+    report = ["--model", "openai/judge-b", "-o", "out.json", "--report", "report.html"]
+    assert score(cli, *report, model="openai/judge-a").status == 0
+    page = Path("report.html").read_text()
+    assert "2 on which scores differ least are only in out.json" in page and "over 3 records" in page
+    assert 'id="record-2"' in page and "disputed [score" in page and "calm [score" not in page
 
 
 def test_a_baseline_is_compared(cli: Cli, judge: JudgeServer) -> None:

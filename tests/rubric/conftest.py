@@ -18,5 +18,5 @@ def without_waiting() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_judging_thread_is_left() -> Iterator[None]:
     yield
-    if module := sys.modules.get("osmosis_ai.rubric.shared_judges"):
+    if module := sys.modules.get("osmosis_ai.rubric.judge"):
         module.close()

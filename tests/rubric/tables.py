@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from osmosis_ai.rubric.estimate import CONFIDENCE, JudgeFigure
 from osmosis_ai.rubric.scores import ScoreTable
 
 Floats = NDArray[np.float64]
@@ -42,3 +43,10 @@ def simulated(records: int, *, models: int = 3, runs: int = 5, seed: int = 0) ->
     human[rng.random(records) < 0.5] = np.nan
     lengths = rng.lognormal(6, 0.8, size=records).round()
     return table(scores, human=human.tolist(), lengths=lengths)
+
+
+def excludes_zero(figure: JudgeFigure) -> bool:
+    """Whether the interval is on one side of zero, and the adjusted p-value agrees if there is one."""
+    if figure.low is None or figure.high is None or figure.low <= 0 <= figure.high:
+        return False
+    return figure.p_adjusted is None or figure.p_adjusted <= 1 - CONFIDENCE

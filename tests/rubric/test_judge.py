@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.rubric.errors import ModelNotFoundError, ProviderRequestError, UnscoredError
-from osmosis_ai.rubric.judge import Judge, JudgeTask, resolve_judge
+from osmosis_ai.rubric.judge import Judge
+from osmosis_ai.rubric.judge_model import resolve_judge
+from osmosis_ai.rubric.types import JudgeTask, ModelNotFoundError, ProviderRequestError, UnscoredError
 from tests.standin_model import Reply, StandInModel, error_reply
 
 pytestmark = pytest.mark.usefixtures("without_waiting")

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.rubric.errors import (
+from osmosis_ai.rubric.judge_model import DEFAULT_API_KEY_ENV, resolve_judge
+from osmosis_ai.rubric.types import (
     JudgeArgumentError,
     JudgeValueError,
     MissingAPIKeyError,
     ProviderRequestError,
 )
-from osmosis_ai.rubric.judge_model import DEFAULT_API_KEY_ENV, resolve_judge
 
 CANARY = "sk-canary-7f3a9b2c"
 

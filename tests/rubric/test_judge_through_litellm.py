@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from osmosis_ai.rubric.errors import ModelNotFoundError
-from osmosis_ai.rubric.judge import Judge, JudgeTask, resolve_judge
+from osmosis_ai.rubric.judge import Judge
+from osmosis_ai.rubric.judge_model import resolve_judge
+from osmosis_ai.rubric.types import JudgeTask, ModelNotFoundError
 
 pytestmark = [pytest.mark.imports_much, pytest.mark.usefixtures("without_waiting")]
 

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_ai.rubric import prompt
-from osmosis_ai.rubric.errors import JudgeArgumentError, JudgeValueError
 from osmosis_ai.rubric.prompt import ask_again, build_prompt
-from osmosis_ai.rubric.task import JudgeTask
+from osmosis_ai.rubric.types import JudgeArgumentError, JudgeTask, JudgeValueError
 
 MARKER = re.compile(r"^<<<(BEGIN|END)_([A-Z_]+) ([0-9a-f]+)>>>$", re.MULTILINE)
 

@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.rubric.record_index import PackedTexts, RecordIndex
-from osmosis_ai.rubric.records import MAX_LINE_BYTES, RecordRules, RubricRecord, iter_records
+from osmosis_ai.rubric.records import (
+    MAX_LINE_BYTES,
+    RecordIndex,
+    RecordRules,
+    RubricRecord,
+    iter_records,
+)
 
 
 def write(path: Path, *lines: Any) -> Path:
@@ -221,12 +226,3 @@ def test_a_file_that_changes_while_it_is_judged_is_noticed(data: Path) -> None:
     os.utime(data, ns=(1, 1))
     with pytest.raises(OsmosisError, match="was changed while its records were being judged"):
         list(index.records())
-
-
-def test_packed_texts_behave_like_a_list() -> None:
-    packed, plain = PackedTexts(), ["", "a", "€uro", "", "last"]
-    for text in plain:
-        packed.append(text)
-    assert (len(packed), list(packed), packed[-1], packed[1:4]) == (5, plain, "last", plain[1:4])
-    with pytest.raises(IndexError):
-        packed[5]

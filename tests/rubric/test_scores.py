@@ -33,26 +33,6 @@ def test_every_model_has_one_vote_in_the_consensus_however_many_runs_it_scored()
     assert sheet.consensus_median()[0] == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize(
-    "change, said",
-    [
-        ({"models": ["one"]}, r"2 records, 1 models, runs"),
-        ({"labels": ["a"]}, r"1 records"),
-        ({"human": [0.5]}, r"`human` must hold one value for each of the 2 records"),
-        ({"lengths": [1.0, 2.0, 3.0]}, r"`lengths`"),
-        ({"score_min": 1.0, "score_max": 0.0}, r"score_min 1 must be below score_max 0"),
-        ({"score_max": 0.5}, r"score 0.9 is outside 0 to 0.5"),
-        ({"human": [float("inf"), 0.0]}, r"finite"),
-        ({"presentations": ["a"]}, r"`presentations` must name the order of each of the 2 runs"),
-    ],
-)
-def test_a_table_that_does_not_fit_together_is_refused(change: dict[str, object], said: str) -> None:
-    scores = [[[0.1, 0.2], [0.3, NAN]], [[0.9, 0.4], [0.5, 0.6]]]
-    assert table(scores).runs == 2
-    with pytest.raises(ValueError, match=said):
-        table(scores, **change)
-
-
 def test_scores_of_records_with_bounds_of_their_own_come_to_one_scale() -> None:
     moved = rescaled(
         np.array([[3.0], [0.5]]), np.array([[1.0], [0.0]]), np.array([[5.0], [1.0]]), to_low=0, to_high=10

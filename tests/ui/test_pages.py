@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from osmosis_ai.ui.assets import KIT
 from osmosis_ai.ui.pages import templates
-from osmosis_ai.ui.text import data_for_scripts, visible
+from osmosis_ai.ui.text import visible
 
 TOKENS = {
     name: pair
@@ -116,11 +115,3 @@ def test_what_is_not_seen_is_shown() -> None:
             "PDI",
         ):
             assert visible(chr(code)) != chr(code), hex(code)
-
-
-def test_data_for_a_script_begins_no_tag_and_says_the_same() -> None:
-    value = {"</script>": ["<!--", "&amp;", "\u2028"]}
-    assert not set("<>&\u2028") & set(data_for_scripts(value))
-    assert json.loads(data_for_scripts(value)) == value
-    with pytest.raises(ValueError):
-        data_for_scripts(float("nan"))

@@ -55,6 +55,7 @@ def training(*, text: bool = True) -> str:
 def judging(*, text: bool = True, everything: bool = False) -> str:
     document = a_document(30)
     for record in document["records"]:
+        record["texts"] = {"Judged text": f"canary {HOSTILE}"}
         for call in record["judgements"]:
             call["explanation"] = f"canary: the answer is right, but says so at length. {HOSTILE}"
     written = io.BytesIO()

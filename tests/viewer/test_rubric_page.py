@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from osmosis_ai.rubric.trust import TrustReport, trust_report
+from osmosis_ai.rubric.judge_agreement import AgreementReport, measure_agreement
 from osmosis_ai.viewer.source import RunDetail
 from tests.rubric.tables import simulated
 from tests.viewer.browsing import gzipped, page_text, visitor
@@ -20,12 +20,12 @@ HOSTILE = "</script><script>alert(1)</script>{{ 7*7 }}"
 def a_document(records: int = 60) -> dict[str, Any]:
     """Return a result as `osmosis eval rubric` writes it, read again from its JSON."""
     table = simulated(records=records)
-    trust = trust_report(table)
+    agreement = measure_agreement(table)
     written = {
         "score_min": table.score_min,
         "score_max": table.score_max,
         "overall_statistics": {"average": 0.5},
-        "trust": trust.to_json(),
+        "trust": agreement.to_json(),
         "records": [
             {
                 "index": row + 1,
@@ -61,8 +61,8 @@ def document() -> dict[str, Any]:
 
 
 def test_what_was_measured_is_read_again_as_it_was() -> None:
-    trust = trust_report(simulated(records=30))
-    assert TrustReport.from_json(json.loads(json.dumps(trust.to_json()))) == trust
+    agreement = measure_agreement(simulated(records=30))
+    assert AgreementReport.from_json(json.loads(json.dumps(agreement.to_json()))) == agreement
 
 
 def test_the_page_has_what_the_report_has_and_the_records_by_page(document: dict[str, Any]) -> None:
@@ -70,9 +70,9 @@ def test_the_page_has_what_the_report_has_and_the_records_by_page(document: dict
     text = page_text(pages.get("/rubrics/answers"))
     assert "Mean score 0.500 on a scale from" in text and "over 60 records." in text
     for heading in (
-        "Can these scores be trusted?",
-        "Does a judge repeat itself?",
-        "What else moves a score?",
+        "Agreement of the judges",
+        "Repeatability",
+        "Bias by length and order",
     ):
         assert heading in text
     assert "Histograms of the scores of each judge" in text
@@ -102,26 +102,27 @@ def test_a_page_of_a_session_is_small_over_the_wire(document: dict[str, Any]) ->
 )
 def test_a_file_that_is_no_result_of_ours_has_a_page(strange: dict[str, Any]) -> None:
     text = page_text(pages_of(strange).get("/rubrics/answers"))
-    assert "Can these scores be trusted?" not in text
+    assert "Agreement of the judges" not in text
 
 
 def test_scores_beyond_their_scale_leave_the_histogram_out(document: dict[str, Any]) -> None:
     beyond = json.loads(json.dumps(document))
     beyond["records"][0]["judgements"][0]["score"] = 1e9
     text = page_text(pages_of(beyond).get("/rubrics/answers"))
-    assert "Histograms" not in text and "Can these scores be trusted?" in text
+    assert "Histograms" not in text and "Agreement of the judges" in text
 
 
 def test_a_record_without_a_score_has_no_mean_and_does_not_count(document: dict[str, Any]) -> None:
     calls = [{**call, "score": None} for call in document["records"][0]["judgements"]]
     unscored = {**document["records"][0], "statistics": {"average": 0.0}, "judgements": calls}
     records = [unscored, *document["records"][1:]]
-    text = page_text(pages_of({**document, "records": records}).get("/rubrics/answers"))
+    trust = {**document["trust"], "counts": {**document["trust"]["counts"], "scored_records": 59}}
+    text = page_text(pages_of({**document, "records": records, "trust": trust}).get("/rubrics/answers"))
     assert "over the 59 of 60 records that have a score." in text
     record, _, following = text.partition('id="record-1"')[2].partition('id="record-2"')
     assert "0.000" not in record and '<span class="given">–</span></summary>' in record
     assert '<span class="given">0.250</span>' in following
-    none = page_text(pages_of({**document, "records": [unscored]}).get("/rubrics/answers"))
+    none = page_text(pages_of({**document, "records": [unscored], "trust": None}).get("/rubrics/answers"))
     assert "1 record, none with a score." in none
 
 

@@ -1,1 +1,1 @@
-"""Models as judges: score answers against a rubric, and measure how far the judge itself can be trusted."""
+"""Models as judges: score answers against a rubric, and measure the agreement of the judges."""

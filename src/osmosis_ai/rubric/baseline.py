@@ -1,32 +1,51 @@
-"""An earlier session, as its result file tells it: its statistics, and what it knows of each record.
+"""A session against an earlier one: the shift of all statistics, and one paired comparison of the records in both.
 
-A result file, or any JSON with its statistics, can be a baseline. A file that states what was judged is compared record by
-record (:mod:`~osmosis_ai.rubric.baseline_comparison`).
+Records are paired by all that was judged if at least half of the smaller session has its match so, otherwise by the question.
+Duplicates are one record. Scores of another judge or rubric are compared and labelled; scores on another scale are not.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
+from osmosis_ai.evaluation.comparison.numbers import Difference, number_data
+from osmosis_ai.evaluation.lenient_json import as_text
+from osmosis_ai.rubric.documents import read_calls
 from osmosis_ai.rubric.records import require_file
 from osmosis_ai.rubric.scores import rescaled
+from osmosis_ai.rubric.session_journal import input_differences, text_digest
+
+if TYPE_CHECKING:
+    from osmosis_ai.rubric.session_result import SessionResult
+
+Pairing = Literal["record", "question"]
 
 _TOP_LEVEL = ("average", "variance", "stdev")
+_LABELS = (
+    ("another judge", frozenset({"models", "reasoning_effort", "system_prompt", "swap"})),
+    ("another rubric", frozenset({"rubric", "original_input", "ground_truth"})),
+)
+_EXPECTED_TO_DIFFER = frozenset({"data", "rubric_id", "reading"})
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredRecord:
-    """What comparing sessions needs of a record that has a score."""
+    """A record with a score, and the digests that identify it."""
 
     score: float
     digest: str | None = None
     question: str | None = None
+
+    def key(self, by: Pairing) -> str | None:
+        """Return what the record is paired by; None if the file does not contain it."""
+        return self.digest if by == "record" else self.question or self.digest
 
 
 @dataclass(frozen=True)
@@ -37,6 +56,151 @@ class Baseline:
     statistics: Mapping[str, float]
     records: Sequence[ScoredRecord] = ()
     inputs: Mapping[str, Any] = field(default_factory=dict)
+
+    def changed_inputs(self, now: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the inputs that differ from the baseline's, as far as its file contains them."""
+        before = self.inputs
+        return tuple(
+            key for key in now if key in before and key not in _EXPECTED_TO_DIFFER and before[key] != now[key]
+        )
+
+
+@dataclass(frozen=True)
+class SessionComparison:
+    """The change of the scores since an earlier session; differences are current minus baseline."""
+
+    baseline: Baseline
+    delta_statistics: Mapping[str, float]
+    difference: Difference | None
+    paired_by: Pairing | None
+    common: int
+    baseline_records: int
+    current_records: int
+    changed: tuple[str, ...]
+    changes: tuple[str, ...]
+    reason: str | None
+
+    @property
+    def verdict(self) -> str:
+        """The comparison in one sentence."""
+        found, label = self.difference, describe_change(self.changed)
+        if found is None:
+            return f"The scores are not compared: {self.reason}."
+        by = f" ({label})" if label else ""
+        if found.low is None or found.high is None:
+            return f"The mean score differs by {found.value:+.4f}{by}; no interval: {found.reason}."
+        to = "–" if found.low >= 0 else " to "
+        over = f"95% CI {found.low:.4f}{to}{found.high:.4f}, {self.common:,} records"
+        if not found.excludes_none:
+            return f"No significant difference{by}: {found.value:+.4f} ({over})."
+        way = "higher" if found.value > 0 else "lower"
+        return f"The mean score is {way}{by}: {found.value:+.4f} ({over})."
+
+    @property
+    def warnings(self) -> list[str]:
+        """The caveats of the difference."""
+        found = [self.difference.warning] if self.difference is not None and self.difference.warning else []
+        smaller = min(self.baseline_records, self.current_records)
+        if self.paired_by and 2 * self.common < smaller:
+            found.append(
+                f"only {self.common:,} of {smaller:,} records are in both: they may not represent the others"
+            )
+        return found
+
+    def data(self) -> dict[str, Any]:
+        """Return it as result files contain it; the first three keys are those of the public 0.2 SDK."""
+        return {
+            "source_path": str(self.baseline.source_path),
+            "baseline_statistics": dict(self.baseline.statistics),
+            "delta_statistics": dict(self.delta_statistics),
+            "verdict": self.verdict,
+            "difference": number_data(self.difference),
+            "paired_by": self.paired_by,
+            "records": {
+                "common": self.common,
+                "baseline": self.baseline_records,
+                "current": self.current_records,
+            },
+            "changed_inputs": list(self.changed),
+            "reason": self.reason,
+            "warnings": self.warnings,
+        }
+
+
+def describe_change(changed: Iterable[str]) -> str:
+    """Return what no longer scores as it did, such as "another judge and another rubric"; "" for nothing."""
+    found = set(changed)
+    return " and ".join(label for label, keys in _LABELS if found & keys)
+
+
+def compare_sessions(
+    baseline: Baseline, result: SessionResult, statistics: Mapping[str, float]
+) -> SessionComparison:
+    """Compare a session with an earlier one."""
+    now = result.spec.inputs(result.index)
+    changed = baseline.changed_inputs(now)
+    low, high = result.spec.bounds
+    current = [
+        ScoredRecord(float(score), record.digest, record.question_digest)
+        for record, score in zip(result.index.records(), result.table.consensus(), strict=True)
+        if not math.isnan(score)
+    ]
+    earlier = [record for record in baseline.records if low <= record.score <= high or "bounds" in changed]
+    difference, paired_by, common, reason = None, None, 0, None
+    if "bounds" in changed:
+        reason = "they are on another scale"
+    elif not earlier:
+        reason = "the baseline's file contains no records with scores"
+    elif not current:
+        reason = "no record has a score"
+    elif (paired_by := _pairing(earlier, current)) is None:
+        identified = any(record.digest is not None for record in earlier)
+        reason = (
+            "no record is in both sessions"
+            if identified
+            else "the baseline's file does not identify its records"
+        )
+    else:
+        pairs = _pairs(paired_by, earlier, current, (low, high))
+        difference, common = mean_difference(pairs, seed=result.spec.seed), pairs.rows
+    return SessionComparison(
+        baseline=baseline,
+        delta_statistics={
+            key: statistics[key] - old for key, old in baseline.statistics.items() if key in statistics
+        },
+        difference=difference,
+        paired_by=paired_by,
+        common=common,
+        baseline_records=len(earlier),
+        current_records=len(current),
+        changed=changed,
+        changes=tuple(input_differences(changed, baseline.inputs, now)),
+        reason=reason,
+    )
+
+
+def _pairing(earlier: Sequence[ScoredRecord], current: Sequence[ScoredRecord]) -> Pairing | None:
+    before, now = ({record.digest for record in records} - {None} for records in (earlier, current))
+    if before & now and 2 * len(before & now) >= min(len(before), len(now)):
+        return "record"
+    asked_before, asked_now = (
+        {record.key("question") for record in records} - {None} for records in (earlier, current)
+    )
+    return "question" if asked_before & asked_now else None
+
+
+def _pairs(
+    by: Pairing, earlier: Sequence[ScoredRecord], current: Sequence[ScoredRecord], scale: tuple[float, float]
+) -> Pairs:
+    rows: dict[str, int] = {}
+
+    def columns(records: Sequence[ScoredRecord]) -> tuple[list[float], list[int]]:
+        known = [(record.score, key) for record in records if (key := record.key(by)) is not None]
+        return [score for score, _ in known], [rows.setdefault(key, len(rows)) for _, key in known]
+
+    pairs = Pairs.of(*columns(earlier), *columns(current), scale=scale)
+    assert pairs is not None  # the pairing found records in both
+    return pairs
 
 
 def read_baseline(path: Path) -> Baseline:
@@ -63,9 +227,7 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def _inputs(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the scores depend on, as far as the file states it."""
-    from osmosis_ai.rubric.session_spec import text_digest
-
+    """Return what the scores depend on, as far as the file contains it."""
     known: dict[str, Any] = {}
     if isinstance(document.get("models"), list) and _is_plain(document["models"]):
         known["models"] = document["models"]
@@ -75,12 +237,12 @@ def _inputs(document: Mapping[str, Any]) -> dict[str, Any]:
     if low is not None and high is not None:
         known["bounds"] = [low, high]
     found = document.get("inputs")
-    told = found if isinstance(found, dict) else {}
-    return known | {key: value for key, value in told.items() if _is_plain(value)}
+    stated = found if isinstance(found, dict) else {}
+    return known | {key: value for key, value in stated.items() if _is_plain(value)}
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is such as sessions write for an input: a text or number, or a list of them."""
+    """Whether a value is one that sessions write for an input: a text or number, or a list of them."""
     return not any(isinstance(part, list | dict) for part in (value if isinstance(value, list) else [value]))
 
 
@@ -89,7 +251,11 @@ def _scored_records(entries: object, inputs: Mapping[str, Any]) -> Iterator[Scor
     for entry in entries if isinstance(entries, list) else ():
         if not isinstance(entry, dict):
             continue
-        means = [sum(scores) / len(scores) for scores in _scores_by_judge(entry).values()]
+        by_judge: dict[str, list[float]] = {}
+        for call in read_calls(entry):
+            if call.score is not None:
+                by_judge.setdefault(call.model, []).append(call.score)
+        means = [sum(scores) / len(scores) for scores in by_judge.values()]
         if not means:
             continue
         score = sum(means) / len(means)
@@ -97,32 +263,17 @@ def _scored_records(entries: object, inputs: Mapping[str, Any]) -> Iterator[Scor
         if bounds is not None and own is not None and own != bounds:
             score = float(rescaled(score, *own, to_low=bounds[0], to_high=bounds[1]))
         if math.isfinite(score):
-            yield ScoredRecord(score, _text(entry.get("digest")), _text(entry.get("question_digest")))
-
-
-def _scores_by_judge(entry: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Return the scores of a record in either form of entry, by judge."""
-    calls = entry.get("judgements", entry.get("runs"))
-    found: dict[str, list[float]] = {}
-    for call in calls if isinstance(calls, list) else ():
-        score = _number(call.get("score")) if isinstance(call, dict) else None
-        if score is not None:
-            found.setdefault(str(call.get("model")), []).append(score)
-    return found
+            yield ScoredRecord(score, as_text(entry.get("digest")), as_text(entry.get("question_digest")))
 
 
 def _bounds(written: object, otherwise: tuple[float, float] | None = None) -> tuple[float, float] | None:
-    """Return a scale; each end that is not written is that of ``otherwise``."""
+    """Return a scale; an end that is not in the file is that of ``otherwise``."""
     ends = written if isinstance(written, list) and len(written) == 2 else (None, None)
     low, high = (
         found if (found := _number(end)) is not None else (otherwise[place] if otherwise else None)
         for place, end in enumerate(ends)
     )
     return (low, high) if low is not None and high is not None and low < high else otherwise
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _number(value: Any) -> float | None:

@@ -1,19 +1,27 @@
-"""Result files: what scripts read of a session, written record by record and whole or not at all.
+"""Result files of judging sessions: written record by record and whole or not at all, and read leniently.
 
-Two forms share one writer: that of `osmosis eval rubric` and that of `osmosis eval-rubric`. The keys that
-are documented come first; counts, usage and trust stand beside them. Statistics come before the records.
+Two forms share one writer and one reader: that of `osmosis eval rubric` and that of `osmosis eval-rubric`. Statistics come before
+the records. A reader takes what is no number for no score, and skips what it cannot read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from osmosis_ai.evaluation.lenient_json import as_number, as_table, as_text, loads
 from osmosis_ai.files import replacing
-from osmosis_ai.rubric.calls import CallRecord, json_bytes
 from osmosis_ai.rubric.records import RubricRecord
-from osmosis_ai.rubric.session_result import JudgedRecord, SessionResult, statistics
+from osmosis_ai.rubric.session_journal import CallRecord, json_bytes
+from osmosis_ai.rubric.session_result import JudgedRecord, SessionResult, describe_outside_scale, statistics
+from osmosis_ai.ui import numbers
+
+if TYPE_CHECKING:
+    pass
+
 
 PREVIEW_CHARACTERS = 140
 
@@ -106,17 +114,10 @@ def classic_record(judged: JudgedRecord, *, pending: str | None) -> dict[str, An
     }
 
 
-def preview(record: RubricRecord, *, longest: int = PREVIEW_CHARACTERS) -> str:
+def preview(record: RubricRecord) -> str:
     """Return the start of the judged text, on one line."""
     text = " ".join(record.solution_str.split())
-    return text if len(text) <= longest else text[: longest - 3] + "..."
-
-
-def streamed(
-    result: SessionResult, entry: Callable[[JudgedRecord], dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    """Yield the entry of every record."""
-    return (entry(judged) for judged in result.records())
+    return text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 3] + "..."
 
 
 def _judgement(model: str, run: int, call: CallRecord | None) -> dict[str, Any]:
@@ -169,3 +170,123 @@ def _run(record: RubricRecord, number: int, call: CallRecord | None, pending: st
         "raw": call.raw,
         "outcome": call.status,
     }
+
+
+_LARGEST_BYTES = 64 << 20
+
+
+class ReadCall(NamedTuple):
+    """What one call said of a record."""
+
+    model: str
+    run: int
+    score: float | None
+    explanation: str | None
+    error: str | None
+
+    @property
+    def who(self) -> str:
+        """The judge and the run."""
+        return f"{self.model}, run {self.run}" if self.model else f"Run {self.run}"
+
+
+@dataclass(frozen=True)
+class ReadRecord:
+    """A record and its calls; ``mean`` is None if no call has a score, ``people`` is the score that people gave."""
+
+    number: int
+    label: str
+    mean: float | None
+    people: float | None
+    texts: Sequence[tuple[str, str]]
+    calls: Sequence[ReadCall]
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], place: int) -> ReadRecord:
+        """Return a record of either form."""
+        calls = list(read_calls(record))
+        # The statistics of a record that no call scored say 0.0, which is no score.
+        is_scored = any(call.score is not None for call in calls)
+        mean = as_number(as_table(record.get("statistics")).get("average")) if is_scored else None
+        consensus = as_number(record.get("consensus"))
+        number = record.get("index", record.get("record_index"))
+        return cls(
+            number=number if type(number) is int and number > 0 else place,
+            label=str(record.get("label", record.get("conversation_id")) or ""),
+            mean=mean if consensus is None else consensus,
+            people=as_number(record.get("human_score")),
+            texts=[
+                (title, part)
+                for title, part in as_table(record.get("texts")).items()
+                if isinstance(part, str) and part
+            ],
+            calls=calls,
+        )
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether any call gave a score."""
+        return any(call.score is not None for call in self.calls)
+
+
+@dataclass(frozen=True)
+class ReadResult:
+    """A result file's document; one that cannot be read is empty."""
+
+    document: Mapping[str, Any]
+
+    @cached_property
+    def records(self) -> Sequence[ReadRecord]:
+        """Its records, in the order of the file."""
+        found = (each for each in _list(self.document.get("records")) if isinstance(each, dict))
+        return [ReadRecord.of(each, place) for place, each in enumerate(found, start=1)]
+
+    @property
+    def sentence(self) -> str:
+        """The mean score, its scale, and the number of records it is over."""
+        average = as_number(as_table(self.document.get("overall_statistics")).get("average"))
+        low, high = (as_number(self.document.get(end)) for end in ("score_min", "score_max"))
+        scale = "" if low is None or high is None else f" on a scale from {low:g} to {high:g}"
+        measured = as_table(as_table(self.document.get("trust")).get("counts"))
+        scored, total = (as_number(measured.get(name)) for name in ("scored_records", "records"))
+        if scored is None or total is None:
+            scored, total = sum(record.is_scored for record in self.records), len(self.records)
+        many = f"{total:,.0f} {'record' if total == 1 else 'records'}"
+        if average is None or not scored:
+            return f"{many}, none with a score."
+        over = many if scored == total else f"the {scored:,.0f} of {many} that have a score"
+        counts = as_table(self.document.get("counts"))
+        outside, scores = (int(as_number(counts.get(name)) or 0) for name in ("outside_scale", "scored"))
+        clamped = describe_outside_scale(outside, scores)
+        return (
+            f"Mean score {numbers.number(average)}{scale}, over {over}{f' ({clamped})' if clamped else ''}."
+        )
+
+
+def read_result(path: Path) -> ReadResult:
+    """Read a result file."""
+    size = path.stat().st_size
+    if size > _LARGEST_BYTES:
+        raise ValueError(f"it has {size:,} bytes; {_LARGEST_BYTES:,} are read")
+    document = loads(path.read_bytes().decode("utf-8-sig", "replace"))
+    if not isinstance(document, dict):
+        raise ValueError("it is no JSON object")
+    return ReadResult(document)
+
+
+def read_calls(record: Mapping[str, Any]) -> Iterator[ReadCall]:
+    """Yield the calls of a record of either form."""
+    for call in _list(record.get("judgements", record.get("runs"))):
+        if isinstance(call, dict):
+            run = call.get("run", call.get("run_index"))
+            yield ReadCall(
+                model=str(call.get("model") or ""),
+                run=run if isinstance(run, int) and run > 0 else 1,
+                score=as_number(call.get("score")),
+                explanation=as_text(call.get("explanation")),
+                error=as_text(call.get("error")) or as_text(call.get("reason")),
+            )
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()

@@ -1,31 +1,53 @@
-"""One number of a trust report: never without what it was taken over, nor without a reason when absent."""
+"""One number about a judge: its interval, its denominators, and the reason if it is missing.
+
+The bootstrap resamples records with all their scores, because scores of one record resemble each other. Every statistic is a
+function of sums over records, so a resample is a weighted sum and thousands of them are one matrix product.
+
+Sources:
+    Efron 1987, "Better Bootstrap Confidence Intervals" (BCa); Efron and Tibshirani 1993, "An
+        Introduction to the Bootstrap", chapter 14, equations 14.10, 14.14 and 14.15.
+    Wolter 2007, "Introduction to Variance Estimation", chapter 2 (random groups): many records are
+        dealt at random into groups, which are then drawn instead; cost no longer grows with them.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from osmosis_ai.evaluation.statistics import CONFIDENCE, estimate_mean, estimate_rate
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from osmosis_ai.rubric.scores import Booleans, Floats, Integers
 
-__all__ = ["CONFIDENCE", "EXACT_METHOD", "LEAST_GRADED", "STUDENT_METHOD", "TrustEstimate"]
+__all__ = ["BOOTSTRAP", "CONFIDENCE", "MIN_RECORDS", "TOO_FEW", "JudgeFigure", "bootstrap_interval"]
 
-STUDENT_METHOD = "Student's t, clustered by record"
-EXACT_METHOD = "Clopper and Pearson, by record"
+RESAMPLES = 2000
+# Measured on simulated judges: at 20 records a nominal 95 % interval of a reliability holds the truth
+# in 87 to 93 % of cases, at 60 in 93 to 95 %; with fewer it is too narrow to be shown.
+MIN_RECORDS = 20
+BOOTSTRAP = "bootstrap by record (BCa)"
+TOO_FEW = f"no interval: fewer than {MIN_RECORDS} records, or no variation among them"
 
-LEAST_GRADED = 20
-"""With fewer records a word such as "good" would be a guess: a figure is shown, and not graded."""
-
+_STUDENT = "Student's t, clustered by record"
+_EXACT = "Clopper and Pearson, by record"
+# The error of a standard error from G groups is 1/sqrt(2 G): under 2 %.
+_MOST_GROUPS = 2048
+_AT_ONCE = 200
+# Resamples in which the statistic is undefined are left out; too many of them, and what is left
+# says nothing about the spread.
+_LEAST_DEFINED = 0.9
 _ROUNDING = 1e-12
 _NO_SPREAD = "no interval: one record, or no variation among records"
 
 
 @dataclass(frozen=True, slots=True)
-class TrustEstimate:
-    """A number, how sure it is, what it was taken over, and what it says."""
+class JudgeFigure:
+    """A number, its 95% interval, the records and scores it is over, and its p-value."""
 
     value: float | None
     low: float | None = None
@@ -34,18 +56,17 @@ class TrustEstimate:
     scores: int = 0
     method: str | None = None
     reason: str | None = None
-    sentence: str = ""
     p: float | None = None
     p_adjusted: float | None = None
 
     @classmethod
-    def missing(cls, reason: str, *, records: int = 0, scores: int = 0) -> TrustEstimate:
+    def missing(cls, reason: str, *, records: int = 0, scores: int = 0) -> JudgeFigure:
         """Return a figure without a value, and why."""
-        return cls(None, records=records, scores=scores, reason=reason, sentence=f"Not measurable: {reason}.")
+        return cls(None, records=records, scores=scores, reason=reason)
 
     def within(
         self, interval: tuple[float, float] | None, *, method: str, otherwise: str, p: float | None = None
-    ) -> TrustEstimate:
+    ) -> JudgeFigure:
         """Return the figure with ``interval`` and ``p``, or with ``otherwise`` as the reason for having none."""
         if interval is None or not all(math.isfinite(bound) for bound in interval):
             return replace(self, reason=otherwise)
@@ -54,16 +75,10 @@ class TrustEstimate:
             return replace(self, reason=otherwise)
         return replace(self, low=low, high=high, method=method, p=p)
 
-    def saying(self, sentence: str) -> TrustEstimate:
-        """Return the figure with its sentence; one without a value keeps saying why."""
-        # A sentence may begin with the name of a model, which keeps its spelling.
-        text = "T" + sentence[1:] if sentence.startswith("the ") else sentence
-        return self if self.value is None else replace(self, sentence=text)
-
     @classmethod
     def of_mean(
         cls, values: Floats, rows: Integers | None = None, *, low: float = -math.inf, high: float = math.inf
-    ) -> TrustEstimate:
+    ) -> JudgeFigure:
         """Return a mean with its interval: Student's t, the scores of one record counted as one cluster."""
         import numpy as np
 
@@ -72,33 +87,79 @@ class TrustEstimate:
             return cls.missing("there are no scores")
         figure = cls(found.value, records=found.clusters, scores=found.n)
         interval = None if found.low is None or found.high is None else (found.low, found.high)
-        return figure.within(interval, method=STUDENT_METHOD, otherwise=_NO_SPREAD)._cut(low, high)
+        return figure.within(interval, method=_STUDENT, otherwise=_NO_SPREAD)._cut(low, high)
 
     @classmethod
-    def of_rate(cls, hits: Booleans) -> TrustEstimate:
+    def of_rate(cls, hits: Booleans) -> JudgeFigure:
         """Return the share of records of which something is true, with Clopper and Pearson's interval."""
         import numpy as np
 
         found = estimate_rate(hits.astype(np.float64), np.arange(hits.size))
         if found is None:
             return cls.missing("there are no records")
-        return cls(found.value, found.low, found.high, found.clusters, found.n, EXACT_METHOD)
+        return cls(found.value, found.low, found.high, found.clusters, found.n, _EXACT)
 
-    def _cut(self, least: float, greatest: float) -> TrustEstimate:
+    def _cut(self, least: float, greatest: float) -> JudgeFigure:
         if self.low is None or self.high is None:
             return self
         return replace(self, low=max(self.low, least), high=min(self.high, greatest))
 
-    @property
-    def graded(self) -> float | None:
-        """What a grade goes by: the lower bound of the interval; None where nothing can be graded."""
-        if self.value is None or self.records < LEAST_GRADED:
-            return None
-        return self.value if self.low is None else self.low
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval is on one side of zero, and the adjusted p-value agrees if there is one."""
-        if self.low is None or self.high is None or self.low <= 0 <= self.high:
-            return False
-        return self.p_adjusted is None or self.p_adjusted <= 1 - CONFIDENCE
+def bootstrap_interval(
+    sums: Floats, statistic: Callable[[Floats], Floats], *, seed: int = 0
+) -> tuple[float, float] | None:
+    """Return the 95 % BCa interval of a statistic, resampling records."""
+    import numpy as np
+    from scipy.special import ndtr, ndtri
+
+    if sums.shape[0] < MIN_RECORDS:
+        return None
+    rng = np.random.default_rng(seed)
+    units = _grouped(sums, rng)
+    total = units.sum(axis=0, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        observed = float(statistic(total)[0])
+        drawn = np.concatenate([statistic(weights @ units) for weights in _draws(units.shape[0], rng)])
+        left_out = statistic(total - units)
+    drawn, left_out = drawn[np.isfinite(drawn)], left_out[np.isfinite(left_out)]
+    if drawn.size < _LEAST_DEFINED * RESAMPLES or np.ptp(drawn) == 0 or left_out.size == 0:
+        return None
+    below = (np.count_nonzero(drawn < observed) + np.count_nonzero(drawn <= observed)) / (2 * drawn.size)
+    bias = ndtri(below)
+    if not np.isfinite(bias):
+        return None
+    shift = bias + ndtri(np.array([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]))
+    low, high = np.quantile(drawn, ndtr(bias + shift / (1 - _acceleration(left_out) * shift)))
+    return float(low), float(high)
+
+
+def _grouped(sums: Floats, rng: np.random.Generator) -> Floats:
+    """Return the sums by record, or by random group of records when there are very many."""
+    import numpy as np
+
+    records = sums.shape[0]
+    if records <= _MOST_GROUPS:
+        return sums
+    starts = np.arange(_MOST_GROUPS) * records // _MOST_GROUPS
+    grouped: Floats = np.add.reduceat(sums[rng.permutation(records)], starts, axis=0)
+    return grouped
+
+
+def _draws(units: int, rng: np.random.Generator) -> Iterator[Floats]:
+    """Yield, some draws at a time, how often each unit is in each draw."""
+    import numpy as np
+
+    for _ in range(RESAMPLES // _AT_ONCE):
+        picked = rng.integers(0, units, size=(_AT_ONCE, units))
+        picked += units * np.arange(_AT_ONCE)[:, None]
+        times = np.bincount(picked.ravel(), minlength=_AT_ONCE * units)
+        yield times.reshape(_AT_ONCE, units).astype(np.float64)
+
+
+def _acceleration(left_out: Floats) -> float:
+    """Return BCa's acceleration from the statistic with each unit left out."""
+    import numpy as np
+
+    away = left_out.mean() - left_out
+    squares = float(np.square(away).sum())
+    return float((away**3).sum()) / (6 * squares**1.5) if squares > 0 else 0.0

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable
 from typing import Any
 
-from osmosis_ai.rubric.task import JudgeTask
+from osmosis_ai.rubric.types import JudgeTask
 
 Messages = list[dict[str, str]]
 

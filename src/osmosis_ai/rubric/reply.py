@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from osmosis_ai.rubric.errors import UnscoredReason
+from osmosis_ai.rubric.types import UnscoredReason
 
 # What lies beyond is no judge's answer; the search below is quadratic in the worst case.
 _LONGEST_SEARCHED = 100_000

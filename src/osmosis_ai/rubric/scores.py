@@ -39,9 +39,6 @@ class ScoreTable:
             when the runs differ in it; None when every call used the same order.
         copy_of: (records,) the place of the first record that each is a copy of, its own where it is none; None
             when no record is a copy.
-
-    Raises:
-        ValueError: when the shapes do not fit together, a score is infinite or outside the scale.
     """
 
     models: Sequence[str]
@@ -59,34 +56,8 @@ class ScoreTable:
 
         for name in ("scores", "human", "lengths"):
             object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float64))
-        self._check_shapes(len(self.labels))
-        if not self.score_min < self.score_max:
-            raise ValueError(f"score_min {self.score_min:g} must be below score_max {self.score_max:g}")
-        if np.isinf(self.scores).any() or np.isinf(self.human).any():
-            raise ValueError("scores must be finite numbers, or NaN where there is none")
-        slack = 1e-9 * (self.score_max - self.score_min)
-        outside = (self.scores < self.score_min - slack) | (self.scores > self.score_max + slack)
-        if outside.any():
-            worst = float(self.scores[outside][0])
-            raise ValueError(f"score {worst:g} is outside {self.score_min:g} to {self.score_max:g}")
         object.__setattr__(self, "scores", self._settled(self.scores))
         object.__setattr__(self, "human", self._settled(self.human))
-
-    def _check_shapes(self, records: int) -> None:
-        if (
-            self.scores.ndim != 3
-            or self.scores.shape[:2] != (records, len(self.models))
-            or not self.scores.shape[2]
-        ):
-            expected = f"({records} records, {len(self.models)} models, runs)"
-            raise ValueError(f"scores have the shape {self.scores.shape}, not {expected}")
-        for name in ("human", "lengths"):
-            if getattr(self, name).shape != (records,):
-                raise ValueError(f"`{name}` must hold one value for each of the {records} records")
-        if self.copy_of is not None and len(self.copy_of) != records:
-            raise ValueError(f"`copy_of` must hold one place for each of the {records} records")
-        if self.presentations is not None and len(self.presentations) != self.runs:
-            raise ValueError(f"`presentations` must name the order of each of the {self.runs} runs")
 
     @property
     def records(self) -> int:
@@ -179,3 +150,27 @@ def rescaled(
         share = (np.asarray(values, dtype=np.float64) - low) / (np.asarray(high) - np.asarray(low))
         moved: Floats = to_low + share * (to_high - to_low)
     return moved
+
+
+def score_ranges(scores: Floats) -> Floats:
+    """Return the greatest minus the least score along the last axis; 0 with one, NaN without any."""
+    import numpy as np
+
+    known = ~np.isnan(scores)
+    highest = np.where(known, scores, -np.inf).max(axis=-1)
+    lowest = np.where(known, scores, np.inf).min(axis=-1)
+    scored = known.any(axis=-1)
+    ranges: Floats = np.full(scored.shape, np.nan)
+    ranges[scored] = highest[scored] - lowest[scored]
+    return ranges
+
+
+def most_disputed(table: ScoreTable, most: int) -> set[int]:
+    """Return the places of the records on which scores differ most, from each other or from people's; ``most`` at most."""
+    import numpy as np
+
+    spread = score_ranges(table.scores.reshape(table.records, -1))
+    gap = np.abs(table.consensus() - table.human)
+    # A record without any score has the most to explain.
+    interest = np.fmax(np.nan_to_num(spread, nan=table.span), np.nan_to_num(gap, nan=0.0))
+    return set(np.argsort(-interest, kind="stable")[:most].tolist())

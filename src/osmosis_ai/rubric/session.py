@@ -1,6 +1,6 @@
 """The run of a judging session: hundreds of calls at once, each durable before it counts.
 
-Every judge has a stream of its own over the records, so that a slow provider never holds up another; how
+Every judge has a stream of its own over the records, so that a slow provider never delays another; how
 many calls run at once adapts to each provider's account. Records are read when their turn comes and forgotten
 after it. Whatever ends the session (the user, a budget, a judge that answers nobody), what has ended stays
 and the rest stays pending.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -19,18 +19,45 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.driving.dispatcher import Dispatcher, Stop
 from osmosis_ai.evaluation.budget import NOTHING, Budget, Spending, Spent
 from osmosis_ai.redaction import Redactor
-from osmosis_ai.rubric.calls import CallRecord, CallStates
-from osmosis_ai.rubric.errors import ProviderRequestError, UnscoredError
 from osmosis_ai.rubric.judge import Judge
-from osmosis_ai.rubric.session_hooks import SessionHooks, SessionSnapshot
-from osmosis_ai.rubric.session_journal import elapsed_line
-from osmosis_ai.rubric.task import Judgement
+from osmosis_ai.rubric.session_journal import CallRecord, CallStates, json_bytes
+from osmosis_ai.rubric.session_result import JudgeUsage
+from osmosis_ai.rubric.types import Judgement, ProviderRequestError, UnscoredError
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.journal import Journal
-    from osmosis_ai.rubric.record_index import RecordIndex
-    from osmosis_ai.rubric.records import RubricRecord
-    from osmosis_ai.rubric.session_spec import SessionSpec
+    from osmosis_ai.rubric.records import RecordIndex, RubricRecord
+    from osmosis_ai.rubric.session_journal import SessionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSnapshot:
+    """How far a session is."""
+
+    completed: int
+    total: int
+    scored: int
+    unscored: int
+    failed: int
+    mean: float | None
+    tokens: int
+    cost_usd: float | None
+    in_flight: int
+    rate_per_s: float | None
+
+
+class SessionHooks:
+    """What a session tells its caller. Override what you care about."""
+
+    def started(self, interrupt: Callable[[], None]) -> None:
+        """Take the function that stops the session gracefully."""
+
+    def progress(self, snapshot: SessionSnapshot) -> None:
+        """Show how far the session is; called a few times a second."""
+
+    def ended(self) -> None:
+        """Take note that nothing is being spent any more."""
+
 
 DEFAULT_CONCURRENCY = 256
 INTERRUPTED = Stop("interrupted", "interrupted")
@@ -42,28 +69,6 @@ _FAILURES_IN_A_ROW = 50
 _PERMANENT = frozenset({"auth", "not_found"})
 _LEAST_READY = 8
 _PROGRESS_S = 0.2
-
-
-@dataclass(slots=True)
-class JudgeUsage:
-    """What one judge has cost, earlier sessions included."""
-
-    calls: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_usd: float | None = None
-    retries: int = 0
-    uncounted: int = 0
-
-    def add(self, call: CallRecord) -> None:
-        """Count a call."""
-        self.calls += 1
-        self.uncounted += not call.input_tokens
-        self.input_tokens += call.input_tokens
-        self.output_tokens += call.output_tokens
-        self.retries += call.retries
-        if call.cost_usd is not None:
-            self.cost_usd = (self.cost_usd or 0.0) + call.cost_usd
 
 
 @dataclass(slots=True)
@@ -156,7 +161,7 @@ class JudgingSession:
         finally:
             self._hooks.ended()
             self._finished = time.monotonic()
-        await self._journal.append_line(elapsed_line(self.session_s))
+        await self._journal.append_line(json_bytes({"elapsed_s": round(self.session_s, 3)}) + b"\n")
 
     def interrupt(self) -> None:
         """Start nothing more and cancel what is in flight."""
@@ -224,9 +229,9 @@ class JudgingSession:
         self._flying += 1
         try:
             judgement = await judge.score(task, call_index=self._spec.call_index(call.run))
-            ended = self._scored(number, call, judgement, started_at)
+            ended = self._ended(number, call, judgement, started_at)
         except ProviderRequestError as error:
-            ended = self._scoreless(number, call, error, started_at)
+            ended = self._ended(number, call, error, started_at)
             self._count_failure(number, error)
         else:
             self._failures[number] = 0
@@ -247,49 +252,32 @@ class JudgingSession:
             self._score_sum += ended.score
             self._score_count += 1
 
-    def _scored(self, number: int, call: _Call, judgement: Judgement, started_at: str) -> CallRecord:
-        return CallRecord(
-            record=call.record.index,
-            model=number,
-            run=call.run + 1,
-            status="scored",
-            score=judgement.score,
-            stated_score=judgement.stated_score,
-            explanation=self._redact.text(judgement.explanation),
-            reason=None,
-            error=None,
-            input_tokens=judgement.input_tokens,
-            output_tokens=judgement.output_tokens,
-            cost_usd=judgement.cost_usd,
-            duration_s=round(judgement.duration_s, 4),
-            retries=judgement.retries,
-            started_at=started_at,
-            completed_at=_now(),
-            raw=self._kept(judgement.raw),
-        )
-
-    def _scoreless(
-        self, number: int, call: _Call, error: ProviderRequestError, started_at: str
+    def _ended(
+        self, number: int, call: _Call, found: Judgement | ProviderRequestError, started_at: str
     ) -> CallRecord:
-        unscored = isinstance(error, UnscoredError)
+        scored = found if isinstance(found, Judgement) else None
+        unscored = found if isinstance(found, UnscoredError) else None
+        reason = None
+        if isinstance(found, ProviderRequestError):
+            reason = unscored.reason if unscored is not None else found.category or "provider"
         return CallRecord(
             record=call.record.index,
             model=number,
             run=call.run + 1,
-            status="unscored" if unscored else "failed",
-            score=None,
-            stated_score=None,
-            explanation=None,
-            reason=error.reason if isinstance(error, UnscoredError) else error.category or "provider",
-            error=self._redact.text(str(error)),
-            input_tokens=error.input_tokens,
-            output_tokens=error.output_tokens,
-            cost_usd=error.cost_usd,
-            duration_s=round(error.duration_s, 4),
-            retries=error.retries,
+            status="scored" if scored is not None else "unscored" if unscored is not None else "failed",
+            score=scored.score if scored is not None else None,
+            stated_score=scored.stated_score if scored is not None else None,
+            explanation=self._redact.text(scored.explanation) if scored is not None else None,
+            reason=reason,
+            error=None if scored is not None else self._redact.text(str(found)),
+            input_tokens=found.input_tokens,
+            output_tokens=found.output_tokens,
+            cost_usd=found.cost_usd,
+            duration_s=round(found.duration_s, 4),
+            retries=found.retries,
             started_at=started_at,
             completed_at=_now(),
-            raw=self._kept(error.raw) if isinstance(error, UnscoredError) else None,
+            raw=self._kept(getattr(found, "raw", None)),
         )
 
     def _kept(self, raw: Any) -> Any:

@@ -1,30 +1,311 @@
-"""The journal of a judging session: its inputs, every call that ended, and how long it worked.
+"""What decides the scores of a session, and its journal: these inputs, every call that ended, and the time it worked.
 
-A line counts once it is on the disk, so a session that was killed goes on where it stopped and pays for no
-score twice. The journal lies beside the results while a call without a score is left, and is removed with
-the last.
+Two sessions may share a journal only if their :meth:`SessionSpec.inputs` are equal. A line counts once it is on the disk, so a
+session that was killed continues where it stopped and pays for no score twice. The journal is next to the results while a call
+without a score is left, and is removed with the last.
+
+A call is a record, a judge and a run. It has a score, or the reason for having none: *unscored* when the judge answered and no
+score could be read from it, *failed* when it could not be asked. Neither is a number.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
-from collections.abc import Iterator
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
-from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
-from osmosis_ai.evaluation.journal import Journal, committed_lines
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, ResumeRefusedError
+from osmosis_ai.evaluation.journal import committed_lines
 from osmosis_ai.files import cache_dir, write_atomic
-from osmosis_ai.rubric.calls import CallRecord, json_bytes
-from osmosis_ai.rubric.session_spec import require_equal_inputs
+from osmosis_ai.rubric.judge_model import JudgeModel
+from osmosis_ai.rubric.records import RecordIndex, RubricRecord
+from osmosis_ai.rubric.types import JudgeTask
+
+RUNS_PER_SEED = 10_000
+_EDITED = {"data": "the file's content is another", "rubric": "its text is another"}
+_SPOKEN = {
+    "data": "data",
+    "rubric": "rubric",
+    "models": "models",
+    "api_base": "addresses of the models",
+    "runs": "calls per record (`-n`)",
+    "bounds": "score bounds",
+    "rubric_id": "rubric id",
+    "reading": "how records are read",
+}
+
+
+@dataclass(frozen=True)
+class SessionSpec:
+    """A session."""
+
+    rubric_id: str
+    rubric: str
+    judges: tuple[JudgeModel, ...]
+    runs: int
+    bounds: tuple[float, float] = (0.0, 1.0)
+    system_prompts: tuple[str | None, ...] = ()
+    original_input: str | None = None
+    ground_truth: str | None = None
+    keep_raw: bool = False
+    seed: int = 0
+    swap: bool = False
+
+    @property
+    def presentations(self) -> list[str] | None:
+        """The order in which each run quotes its texts; None when all use the same."""
+        if not self.swap:
+            return None
+        return ["in the usual order" if run % 2 == 0 else "in reverse" for run in range(self.runs)]
+
+    @property
+    def calls_per_record(self) -> int:
+        """How many calls each record gets, all judges together."""
+        return len(self.judges) * self.runs
+
+    @property
+    def model_names(self) -> list[str]:
+        """The judges' names."""
+        return [judge.name for judge in self.judges]
+
+    def task(self, record: RubricRecord, judge: int, run: int) -> JudgeTask:
+        """Return the question about a record for one of the judges and runs, both from 0."""
+        low, high = self.bounds
+        return JudgeTask(
+            rubric=self.rubric,
+            solution_str=record.solution_str,
+            ground_truth=record.ground_truth or self.ground_truth,
+            original_input=record.original_input or self.original_input,
+            metadata=record.metadata,
+            score_min=low if record.score_min is None else record.score_min,
+            score_max=high if record.score_max is None else record.score_max,
+            system_prompt=self.system_prompts[judge] if self.system_prompts else None,
+            reverse_blocks=self.swap and run % 2 == 1,
+        )
+
+    def call_index(self, run: int) -> int:
+        """Return what tells a call of one run (from 0) from those of other runs and seeds."""
+        return self.seed * RUNS_PER_SEED + run
+
+    def inputs(self, index: RecordIndex) -> dict[str, Any]:
+        """Return what the scores depend on, without any text or key."""
+        return {
+            "data": index.digest,
+            "rubric": text_digest(self.rubric),
+            "rubric_id": self.rubric_id,
+            "models": self.model_names,
+            "api_base": [judge.api_base for judge in self.judges],
+            "reasoning_effort": [judge.reasoning_effort for judge in self.judges],
+            "runs": self.runs,
+            "seed": self.seed,
+            "swap": self.swap,
+            "bounds": list(self.bounds),
+            "system_prompt": [text_digest(text) for text in self.system_prompts],
+            "original_input": text_digest(self.original_input),
+            "ground_truth": text_digest(self.ground_truth),
+            "reading": [index.rules.rubric_id, index.rules.tagged_only, index.rules.wrap_metadata],
+        }
+
+
+def input_differences(
+    changed: Iterable[str], before: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield a line for each input that changed: what it was and is, where that is short and no text."""
+    for key in changed:
+        spoken = _SPOKEN.get(key, key.replace("_", " "))
+        told = key in (
+            "models",
+            "runs",
+            "seed",
+            "swap",
+            "bounds",
+            "rubric_id",
+            "api_base",
+            "reasoning_effort",
+        )
+        yield (
+            f"{spoken}: was {_shown(before.get(key))}, now {_shown(now.get(key))}"
+            if told
+            else f"{spoken}: {_EDITED.get(key, 'another')}"
+        )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+
+
+def text_digest(text: str | None) -> str | None:
+    """Return what tells a text from others without showing it; None for none."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() if text is not None else None
+
+
+CallStatus = Literal["scored", "unscored", "failed"]
+STATUSES: tuple[CallStatus, ...] = ("scored", "unscored", "failed")
+_NO_RESULT = 255
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """A call that ended."""
+
+    record: int
+    model: int
+    run: int
+    status: CallStatus
+    score: float | None
+    stated_score: float | None
+    explanation: str | None
+    reason: str | None
+    error: str | None
+    input_tokens: int
+    output_tokens: int
+    cost_usd: float | None
+    duration_s: float
+    retries: int
+    started_at: str
+    completed_at: str
+    raw: Any = None
+
+    def to_line(self) -> bytes:
+        """Return the record as a line of JSON; what is None is left out."""
+        return json_bytes({key: value for key, value in asdict(self).items() if value is not None}) + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> CallRecord:
+        """Read a line of the journal."""
+        try:
+            fields = orjson.loads(line)
+            call = cls(**{**_ABSENT, **fields})
+            if call.status not in STATUSES or (call.score is None) != (call.status != "scored"):
+                raise ValueError("its status is not that of a call")
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        return call
+
+
+_ABSENT: dict[str, Any] = dict.fromkeys(
+    ("score", "stated_score", "explanation", "reason", "error", "cost_usd")
+)
+
+
+class CallStates:
+    """How every call of a session stands, addressed by record, model (both from 0) and run (from 0)."""
+
+    def __init__(self, records: int, models: int, runs: int) -> None:
+        self.shape = (records, models, runs)
+        total = records * models * runs
+        self.scores = array("d", [math.nan]) * total
+        self._offsets = array("q", [-1]) * total
+        self._states = bytearray([_NO_RESULT]) * total
+        self._open = bytearray([1]) * total
+        self._outside_scale = bytearray(total)
+        self._reasons: list[str] = []
+        self._reason_codes = bytearray(total)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def holds(self, call: CallRecord) -> bool:
+        """Tell whether the call belongs to the session."""
+        records, models, runs = self.shape
+        return 1 <= call.record <= records and 0 <= call.model < models and 1 <= call.run <= runs
+
+    def settle(self, call: CallRecord, offset: int) -> None:
+        """Note the latest result of a call, and where in the journal it is."""
+        item = self._item(call.record - 1, call.model, call.run - 1)
+        self.scores[item] = call.score if call.score is not None else math.nan
+        self._outside_scale[item] = call.stated_score is not None
+        self._offsets[item] = offset
+        self._states[item] = STATUSES.index(call.status)
+        self._reason_codes[item] = self._code_of(call.reason or call.status)
+        self._open[item] = 0
+
+    def reopen_scoreless(self) -> None:
+        """Ask again for every call without a score; what is known of it stands meanwhile."""
+        for item, state in enumerate(self._states):
+            if state != 0:
+                self._open[item] = 1
+
+    def open_runs(self, record: int, model: int) -> Iterator[int]:
+        """Yield the runs that a judge still owes a record."""
+        start = self._item(record, model, 0)
+        return (run for run in range(self.shape[2]) if self._open[start + run])
+
+    def open_count(self, model: int | None = None) -> int:
+        """Count the calls still to be made, of one judge or of all."""
+        if model is None:
+            return self._open.count(1)
+        _, models, runs = self.shape
+        return sum(self._open[model * runs + run :: models * runs].count(1) for run in range(runs))
+
+    def count(self, status: CallStatus) -> int:
+        """Count the calls that ended that way."""
+        return self._states.count(STATUSES.index(status))
+
+    @property
+    def outside_scale(self) -> int:
+        """Number of scores that were outside the scale and were clamped to it."""
+        return self._outside_scale.count(1)
+
+    def reasons(self, status: CallStatus) -> dict[str, int]:
+        """Count the calls that ended that way by the reason, the most frequent first."""
+        code = STATUSES.index(status)
+        found = Counter(
+            reason for state, reason in zip(self._states, self._reason_codes, strict=True) if state == code
+        )
+        return {self._reasons[reason]: count for reason, count in found.most_common()}
+
+    @property
+    def pending(self) -> int:
+        """Calls without any result."""
+        return self._states.count(_NO_RESULT)
+
+    def offsets(self, record: int) -> list[int]:
+        """Return where the record's calls are in the journal, by model and run; -1 without a result."""
+        start, width = self._item(record, 0, 0), self.shape[1] * self.shape[2]
+        return list(self._offsets[start : start + width])
+
+    def records_with(self, status: CallStatus | None) -> int:
+        """Count the records with a call of that status; None counts those with a pending one."""
+        code = _NO_RESULT if status is None else STATUSES.index(status)
+        width = self.shape[1] * self.shape[2]
+        return sum(code in self._states[start : start + width] for start in range(0, len(self), width))
+
+    def _code_of(self, reason: str) -> int:
+        # A byte is plenty: reasons are words of a closed list.
+        if reason not in self._reasons:
+            self._reasons.append(reason)
+        return min(self._reasons.index(reason), 255)
+
+    def _item(self, record: int, model: int, run: int) -> int:
+        return (record * self.shape[1] + model) * self.shape[2] + run
+
+
+def json_bytes(value: Any, *, indent: bool = False) -> bytes:
+    """Return ``value`` as UTF-8 JSON, whatever its texts and numbers are."""
+    options = orjson.OPT_INDENT_2 if indent else None
+    try:
+        return orjson.dumps(value, option=options)
+    except TypeError:  # integers beyond 64 bits, halves of characters
+        text = json.dumps(value, ensure_ascii=False, default=str, indent=2 if indent else None)
+        return text.encode("utf-8", "replace")
+
 
 SUFFIX = ".partial.jsonl"
 _SCHEMA = 1
 _ELAPSED = b'{"elapsed_s"'
-_FULL_HINT = "free some space and run the same command with `--resume`: it continues where it stopped"
+FULL_HINT = "free some space and run the same command with `--resume`: it continues where it stopped"
 
 
 class SessionLock:
@@ -60,11 +341,6 @@ def journal_of(output: Path) -> Path:
     return output.with_name(output.name + SUFFIX)
 
 
-def output_of(journal: Path) -> Path:
-    """Return the result that a journal belongs to."""
-    return journal.with_name(journal.name.removesuffix(SUFFIX))
-
-
 def start_journal(path: Path, inputs: dict[str, Any]) -> Path | None:
     """Begin a journal; one that is there is kept beside it."""
     aside = None
@@ -75,13 +351,8 @@ def start_journal(path: Path, inputs: dict[str, Any]) -> Path | None:
     return aside
 
 
-def open_journal(path: Path) -> Journal:
-    """Open a journal for appending."""
-    return Journal.open(path, full_hint=_FULL_HINT)
-
-
-def find_journal(output: Path, inputs: dict[str, Any], *, fixed: bool) -> Path:
-    """Return the journal that a session with ``inputs`` goes on with."""
+def find_output(output: Path, inputs: dict[str, Any], *, fixed: bool) -> Path:
+    """Return the result of the unfinished session with ``inputs``."""
     if fixed:
         candidates = [path for path in [journal_of(output)] if path.is_file()]
     else:
@@ -99,9 +370,15 @@ def find_journal(output: Path, inputs: dict[str, Any], *, fixed: bool) -> Path:
         )
     for path in candidates:
         if read_inputs(path) == inputs:
-            return path
-    require_equal_inputs(str(candidates[0]), read_inputs(candidates[0]), inputs)
-    raise AssertionError("equal inputs were found above")
+            return path.with_name(path.name.removesuffix(SUFFIX))
+    before = read_inputs(candidates[0])
+    changed = [key for key in sorted({*before, *inputs}) if before.get(key) != inputs.get(key)]
+    raise ResumeRefusedError(
+        f"the session in '{candidates[0]}' cannot be continued: its inputs have changed since it was started."
+        + "".join(f"\n  - {line}" for line in input_differences(changed, before, inputs)),
+        details={"changed": changed},
+        hint="undo the change, or leave out `--resume` to start over",
+    )
 
 
 def read_inputs(path: Path) -> dict[str, Any]:
@@ -138,8 +415,3 @@ def replay(path: Path) -> Iterator[tuple[int, CallRecord]]:
                 hint="leave out `--resume` to start over; the damaged journal is kept",
             ) from None
         yield offset, call
-
-
-def elapsed_line(seconds: float) -> bytes:
-    """Return the line that says how long a session worked."""
-    return json_bytes({"elapsed_s": round(seconds, 3)}) + b"\n"

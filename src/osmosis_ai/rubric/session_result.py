@@ -1,4 +1,4 @@
-"""A session after its last call: its scores as a table, and its calls record by record, streamed."""
+"""The result of a session: its scores as a table, its calls record by record, and what it cost."""
 
 from __future__ import annotations
 
@@ -10,15 +10,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.evaluation.journal import JournalReader
-from osmosis_ai.rubric.calls import CallRecord, CallStates
+from osmosis_ai.rubric.session_journal import CallRecord
 
 if TYPE_CHECKING:
     from osmosis_ai.driving.dispatcher import Stop
-    from osmosis_ai.rubric.record_index import RecordIndex
-    from osmosis_ai.rubric.records import RubricRecord
+    from osmosis_ai.rubric.records import RecordIndex, RubricRecord
     from osmosis_ai.rubric.scores import ScoreTable
-    from osmosis_ai.rubric.session import JudgeUsage
-    from osmosis_ai.rubric.session_spec import SessionSpec
+    from osmosis_ai.rubric.session_journal import CallStates, SessionSpec
+
+
+@dataclass(slots=True)
+class JudgeUsage:
+    """What one judge has cost, earlier sessions included."""
+
+    calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float | None = None
+    retries: int = 0
+    uncounted: int = 0
+
+    def add(self, call: CallRecord) -> None:
+        """Count a call."""
+        self.calls += 1
+        self.uncounted += not call.input_tokens
+        self.input_tokens += call.input_tokens
+        self.output_tokens += call.output_tokens
+        self.retries += call.retries
+        if call.cost_usd is not None:
+            self.cost_usd = (self.cost_usd or 0.0) + call.cost_usd
 
 
 @dataclass(frozen=True)

@@ -82,12 +82,9 @@ def inline(*files: Path) -> Markup:
     return Markup("\n".join(file.read_text(encoding="utf-8") for file in files))
 
 
-def one_file_policy(*, style: str, script: str) -> str:
-    """Return the policy of a page that is one file: that style, that script, and nothing else from anywhere."""
-    return (
-        f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "
-        "base-uri 'none'; form-action 'none'"
-    )
+def one_file_policy(style: str) -> str:
+    """Return the policy of a page that is one file: that style, and nothing else from anywhere."""
+    return f"default-src 'none'; style-src {_digest(style)}; base-uri 'none'; form-action 'none'"
 
 
 def _digest(text: str) -> str:

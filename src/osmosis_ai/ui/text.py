@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
-
-from markupsafe import Markup
 
 # Zero width, directions (Unicode Standard Annex 9), separators of lines, and tags, which no screen shows.
 _RANGES = (
@@ -34,11 +31,3 @@ def visible(text: str) -> str:
     # Two passes of C over the text; few texts need the second.
     shown = text.replace("\r\n", "\n")
     return shown if shown.isascii() and shown.isprintable() else shown.translate(_MARKS)
-
-
-def data_for_scripts(value: Any) -> Markup:
-    """Return ``value`` as JSON that may stand in a script element: no tag, comment or line can begin in it."""
-    encoded = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        encoded = encoded.replace(character, f"\\u{ord(character):04x}")
-    return Markup(encoded)

@@ -66,20 +66,27 @@ def write_training_report(file: IO[bytes], detail: RunDetail, curves: TrainingCu
     write_page(file, "training.html", {**shown, "here": None, "log": None, "log_href": None})
 
 
-def write_judging_report(file: IO[bytes], detail: RunDetail, *, text: bool, everything: bool) -> int:
-    """Write the result of a judging session, and return how many of its records are left out."""
-    shown = rubric.shown(
-        detail_to_send(detail, text=text), 0, None if everything else MOST_RECORDS, text=text
-    )
-    left_out: int = shown["total"] - len(shown["records"])
+def write_judging_report(
+    file: IO[bytes],
+    detail: RunDetail,
+    *,
+    text: bool,
+    everything: bool = False,
+    scores: rubric.JudgeScores | None = None,
+    left_out: str = "",
+) -> None:
+    """Write the result of a judging session; ``left_out`` says which records its document does not contain."""
+    most = None if everything else MOST_RECORDS
+    shown = rubric.shown(detail_to_send(detail, text=text), 0, most, text=text, scores=scores)
+    if more := shown["total"] - len(shown["records"]):
+        left_out = f"; {more:,} are left out: --all has them"
     write_page(file, "rubric.html", {**shown, "found": ItemPage(shown["records"]), "left_out": left_out})
-    return left_out
 
 
 def write_page(file: IO[bytes], template: str, values: Mapping[str, Any]) -> None:
     """Write a page, in pieces while it is made, with its style and the policy that lets that in and nothing else."""
     style = inline(*style_files())
-    policy = one_file_policy(style=style, script="")
+    policy = one_file_policy(style)
     page = environment(TEMPLATES / "one_file").get_template(template)
     page.stream({"style": style, "policy": policy, "view": _ONLY_READ, **values}).dump(
         file, "utf-8", "replace"

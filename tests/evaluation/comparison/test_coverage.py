@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
-from osmosis_ai.evaluation.comparison.multiplicity import benjamini_hochberg, holm
-from osmosis_ai.evaluation.comparison.unpaired import unpaired_difference
+from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference, unpaired_difference
+from osmosis_ai.evaluation.comparison.numbers import benjamini_hochberg, holm
 from tests.evaluation.comparison.simulation import SEED, Cell, Coverage, chances, grid, run_passes, simulate
 
 pytestmark = pytest.mark.integration

@@ -11,9 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
-from osmosis_ai.evaluation.comparison.differences import Pairs, mean_by_row, mean_difference
+from osmosis_ai.evaluation.comparison.differences import (
+    Pairs,
+    mean_by_row,
+    mean_difference,
+    unpaired_difference,
+)
 from osmosis_ai.evaluation.comparison.numbers import Difference, number_data
-from osmosis_ai.evaluation.comparison.unpaired import unpaired_difference
 from osmosis_ai.evaluation.statistics import estimate_rate
 
 UNIT = (0.0, 1.0)

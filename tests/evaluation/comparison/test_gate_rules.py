@@ -15,8 +15,8 @@ from scipy.special import stdtrit
 
 from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
 from osmosis_ai.evaluation.comparison.gate_rules import MarginEvidence, judge_margin
+from osmosis_ai.evaluation.comparison.metric_changes import UnscoredBounds
 from osmosis_ai.evaluation.comparison.numbers import Difference
-from osmosis_ai.evaluation.comparison.unscored_bounds import UnscoredBounds
 from osmosis_ai.evaluation.gating import Rule, RuleResult, judge_together
 from osmosis_ai.evaluation.variance import VarianceComponents
 from tests.evaluation.comparison.simulation import Cell, grid, run_passes

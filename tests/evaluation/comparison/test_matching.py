@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from osmosis_ai.evaluation.comparison.matching import match_rows
+from osmosis_ai.evaluation.comparison.run_pairs import match_rows
 from tests.evaluation.comparison.builders import run_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from osmosis_ai.evaluation.comparison.multiplicity import benjamini_hochberg, holm
+from osmosis_ai.evaluation.comparison.numbers import benjamini_hochberg, holm
 
 PS = [0.04, 0.001, 0.7, 0.02, 0.02, 1.0, 0.0]
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from osmosis_ai.evaluation.comparison.differences import Pairs
-from osmosis_ai.evaluation.comparison.ratios import ratio_of_means
+from osmosis_ai.evaluation.comparison.differences import Pairs, ratio_of_means
 
 
 def test_what_costs_is_compared_by_ratio_with_t_on_logs() -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.comparison.run_samples import CountsOnly, RunSamples
-from osmosis_ai.evaluation.comparison.run_slices import run_slices
+from osmosis_ai.evaluation.comparison.run_samples import CountsOnly, RunSamples, run_slices
 from tests.evaluation.comparison.builders import run_of
 
 

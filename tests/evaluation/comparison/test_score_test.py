@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq, minimize_scalar
 
-from osmosis_ai.evaluation.comparison.score_test import score_interval
+from osmosis_ai.evaluation.comparison.differences import score_interval
 
 Z = 1.959963984540054
 

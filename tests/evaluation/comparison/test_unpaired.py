@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_ind
 
-from osmosis_ai.evaluation.comparison.unpaired import (
+from osmosis_ai.evaluation.comparison.differences import (
     PassCounts,
     difference_of_counts,
     difference_of_means,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.comparison.run_slices import run_slices
+from osmosis_ai.evaluation.comparison.run_samples import run_slices
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource

@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.reports import DecisionDocument
 from osmosis_ai.cli.output.results import Cell, Column, Styled, Table, Text, Tone
-from osmosis_ai.evaluation.comparison.tables import (
+from osmosis_ai.evaluation.comparison.words import (
     DECIDES,
     ComparedTable,
     changed_metrics,
     changed_rows,
     changed_slices,
     differing_inputs,
+    row_counts,
     runs_of,
     taken,
 )
-from osmosis_ai.evaluation.comparison.words import row_counts
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.comparison.engine import ComparedCandidate, RunComparison
-    from osmosis_ai.evaluation.comparison.run_totals import RunTotals
+    from osmosis_ai.evaluation.comparison.engine import ComparedCandidate, RunComparison, RunTotals
 
 _TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "unclear": "warn", "too few rows": "dim"}
 # The name of a metric, and of a slice, is what can be wrapped and still be read.

@@ -147,7 +147,7 @@ def rubric(
         typer.Option(help="Stop asking after this long: 90, 90s, 10m, 2h.", rich_help_panel=LIMITS),
     ] = None,
 ) -> OperationResult:
-    """Score a file of answers with judges, and measure how far the judges can be trusted.
+    """Score answers with LLM judges and measure their agreement.
 
     Works without a workspace and without a login. Ctrl-C keeps what was scored; --resume goes on.
 
@@ -269,7 +269,7 @@ def resource(outcome: RubricOutcome, *, with_records: bool) -> dict[str, Any]:
         "complete": result.complete,
         "counts": counts(result),
         "usage": usage(result),
-        "trust": outcome.trust.to_json(),
+        "trust": outcome.agreement.to_json(),
     }
     optional = {
         "report_path": str(outcome.report_path) if outcome.report_path else None,

@@ -6,7 +6,7 @@ from osmosis_ai.cli.graceful_stop import GracefulStop
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.cli.runs.view import spent
-from osmosis_ai.rubric.session_hooks import SessionHooks, SessionSnapshot
+from osmosis_ai.rubric.session import SessionHooks, SessionSnapshot
 
 QUIT_AT_ONCE = "Interrupted. Run the same command with `--resume` to go on: what was scored is kept."
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import Block, Row, Styled, Table, Text, Tone
-from osmosis_ai.cli.rubric.trust_tables import trust_blocks
+from osmosis_ai.cli.rubric.agreement_blocks import agreement_blocks
 from osmosis_ai.rubric.session_result import describe_outside_scale
 
 if TYPE_CHECKING:
-    from osmosis_ai.rubric.baseline_comparison import SessionComparison
-    from osmosis_ai.rubric.calls import CallStatus
+    from osmosis_ai.rubric.baseline import SessionComparison
+    from osmosis_ai.rubric.session_journal import CallStatus
     from osmosis_ai.services.rubric.eval_rubric import RubricOutcome
 
 _LONGEST = 280
@@ -53,7 +53,7 @@ def scores(outcome: RubricOutcome) -> list[Block]:
 
 def _conclusions(outcome: RubricOutcome) -> Iterator[Block]:
     yield Table(("", ""), [*_overall(outcome)], title="Overall Statistics", in_plain=True)
-    yield from trust_blocks(outcome.trust, in_plain=True, with_page=outcome.report_path is not None)
+    yield from agreement_blocks(outcome.agreement, in_plain=True, with_page=outcome.report_path is not None)
     if outcome.comparison is not None:
         yield baseline_table(outcome.comparison, in_plain=True)
 
@@ -147,9 +147,11 @@ def resume_command(outcome: RubricOutcome) -> str:
 
 
 def baseline_table(comparison: SessionComparison, *, in_plain: bool) -> Block:
-    """Return what became of the scores since the baseline: the verdict, what it is over, what differs."""
-    lines = [f"Baseline comparison (source: {comparison.source_path}):", f"  {comparison.verdict}"]
-    lines += [f"  {comparison.matched_words}", *(f"  {_short(change)}" for change in comparison.changes)]
+    """Return the verdict, the records it is over, what differs, and the shift of the statistics."""
+    lines = [f"Baseline comparison (source: {comparison.baseline.source_path}):", f"  {comparison.verdict}"]
+    if comparison.paired_by:
+        lines.append(f"  Paired by {comparison.paired_by}: {_number(comparison.common, 'record')} in both")
+    lines += [f"  {_short(change)}" for change in comparison.changes]
     lines += [f"  warning: {warning}" for warning in comparison.warnings]
     before = comparison.baseline.statistics
     for key in _COMPARED:
@@ -228,6 +230,8 @@ def _overall(outcome: RubricOutcome) -> Iterator[Row]:
     yield "stdev", f"{numbers['stdev']:.4f}" if scored else None
     yield "min / max", f"{numbers['min']:.4f} / {numbers['max']:.4f}" if scored else None
     yield "scored", _scored(outcome)
+    if copies := outcome.agreement.counts.copied_records:
+        yield "duplicates", f"{_number(copies, 'record')}, not counted again below"
     tones: Mapping[CallStatus, Tone] = {"unscored": "warn", "failed": "bad"}
     for status, tone in tones.items():
         reasons = call_states.reasons(status)
@@ -245,7 +249,7 @@ def _overall(outcome: RubricOutcome) -> Iterator[Row]:
 
 def _scored(outcome: RubricOutcome) -> str:
     """How many calls gave the scores that the numbers are over, and how many records have one."""
-    counts = outcome.trust.counts
+    counts = outcome.agreement.counts
     calls = f"{formats.count(counts.scored_calls)} of {_number(counts.calls, 'call')}"
     return f"{calls}, in {formats.count(counts.scored_records)} of {_number(counts.records, 'record')}"
 

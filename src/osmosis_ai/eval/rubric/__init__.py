@@ -8,9 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from osmosis_ai.rubric.by_model import evaluate_rubric
-    from osmosis_ai.rubric.errors import MissingAPIKeyError, ModelNotFoundError, ProviderRequestError
-    from osmosis_ai.rubric.types import RubricResult
+    from osmosis_ai.rubric.api import evaluate_by_model as evaluate_rubric
+    from osmosis_ai.rubric.types import (
+        MissingAPIKeyError,
+        ModelNotFoundError,
+        ProviderRequestError,
+        RubricResult,
+    )
 
 __all__ = [
     "MissingAPIKeyError",

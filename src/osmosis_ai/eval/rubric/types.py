@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from osmosis_ai.rubric.errors import MissingAPIKeyError, ModelNotFoundError, ProviderRequestError
-from osmosis_ai.rubric.types import RubricResult
+from osmosis_ai.rubric.types import MissingAPIKeyError, ModelNotFoundError, ProviderRequestError, RubricResult
 
 __all__ = ["MissingAPIKeyError", "ModelNotFoundError", "ProviderRequestError", "RubricResult"]

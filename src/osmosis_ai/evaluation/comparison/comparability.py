@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import ConflictError
-from osmosis_ai.evaluation.comparison.matching import MatchedRows, counted_rows, match_rows
+from osmosis_ai.evaluation.comparison.run_pairs import MatchedRows, counted_rows, match_rows
 from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
 
 if TYPE_CHECKING:

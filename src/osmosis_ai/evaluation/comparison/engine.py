@@ -2,17 +2,21 @@
 
 Pure: what goes in are samples, what comes out are numbers and sentences, and the same samples with the same seed give the
 same. One metric decides; the others stand beside it and are never picked because they came out well.
+
+Many slices are many chances to be fooled: p-values are adjusted for all slices of a candidate at once, and a slice of a few rows
+gets a number but no verdict. A single row has too few attempts for a test (4 of 4 passes against 0 of 4 has p = 0.029, which may
+be chance among 100 rows), so rows are listed by the size of their change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.comparison.comparability import Allowances, Comparability, require_comparable
-from osmosis_ai.evaluation.comparison.input_differences import InputDifference, input_differences
 from osmosis_ai.evaluation.comparison.metric_changes import (
     ChangeSettings,
     MetricChange,
@@ -22,16 +26,309 @@ from osmosis_ai.evaluation.comparison.metric_changes import (
     metrics_of,
     pass_or_fail,
 )
-from osmosis_ai.evaluation.comparison.multiplicity import holm
-from osmosis_ai.evaluation.comparison.row_changes import RowChanges, row_changes
+from osmosis_ai.evaluation.comparison.numbers import benjamini_hochberg, holm
 from osmosis_ai.evaluation.comparison.run_pairs import HUGE, RunPair
-from osmosis_ai.evaluation.comparison.run_totals import RunTotals
-from osmosis_ai.evaluation.comparison.slice_changes import SliceChange, slice_changes
-from osmosis_ai.evaluation.comparison.verdict import Circumstances, CompareVerdict, decide
+from osmosis_ai.evaluation.comparison.verdict import (
+    Circumstances,
+    CompareVerdict,
+    Direction,
+    decide,
+    direction_of,
+)
 from osmosis_ai.evaluation.statistics import CONFIDENCE
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.comparison.run_samples import RunSamples
+    from osmosis_ai.evaluation.comparison.run_pairs import LabelledRun, RunPair
+    from osmosis_ai.evaluation.comparison.run_samples import ComparedInputs, RunSamples
+
+
+_DIGEST_CHARACTERS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class InputDifference:
+    """An input that runs do not share."""
+
+    name: str
+    values: tuple[str | None, ...]
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        return {"input": self.name, "values": list(self.values)}
+
+
+def input_differences(runs: Sequence[RunSamples]) -> Iterator[InputDifference]:
+    """Yield each input of which not all runs have the same."""
+    for name, value in _INPUTS.items():
+        values = tuple(value(run.inputs) for run in runs)
+        if len(set(values)) > 1:
+            yield InputDifference(name, values)
+    rows = tuple(f"{len(run.row_keys):,}" if run.row_keys else None for run in runs)
+    if len(set(rows)) > 1:
+        yield InputDifference("distinct rows", rows)
+
+
+def _digest(text: str | None) -> str | None:
+    return None if text is None else text.removeprefix("sha256:")[:_DIGEST_CHARACTERS]
+
+
+def _commit(inputs: ComparedInputs) -> str | None:
+    if inputs.commit is None:
+        return None
+    return f"{inputs.commit[:_DIGEST_CHARACTERS]}{' with changes' if inputs.dirty else ''}"
+
+
+def _number(number: float | None) -> str | None:
+    return None if number is None else f"{number:g}"
+
+
+def _whole(number: int | None) -> str | None:
+    """Return every digit: of large seeds the last ones tell them apart."""
+    return None if number is None else str(number)
+
+
+_INPUTS: dict[str, Callable[[ComparedInputs], str | None]] = {
+    "model": lambda inputs: inputs.model,
+    "rollout": lambda inputs: inputs.rollout,
+    "entrypoint": lambda inputs: inputs.entrypoint,
+    "commit": _commit,
+    "code": lambda inputs: _digest(inputs.source_digest),
+    "grader": lambda inputs: _digest(inputs.grader_digest),
+    "judges": lambda inputs: ", ".join(inputs.judges) or None,
+    "passes at": lambda inputs: _number(inputs.pass_threshold),
+    "n": lambda inputs: _whole(inputs.n),
+    "seed": lambda inputs: _whole(inputs.seed),
+    "dataset": lambda inputs: inputs.dataset_name,
+    "dataset's content": lambda inputs: _digest(inputs.dataset_sha256),
+    "config": lambda inputs: inputs.config,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunTotals:
+    """A run without its samples."""
+
+    name: str
+    place: str
+    location: str
+    status: str
+    inputs: ComparedInputs
+    rows: int | None
+    planned: int
+    tried: int | None
+    scored: int | None
+    attempts: int
+    cost_usd: float | None
+    priced: int
+    tokens: int | None
+    tokens_reported: int
+    duration_s: float | None
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, run: RunSamples, name: str) -> RunTotals:
+        """Return the totals of a run, under the name it has here."""
+        import numpy as np
+
+        if run.summary is not None:
+            told = run.summary
+            rows, tried, scored, attempts = told.rows, told.tried, told.scored, run.inputs.n or 0
+        else:
+            rows, tried, scored = len(run.row_keys), int(run.samples.size), int(run.scored.sum())
+            attempts = int(np.bincount(run.samples["row"]).max(initial=0)) if tried else 0
+        sums = {field: _sum(run, field) for field in ("cost_usd", "tokens", "duration_ms")}
+        tokens, duration_ms = sums["tokens"], sums["duration_ms"]
+        return cls(
+            name=name,
+            place=run.place,
+            location=run.location,
+            status=run.status,
+            inputs=run.inputs,
+            rows=rows,
+            planned=run.planned,
+            tried=tried,
+            scored=scored,
+            attempts=run.inputs.n or attempts,
+            cost_usd=sums["cost_usd"],
+            priced=int(np.isfinite(run.samples["cost_usd"]).sum()),
+            tokens=None if tokens is None else round(tokens),
+            tokens_reported=int(np.isfinite(run.samples["tokens"]).sum()),
+            duration_s=None if duration_ms is None else duration_ms / 1000,
+            notes=run.notes,
+        )
+
+    def data(self) -> dict[str, Any]:
+        """Return them as scripts see them."""
+        names = ("name", "place", "location", "status", "rows", "planned", "tried", "scored", "attempts")
+        costs = ("cost_usd", "priced", "tokens", "tokens_reported", "duration_s")
+        return {
+            **{name: getattr(self, name) for name in (*names, *costs)},
+            "inputs": self.inputs.data(),
+            "notes": list(self.notes),
+        }
+
+
+def _sum(run: RunSamples, field: str) -> float | None:
+    """Return the sum of what attempts have recorded; None where none has anything."""
+    import numpy as np
+
+    values = run.samples[field]
+    known = values[np.abs(values) < HUGE]
+    return math.fsum(known.tolist()) if known.size else None
+
+
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class RowOfRun:
+    """Passes and mean reward of one run on a row, over scored attempts."""
+
+    passes: int
+    attempts: int
+    reward: float
+
+    def data(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {"passes": self.passes, "attempts": self.attempts, "reward": self.reward}
+
+
+@dataclass(frozen=True, slots=True)
+class RowChange:
+    """A row on which the runs differ."""
+
+    source_row: int
+    key: str
+    baseline: RowOfRun
+    candidate: RowOfRun
+    change: float
+
+    def data(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "source_row_index": self.source_row,
+            "digest": self.key,
+            "baseline": self.baseline.data(),
+            "candidate": self.candidate.data(),
+            "change": self.change,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """How the rows with a score in both runs changed."""
+
+    metric: Literal["reward", "pass_rate"]
+    compared: int
+    higher: int
+    lower: int
+    largest: tuple[RowChange, ...]
+
+    def data(self) -> dict[str, Any]:
+        """Return them as JSON values."""
+        return {
+            "metric": self.metric,
+            "compared": self.compared,
+            "higher": self.higher,
+            "lower": self.lower,
+            "largest": [row.data() for row in self.largest],
+        }
+
+
+def row_changes(pair: RunPair, metric: str, *, shown: int) -> RowChanges:
+    """Find the rows with the largest change of a paired comparison."""
+    import numpy as np
+
+    counted = [side.pass_counts() for side in (pair.a, pair.b)]
+    both = np.flatnonzero((counted[0].counts > 0) & (counted[1].counts > 0))
+    attempts, passes = (
+        np.stack([getattr(each, name)[both] for each in counted]) for name in ("counts", "passes")
+    )
+    rewards = np.empty(attempts.shape)
+    for place, side in enumerate((pair.a, pair.b)):
+        values, rows = side.rewards()
+        rewards[place] = np.bincount(rows, weights=values, minlength=side.index.size)[both] / attempts[place]
+    before, after = rewards if metric == "reward" else passes / attempts
+    change = after - before
+    change[np.abs(change) <= _ROUNDING * np.maximum(np.abs(before), np.abs(after))] = 0.0
+    order = np.lexsort((both, change, -np.abs(change)))[: np.count_nonzero(change)][:shown]
+
+    def row(place: int) -> RowChange:
+        at = int(pair.a.index[both[place]])
+        sides = [
+            RowOfRun(int(passes[side, place]), int(attempts[side, place]), float(rewards[side, place]))
+            for side in (0, 1)
+        ]
+        run = pair.a.run
+        return RowChange(int(run.source_rows[at]), run.row_keys[at], sides[0], sides[1], float(change[place]))
+
+    return RowChanges(
+        metric="reward" if metric == "reward" else "pass_rate",
+        compared=int(both.size),
+        higher=int(np.count_nonzero(change > 0)),
+        lower=int(np.count_nonzero(change < 0)),
+        largest=tuple(row(place) for place in order.tolist()),
+    )
+
+
+FEWEST_ROWS = 10
+"""A slice of fewer rows has no verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceChange:
+    """The rows of one value of a column."""
+
+    column: str
+    value: str | None
+    change: MetricChange
+    verdict: Direction | None
+
+    @property
+    def rows(self) -> int:
+        """How many rows the change is of."""
+        return self.change.change.rows if self.change.change is not None else 0
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        return {"column": self.column, "value": self.value, "verdict": self.verdict, **self.change.data()}
+
+
+def slice_changes(
+    pair: RunPair, columns: Sequence[str], metric: str, settings: ChangeSettings
+) -> tuple[SliceChange, ...]:
+    """Return the change of a metric in every slice of every column, columns as they were asked, values by
+    name."""
+    found = [
+        SliceChange(column, value, change_of(chosen, metric, settings), None)
+        for column in columns
+        for value, chosen in pairs_by_value(pair, column).items()
+    ]
+    large = [each.change for each in found if each.rows >= FEWEST_ROWS]
+    adjusted = iter(adjust(large, benjamini_hochberg))
+    return tuple(
+        _judged(each, next(adjusted), settings) if each.rows >= FEWEST_ROWS else each for each in found
+    )
+
+
+def _judged(found: SliceChange, adjusted: MetricChange, settings: ChangeSettings) -> SliceChange:
+    return replace(found, change=adjusted, verdict=direction_of(adjusted, settings.confidence))
+
+
+def pairs_by_value(pair: RunPair, column: str) -> Mapping[str | None, RunPair]:
+    """Return the pair of each value; where rows are paired, they have the values of the baseline's dataset."""
+    values_a = _values(pair.a, column)
+    values_b = values_a if pair.paired else _values(pair.b, column)
+    names = sorted({*values_a, *values_b}, key=lambda value: (value is None, value))
+    return {
+        name: pair.of_rows([value == name for value in values_a], [value == name for value in values_b])
+        for name in names
+    }
+
+
+def _values(side: LabelledRun, column: str) -> list[str | None]:
+    of_rows = side.run.slice_values(column)
+    return [of_rows[row] for row in side.index.tolist()]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,13 @@
 
 Rewards and rates are compared by their difference over rows that have a score in both runs. What an attempt costs,
 writes or takes is compared by the ratio of geometric means, row by row: such quantities multiply.
+
+An attempt that failed to be scored is left out of the primary number, which takes for granted that it would have scored like the
+others. Bounds with all unscored attempts at their worst and at their best hold whatever they would have scored; a verdict
+that one of them reverses is not one.
+
+Source:
+    Manski 1990, "Nonparametric Bounds on Treatment Effects" (worst and best case of missing outcomes).
 """
 
 from __future__ import annotations
@@ -19,12 +26,16 @@ from osmosis_ai.config.decisions import (
     suggested_metric,
 )
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.comparison.differences import Pairs, mean_difference
+from osmosis_ai.evaluation.comparison.differences import (
+    Pairs,
+    PassCounts,
+    difference_of_counts,
+    mean_difference,
+    ratio_of_means,
+    unpaired_difference,
+)
 from osmosis_ai.evaluation.comparison.numbers import Difference, number_data
-from osmosis_ai.evaluation.comparison.ratios import ratio_of_means
 from osmosis_ai.evaluation.comparison.run_pairs import Attempts, LabelledRun, RunPair
-from osmosis_ai.evaluation.comparison.unpaired import PassCounts, difference_of_counts, unpaired_difference
-from osmosis_ai.evaluation.comparison.unscored_bounds import UnscoredBounds, worst_and_best
 from osmosis_ai.evaluation.pass_at_k import (
     estimate_pass_at_k,
     estimate_pass_hat_k,
@@ -42,6 +53,29 @@ from osmosis_ai.evaluation.statistics import (
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
     from osmosis_ai.evaluation.statistics import Integers
+
+
+@dataclass(frozen=True, slots=True)
+class UnscoredBounds:
+    """The difference at either extreme of what was not scored."""
+
+    worst: Difference
+    best: Difference
+    unscored_a: int
+    unscored_b: int
+
+
+def worst_and_best(
+    difference: Callable[[float, float], Difference | None],
+    *,
+    scale: tuple[float, float],
+    unscored: tuple[int, int],
+) -> UnscoredBounds | None:
+    """Return the difference with everything unscored against B, then in its favour."""
+    least, most = scale
+    worst, best = difference(most, least), difference(least, most)
+    return None if worst is None or best is None else UnscoredBounds(worst, best, *unscored)
+
 
 RATIO_METRICS = tuple(metric.name for metric in METRICS.values() if metric.scale == "amount")
 _Scale = tuple[float, float]

@@ -2,15 +2,27 @@
 
 The interval and the p-value come from one method, so that they never contradict each other: p is below
 0.05 just where the 95 % interval leaves out "no difference". A number without an interval says why.
+
+p-values of several questions asked at once are adjusted. Candidates against one baseline take Holm: the chance of any false
+"better" stays below the level. Slices take Benjamini and Hochberg: at most that share of the slices called different is false.
+
+Sources:
+    Holm 1979, "A Simple Sequentially Rejective Multiple Test Procedure".
+    Benjamini and Hochberg 1995, "Controlling the False Discovery Rate".
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from osmosis_ai.evaluation.statistics import Estimate
+
+if TYPE_CHECKING:
+    from osmosis_ai.evaluation.statistics import Floats
+
 
 Kind: TypeAlias = Literal["difference", "ratio"]
 NumberData: TypeAlias = dict[str, float | int | str | None]
@@ -105,3 +117,37 @@ def number_data(found: Estimate | Difference | None) -> NumberData:
         "p_adjusted": p_adjusted,
         "reason": found.reason if found else "nothing to compare",
     }
+
+
+def holm(ps: Sequence[float | None]) -> list[float | None]:
+    """Return each p-value adjusted so that any false discovery is rarer than the level; None stays None."""
+    import numpy as np
+
+    def adjusted(ordered: Floats) -> Floats:
+        return np.maximum.accumulate(ordered * np.arange(ordered.size, 0, -1))
+
+    return _adjust(ps, adjusted)
+
+
+def benjamini_hochberg(ps: Sequence[float | None]) -> list[float | None]:
+    """Return each p-value adjusted so that the share of false discoveries is below the level; None stays
+    None."""
+    import numpy as np
+
+    def adjusted(ordered: Floats) -> Floats:
+        raised = ordered * ordered.size / np.arange(1, ordered.size + 1)
+        return np.minimum.accumulate(raised[::-1])[::-1]
+
+    return _adjust(ps, adjusted)
+
+
+def _adjust(ps: Sequence[float | None], by: Callable[[Floats], Floats]) -> list[float | None]:
+    import numpy as np
+
+    known = [place for place, p in enumerate(ps) if p is not None]
+    found = np.array([p for p in ps if p is not None], dtype=np.float64)
+    order = np.argsort(found, kind="stable")
+    adjusted: list[float | None] = [None] * len(ps)
+    for place, p in zip(order, np.minimum(by(found[order]), 1.0), strict=True):
+        adjusted[known[place]] = float(p)
+    return adjusted

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from osmosis_ai.driving.classify import STATUSES
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.comparison.numbers import number_data
+from osmosis_ai.evaluation.statistics import estimate_rate, estimate_reward, fitting_range
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from osmosis_ai.evaluation.statistics import Integers
+    from osmosis_ai.evaluation.statistics import Estimate, Integers
+
 
 Place = Literal["local", "platform", "file"]
 KeyedBy = Literal["row_digest", "dataset-and-index"]
@@ -198,3 +201,155 @@ class SampleTable:
     def pending(self) -> int:
         """Attempts without a result."""
         return self.statuses.count(PENDING)
+
+
+_STATUS_CODES: dict[str, int] = {name: code for code, name in enumerate(STATUSES)}
+_FLOATS = ("reward", "cost_usd", "tokens", "duration_ms", "model_latency_ms")
+_WITHOUT_DIGESTS = "The rows of {name} are matched by the dataset's digest and their position, because imported runs have no row digests."
+
+
+class ToldSample(Protocol):
+    """What a sample came to; ``row`` and ``attempt`` as the run numbers them, with the fields of a comparison."""
+
+    @property
+    def row(self) -> int:
+        """The selected row, from 0."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """The attempt on it, from 0."""
+        ...
+
+    @property
+    def status(self) -> str:
+        """How it ended."""
+        ...
+
+    @property
+    def row_digest(self) -> str | None:
+        """What the row is."""
+        ...
+
+    @property
+    def source_row_index(self) -> int | None:
+        """The row's place in the dataset."""
+        ...
+
+
+class ToldSamples:
+    """Takes the samples of a run one by one, in any order, in memory for their numbers and a digest each row."""
+
+    def __init__(self, empty: RunSamples, *, rows: int, n: int, teller: str) -> None:
+        self._empty, self._teller = empty, teller
+        self._rows, self._n = rows, n
+        self._table = SampleTable(rows, n)
+        self._digests, self._places = [""] * rows, [-1] * rows
+
+    def add(self, sample: ToldSample) -> None:
+        """Take a sample in; a later one of the same attempt replaces it."""
+        if sample.row >= self._rows or sample.attempt >= self._n:
+            raise OsmosisError(
+                f"{self._teller} tells of row {sample.row}, attempt {sample.attempt + 1}, which the run "
+                f"{self._empty.name} does not have."
+            )
+        item = sample.row * self._n + sample.attempt
+        self._table.statuses[item] = _STATUS_CODES.get(sample.status, _STATUS_CODES["failed"])
+        for name in _FLOATS:
+            value = getattr(sample, name)
+            self._table.floats[name][item] = math.nan if value is None else value
+        self._digests[sample.row] = self._digests[sample.row] or sample.row_digest or ""
+        if sample.source_row_index is not None:
+            self._places[sample.row] = sample.source_row_index
+
+    def run(self) -> RunSamples:
+        """Return the run with what was told, its rows known by their digests where all have one."""
+        dataset = self._empty.inputs.dataset_sha256 or self._empty.run_id
+        return _keyed(self._empty, self._table, self._digests, self._places, dataset)
+
+
+def with_told_samples(
+    empty: RunSamples, samples: Iterable[ToldSample], *, rows: int, n: int, teller: str
+) -> RunSamples:
+    """Return a run with its samples, each attempt told once; arguments and errors as :class:`ToldSamples`."""
+    told = ToldSamples(empty, rows=rows, n=n, teller=teller)
+    for count, sample in enumerate(samples):
+        if count >= rows * n:
+            raise OsmosisError(f"{teller} tells of more attempts than the run {empty.name} has.")
+        told.add(sample)
+    return told.run()
+
+
+def _keyed(
+    empty: RunSamples, table: SampleTable, digests: list[str], places: list[int], dataset: str
+) -> RunSamples:
+    import numpy as np
+
+    statuses = np.frombuffer(table.statuses, dtype=np.uint8).reshape(len(places), table.n)
+    tried = np.flatnonzero((statuses != PENDING).any(axis=1)).tolist()
+    keyed = all(digests[row] for row in tried)
+    if not keyed and any(places[row] < 0 for row in tried):
+        raise OsmosisError(f"the platform does not tell what the rows of {empty.name} are.")
+    distinct, row_of = RowTable(), np.full(len(places), -1, dtype=np.int64)
+    for row in tried:
+        place = places[row]
+        row_of[row] = distinct.position(digests[row] if keyed else f"{dataset}:{place}", place)
+    return replace(
+        empty,
+        row_keys=distinct.keys,
+        keyed_by="row_digest" if keyed else "dataset-and-index",
+        source_rows=distinct.source_rows(),
+        samples=table.structured(row_of),
+        notes=empty.notes if keyed else (*empty.notes, _WITHOUT_DIGESTS.format(name=empty.name)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunSlice:
+    """The rows of one value of a column."""
+
+    column: str
+    value: str | None
+    rows: int
+    reward: Estimate | None
+    pass_rate: Estimate | None
+
+    def data(self) -> dict[str, Any]:
+        """Return it as scripts see it."""
+        return {
+            "column": self.column,
+            "value": self.value,
+            "rows": self.rows,
+            "reward": number_data(self.reward),
+            "pass_rate": number_data(self.pass_rate),
+        }
+
+
+def run_slices(run: RunSamples, columns: Sequence[str]) -> tuple[RunSlice, ...]:
+    """Return the slices of every column, columns as they were asked, values by name."""
+    if columns and run.summary is not None:
+        raise OsmosisError(
+            f"the platform does not tell the attempts of {run.name}, so it can not be cut into slices.",
+            hint="leave out --slice",
+        )
+    return tuple(found for column in dict.fromkeys(columns) for found in _slices(run, column))
+
+
+def _slices(run: RunSamples, column: str) -> list[RunSlice]:
+    import numpy as np
+
+    values = run.slice_values(column)
+    names = sorted(set(values), key=lambda value: (value is None, value))
+    places = {name: place for place, name in enumerate(names)}
+    slice_of_row: Integers = np.array([places[value] for value in values], dtype=np.int64)
+    scored = run.samples[run.scored]
+    slice_of_sample, passed = slice_of_row[scored["row"]], run.passed[run.scored].astype(np.float64)
+    reward_range, _ = fitting_range(scored["reward"], run.reward_range)
+    found = []
+    for name, place in places.items():
+        mine = slice_of_sample == place
+        rows = scored["row"][mine].astype(np.int64)
+        reward = estimate_reward(scored["reward"][mine], rows, reward_range=reward_range)
+        rate = estimate_rate(passed[mine], rows)
+        found.append(RunSlice(column, name, int((slice_of_row == place).sum()), reward, rate))
+    return found

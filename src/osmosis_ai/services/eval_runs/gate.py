@@ -35,9 +35,9 @@ from osmosis_ai.evaluation.statistics import CONFIDENCE
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.evaluation.comparison.engine import RunTotals
     from osmosis_ai.evaluation.comparison.metric_changes import ChangeSettings
     from osmosis_ai.evaluation.comparison.run_samples import CountsOnly
-    from osmosis_ai.evaluation.comparison.run_totals import RunTotals
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,7 @@ def _with_unscored_calls(found: Evidence, judge: Mapping[str, Any]) -> Evidence:
 
 def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings) -> Evidence:
     """Return what counts say about the metric of a rule."""
-    from osmosis_ai.evaluation.comparison.gate_evidence import describe_unknown_range
+    from osmosis_ai.evaluation.comparison.gate_rules import describe_unknown_range
 
     metric, rows = rule.metric, counts.rows
     note = (

@@ -49,10 +49,10 @@ from osmosis_ai.services.eval_runs.resolver import (
 )
 
 if TYPE_CHECKING:
+    from osmosis_ai.evaluation.comparison.engine import RunTotals
     from osmosis_ai.evaluation.comparison.metric_changes import ChangeSettings
     from osmosis_ai.evaluation.comparison.run_pairs import LabelledRun, RunPair
     from osmosis_ai.evaluation.comparison.run_samples import RunSamples
-    from osmosis_ai.evaluation.comparison.run_totals import RunTotals
 
 _OF_SAMPLES = ("cost_per_row", "tokens", "latency")
 """Metrics that no run's estimates have: they are worked out from its samples."""
@@ -293,7 +293,7 @@ class _Gate:
 
     def _evidence(self, rule: Rule, confidence: float) -> Evidence:
         """Return what the whole run says about the metric of a rule."""
-        from osmosis_ai.evaluation.comparison.gate_evidence import sampled_evidence, with_unscored
+        from osmosis_ai.evaluation.comparison.gate_rules import sampled_evidence, with_unscored
 
         run, settings = self._run, self._settings(confidence)
         if rule.described.compared and (
@@ -321,7 +321,7 @@ class _Gate:
 
     def _attempts(self) -> LabelledRun | None:
         """Return the run's attempts; None if a platform does not list them, and for a judge's result file."""
-        from osmosis_ai.evaluation.comparison.gate_evidence import alone
+        from osmosis_ai.evaluation.comparison.gate_rules import alone
 
         if self._run.source == "rubric" or (self._run.source == "platform" and not self._lists_attempts()):
             return None
@@ -347,7 +347,7 @@ class _Gate:
         return settled_by(found, attempts, self._asked.confidence)
 
     def _limits_of_slices(self) -> dict[Rule, Judge]:
-        from osmosis_ai.evaluation.comparison.gate_evidence import alone, sampled_evidence
+        from osmosis_ai.evaluation.comparison.gate_rules import alone, sampled_evidence
 
         rules = [rule for rule in self._asked.rules if rule.bound != "margin"]
         if not rules or not self._asked.slices:
@@ -369,10 +369,9 @@ class _Gate:
     # -- margins ---------------------------------------------------------------------------
 
     def _compare(self) -> _Compared:
-        from osmosis_ai.evaluation.comparison.engine import require_in_range
+        from osmosis_ai.evaluation.comparison.engine import RunTotals, require_in_range
         from osmosis_ai.evaluation.comparison.metric_changes import unscored_of
         from osmosis_ai.evaluation.comparison.run_pairs import RunPair
-        from osmosis_ai.evaluation.comparison.run_totals import RunTotals
 
         asked, run = self._asked, self._samples()
         assert asked.against is not None  # required with a margin
@@ -398,8 +397,7 @@ class _Gate:
         return _Compared(pair, comparability, RunTotals.of(baseline, baseline.name))
 
     def _margins(self, compared: _Compared) -> dict[Rule, Judge]:
-        from osmosis_ai.evaluation.comparison.gate_evidence import margin_evidence
-        from osmosis_ai.evaluation.comparison.gate_rules import judge_margin
+        from osmosis_ai.evaluation.comparison.gate_rules import judge_margin, margin_evidence
 
         undecided = self._run.unfinished or compared.comparability.undecided
 
@@ -419,8 +417,8 @@ class _Gate:
 
     def _parts(self, pair: RunPair) -> dict[tuple[str, str | None], RunPair]:
         """Return the slices that are large enough for a verdict, and note the others."""
-        from osmosis_ai.evaluation.comparison.gate_evidence import by_slice, rows_of
-        from osmosis_ai.evaluation.comparison.slice_changes import FEWEST_ROWS
+        from osmosis_ai.evaluation.comparison.engine import FEWEST_ROWS
+        from osmosis_ai.evaluation.comparison.gate_rules import by_slice, rows_of
 
         parts = {}
         for column in self._asked.slices:
@@ -438,7 +436,7 @@ class _Gate:
 def settled_by(found: RuleResult, attempts: LabelledRun, confidence: float) -> RuleResult:
     """Add to what is unclear what would settle it, where that is known."""
     from osmosis_ai.evaluation.comparison.design import settle
-    from osmosis_ai.evaluation.comparison.gate_evidence import attempts_of, cost_of_attempt, spread_of_run
+    from osmosis_ai.evaluation.comparison.gate_rules import attempts_of, cost_of_attempt, spread_of_run
 
     evidence, rule = found.evidence, found.rule
     if evidence.value is None or evidence.rows is None:

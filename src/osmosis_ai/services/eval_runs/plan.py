@@ -311,8 +311,8 @@ class _Evidence:
 
     @classmethod
     def of_two(cls, request: PlanRequest, goal: Goal, run: RunSamples, base: RunSamples) -> _Evidence:
-        from osmosis_ai.evaluation.comparison.matching import match_rows
         from osmosis_ai.evaluation.comparison.planning import Outlook
+        from osmosis_ai.evaluation.comparison.run_pairs import match_rows
         from osmosis_ai.evaluation.variance import VarianceComponents
 
         if run.run_id == base.run_id:

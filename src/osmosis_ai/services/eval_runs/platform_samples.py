@@ -11,8 +11,8 @@ from osmosis_ai.evaluation.comparison.run_samples import (
     ComparedInputs,
     CountsOnly,
     RunSamples,
+    with_told_samples,
 )
-from osmosis_ai.evaluation.comparison.told_samples import with_told_samples
 from osmosis_ai.services.runs.finite import finite
 
 if TYPE_CHECKING:

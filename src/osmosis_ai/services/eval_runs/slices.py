@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.datasets import Selection
-    from osmosis_ai.evaluation.comparison.run_slices import RunSlice
+    from osmosis_ai.evaluation.comparison.run_samples import RunSlice
 
 
 def require_sliceable(columns: Sequence[str], dataset: Path, selection: Selection) -> None:
@@ -43,7 +43,7 @@ def local_slices(run_dir: Path, dataset: Path, columns: Sequence[str]) -> tuple[
     """
     if not columns:
         return ()
-    from osmosis_ai.evaluation.comparison.run_slices import run_slices
+    from osmosis_ai.evaluation.comparison.run_samples import run_slices
     from osmosis_ai.evaluation.local_samples import read_local_samples
 
     return run_slices(replace(read_local_samples(run_dir), open_dataset=lambda: dataset), columns)
@@ -57,7 +57,7 @@ def platform_slices(client: PlatformClient, name: str, columns: Sequence[str]) -
         OsmosisError: the platform does not tell single attempts, the dataset can not be had as the run used it, or a
             column can not be sliced by.
     """
-    from osmosis_ai.evaluation.comparison.run_slices import run_slices
+    from osmosis_ai.evaluation.comparison.run_samples import run_slices
     from osmosis_ai.services.eval_runs.resolver import find_run_samples
 
     return run_slices(find_run_samples(f"platform:{name}", client=lambda: client), columns)

@@ -30,15 +30,13 @@ from osmosis_ai.services.rubric.inputs import (
 
 if TYPE_CHECKING:
     from osmosis_ai.driving.dispatcher import Stop
-    from osmosis_ai.rubric.baseline import Baseline
-    from osmosis_ai.rubric.baseline_comparison import SessionComparison
+    from osmosis_ai.rubric.baseline import Baseline, SessionComparison
+    from osmosis_ai.rubric.judge_agreement import AgreementReport
     from osmosis_ai.rubric.judge_model import JudgeModel
-    from osmosis_ai.rubric.record_index import RecordIndex
-    from osmosis_ai.rubric.session import JudgingSession
-    from osmosis_ai.rubric.session_hooks import SessionHooks
+    from osmosis_ai.rubric.records import RecordIndex
+    from osmosis_ai.rubric.session import JudgingSession, SessionHooks
+    from osmosis_ai.rubric.session_journal import SessionSpec
     from osmosis_ai.rubric.session_result import SessionResult
-    from osmosis_ai.rubric.session_spec import SessionSpec
-    from osmosis_ai.rubric.trust import TrustReport
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class RubricOutcome:
     Attributes:
         result: its calls.
         statistics: over all scores.
-        trust: how far the judges can be trusted.
+        agreement: the figures of the judges.
         comparison: with the baseline.
         output_path: the result file.
         journal_path: where the session can be resumed from; None when nothing is left.
@@ -60,7 +58,7 @@ class RubricOutcome:
     prepared: PreparedRubric
     result: SessionResult
     statistics: Mapping[str, float]
-    trust: TrustReport
+    agreement: AgreementReport
     comparison: SessionComparison | None
     output_path: Path
     journal_path: Path | None
@@ -86,9 +84,8 @@ def prepare_rubric(
         OsmosisError: naming what is wrong and how to mend it.
     """
     from osmosis_ai.rubric.baseline import read_baseline
-    from osmosis_ai.rubric.record_index import RecordIndex
-    from osmosis_ai.rubric.records import RecordRules, require_file
-    from osmosis_ai.rubric.session_spec import RUNS_PER_SEED
+    from osmosis_ai.rubric.records import RecordIndex, RecordRules, require_file
+    from osmosis_ai.rubric.session_journal import RUNS_PER_SEED
 
     if request.number < 1:
         raise OsmosisError("--number must be at least 1.")
@@ -129,7 +126,7 @@ def prepare_rubric(
 def _session_spec(
     request: RubricRequest, chosen: ChosenRubric, judges: tuple[JudgeModel, ...], bounds: tuple[float, float]
 ) -> SessionSpec:
-    from osmosis_ai.rubric.session_spec import SessionSpec
+    from osmosis_ai.rubric.session_journal import SessionSpec
 
     config = chosen.config
     return SessionSpec(
@@ -181,13 +178,11 @@ async def run_rubric(
 
 
 def _output(prepared: PreparedRubric, inputs: dict[str, Any]) -> Path:
-    """Return the result's path: that of the session to go on with, or a new one."""
-    from osmosis_ai.rubric.session_journal import find_journal, output_of
+    """Return the result's path: that of the session to continue, or a new one."""
+    from osmosis_ai.rubric.session_journal import find_output
 
     plan = prepared.output
-    return (
-        output_of(find_journal(plan.path, inputs, fixed=plan.fixed)) if prepared.request.resume else plan.path
-    )
+    return find_output(plan.path, inputs, fixed=plan.fixed) if prepared.request.resume else plan.path
 
 
 async def _judge(
@@ -195,13 +190,14 @@ async def _judge(
 ) -> tuple[SessionResult, OsmosisError | None]:
     """Make the calls; also return what kept the session from going on, if something did."""
     from osmosis_ai.evaluation.budget import Budget
+    from osmosis_ai.evaluation.journal import Journal
     from osmosis_ai.redaction import Redactor
     from osmosis_ai.rubric.session import DEFAULT_CONCURRENCY, JudgingSession
-    from osmosis_ai.rubric.session_journal import open_journal, replay, worked_s
+    from osmosis_ai.rubric.session_journal import FULL_HINT, replay, worked_s
     from osmosis_ai.rubric.session_result import SessionResult
 
     resume = prepared.request.resume
-    journal = open_journal(journal_path)
+    journal = Journal.open(journal_path, full_hint=FULL_HINT)
     session = JudgingSession(
         prepared.spec,
         prepared.index,
@@ -262,28 +258,32 @@ def _main_stop(stops: list[Stop]) -> Stop | None:
 def _write(
     prepared: PreparedRubric, result: SessionResult, output: Path, aside: Path | None, keep: int | None
 ) -> RubricOutcome:
-    from osmosis_ai.rubric.baseline_comparison import compare_sessions
+    from osmosis_ai.rubric.baseline import compare_sessions
+    from osmosis_ai.rubric.judge_agreement import measure_agreement
     from osmosis_ai.rubric.session_result import statistics
-    from osmosis_ai.rubric.trust import trust_report
     from osmosis_ai.services.rubric.results import write_report_page, write_results
 
     overall = statistics(result.call_states.scores)
-    trust = trust_report(result.table, seed=prepared.spec.seed, pending_calls=result.call_states.pending)
+    agreement = measure_agreement(
+        result.table, seed=prepared.spec.seed, pending_calls=result.call_states.pending
+    )
     compared = (
         compare_sessions(prepared.baseline, result, _comparable(overall, result))
         if prepared.baseline
         else None
     )
     records = write_results(
-        output, prepared, result, statistics=overall, trust=trust, comparison=compared, keep=keep
+        output, prepared, result, statistics=overall, agreement=agreement, comparison=compared, keep=keep
     )
     if prepared.report is not None:
-        write_report_page(prepared.report, prepared, result, trust, results=output)
+        write_report_page(
+            prepared.report, prepared, result, statistics=overall, agreement=agreement, results=output
+        )
     return RubricOutcome(
         prepared=prepared,
         result=result,
         statistics=overall,
-        trust=trust,
+        agreement=agreement,
         comparison=compared,
         output_path=output,
         journal_path=None if result.complete else result.journal,
@@ -302,15 +302,15 @@ def _comparable(overall: Mapping[str, float], result: SessionResult) -> dict[str
 def _notes(
     chosen: ChosenRubric, index: RecordIndex, spec: SessionSpec, baseline: Baseline | None
 ) -> Iterator[str]:
-    from osmosis_ai.rubric.baseline_comparison import another, changed_inputs
+    from osmosis_ai.rubric.baseline import describe_change
 
     if chosen.note:
         yield chosen.note
-    changed = changed_inputs(baseline, spec.inputs(index)) if baseline is not None else ()
+    changed = baseline.changed_inputs(spec.inputs(index)) if baseline is not None else ()
     if "bounds" in changed:
-        yield "the baseline's scores are on another scale: nothing will be compared."
-    elif label := another(changed):
-        yield f"this session scores by {label} than the baseline's."
+        yield "the baseline's scores are on another scale: they will not be compared."
+    elif label := describe_change(changed):
+        yield f"this session uses {label} than the baseline."
     if index.ignored_labels:
         low, high = index.bounds
         yield (

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from osmosis_ai.rubric.baseline import Baseline
     from osmosis_ai.rubric.config import RubricConfig
     from osmosis_ai.rubric.judge_model import JudgeModel
-    from osmosis_ai.rubric.record_index import RecordIndex
-    from osmosis_ai.rubric.session_spec import SessionSpec
+    from osmosis_ai.rubric.records import RecordIndex
+    from osmosis_ai.rubric.session_journal import SessionSpec
 
 _ID_LIKE = re.compile(r"[\w.-]+")
 _FILE_NAME = "rubric_eval_result.json"
@@ -206,12 +206,12 @@ def check_bounds(
     Raises:
         OsmosisError: the bounds enclose nothing.
     """
-    from osmosis_ai.rubric import task
+    from osmosis_ai.rubric import types
 
     config, info = chosen.config, chosen.model_info
     lowest = (score_min, config.score_min if config else None, info.get("score_min"), 0.0)
     highest = (score_max, config.score_max if config else None, info.get("score_max"), 1.0)
-    return task.check_bounds(
+    return types.check_bounds(
         next(value for value in lowest if value is not None),
         next(value for value in highest if value is not None),
     )

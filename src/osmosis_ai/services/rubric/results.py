@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.files import replacing
 from osmosis_ai.rubric.documents import classic_record, judged_record, write_document
-from osmosis_ai.rubric.session_result import SessionResult, counts, describe_outside_scale, usage
+from osmosis_ai.rubric.scores import most_disputed
+from osmosis_ai.rubric.session_result import (
+    JudgedRecord,
+    SessionResult,
+    counts,
+    usage,
+)
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
-    from osmosis_ai.rubric.baseline_comparison import SessionComparison
-    from osmosis_ai.rubric.report import ReportRecord
-    from osmosis_ai.rubric.trust import TrustReport
+    from osmosis_ai.rubric.baseline import SessionComparison
+    from osmosis_ai.rubric.judge_agreement import AgreementReport
     from osmosis_ai.services.rubric.inputs import PreparedRubric
 
 
@@ -24,7 +31,7 @@ def write_results(
     result: SessionResult,
     *,
     statistics: Mapping[str, float],
-    trust: TrustReport,
+    agreement: AgreementReport,
     comparison: SessionComparison | None,
     keep: int | None,
 ) -> list[dict[str, Any]]:
@@ -34,47 +41,69 @@ def write_results(
         OsmosisError: the disk did not take it.
     """
     classic = prepared.request.classic
-    beside = {
-        "complete": result.complete,
-        "stopped": stopped(result),
-        "score_min": result.spec.bounds[0],
-        "score_max": result.spec.bounds[1],
-        "seed": result.spec.seed,
-        "inputs": _inputs(result),
-        "counts": counts(result),
-        "usage": usage(result),
-        "trust": trust.to_json(),
-    }
-    head = (_classic_head if classic else _head)(prepared, result, statistics)
     compared = {"baseline_comparison": comparison.data()} if comparison is not None else {}
     tail: dict[str, Any] = {}
     if classic:
         identifier = path.stem.removeprefix("rubric_eval_result_") if not prepared.output.fixed else None
         tail = {**({"output_identifier": identifier} if identifier else {}), **compared}
+    head = _head(prepared, result, statistics, agreement)
     kept: list[dict[str, Any]] = []
     entries = _kept(_entries(prepared, result), kept, keep)
     try:
-        write_document(path, {**head, **beside, **({} if classic else compared)}, entries, tail)
+        write_document(path, {**head, **({} if classic else compared)}, entries, tail)
     except OSError as error:
         raise _not_written(path, result, error) from error
     return kept
 
 
 def write_report_page(
-    path: Path, prepared: PreparedRubric, result: SessionResult, trust: TrustReport, *, results: Path
+    path: Path,
+    prepared: PreparedRubric,
+    result: SessionResult,
+    *,
+    statistics: Mapping[str, float],
+    agreement: AgreementReport,
+    results: Path,
 ) -> None:
-    """Write the report for people; ``results`` is the file that holds every record.
+    """Write the page for people; ``results`` is the file that contains every record.
 
     Raises:
         OsmosisError: the disk did not take it.
     """
-    from osmosis_ai.rubric.report import write_report
+    from osmosis_ai.viewer.judging_sessions import session_detail, session_entry
+    from osmosis_ai.viewer.one_file import MOST_RECORDS, write_judging_report
 
-    records = _report_records(prepared, result)
+    table, text = result.table, prepared.request.report_text
+    wanted = most_disputed(table, MOST_RECORDS)
+    records = [
+        judged_record(result, judged) | {"texts": _texts(prepared, judged)}
+        for judged in result.records()
+        if judged.record.index - 1 in wanted
+    ]
+    document = {**_head(prepared, result, statistics, agreement), "records": records}
+    entry = session_entry(
+        document, f"Judges on {prepared.request.data.name}: {result.spec.rubric_id}", str(results)
+    )
+    detail = replace(
+        session_detail(entry, document, None, **_facts(result, results)), config_written=result.spec.rubric
+    )
+    more = table.records - len(records)
+    left_out = f"; {more:,} on which scores differ least are only in {results.name}" if more else ""
+    scores = [(model, table.scores[:, place, :].ravel()) for place, model in enumerate(table.models)]
     try:
-        write_report(path, _facts(prepared, result, results), result.table, trust, records)
+        with replacing(path) as file:
+            write_judging_report(file, detail, text=text, scores=scores, left_out=left_out)
     except OSError as error:
         raise _not_written(path, result, error) from error
+
+
+def _texts(prepared: PreparedRubric, judged: JudgedRecord) -> dict[str, str | None]:
+    record = judged.record
+    return {
+        "Input": record.original_input or prepared.spec.original_input,
+        "Judged text": record.solution_str,
+        "Reference answer": record.ground_truth or prepared.spec.ground_truth,
+    }
 
 
 def _inputs(result: SessionResult) -> dict[str, Any]:
@@ -82,34 +111,19 @@ def _inputs(result: SessionResult) -> dict[str, Any]:
     return {key: value for key, value in result.spec.inputs(result.index).items() if key != "api_base"}
 
 
-def _facts(prepared: PreparedRubric, result: SessionResult, results: Path) -> dict[str, str]:
-    """Return what a reader of the report should know of the session: of files their names, which tell of no machine."""
-    low, high = result.spec.bounds
+def _facts(result: SessionResult, results: Path) -> dict[str, str]:
+    """Return what a page shows of a session that its document does not name; of files their names alone."""
     counted = counts(result)
+    low, high = result.spec.bounds
     facts = {
-        "title": f"Judges on {prepared.request.data.name}: {result.spec.rubric_id}",
-        "results": results.name,
-        **({"Rubric": result.spec.rubric} if prepared.request.report_text else {}),
-        "Rubric from": Path(prepared.chosen.source).name,
-        "Judges": ", ".join(result.spec.model_names),
-        "Data": f"{prepared.request.data.name}, SHA-256 {result.index.digest[:12]}…",
+        "Records": f"{len(result.index):,}",
         "Scale": f"{low:g} to {high:g}",
-        "Calls": " x ".join(
-            f"{count:,} {noun}{'' if count == 1 else 's'}"
-            for count, noun in (
-                (len(result.index), "record"),
-                (len(result.spec.judges), "judge"),
-                (result.spec.runs, "run"),
-            )
-        ),
         "Without a score": f"{counted['unscored']:,} unscored, {counted['failed']:,} failed, "
         f"{counted['pending']:,} pending",
         "Tokens": token_count(result),
-        "Cost": _dollars(result.cost_usd),
-        "Seed": str(result.spec.seed),
+        "Cost": numbers.money(result.cost_usd) if result.cost_usd is not None else "unknown",
+        "Results": results.name,
     }
-    if clamped := describe_outside_scale(counted["outside_scale"], counted["scored"]):
-        facts["Outside the scale"] = clamped
     if result.stop is not None:
         facts["Stopped"] = result.stop.reason
     return facts
@@ -123,18 +137,36 @@ def token_count(result: SessionResult) -> str:
     return numbers.partial_count(total, uncounted, sum(judge.calls for judge in used), "calls")
 
 
-def _dollars(cost_usd: float | None) -> str:
-    if cost_usd is None:
-        return "unknown"
-    return f"${cost_usd:,.2f}" if cost_usd >= 0.1 or not cost_usd else f"${cost_usd:.6f}"
-
-
 def stopped(result: SessionResult) -> dict[str, str] | None:
     """Return why calls are pending, for a document."""
     return {"kind": result.stop.kind, "reason": result.stop.reason} if result.stop is not None else None
 
 
-def _head(prepared: PreparedRubric, result: SessionResult, statistics: Mapping[str, float]) -> dict[str, Any]:
+def _head(
+    prepared: PreparedRubric,
+    result: SessionResult,
+    statistics: Mapping[str, float],
+    agreement: AgreementReport,
+) -> dict[str, Any]:
+    """Return the document without its records."""
+    make = _classic_head if prepared.request.classic else _plain_head
+    return {
+        **make(prepared, result, statistics),
+        "complete": result.complete,
+        "stopped": stopped(result),
+        "score_min": result.spec.bounds[0],
+        "score_max": result.spec.bounds[1],
+        "seed": result.spec.seed,
+        "inputs": _inputs(result),
+        "counts": counts(result),
+        "usage": usage(result),
+        "trust": agreement.to_json(),
+    }
+
+
+def _plain_head(
+    prepared: PreparedRubric, result: SessionResult, statistics: Mapping[str, float]
+) -> dict[str, Any]:
     return {
         "generated_at": _now(),
         "model": prepared.model_shown,
@@ -188,31 +220,6 @@ def _kept(
         if most is None or len(kept) < most:
             kept.append(entry)
         yield entry
-
-
-def _report_records(prepared: PreparedRubric, result: SessionResult) -> Iterator[ReportRecord]:
-    from osmosis_ai.rubric.report import ReportRecord
-
-    models, runs = result.spec.model_names, result.spec.runs
-    for judged in result.records():
-        record = ReportRecord(
-            judged.record.label,
-            judged.record.index,
-            judged.record.solution_str,
-            judged.record.ground_truth or prepared.spec.ground_truth,
-            [
-                (
-                    models[place // runs],
-                    place % runs + 1,
-                    call.score if call is not None else None,
-                    call.explanation if call is not None else None,
-                    call.error if call is not None else "not judged yet",
-                )
-                for place, call in enumerate(judged.calls)
-            ],
-            judged.record.original_input or prepared.spec.original_input,
-        )
-        yield record if prepared.request.report_text else record.without_text()
 
 
 def _not_written(path: Path, result: SessionResult, error: OSError) -> Exception:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from osmosis_ai.evaluation.comparison.tables import DECIDES
+from osmosis_ai.evaluation.comparison.words import DECIDES
 from osmosis_ai.training.runs.metrics import VALIDATION_PLANNED, VALIDATION_SCORED
 from osmosis_ai.ui import numbers
 
@@ -302,7 +302,7 @@ def _at_last_step(
     errors: tuple[Mapping[int, float], Mapping[int, float]],
 ) -> MetricDifference:
     """Compare the values of one step, by the standard errors that the runs measured with them."""
-    from osmosis_ai.evaluation.comparison.unpaired import difference_of_means
+    from osmosis_ai.evaluation.comparison.differences import difference_of_means
 
     value_a, value_b = (curve[step] for curve in curves)
     error_a, error_b = (error.get(step) for error in errors)

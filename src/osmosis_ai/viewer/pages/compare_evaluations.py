@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.comparison import engine, tables
+from osmosis_ai.evaluation.comparison import engine, words
 from osmosis_ai.evaluation.comparison.comparability import Allowances
 from osmosis_ai.evaluation.comparison.run_pairs import mean_rewards
 from osmosis_ai.evaluation.comparison.run_samples import RunSamples
@@ -63,13 +63,13 @@ def shown(
         "row_href": row_href,
         "sentence": comparison.sentence,
         "notes": [note for each in comparison.candidates for note in each.comparability.notes],
-        "differs": tables.differing_inputs(comparison),
+        "differs": words.differing_inputs(comparison),
         "candidates": [
             _candidate(comparison, each, baseline, other)
             for each, other in zip(comparison.candidates, others, strict=True)
         ],
         "forest": _forest(comparison),
-        "totals": tables.taken(comparison),
+        "totals": words.taken(comparison),
     }
 
 
@@ -94,11 +94,11 @@ def _candidate(
     return {
         "name": candidate.name,
         "names": names,
-        "metrics": tables.changed_metrics(comparison, candidate),
+        "metrics": words.changed_metrics(comparison, candidate),
         "scatter": _scatter(candidate, a, b),
         "counts": None if rows is None else row_counts(rows),
-        "rows": tables.changed_rows(names, rows, " are not shown"),
-        "slices": tables.changed_slices(comparison, candidate),
+        "rows": words.changed_rows(names, rows, " are not shown"),
+        "slices": words.changed_slices(comparison, candidate),
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.evaluation.comparison.run_slices import RunSlice, run_slices
+from osmosis_ai.evaluation.comparison.run_samples import RunSlice, run_slices
 from osmosis_ai.evaluation.headline import few_scored
 from osmosis_ai.evaluation.result_words import few_scored_bounds, number_lines, sample_counts, sentence
 from osmosis_ai.ui.charts.drawing import SvgChart

@@ -1,20 +1,31 @@
-"""The page of a judging session: how far its judges can be trusted, and what they said of each record."""
+"""The page of a judging session: the agreement of its judges, and what they said of each record."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.rubric.written_results import ReadResult
+from osmosis_ai.rubric.documents import ReadResult
+from osmosis_ai.ui.charts.bars import histograms
+from osmosis_ai.ui.charts.comparisons import scatter
+from osmosis_ai.ui.charts.drawing import ChartPoint, ChartSeries, SvgChart
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.queries import Words, query_string, word
+from osmosis_ai.viewer.rendering import environment
 from osmosis_ai.viewer.source import ItemPage, RunDetail
 
+if TYPE_CHECKING:
+    from osmosis_ai.rubric.judge_agreement import AgreementReport, Calibration
+    from osmosis_ai.rubric.scores import Floats
+
+    JudgeScores = Sequence[tuple[str, Floats]]
+
 RECORDS_A_PAGE = 50
-_UNREADABLE = "What was measured of the judges is not in the file, or not as this release writes it: the records are below."
+_UNREADABLE = "The file contains no agreement of the judges that this release can read."
 
 
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
@@ -39,15 +50,18 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "found": found,
             "address": lambda **more: here + query_string(more) + "#records",
             "crumbs": view.crumbs("rubric"),
-            "left_out": 0,
+            "left_out": "",
         },
     )
 
 
-def shown(detail: RunDetail, start: int, end: int | None, *, text: bool = True) -> dict[str, Any]:
-    """Return what is shown of a judging session wherever it is shown: no address."""
+def shown(
+    detail: RunDetail, start: int, end: int | None, *, text: bool = True, scores: JudgeScores | None = None
+) -> dict[str, Any]:
+    """Return what is shown of a judging session wherever it is shown; ``scores`` are those of its records by default."""
     result = ReadResult(detail.summary_numbers)
-    measured = _measured(result)
+    records = result.records[start:end]
+    measured = _measured(result, scores, {record.number for record in records}, text=text)
     return {
         "title": detail.summary.name,
         "run": detail.summary,
@@ -58,18 +72,98 @@ def shown(detail: RunDetail, start: int, end: int | None, *, text: bool = True) 
         "measured": measured,
         "text": text,
         "start": start,
-        "records": result.records[start:end],
+        "records": records,
         "total": len(result.records),
     }
 
 
-def _measured(result: ReadResult) -> Markup | None:
-    """Return what was measured of the judges; None where the file does not say so."""
-    from osmosis_ai.rubric.report import measured
-    from osmosis_ai.rubric.trust import TrustReport
+def _measured(
+    result: ReadResult, scores: JudgeScores | None, linked: set[int], *, text: bool
+) -> Markup | None:
+    """Return the agreement of the judges as a piece of a page with these records; None if the file lacks it."""
+    from osmosis_ai.rubric.agreement_tables import ScoreFormat, agreement_tables, not_measured
+    from osmosis_ai.rubric.judge_agreement import AgreementReport
 
     try:
-        trust = TrustReport.from_json(result.document.get("trust"))
-        return measured(trust, result.table(trust))
+        report = AgreementReport.from_json(result.document.get("trust"))
+        charts = {"scores": _histograms(result, report, scores), "calibration": _calibration(report)}
+        values = {
+            "counts": report.counts,
+            "tables": agreement_tables(report),
+            "charts": {name: chart for name, chart in charts.items() if chart is not None},
+            "not_measured": not_measured,
+            "points": ScoreFormat(report.score_min, report.score_max).points,
+            "disputes": [
+                (between, record)
+                for between, found in (
+                    ("judges (lowest, highest)", report.disputed),
+                    ("calls of one judge (lowest, highest)", report.unstable),
+                    ("judge and people", report.far_from_people),
+                )
+                for record in found
+            ],
+            "linked": linked,
+            "text": text,
+        }
+        return Markup(environment().get_template("rubric_agreement.html").render(values))
     except (ValueError, ArithmeticError, LookupError):
-        return None  # whatever its numbers are, they are nothing that can be drawn
+        return None  # its numbers are not what this release writes
+
+
+def _histograms(result: ReadResult, report: AgreementReport, scores: JudgeScores | None) -> SvgChart | None:
+    """Return a histogram of every judge's scores, one above the other on the same scales."""
+    import numpy as np
+
+    if scores is None:
+        found: dict[str, list[float]] = {judge.model: [] for judge in report.judges}
+        for call in (call for record in result.records for call in record.calls):
+            if call.score is not None:
+                # The public 0.2 form has one judge and does not name it.
+                found.get(call.model, next(iter(found.values()))).append(call.score)
+        scores = [(model, np.array(values)) for model, values in found.items()]
+    values = np.concatenate([values for _, values in scores])
+    values = values[~np.isnan(values)]
+    # Bounds of single records are another scale.
+    if not values.size or values.min() < report.score_min or values.max() > report.score_max:
+        return None
+    label = "Histograms of the scores of each judge"
+    return histograms(scores, low=report.score_min, high=report.score_max, label=label, axis="score")
+
+
+def _calibration(report: AgreementReport) -> SvgChart | None:
+    """Return the mean score by people for each score of a judge, with intervals and the line of agreement."""
+    from osmosis_ai.rubric.agreement_tables import ScoreFormat
+
+    judged = [(judge.model, judge.calibration) for judge in report.judges]
+    if report.consensus_calibration is not None:
+        judged.append(("panel", report.consensus_calibration))
+    series = [ChartSeries(name, _by_category(calibration)) for name, calibration in judged]
+    if not any(each.points for each in series):
+        return None
+    return scatter(
+        series,
+        low=report.score_min,
+        high=report.score_max,
+        label="Mean score by people against the score of the judge, with intervals; dotted where both are equal",
+        axes=("score of the judge", "mean score by people"),
+        number=ScoreFormat(report.score_min, report.score_max).points,
+    )
+
+
+def _by_category(calibration: Calibration) -> list[ChartPoint]:
+    points = []
+    for found in calibration.bins:
+        if found.judge is None or found.people is None:
+            continue
+        low, high = found.bias.low, found.bias.high
+        # People are the judge less its bias, so that the interval of one is that of the other.
+        points.append(
+            ChartPoint(
+                found.judge,
+                found.people,
+                None if high is None else found.judge - high,
+                None if low is None else found.judge - low,
+                found.bias.records,
+            )
+        )
+    return points

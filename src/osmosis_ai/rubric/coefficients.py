@@ -1,7 +1,7 @@
-"""How well raters agree: runs of one judge with itself, or judges with each other.
+"""Coefficients of agreement and association, each with its interval.
 
-Ratings are (records, raters) with NaN for a missing one. A record counts as soon as two raters
-scored it; what the formula cannot use is left out and the figure says how much it used.
+Ratings are (records, raters) with NaN for a missing one: runs of one judge, or judges. A record counts as soon as two raters
+scored it. Correlations, kappas and slopes take values without gaps.
 
 Sources:
     Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability"; Krippendorff 2004, "Content
@@ -12,6 +12,14 @@ Sources:
     McGraw and Wong 1996, "Forming Inferences about Some Intraclass Correlation Coefficients".
     Donner 1986, "A Review of Inference Procedures for the Intraclass Correlation Coefficient in the
         One-Way Random Effects Model" (unequal numbers of ratings).
+    Cohen 1960, "A Coefficient of Agreement for Nominal Scales"; Cohen 1968, "Weighted Kappa".
+    Fisher 1921, "On the 'Probable Error' of a Coefficient of Correlation" (Pearson, by SciPy);
+        Fisher 1924, "The Distribution of the Partial Correlation Coefficient" (one degree of
+        freedom less for each variable that is held fixed).
+    Bonett and Wright 2000, "Sample Size Requirements for Estimating Pearson, Kendall and Spearman
+        Correlations" (the factor 1 + r^2/2 for ranks).
+    MacKinnon and White 1985, "Some Heteroskedasticity-Consistent Covariance Matrix Estimators with
+        Improved Finite Sample Properties" (HC3, recommended by Long and Ervin 2000).
 """
 
 from __future__ import annotations
@@ -20,30 +28,39 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from osmosis_ai.rubric import resampling
-from osmosis_ai.rubric.estimate import CONFIDENCE, TrustEstimate
+from osmosis_ai.rubric.estimate import (
+    BOOTSTRAP,
+    CONFIDENCE,
+    MIN_RECORDS,
+    TOO_FEW,
+    JudgeFigure,
+    bootstrap_interval,
+)
 
 if TYPE_CHECKING:
-    from osmosis_ai.rubric.scores import Booleans, Floats
+    from osmosis_ai.rubric.scores import Booleans, Floats, Integers
 
-_ONCE = "each record was scored once"
-_FEW = "fewer than two records have two scores to compare"
+ONCE = "each record was scored once; repeat calls with `-n 5`"
+_FEW_RATED = "fewer than two records have two scores to compare"
 _NO_VARIATION = "every score is the same, so that agreement by chance cannot be told from agreement"
 _NOT_BETWEEN = "scores differ within records but not between them"
-_F_METHOD = "F distribution"
+_LEAST = 4
+_FEW = f"fewer than {_LEAST} records to compare"
+_CONSTANT = "what is compared is the same for every record"
+_PERFECT = "no interval: the records lie on one line"
 
 
 @dataclass(frozen=True, slots=True)
 class Intraclass:
     """Intraclass correlations of one design."""
 
-    single: TrustEstimate
-    average: TrustEstimate
+    single: JudgeFigure
+    average: JudgeFigure
 
 
 def krippendorff_alpha(
     ratings: Floats, *, level: Literal["interval", "ordinal"] = "interval", seed: int = 0
-) -> TrustEstimate:
+) -> JudgeFigure:
     """Return Krippendorff's alpha, ``1 - observed / expected disagreement``; missing ratings allowed.
 
     With ``n`` pairable values, ``m`` of them in a record: the observed disagreement is the mean
@@ -60,10 +77,12 @@ def krippendorff_alpha(
     ratings, known = ratings[pairable], known[pairable]
     records, scores = int(pairable.sum()), int(known.sum())
     if records < 2:
-        return TrustEstimate.missing(_FEW if ratings.shape[1] > 1 else _ONCE, records=records, scores=scores)
+        return JudgeFigure.missing(
+            _FEW_RATED if ratings.shape[1] > 1 else ONCE, records=records, scores=scores
+        )
     values = ratings[known]
     if values.min() == values.max():
-        return TrustEstimate.missing(_NO_VARIATION, records=records, scores=scores)
+        return JudgeFigure.missing(_NO_VARIATION, records=records, scores=scores)
     if level == "ordinal":
         from scipy.stats import rankdata
 
@@ -71,9 +90,9 @@ def krippendorff_alpha(
         ratings[known] = rankdata(values)
     sums = _sums_by_record(ratings, known)
     alpha = float(_alpha(sums.sum(axis=0, keepdims=True))[0])
-    interval = resampling.bootstrap_interval(sums, _alpha, seed=seed)
-    figure = TrustEstimate(alpha, records=records, scores=scores)
-    return figure.within(interval, method=resampling.METHOD, otherwise=resampling.TOO_FEW)
+    interval = bootstrap_interval(sums, _alpha, seed=seed)
+    figure = JudgeFigure(alpha, records=records, scores=scores)
+    return figure.within(interval, method=BOOTSTRAP, otherwise=TOO_FEW)
 
 
 def one_way_icc(ratings: Floats, *, seed: int = 0) -> Intraclass:
@@ -94,17 +113,17 @@ def one_way_icc(ratings: Floats, *, seed: int = 0) -> Intraclass:
     ratings, known, counts = ratings[used], known[used], counts[used]
     records, scores = int(used.sum()), int(counts.sum())
     if np.count_nonzero(counts >= 2) < 2:
-        return _both_missing(_FEW if raters > 1 else _ONCE, records, scores)
+        return _both_missing(_FEW_RATED if raters > 1 else ONCE, records, scores)
     if ratings[known].min() == ratings[known].max():
         return _both_missing(_NO_VARIATION, records, scores)
     sums = _sums_by_record(ratings, known)
     value = float(_one_way(sums.sum(axis=0, keepdims=True))[0])
     if not math.isfinite(value):
         return _both_missing(_NO_VARIATION, records, scores)
-    interval, method = resampling.bootstrap_interval(sums, _one_way, seed=seed), resampling.METHOD
-    if records < resampling.MIN_RECORDS and counts.min() == raters:
-        interval, method = _f_interval(value, records - 1, records * (raters - 1), raters), _F_METHOD
-    return _intraclass(TrustEstimate(value, records=records, scores=scores), interval, method, raters)
+    interval, method = bootstrap_interval(sums, _one_way, seed=seed), BOOTSTRAP
+    if records < MIN_RECORDS and counts.min() == raters:
+        interval, method = _f_interval(value, records - 1, records * (raters - 1), raters), "F distribution"
+    return _intraclass(JudgeFigure(value, records=records, scores=scores), interval, method, raters)
 
 
 def two_way_icc(ratings: Floats, *, consistency: bool = False, seed: int = 0) -> Intraclass:
@@ -140,21 +159,21 @@ def two_way_icc(ratings: Floats, *, consistency: bool = False, seed: int = 0) ->
         value = float(statistic(totals)[0])
     if not math.isfinite(value):
         return _both_missing(_NO_VARIATION, records, complete.size)
-    interval, method = resampling.bootstrap_interval(sums, statistic, seed=seed), resampling.METHOD
-    if records < resampling.MIN_RECORDS:
+    interval, method = bootstrap_interval(sums, statistic, seed=seed), BOOTSTRAP
+    if records < MIN_RECORDS:
         squares = tuple(float(square[0]) for square in _mean_squares(totals, raters))
         interval = _two_way_interval(value, squares, records, raters, consistency=consistency)
-        method = _F_METHOD
-    return _intraclass(TrustEstimate(value, records=records, scores=complete.size), interval, method, raters)
+        method = "F distribution"
+    return _intraclass(JudgeFigure(value, records=records, scores=complete.size), interval, method, raters)
 
 
 def _both_missing(reason: str, records: int, scores: int) -> Intraclass:
-    missing = TrustEstimate.missing(reason, records=records, scores=scores)
+    missing = JudgeFigure.missing(reason, records=records, scores=scores)
     return Intraclass(missing, missing)
 
 
 def _intraclass(
-    single: TrustEstimate, interval: tuple[float, float] | None, method: str, raters: int
+    single: JudgeFigure, interval: tuple[float, float] | None, method: str, raters: int
 ) -> Intraclass:
     """Return both correlations: that of one rating, and the Spearman-Brown step to ``raters`` of them."""
 
@@ -164,15 +183,15 @@ def _intraclass(
 
     value = stepped(single.value or 0.0)
     if not math.isfinite(value):
-        known = single.within(interval, method=method, otherwise=resampling.TOO_FEW)
+        known = single.within(interval, method=method, otherwise=TOO_FEW)
         return Intraclass(
-            known, TrustEstimate.missing(_NOT_BETWEEN, records=single.records, scores=single.scores)
+            known, JudgeFigure.missing(_NOT_BETWEEN, records=single.records, scores=single.scores)
         )
-    average = TrustEstimate(value, records=single.records, scores=single.scores)
+    average = JudgeFigure(value, records=single.records, scores=single.scores)
     wider = None if interval is None else (stepped(interval[0]), stepped(interval[1]))
     return Intraclass(
-        single.within(interval, method=method, otherwise=resampling.TOO_FEW),
-        average.within(wider, method=method, otherwise=resampling.TOO_FEW),
+        single.within(interval, method=method, otherwise=TOO_FEW),
+        average.within(wider, method=method, otherwise=TOO_FEW),
     )
 
 
@@ -276,3 +295,147 @@ def _two_way_interval(
     low = records * (between - lower * rest) / (lower * others + records * between)
     high = records * (upper * between - rest) / (others + records * upper * between)
     return low, high
+
+
+def cohen_kappa(a: Integers, b: Integers, size: int, *, weighted: bool = False, seed: int = 0) -> JudgeFigure:
+    """Return Cohen's kappa of two ratings in ``size`` ordered categories, counted from 0.
+
+    ``1 - observed / expected disagreement``: plain (Cohen 1960) every difference weighs 1, with
+    ``weighted`` (Cohen 1968) its square ``(i - j)^2``; expected from the product of both margins.
+    """
+    import numpy as np
+
+    if a.size < 2:
+        return JudgeFigure.missing("fewer than two records to compare", records=a.size, scores=a.size)
+    if np.all(a == a[0]) or np.all(b == b[0]):
+        return JudgeFigure.missing(
+            "all scores of the judge, or of people, fall into one category", records=a.size, scores=a.size
+        )
+    ones = np.ones(a.size)
+    if weighted:
+        i, j = a.astype(np.float64), b.astype(np.float64)
+        sums, statistic = np.column_stack((ones, (i - j) ** 2, i, j, i * i, j * j)), _weighted_kappa
+    else:
+        columns = (ones, (a != b).astype(np.float64), np.eye(size)[a], np.eye(size)[b])
+        sums, statistic = np.column_stack(columns), _plain_kappa
+    kappa = float(statistic(sums.sum(axis=0, keepdims=True))[0])
+    interval = bootstrap_interval(sums, statistic, seed=seed)
+    figure = JudgeFigure(kappa, records=a.size, scores=a.size)
+    return figure.within(interval, method=BOOTSTRAP, otherwise=TOO_FEW)
+
+
+def _plain_kappa(totals: Floats) -> Floats:
+    size = (totals.shape[1] - 2) // 2
+    records, differing = totals[:, 0], totals[:, 1]
+    chance = (totals[:, 2 : 2 + size] * totals[:, 2 + size :]).sum(axis=1) / records**2
+    kappa: Floats = 1 - (differing / records) / (1 - chance)
+    return kappa
+
+
+def _weighted_kappa(totals: Floats) -> Floats:
+    records, observed, i, j, i_squared, j_squared = totals.T
+    expected = (records * (i_squared + j_squared) - 2 * i * j) / records
+    kappa: Floats = 1 - observed / expected
+    return kappa
+
+
+def pearson(x: Floats, y: Floats) -> JudgeFigure:
+    """Return Pearson's correlation of two variables with Fisher's interval (``scipy.stats.pearsonr``)."""
+    from scipy.stats import pearsonr
+
+    missing = _unusable(x, y)
+    if missing is not None:
+        return missing
+    found = pearsonr(_standardised(x), _standardised(y))
+    bounds = found.confidence_interval(CONFIDENCE)
+    interval = (float(bounds.low), float(bounds.high))
+    figure = JudgeFigure(float(found.statistic), records=x.size, scores=x.size)
+    return figure.within(
+        interval if interval[0] < interval[1] else None, method="Fisher z", otherwise=_PERFECT
+    )
+
+
+def partial(x: Floats, y: Floats, fixed: Floats) -> JudgeFigure:
+    """Return the correlation of two variables with a third held fixed."""
+    import numpy as np
+
+    missing = _unusable(x, y) or _unusable(x, fixed)
+    if missing is not None:
+        return missing
+    found = np.corrcoef([_standardised(variable) for variable in (x, y, fixed)])
+    left = (1 - found[0, 2] ** 2) * (1 - found[1, 2] ** 2)
+    if left <= 1e-12:
+        return JudgeFigure.missing("it cannot be told apart from the score given by people", records=x.size)
+    r = min(1.0, max(-1.0, float((found[0, 1] - found[0, 2] * found[1, 2]) / math.sqrt(left))))
+    return _estimate(r, 1.0, x, x.size - 4, "Fisher z")
+
+
+def spearman(x: Floats, y: Floats) -> JudgeFigure:
+    """Return Spearman's rank correlation (``scipy.stats.spearmanr``) of two variables.
+
+    The interval is ``tanh(atanh r ± z sqrt((1 + r^2/2) / (n - 3)))`` (Bonett and Wright 2000).
+    """
+    from scipy.stats import spearmanr
+
+    missing = _unusable(x, y)
+    if missing is not None:
+        return missing
+    r = min(1.0, max(-1.0, float(spearmanr(x, y).statistic)))
+    return _estimate(r, 1 + r * r / 2, x, x.size - 3, "Fisher z for ranks (Bonett and Wright)")
+
+
+def _estimate(r: float, factor: float, x: Floats, freedom: int, method: str) -> JudgeFigure:
+    """Return ``r`` with the interval ``tanh(atanh r ± z sqrt(factor / freedom))`` and its p-value, unless ``r`` is ±1."""
+    from scipy.special import ndtr, ndtri
+
+    figure = JudgeFigure(r, records=x.size, scores=x.size)
+    if freedom < 1 or abs(r) >= 1 - 1e-12:
+        return figure.within(None, method=method, otherwise=_PERFECT)
+    stderr = math.sqrt(factor / freedom)
+    half = float(ndtri((1 + CONFIDENCE) / 2)) * stderr
+    interval = math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
+    p = 2 * float(ndtr(-abs(math.atanh(r)) / stderr))
+    return figure.within(interval, method=method, otherwise=_PERFECT, p=p)
+
+
+def _unusable(x: Floats, y: Floats) -> JudgeFigure | None:
+    if x.size < _LEAST:
+        return JudgeFigure.missing(_FEW, records=x.size, scores=x.size)
+    if x.min() == x.max() or y.min() == y.max():
+        return JudgeFigure.missing(_CONSTANT, records=x.size, scores=x.size)
+    return None
+
+
+def _standardised(values: Floats) -> Floats:
+    """Return the values centred, with a range of 1: nearly equal values keep their digits."""
+    import numpy as np
+
+    centred = values - values.mean()
+    scaled: Floats = centred / np.ptp(centred)
+    return scaled
+
+
+def slope(y: Floats, x: Floats) -> JudgeFigure:
+    """Return the slope of ``y`` on ``x`` by least squares."""
+    import numpy as np
+    from scipy.special import stdtr, stdtrit
+
+    if x.size < _LEAST:
+        return JudgeFigure.missing(f"fewer than {_LEAST} records were scored", records=x.size, scores=x.size)
+    if x.min() == x.max():
+        return JudgeFigure.missing("every text has the same length", records=x.size, scores=x.size)
+    away = x - x.mean()
+    squares = float(np.square(away).sum())
+    value = float((away * y).sum() / squares)
+    residuals = y - y.mean() - value * away
+    leverage = 1 / x.size + np.square(away) / squares
+    # A record that the line must pass through tells nothing of the spread.
+    weighted = away * residuals / np.maximum(1 - leverage, 1e-9)
+    error = float(np.square(weighted).sum()) ** 0.5 / squares
+    half = float(stdtrit(x.size - 2, (1 + CONFIDENCE) / 2)) * error
+    figure = JudgeFigure(value, records=x.size, scores=x.size)
+    method = "least squares, HC3 errors"
+    if half <= 1e-12:
+        return figure.within(None, method=method, otherwise=_PERFECT)
+    p = 2 * float(stdtr(x.size - 2, -abs(value) / error))
+    return figure.within((value - half, value + half), method=method, otherwise=_PERFECT, p=p)

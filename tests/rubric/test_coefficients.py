@@ -8,10 +8,21 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy import stats
 
-from osmosis_ai.rubric.agreement import Intraclass, krippendorff_alpha, one_way_icc, two_way_icc
-from osmosis_ai.rubric.estimate import TrustEstimate
-from tests.rubric.tables import NAN, Floats
+from osmosis_ai.rubric.coefficients import (
+    Intraclass,
+    cohen_kappa,
+    krippendorff_alpha,
+    one_way_icc,
+    partial,
+    pearson,
+    slope,
+    spearman,
+    two_way_icc,
+)
+from osmosis_ai.rubric.estimate import JudgeFigure
+from tests.rubric.tables import NAN, Floats, excludes_zero
 
 # Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability", section C: four observers, twelve units.
 KRIPPENDORFF = np.array(
@@ -104,7 +115,7 @@ def test_intraclass_correlations_and_intervals_are_those_of_the_textbook() -> No
 
 
 def figures(found: Intraclass) -> list[float]:
-    def three(figure: TrustEstimate) -> tuple[float, float, float]:
+    def three(figure: JudgeFigure) -> tuple[float, float, float]:
         assert figure.value is not None and figure.low is not None and figure.high is not None
         return figure.value, figure.low, figure.high
 
@@ -159,8 +170,8 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(measure: object) ->
 
 def test_one_run_or_equal_scores_say_why_there_is_no_reliability() -> None:
     once = krippendorff_alpha(np.array([[0.1], [0.9]]))
-    assert (once.value, once.reason) == (None, "each record was scored once")
-    assert one_way_icc(np.array([[0.1], [0.9]])).average.reason == "each record was scored once"
+    assert (once.value, once.reason) == (None, "each record was scored once; repeat calls with `-n 5`")
+    assert one_way_icc(np.array([[0.1], [0.9]])).average.reason == once.reason
     equal = np.full((5, 3), 0.5)
     for figure in (krippendorff_alpha(equal), one_way_icc(equal).single, two_way_icc(equal).single):
         assert figure.value is None
@@ -175,3 +186,91 @@ def test_a_judge_that_always_repeats_itself_is_perfectly_reliable_without_an_int
         assert figure.value == 1.0
         assert figure.low is None and figure.reason
     assert math.isclose(two_way_icc(ratings).single.value or 0.0, 1.0)
+
+
+pairs = st.lists(
+    st.tuples(st.floats(0, 1, width=32), st.floats(0, 1, width=32)), min_size=5, max_size=40
+).map(lambda values: np.array(values, dtype=np.float64).T)
+
+
+@settings(deadline=None)
+@given(pairs)
+def test_correlations_and_their_intervals_are_scipys(both: Floats) -> None:
+    x, y = both
+    assume(np.ptp(x) > 1e-3 and np.ptp(y) > 1e-3)
+    theirs, ours = stats.pearsonr(x, y), pearson(x, y)
+    assert ours.value == pytest.approx(theirs.statistic, abs=1e-9)
+    if ours.low is not None:
+        assert (ours.low, ours.high) == pytest.approx(theirs.confidence_interval(0.95), abs=1e-6)
+    assert spearman(x, y).value == pytest.approx(stats.spearmanr(x, y).statistic, abs=1e-9)
+
+
+def test_the_interval_of_a_rank_correlation_is_bonett_and_wrights() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=67)
+    found = spearman(x, x + rng.normal(size=67))
+    assert found.value is not None
+    z, half = np.arctanh(found.value), 1.959964 * np.sqrt((1 + found.value**2 / 2) / 64)
+    assert (found.low, found.high) == pytest.approx((np.tanh(z - half), np.tanh(z + half)), abs=1e-6)
+
+
+def test_a_partial_correlation_is_that_of_what_the_fixed_variable_leaves() -> None:
+    rng = np.random.default_rng(1)
+    z = rng.normal(size=500)
+    x, y = z + rng.normal(size=500), z + rng.normal(size=500)
+    left = [v - np.polyval(np.polyfit(z, v, 1), z) for v in (x, y)]
+    found = partial(x, y, z)
+    assert found.value == pytest.approx(np.corrcoef(left)[0, 1], abs=1e-9)
+    half = 1.959964 / np.sqrt(500 - 4)
+    around = np.arctanh(found.value)
+    assert (found.low, found.high) == pytest.approx(
+        (np.tanh(around - half), np.tanh(around + half)), abs=1e-6
+    )
+    assert (pearson(x, y).value or 0) > 0.4
+    assert not excludes_zero(found)
+    assert partial(x, y, x).reason == "it cannot be told apart from the score given by people"
+
+
+def test_cohens_kappa_is_the_published_one() -> None:
+    # Two readers, 50 grant proposals, yes or no: 20 both yes, 15 both no, 5 and 10 apart: kappa 0.4.
+    a = np.repeat([0, 0, 1, 1], [20, 5, 10, 15])
+    b = np.repeat([0, 1, 0, 1], [20, 5, 10, 15])
+    found = cohen_kappa(a, b, 2)
+    assert found.value == pytest.approx(0.4)
+    # Fleiss, Cohen and Everitt 1969: with two categories the weights change nothing.
+    assert cohen_kappa(a, b, 2, weighted=True).value == pytest.approx(0.4)
+    assert found.low is not None and found.high is not None
+    # The large-sample standard error of that table is 0.127.
+    assert (found.low, found.high) == pytest.approx((0.4 - 1.96 * 0.127, 0.4 + 1.96 * 0.127), abs=0.05)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=60), st.booleans())
+def test_kappa_is_its_definition_on_the_table_of_counts(rated: list[tuple[int, int]], weighted: bool) -> None:
+    a, b = np.array(rated).T
+    assume(np.ptp(a) > 0 and np.ptp(b) > 0)
+    counts = np.zeros((5, 5))
+    np.add.at(counts, (a, b), 1)
+    i, j = np.indices((5, 5))
+    weights = (i - j) ** 2 if weighted else (i != j).astype(float)
+    expected = np.outer(counts.sum(axis=1), counts.sum(axis=0)) / counts.sum()
+    kappa = 1 - (weights * counts).sum() / (weights * expected).sum()
+    assert cohen_kappa(a, b, 5, weighted=weighted).value == pytest.approx(kappa, abs=1e-9)
+
+
+def test_a_slope_is_that_of_least_squares_with_errors_that_know_uneven_spread() -> None:
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=300)
+    y = 2 * x + rng.normal(size=300) * (0.2 + np.abs(x))
+    found, theirs = slope(y, x), stats.linregress(x, y)
+    assert found.value == pytest.approx(theirs.slope)
+    assert found.low is not None and found.high is not None
+    # HC3, from its definition.
+    design = np.column_stack((np.ones(300), x))
+    inverse = np.linalg.inv(design.T @ design)
+    hat = np.diag(design @ inverse @ design.T)
+    residuals = y - design @ (inverse @ design.T @ y)
+    sandwich = inverse @ design.T @ np.diag((residuals / (1 - hat)) ** 2) @ design @ inverse
+    half = stats.t.ppf(0.975, 298) * np.sqrt(sandwich[1, 1])
+    assert (found.low, found.high) == pytest.approx((theirs.slope - half, theirs.slope + half))
+    assert half > 1.2 * theirs.stderr * stats.t.ppf(0.975, 298)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from osmosis_ai.rubric import resampling
-from osmosis_ai.rubric.resampling import bootstrap_interval
+from osmosis_ai.rubric.estimate import MIN_RECORDS, bootstrap_interval
 from tests.rubric.tables import Floats
 
 
@@ -45,7 +44,7 @@ def test_the_same_seed_gives_the_same_interval_and_another_one_does_not() -> Non
 
 
 def test_there_is_no_interval_where_records_are_few_or_all_alike() -> None:
-    few = np.random.default_rng(0).normal(size=resampling.MIN_RECORDS - 1)
+    few = np.random.default_rng(0).normal(size=MIN_RECORDS - 1)
     assert bootstrap_interval(sums_of(few), mean_of) is None
     assert bootstrap_interval(sums_of(np.ones(100)), mean_of) is None
 

@@ -48,7 +48,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "command", "osmosis_ai.cli.rubric.classic:eval_rubric", "Score records with a rubric of a YAML file."
     ),
     "preview": CommandEntry(
-        "command", "osmosis_ai.cli.rubric.preview:preview", "Show the rubrics or records that a file holds."
+        "command", "osmosis_ai.cli.rubric.classic:preview", "Show the rubrics or records that a file holds."
     ),
     "train": CommandEntry("group", "osmosis_ai.cli.training_runs:app", "Train agents."),
     "view": CommandEntry(

@@ -6,7 +6,7 @@ import numpy as np
 
 from osmosis_ai.cli.output.plain import block_lines
 from osmosis_ai.cli.output.terminal import open_console, print_blocks
-from osmosis_ai.cli.rubric.agreement_blocks import agreement_blocks
+from osmosis_ai.cli.rubric.tables import agreement_blocks
 from osmosis_ai.rubric.judge_agreement import measure_agreement
 from osmosis_ai.rubric.scores import ScoreTable
 from tests.rubric.tables import simulated, table

@@ -1,4 +1,4 @@
-"""`osmosis eval-rubric`: records scored by a rubric of a YAML file, with the judge that it names."""
+"""`osmosis eval-rubric` and `osmosis preview`: the judge's commands of 0.2."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from osmosis_ai.cli.output.results import OperationResult
+from osmosis_ai.cli.output.results import OperationResult, Text
 from osmosis_ai.files import expanded
 
 
@@ -76,3 +76,29 @@ def eval_rubric(
         ["eval-rubric"],
     )
     return conclude("eval-rubric", outcome, resource(outcome, with_records=False))
+
+
+def preview(
+    path: Annotated[
+        Path, typer.Option("--path", "-p", help="A .yaml file of rubrics, or a .jsonl file of records.")
+    ],
+) -> OperationResult:
+    """Show every rubric of a YAML file, or every record of a JSON Lines file.
+
+    Examples:
+        osmosis preview -p rubric_configs.yaml
+    """
+    from osmosis_ai.services.rubric.inputs import preview_file
+
+    found = preview_file(path)
+    return OperationResult(
+        operation="preview",
+        message=found.summary,
+        resource={
+            "path": str(found.path),
+            "kind": found.kind,
+            "count": len(found.entries),
+            "items": [{"title": entry.title, "value": entry.value} for entry in found.entries],
+        },
+        blocks=[Text(f"\n{entry.title}\n{entry.text}", in_plain=True) for entry in found.entries],
+    )

@@ -209,7 +209,7 @@ def judge(request: RubricRequest, words: list[str]) -> RubricOutcome:
     everything = shown.mode == "plain" or (shown.mode == "json" and request.output is None)
     keep = None if everything and not request.classic else SHOWN_RECORDS
 
-    from osmosis_ai.cli.rubric.live import LiveSession
+    from osmosis_ai.cli.rubric.tables import LiveSession
 
     with LiveSession(shown, words) as live:
         outcome = event_loop.run(run_rubric(prepared, live, keep=keep))
@@ -251,7 +251,7 @@ def conclude(operation: str, outcome: RubricOutcome, resource: dict[str, Any]) -
 def resource(outcome: RubricOutcome, *, with_records: bool) -> dict[str, Any]:
     """Return what scripts see of a session."""
     from osmosis_ai.rubric.session_result import counts, usage
-    from osmosis_ai.services.rubric.results import stopped
+    from osmosis_ai.services.rubric.eval_rubric import stopped
 
     prepared, result = outcome.prepared, outcome.result
     seen: dict[str, Any] = {

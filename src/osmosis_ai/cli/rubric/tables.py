@@ -1,4 +1,4 @@
-"""A judging session's results as people see them."""
+"""What `osmosis eval rubric` shows: its progress, its scores and how judges agree."""
 
 from __future__ import annotations
 
@@ -6,16 +6,83 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.cli.graceful_stop import GracefulStop
 from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.cli.output.formats import shown_path
-from osmosis_ai.cli.output.results import Block, Row, Styled, Table, Text, Tone
-from osmosis_ai.cli.rubric.agreement_blocks import agreement_blocks
+from osmosis_ai.cli.output.results import Block, Column, Row, Styled, Table, Text, Tone
+from osmosis_ai.cli.runs.view import spent
+from osmosis_ai.rubric.session import SessionHooks, SessionSnapshot
 from osmosis_ai.rubric.session_result import describe_outside_scale
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.baseline import SessionComparison
+    from osmosis_ai.rubric.judge_agreement import AgreementReport
     from osmosis_ai.rubric.session_journal import CallStatus
     from osmosis_ai.services.rubric.eval_rubric import RubricOutcome
+
+
+QUIT_AT_ONCE = "Interrupted. Run the same command with `--resume` to go on: what was scored is kept."
+
+
+class LiveSession(GracefulStop, SessionHooks):
+    """The session's side of the terminal; a context manager around it."""
+
+    def __init__(self, output: OutputContext, words: list[str]) -> None:
+        super().__init__(output, words, quit_at_once=QUIT_AT_ONCE)
+
+    def progress(self, snapshot: SessionSnapshot) -> None:
+        """Move the bar; a single call has none."""
+        if snapshot.total > 1:
+            self._move_bar("Judging", snapshot.completed, snapshot.total, "calls", describe(snapshot))
+
+
+def describe(snapshot: SessionSnapshot) -> str:
+    """Return the live numbers beside the bar."""
+    parts = []
+    if snapshot.mean is not None:
+        parts.append(f"mean {snapshot.mean:.3f}")
+    if snapshot.unscored:
+        parts.append(f"{formats.count(snapshot.unscored)} unscored")
+    parts += spent(snapshot)
+    parts.append(f"{snapshot.in_flight} in flight")
+    return " · ".join(parts)
+
+
+SHOWN_DISPUTES = 5
+
+
+def agreement_blocks(
+    report: AgreementReport, *, in_plain: bool = False, with_page: bool = False
+) -> Iterator[Block]:
+    """Yield every figure with its interval and denominators, and the records on which scores differ most."""
+    from osmosis_ai.rubric.agreement_tables import ScoreFormat, agreement_tables, not_measured
+
+    tables = agreement_tables(report)
+    for table in tables:
+        if table.rows:
+            columns = [Column(heading, right=place > 1) for place, heading in enumerate(table.headings)]
+            yield Table(columns, table.rows, title=table.title, note=table.note, in_plain=in_plain)
+    scale = ScoreFormat(report.score_min, report.score_max)
+    lists = (
+        ("judges (lowest, highest)", report.disputed),
+        ("calls of one judge (lowest, highest)", report.unstable),
+        ("judge and people", report.far_from_people),
+    )
+    disputes = [
+        (between, f"{record.record:,}", record.label, *map(scale.points, record.scores))
+        for between, found in lists
+        for record in found[:SHOWN_DISPUTES]
+    ]
+    if disputes:
+        headings = ("Between", "#", "Record", "Score", "Score")
+        columns = [Column(each, right=each in ("#", "Score")) for each in headings]
+        yield Table(columns, disputes, title="Largest disagreements", in_plain=in_plain)
+        if not with_page:
+            yield Text("`--report report.html` shows their texts and explanations.", tone="dim")
+    if missing := not_measured(tables):
+        yield Text("\n".join(missing), tone="dim", in_plain=in_plain)
+
 
 _LONGEST = 280
 # Least, greatest and counts say more of how much was judged than of how well: the file has them.
@@ -219,7 +286,7 @@ def _summary(statistics: Mapping[str, float]) -> str:
 
 
 def _overall(outcome: RubricOutcome) -> Iterator[Row]:
-    from osmosis_ai.services.rubric.results import token_count
+    from osmosis_ai.services.rubric.eval_rubric import token_count
 
     result, numbers = outcome.result, outcome.statistics
     call_states = result.call_states

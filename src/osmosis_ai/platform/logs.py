@@ -1,9 +1,4 @@
-"""What happened to a dataset or a run, line by line, in the order it was written.
-
-Lines are only ever added. No line is longer than ``MAX_MESSAGE_CHARS``, whatever a process printed, and secrets are
-blanked before a line is kept, not when it is shown. A cursor is the place between two lines, so paging neither skips
-nor repeats one while more are written.
-"""
+"""Log lines of runs and datasets: written in one go, read in pages."""
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ from osmosis_ai.api.wire.base import LogEntry, LogPage, wire_time
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.log_tables import OF_MARKS, DbLogLine
+from osmosis_ai.platform.db.tables import OF_MARKS, DbLogLine
 from osmosis_ai.platform.log_lines import LogLine, bounded, bounded_details, storable
 from osmosis_ai.redaction import Redactor
 

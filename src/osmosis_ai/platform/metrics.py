@@ -1,7 +1,4 @@
-"""What a platform tells a monitoring system, in the text format of Prometheus.
-
-No name of a person, workspace, run or dataset is in it, and no label has more than a few values.
-"""
+"""What the platform measures of itself, in Prometheus' words."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from osmosis_ai.platform.services import PlatformServices
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
+
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

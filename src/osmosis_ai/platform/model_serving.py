@@ -1,30 +1,62 @@
-"""The models this platform serves itself: each one process, started when it is first asked for.
-
-A process that has died is replaced at the next request, which does not notice. One that cannot start is not
-tried again at once: meanwhile every request gets the reason. Only so many requests are let in at a time;
-one key can hold half of the places, so that no other is shut out.
-
-Adapters come and go with their deployments, so their processes are bounded: the one that nobody has asked for
-longest makes room for another, and one that nobody asks for ends, or is not deployed any more. A process that is
-answering is never ended.
-"""
+"""Serving models: who has which, and the servers that do it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from osmosis_ai.errors import OsmosisError, reason_of
-from osmosis_ai.inference.catalog import built_in_model, served_models
+from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
+from osmosis_ai.inference.catalog import built_in_model, engine_of, served_models
+from osmosis_ai.inference.process import InferenceServer
+from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbLoraModel
+from osmosis_ai.platform.models import copy_adapter
 
 if TYPE_CHECKING:
     import aiohttp
+
+
+class ModelServerFactory:
+    """Starts the server of a model."""
+
+    def __init__(self, db: Database, blobs: BlobStore) -> None:
+        self._db = db
+        self._blobs = blobs
+
+    async def __call__(self, model: ServableModel) -> InferenceServer:
+        """Return the server of ``model``, which listens."""
+        if model.adapter_id is None:
+            server = InferenceServer(model.name)
+            await server.start()
+            return server
+        with tempfile.TemporaryDirectory(prefix="osmosis-adapter-") as directory:
+            adapter = Path(directory) / "adapter"
+            base = await asyncio.to_thread(self._fetch, model, adapter)
+            server = InferenceServer(base, engine=engine_of(base), adapter=adapter, served_as=model.name)
+            await server.start()
+        return server
+
+    def _fetch(self, model: ServableModel, directory: Path) -> str:
+        """Write an adapter's files; return the name of its base model."""
+        with self._db.session() as session:
+            adapter = session.get(DbLoraModel, model.adapter_id)
+        if adapter is None:
+            raise NotFoundError(f"the adapter of `{model.name}` is not there any more.")
+        try:
+            copy_adapter(self._blobs, adapter, directory)
+        except OSError as error:
+            raise OsmosisError(f"its files could not be fetched: {error.strerror or error}.") from error
+        return adapter.base_model
+
 
 logger = logging.getLogger(__name__)
 

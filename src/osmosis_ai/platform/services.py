@@ -19,8 +19,7 @@ from osmosis_ai.platform.device_logins import DeviceLoginStore
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.maintenance import Maintenance
-from osmosis_ai.platform.model_servers import ModelServerFactory
-from osmosis_ai.platform.model_serving import ModelServerPool
+from osmosis_ai.platform.model_serving import ModelServerFactory, ModelServerPool
 from osmosis_ai.platform.models import LoraModelStore
 from osmosis_ai.platform.pool_waits import RunThatWaits
 from osmosis_ai.platform.readiness import Readiness

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.logs import LogLine
+from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, assert_flat_error
 from tests.platform.viewer.runs_world import add_run, add_samples

@@ -247,7 +247,7 @@ def test_metrics_of_a_run_that_has_not_begun_are_empty_but_there(api: TestClient
 
 
 def test_a_page_of_the_log_goes_on_at_its_cursor(api: TestClient, services: PlatformServices) -> None:
-    from osmosis_ai.platform.logs import LogLine
+    from osmosis_ai.platform.log_lines import LogLine
 
     run = submitted(api)
     services.logs.append(run["id"], [LogLine(f"line {number}") for number in range(5)])

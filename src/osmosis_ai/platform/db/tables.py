@@ -1,8 +1,4 @@
-"""The rows of the platform.
-
-Every row that belongs to a tenant carries its ``workspace_id``; queries filter by it first.
-Times are UTC. Ids are opaque strings with a prefix that names the kind.
-"""
+"""The tables, noun by noun."""
 
 from __future__ import annotations
 
@@ -25,19 +21,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from osmosis_ai.platform.db.base import Base as Base
-from osmosis_ai.platform.db.eval_import_tables import DbEvalImport as DbEvalImport
-from osmosis_ai.platform.db.eval_import_tables import DbEvalImportFile as DbEvalImportFile
-from osmosis_ai.platform.db.log_tables import DbLogLine as DbLogLine
 from osmosis_ai.platform.db.run_numbers import CONFIG_COLUMNS, SORT_COLUMNS, RunNumbers
-from osmosis_ai.platform.db.worker_access_tables import DbKnownWorker as DbKnownWorker
-from osmosis_ai.platform.db.worker_access_tables import DbSecretHandout as DbSecretHandout
-from osmosis_ai.platform.db.worker_access_tables import DbWorkerTicket as DbWorkerTicket
-from osmosis_ai.platform.db.worker_access_tables import DbWorkerToken as DbWorkerToken
-from osmosis_ai.platform.db.worker_tables import DbJournalSegment as DbJournalSegment
-from osmosis_ai.platform.db.worker_tables import DbRunShard as DbRunShard
-from osmosis_ai.platform.db.worker_tables import DbRunUpload as DbRunUpload
-from osmosis_ai.platform.db.worker_tables import DbSourceArchive as DbSourceArchive
-from osmosis_ai.platform.db.worker_tables import WorkedOn
+from osmosis_ai.platform.log_lines import PLAN, WARNED
 
 
 def new_id(prefix: str) -> str:
@@ -221,6 +206,23 @@ class DbRolloutServer(Base):
     updated_at: Mapped[datetime]
 
 
+class WorkedOn:
+    """Adds to a run what its workers and the platform agree on."""
+
+    pool: Mapped[str | None] = mapped_column(String(64))
+    needs: Mapped[str | None] = mapped_column(Text)
+    worker_id: Mapped[str | None] = mapped_column(String(40))
+    claim_id: Mapped[str | None] = mapped_column(String(32))
+    is_claim_answered: Mapped[bool] = mapped_column(default=False)
+    journal_generation: Mapped[int] = mapped_column(Integer, default=0)
+    journal_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    log_lines: Mapped[int] = mapped_column(Integer, default=0)
+    fruitless: Mapped[int] = mapped_column(Integer, default=0)
+    claimable_at: Mapped[datetime | None]
+    training_state: Mapped[dict[str, Any] | None]
+    upload_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+
+
 class DbRun(RunNumbers, WorkedOn, Base):
     """An evaluation or training run, and its lease."""
 
@@ -394,4 +396,211 @@ class DbLoraModel(Base):
     deployment_status: Mapped[str | None] = mapped_column(String(16))
     deployed_at: Mapped[datetime | None]
     deployer_id: Mapped[str | None] = mapped_column(ForeignKey("users.id", ondelete="SET NULL"))
+    created_at: Mapped[datetime]
+
+
+class DbEvalImport(Base):
+    """The upload of an evaluation that ran elsewhere."""
+
+    __tablename__ = "eval_imports"
+    __table_args__ = (UniqueConstraint("workspace_id", "local_run_id", "manifest_digest"),)
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id", ondelete="CASCADE"))
+    repository_id: Mapped[str | None] = mapped_column(ForeignKey("repositories.id", ondelete="SET NULL"))
+    local_run_id: Mapped[str] = mapped_column(String(32))
+    manifest_digest: Mapped[str] = mapped_column(String(64))
+    status: Mapped[str] = mapped_column(String(16))
+    announced: Mapped[dict[str, Any]]
+    run_id: Mapped[str] = mapped_column(String(40))
+    creator_id: Mapped[str | None] = mapped_column(ForeignKey("users.id", ondelete="SET NULL"))
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class DbEvalImportFile(Base):
+    """A file of such an upload, by its path in the run's directory; ``upload`` is the store's, while it is open."""
+
+    __tablename__ = "eval_import_files"
+
+    import_id: Mapped[str] = mapped_column(
+        ForeignKey("eval_imports.id", ondelete="CASCADE"), primary_key=True
+    )
+    path: Mapped[str] = mapped_column(String(1024), primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
+    blob_key: Mapped[str] = mapped_column(String(255))
+    upload: Mapped[dict[str, Any] | None]
+    is_stored: Mapped[bool] = mapped_column(default=False)
+
+
+OF_MARKS = f"step IN ('{PLAN}', '{WARNED}')"
+"""Which lines of a log are marks on a run's curves: a few among hundreds of thousands, which have an index of their own."""
+
+
+class DbLogLine(Base):
+    """A line of the log of a dataset or a run (``subject_id``), in the order of ``id``."""
+
+    __tablename__ = "log_lines"
+    __table_args__ = (
+        Index("ix_log_lines_subject", "subject_id", "id"),
+        Index(
+            "ix_log_lines_marks",
+            "subject_id",
+            "step",
+            "id",
+            sqlite_where=text(OF_MARKS),
+            postgresql_where=text(OF_MARKS),
+        ),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    subject_id: Mapped[str] = mapped_column(String(40))
+    timestamp: Mapped[datetime]
+    level: Mapped[str] = mapped_column(String(16))
+    step: Mapped[str] = mapped_column(String(64))
+    message: Mapped[str] = mapped_column(Text)
+    details: Mapped[dict[str, Any] | None]
+
+
+class DbWorkerToken(Base):
+    """What lets a machine take the runs of a pool, of some workspaces or (null) of all; only its SHA-256 is stored."""
+
+    __tablename__ = "worker_tokens"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    name: Mapped[str | None] = mapped_column(String(255))
+    pool: Mapped[str] = mapped_column(String(64))
+    workspace_ids: Mapped[list[Any] | None]
+    token_hash: Mapped[str] = mapped_column(String(64), unique=True)
+    created_at: Mapped[datetime]
+    last_used_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class DbWorkerTicket(Base):
+    """What lets one worker claim one attempt of a run; only its SHA-256 is stored."""
+
+    __tablename__ = "worker_tickets"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), index=True)
+    attempt: Mapped[int] = mapped_column(Integer)
+    token_hash: Mapped[str] = mapped_column(String(64), unique=True)
+    claim_id: Mapped[str | None] = mapped_column(String(32))
+    created_at: Mapped[datetime]
+    running_at: Mapped[datetime | None]
+    synced_at: Mapped[datetime | None]
+    withdrawn_at: Mapped[datetime | None]
+    refused_at: Mapped[datetime | None]
+
+
+class DbKnownWorker(Base):
+    """A machine that has asked for runs with a worker token, as it described itself; ``id`` is a digest of
+    that."""
+
+    __tablename__ = "known_workers"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    token_id: Mapped[str] = mapped_column(ForeignKey("worker_tokens.id", ondelete="CASCADE"), index=True)
+    pool: Mapped[str] = mapped_column(String(64))
+    machine: Mapped[str | None] = mapped_column(String(128))
+    labels: Mapped[list[Any]]
+    cpus: Mapped[float | None] = mapped_column(Float)
+    gpus: Mapped[float | None] = mapped_column(Float)
+    memory_gb: Mapped[float | None] = mapped_column(Float)
+    sandbox: Mapped[bool | None]
+    sandbox_problem: Mapped[str | None] = mapped_column(Text)
+    seen_at: Mapped[datetime]
+    left_at: Mapped[datetime | None]
+
+
+class DbSecretHandout(Base):
+    """Secrets of a run that a machine was handed, by name; a row for each claim. No key of ``runs``: it outlives its run."""
+
+    __tablename__ = "secret_handouts"
+    __table_args__ = (
+        UniqueConstraint("run_id", "claim_id"),
+        Index("ix_secret_handouts_workspace_created", "workspace_id", "created_at", "id"),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id", ondelete="CASCADE"))
+    run_id: Mapped[str] = mapped_column(String(40))
+    run_name: Mapped[str] = mapped_column(String(255))
+    attempt: Mapped[int] = mapped_column(Integer)
+    claim_id: Mapped[str] = mapped_column(String(32))
+    names: Mapped[list[Any]]
+    machine: Mapped[str | None] = mapped_column(String(128))
+    pool: Mapped[str | None] = mapped_column(String(64))
+    created_at: Mapped[datetime]
+
+
+class DbJournalSegment(Base):
+    """A part of the journal of a run that goes on, as it was accepted; ``length`` bytes from ``offset`` on,
+    unpacked."""
+
+    __tablename__ = "journal_segments"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    generation: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    seq: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    attempt: Mapped[int] = mapped_column(Integer)
+    offset: Mapped[int] = mapped_column(BigInteger)
+    length: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
+    content: Mapped[bytes | None] = mapped_column(LargeBinary)
+    blob_key: Mapped[str | None] = mapped_column(String(255))
+
+
+class DbRunUpload(Base):
+    """A blob that a worker sends, or has sent, for a run that goes on; ``name`` is its key's end, below the run's."""
+
+    __tablename__ = "run_uploads"
+    __table_args__ = (
+        Index(
+            "ix_run_uploads_open",
+            "run_id",
+            sqlite_where=text("is_stored = 0"),
+            postgresql_where=text("NOT is_stored"),
+        ),
+    )
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(String(160), primary_key=True)
+    upload_id: Mapped[str] = mapped_column(String(255))
+    size: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
+    is_stored: Mapped[bool] = mapped_column(default=False)
+
+
+class DbRunShard(Base):
+    """A shard of a run, from when its files are told until the run has ended and nothing of it is left to be
+    merged."""
+
+    __tablename__ = "run_shards"
+    __table_args__ = (Index("ix_run_shards_state_run", "state", "run_id"),)
+
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    run_id: Mapped[str] = mapped_column(String(40))
+    state: Mapped[str] = mapped_column(String(16))
+    size: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str | None] = mapped_column(String(64))
+    merged_into: Mapped[str | None] = mapped_column(String(255))
+    merged_offset: Mapped[int | None] = mapped_column(BigInteger)
+    changed_at: Mapped[datetime]
+
+
+class DbSourceArchive(Base):
+    """A commit's files as one archive, for workers; made once."""
+
+    __tablename__ = "source_archives"
+
+    workspace_id: Mapped[str] = mapped_column(
+        ForeignKey("workspaces.id", ondelete="CASCADE"), primary_key=True
+    )
+    commit_sha: Mapped[str] = mapped_column(String(64), primary_key=True)
+    blob_key: Mapped[str] = mapped_column(String(255))
+    size: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[datetime]

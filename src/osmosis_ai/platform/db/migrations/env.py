@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from alembic import context
 
-from osmosis_ai.platform.db.base import UtcDateTime
-from osmosis_ai.platform.db.tables import Base
+from osmosis_ai.platform.db.base import Base, UtcDateTime
 
 
 def render_item(kind: str, item: Any, _autogen: Any) -> str | Literal[False]:

@@ -1,3 +1,5 @@
+"""Identities of Git repositories and addresses of platforms."""
+
 from __future__ import annotations
 
 import subprocess
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_ai.api.git_identity import IDENTITY, identify_origin, parse_identity
+from osmosis_ai.api.platform_url import is_loopback, is_secure, normalize_platform_url
 from osmosis_ai.errors import OsmosisError
 
 CANARY = "ghp_canary123"
@@ -68,12 +71,6 @@ def test_no_error_repeats_a_credential(origin: str) -> None:
     with pytest.raises(OsmosisError) as caught:
         identify_origin(origin)
     assert CANARY not in f"{caught.value.message} {caught.value.hint}"
-
-
-def test_the_github_alias_for_ssh_over_https_is_answered_with_the_command_that_mends_it() -> None:
-    with pytest.raises(OsmosisError) as caught:
-        identify_origin("ssh://git@ssh.github.com:443/acme/toy.git")
-    assert caught.value.hint == "git remote set-url origin https://github.com/acme/toy.git"
 
 
 def test_the_identity_of_another_origin_is_stable_forever() -> None:
@@ -163,18 +160,6 @@ def test_local_spellings_of_a_repository_have_one_identity(tmp_path: Path) -> No
     assert found.pop().startswith("local/agents-")
 
 
-def test_a_work_tree_and_its_git_directory_are_one_repository(tmp_path: Path) -> None:
-    subprocess.run(["git", "init", "-q", str(tmp_path / "agents")], check=True)
-    assert identify_origin(str(tmp_path / "agents")) == identify_origin(str(tmp_path / "agents" / ".git"))
-
-
-@pytest.mark.parametrize("host", ["[2001:db8::1]", "[::1]:2222"])
-def test_an_ipv6_host_keeps_its_brackets_when_shown(host: str) -> None:
-    found = identify_origin(f"ssh://git@{host}/team/agents")
-    assert found.display_url == f"ssh://git@{host}/team/agents"
-    assert IDENTITY.fullmatch(found.identity)
-
-
 def test_a_typed_identity_is_checked_and_lower_cased() -> None:
     assert parse_identity(" Acme/My_Toy.v2 ") == "acme/my_toy.v2"
     for text in (
@@ -189,3 +174,57 @@ def test_a_typed_identity_is_checked_and_lower_cased() -> None:
         with pytest.raises(OsmosisError, match="no repository identity") as caught:
             parse_identity(text)
         assert CANARY not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "written, normal",
+    [
+        ("https://platform.osmosis.ai", "https://platform.osmosis.ai"),
+        ("  HTTPS://Platform.Osmosis.AI:443//  ", "https://platform.osmosis.ai"),
+        ("http://a.example:80/x/", "http://a.example/x"),
+        ("https://a.example:8443/Base/?q=1#f", "https://a.example:8443/Base"),
+        ("a.example", "https://a.example"),
+        ("a.example:8443/x", "https://a.example:8443/x"),
+        ("localhost", "http://localhost"),
+        ("127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("[::1]:8000", "http://[::1]:8000"),
+        ("https://[2001:DB8::1]:443/", "https://[2001:db8::1]"),
+        ("notaurl", "https://notaurl"),
+        ("my_platform:8080", "https://my_platform:8080"),
+        ("b\u00fccher.example", "https://b\u00fccher.example"),
+    ],
+)
+def test_two_spellings_of_a_platform_have_one_normal_form(written: str, normal: str) -> None:
+    assert normalize_platform_url(written) == normal
+    assert normalize_platform_url(normal) == normal
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("", "https://", "https://a:port", "ftp://a.example", "https://a b", "https://[::1"),
+        *("a..example", "-a.example", "https://a_b-.example", "https://a,b", "https://a;b"),
+        *("https://300.1.1.1", "https://1.2.3", "https://a:0", "a.example:99999", f"https://{'a' * 64}"),
+    ],
+)
+def test_what_is_no_web_address_is_refused(written: str) -> None:
+    with pytest.raises(OsmosisError, match="Invalid platform URL"):
+        normalize_platform_url(written)
+
+
+@pytest.mark.parametrize("written", ["https://me:hunter2@a.example", "me:hunter2@a.example:port"])
+def test_a_password_in_the_url_is_refused_and_not_repeated(written: str) -> None:
+    with pytest.raises(OsmosisError) as caught:
+        normalize_platform_url(written)
+    assert "hunter2" not in caught.value.message
+
+
+def test_loopback_is_this_machine_alone() -> None:
+    assert all(map(is_loopback, ("localhost", "a.localhost", "127.0.0.1", "127.9.9.9", "::1", "LOCALHOST")))
+    assert not any(map(is_loopback, (None, "", "localhost.example", "10.0.0.1", "128.0.0.1", "0.0.0.0")))
+
+
+def test_credentials_travel_over_https_or_within_this_machine() -> None:
+    assert is_secure("https://a.example")
+    assert is_secure("http://localhost:8000")
+    assert not is_secure("http://a.example")

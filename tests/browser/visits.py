@@ -11,7 +11,7 @@ from tests.conftest import NIGHTLY
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-WIDE, NARROW, NARROWEST = 1280, 390, 320
+WIDE, NARROW = 1280, 390
 PATIENCE_MS = 60_000
 # What is written beyond its place: headings of tables that reach into the next column, a heading below the way to it.
 OVERLAPPING = """

@@ -58,36 +58,6 @@ def test_text_stands_out_from_what_it_stands_on(theme: int) -> None:
     assert {name for name in [*SERIES, "edge"] if contrast(name, "ground", theme) < 3} == set()
 
 
-def mixed(one: str, other: str, share: float, theme: int) -> str:
-    """Return what ``color-mix(in srgb, one share, other)`` makes of two tokens."""
-    parts = (
-        [int(TOKENS[name][theme][place : place + 2], 16) for place in (1, 3, 5)] for name in (one, other)
-    )
-    return "#" + "".join(f"{round(a * share + b * (1 - share)):02x}" for a, b in zip(*parts, strict=True))
-
-
-@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_every_colour_of_a_terminal_and_of_code_can_be_read(
-    theme: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    styles = (KIT / "text.css").read_text("utf-8")
-    assert {f"ansi-{colour}" for colour in range(16)} <= set(re.findall(r"\.(ansi-\d+)", styles))
-    plain = set(re.findall(r"(?<!-)color: var\(--([\w-]+)\)", styles))
-    bright = re.findall(r"color-mix\(in srgb, var\(--([\w-]+)\) (\d+)%, var\(--([\w-]+)\)\)", styles)
-    assert plain and bright
-    for one, share, other in bright:
-        colour = mixed(one, other, int(share) / 100, theme)
-        monkeypatch.setitem(TOKENS, f"bright {one}", [colour, colour])
-        plain.add(f"bright {one}")
-    assert {name for name in plain if contrast(name, "raised", theme) < 4.5} == set()
-
-
-def test_styles_name_only_colours_that_are_there() -> None:
-    own = {"level", "share"}
-    for file in [*KIT.glob("*.css"), *(KIT.parents[1] / "rubric" / "page").glob("*.css")]:
-        assert set(re.findall(r"var\(--([\w-]+)\)", file.read_text("utf-8"))) <= TOKENS.keys() | own, file
-
-
 def test_templates_escape_and_mark_whatever_they_are_given(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text('<p title="{{ said }}">{{ said }}</p>{{ said | breakable }}')
     said = '"><script>{{ 7 * 7 }}</script>\u202e\x1b]0;x\x07'

@@ -375,47 +375,6 @@ class SourceContract:
             assert missing.value.details == {"run": run, "samples": nearest}
             assert missing.value.hint == f"rows are numbered 0 to 8, attempts 0 to 2{without}"
 
-    @pytest.mark.parametrize("n", [1, 2, 5])
-    def test_the_three_samples_that_are_nearest_are_those_of_the_nearest_rows_then_attempts(
-        self, place: PlaceOfRuns, n: int
-    ) -> None:
-        name = f"with-holes-{next(_numbers)}"
-        place.start(name, rows=12, n=n)
-        there = [
-            (row, attempt) for row in range(12) for attempt in range(n) if (row * 7 + attempt * 3) % 4 == 0
-        ]
-        place.add(name, [sample_record(row, attempt, 1.0) for row, attempt in there])
-        for row in (*range(13), 500):
-            for attempt in {*range(n + 1)} - {each for at, each in there if at == row}:
-
-                def distance(place: tuple[int, int]) -> tuple[int, int, tuple[int, int]]:
-                    return abs(place[0] - row), abs(place[1] - attempt), place  # noqa: B023 - it is used at once
-
-                with pytest.raises(NotFoundError) as missing:
-                    place.source.sample(name, row, attempt, SampleQuery())
-                nearest = [f"{at}.{each}" for at, each in sorted(there, key=distance)[:3]]
-                assert missing.value.details["samples"] == nearest, (row, attempt)
-
-    def test_where_there_is_no_sample_none_is_near(self, place: PlaceOfRuns) -> None:
-        name = f"empty-{next(_numbers)}"
-        place.start(name, rows=2, n=1)
-        with pytest.raises(NotFoundError) as missing:
-            place.source.sample(name, 0, 0, SampleQuery())
-        assert missing.value.details == {"run": name, "samples": []}
-
-    def test_of_a_name_that_is_like_no_other_three_are_told_the_likest_first(
-        self, place: PlaceOfRuns, run: str
-    ) -> None:
-        names = [f"aspen-grove-{next(_numbers)}", f"Zq_{next(_numbers)}-9", f"quartz-{next(_numbers)}"]
-        for name in names:
-            place.start(name, rows=1, n=1)
-        for wanted in ("zq-", "0" * 4_000, "é", names[1].lower().replace("_", "-") + "##########"):
-            with pytest.raises(NotFoundError) as missing:
-                place.source.run("eval", wanted)
-            nearest = missing.value.details["nearest"]
-            assert len(set(nearest)) == 3
-            assert not wanted.startswith("zq") or nearest[0] == names[1]
-
     def test_what_is_not_there_is_not_found(self, place: PlaceOfRuns, run: str) -> None:
         with pytest.raises(NotFoundError) as missing:
             place.source.run("eval", f"{run}x")

@@ -19,7 +19,7 @@ from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.comparison.run_samples import RunSamples
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
-from osmosis_ai.viewer.cursors import changes_cursor, encode, positions_in
+from osmosis_ai.viewer.cursors import changes_cursor, encode
 from osmosis_ai.viewer.live import LiveHub, LiveNews, Watched
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.shared_reads import SharedReads
@@ -72,22 +72,6 @@ async def test_twenty_who_look_cost_the_source_what_one_does() -> None:
     assert [await anext(stream, None) for stream in streams] == [None] * 20
 
 
-async def test_what_those_who_look_have_read_holds_for_one_state_of_a_run_in_one_place() -> None:
-    source, hub = GrowingSource(), LiveHub(read_every_s=0.01)
-    elsewhere = WATCHED._replace(place="/moss")
-    assert hub.reads(WATCHED) is None
-    async with (
-        aclosing(hub.stream(WATCHED, source)) as mine,
-        aclosing(hub.stream(elsewhere, source)) as other,
-    ):
-        await news_of(mine), await news_of(other)
-        before = hub.reads(WATCHED)
-        assert before is hub.reads(WATCHED) is not None and before is not hub.reads(elsewhere)
-        source.finished = 1
-        await news_of(mine)
-        assert hub.reads(WATCHED) is not before
-
-
 def test_twenty_who_ask_at_once_read_once_and_a_failure_is_read_again() -> None:
     reads, asked, all_ask = SharedReads(), list[str](), threading.Barrier(20, timeout=60)
 
@@ -105,13 +89,6 @@ def test_twenty_who_ask_at_once_read_once_and_a_failure_is_read_again() -> None:
     with pytest.raises(ZeroDivisionError):
         reads.once("log", lambda: 1 // 0)
     assert reads.once("log", lambda: 1) == 1
-
-
-def test_of_many_reads_the_newest_are_kept() -> None:
-    reads, asked = SharedReads(most=2), list[str]()
-    for name in ("a", "b", "c", "b", "c", "a"):
-        reads.once(name, lambda name=name: asked.append(name))  # type: ignore[misc]
-    assert asked == ["a", "b", "c", "a"]
 
 
 def test_a_part_of_a_page_reads_what_that_part_shows() -> None:
@@ -317,11 +294,6 @@ def test_a_cursor_that_is_not_remembered_any_more_goes_on_with_how_the_run_stand
             headers={"Accept": "text/event-stream", "Last-Event-ID": cursor_of(7, "running")},
         )
         assert events.text.startswith("event: change\n") and f"id: {cursor_of(2)}" in events.text
-
-
-def test_the_cursor_of_a_run_with_a_thousand_retries_is_taken() -> None:
-    positions = [10**7 + each for each in range(1_000)]
-    assert positions_in(changes_cursor("running", positions, 10**9)) == positions
 
 
 def test_a_training_directory_is_followed_by_the_cursor_that_it_gave(tmp_path: Path) -> None:

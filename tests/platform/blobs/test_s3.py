@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import logging
 import os
+import shutil
+import socketserver
+import subprocess
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import IO
 
 import pytest
 
-from osmosis_ai.errors import MissingExtraError, OsmosisError
-from osmosis_ai.platform.blobs import s3
+from osmosis_ai.api import retrying
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.blobs import s3, store_gate
 from osmosis_ai.platform.blobs.copies import BlobCopies
 from osmosis_ai.platform.blobs.incoming import IncomingFile
-from osmosis_ai.platform.blobs.local import LocalBlobStore
-from osmosis_ai.platform.blobs.opening import open_blob_store
 from osmosis_ai.platform.blobs.s3 import S3BlobStore
-from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStoreBusy, BlobStoreError
+from osmosis_ai.platform.blobs.shards import ShardWriter, read_piece
+from osmosis_ai.platform.blobs.store import (
+    BlobError,
+    BlobNotFound,
+    BlobStore,
+    BlobStoreBusy,
+    BlobStoreError,
+    BlobStoreSilent,
+    BlobUpload,
+)
 from osmosis_ai.platform.clock import SystemClock
-from osmosis_ai.platform.config import PlatformConfig, from_environment
+from osmosis_ai.platform.config import from_environment
 from osmosis_ai.platform.runs.execute.worker_process import worker_environment
 from osmosis_ai.platform.s3_address import S3Address, parse_s3_address
+from tests.platform import s3_server
+from tests.platform.s3_server import CREDENTIALS, OTHER_STORE, S3Server
 
 pytestmark = pytest.mark.integration
 KEY, SECRET = "AKIAPLANTED00000001", "planted-secret-0001"
@@ -122,21 +132,6 @@ def test_a_refusal_is_a_sentence_that_holds_no_secret(
     assert SECRET not in told and KEY not in told and "Signature=" not in told
 
 
-def test_a_store_that_was_away_is_used_again_when_it_is_back(store: S3BlobStore, scripted: Scripted) -> None:
-    scripted.fails(503, "SlowDown")
-    with pytest.raises(BlobStoreBusy):
-        store.put("runs/a", io.BytesIO(b"x"))
-    scripted.status, scripted.body, scripted.headers = 200, b"", {"ETag": '"e"'}
-    assert store.put("runs/a", io.BytesIO(b"x")).size == 1
-
-
-def test_what_gives_back_other_bytes_fails_its_check(store: S3BlobStore, scripted: Scripted) -> None:
-    scripted.body = b"<a/>"
-    scripted.headers = {"ETag": '"e"', "Content-Range": "bytes 0-3/4"}
-    with pytest.raises(BlobStoreError, match="does not give back"):
-        store.check()
-
-
 @pytest.mark.parametrize(
     ("headers", "body"),
     [
@@ -178,12 +173,6 @@ def test_a_body_that_breaks_off_is_asked_for_again_and_not_for_ever(
     assert len(scripted.seen) == 3
 
 
-def test_an_object_that_is_gone_is_not_found(store: S3BlobStore, scripted: Scripted) -> None:
-    scripted.fails(404, "NoSuchKey")
-    with pytest.raises(BlobNotFound, match="runs/a is gone"):
-        store.open("runs/a")
-
-
 def test_a_store_that_serves_no_parts_is_refused_before_everything_is_in_memory(
     store: S3BlobStore, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,15 +197,6 @@ def test_nobody_there_and_no_credentials_are_sentences(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     with pytest.raises(BlobStoreBusy, match="cannot be reached"):
         S3BlobStore(address, SystemClock(), copies, attempts=1).size("a")
-
-
-def test_a_bucket_without_its_extra_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    config = PlatformConfig(home=tmp_path, blobs_url="s3://models/osmosis")
-    with pytest.raises(MissingExtraError, match="boto3") as missing:
-        open_blob_store(config, SystemClock())
-    assert "s3" in str(missing.value.hint)
-    assert isinstance(open_blob_store(PlatformConfig(home=tmp_path), SystemClock()), LocalBlobStore)
 
 
 def test_urls_of_clients_name_the_address_that_clients_reach(
@@ -305,59 +285,6 @@ def fetch_ten(incoming: IncomingFile) -> None:
     incoming.write(b"0123456789")
 
 
-@pytest.mark.parametrize(("since_s", "is_noted"), [(299, False), (300, True), (-299, False), (-300, True)])
-def test_the_file_of_a_copy_changes_at_most_every_five_minutes_however_often_it_is_used(
-    tmp_path: Path, since_s: int, is_noted: bool
-) -> None:
-    used_at = 1_700_000_000
-    copies = BlobCopies(tmp_path, now=lambda: used_at + since_s)
-    with copies.open("a", fetch_ten) as (path, _):
-        pass
-    os.utime(path, (used_at, used_at))
-    before = path.stat()
-    with copies.open("a", fetch_ten):
-        pass
-    after = path.stat()
-    assert (after.st_mtime != used_at) is is_noted
-    assert is_noted or after.st_ctime_ns == before.st_ctime_ns
-
-
-def test_a_copy_whose_use_was_noted_goes_after_those_that_nobody_used(tmp_path: Path) -> None:
-    copies = BlobCopies(tmp_path, limit_bytes=25)
-    for name, age_s in (("a", 1200), ("b", 600)):
-        with copies.open(name, fetch_ten) as (path, _):
-            pass
-        made = time.time() - age_s
-        os.utime(path, (made, made))
-    with copies.open("a", fetch_ten):
-        pass
-    with copies.open("c", fetch_ten):
-        pass
-    assert {path.name for path in (tmp_path / "copies").iterdir()} == {"a", "c"}
-
-
-def test_a_copy_that_was_made_anew_meanwhile_is_not_removed_for_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copies = BlobCopies(tmp_path, limit_bytes=15)
-    with copies.open("a", fetch_ten) as (path, _):
-        pass
-    lock = fcntl.flock
-    with ExitStack() as users:
-
-        def lock_late(handle: IO[bytes] | int, operation: int) -> None:
-            """Whoever is to be locked out has it removed first, and made anew."""
-            if operation & fcntl.LOCK_NB and not again:
-                path.unlink()
-                again.append(users.enter_context(BlobCopies(tmp_path).open("a", fetch_ten)))
-            lock(handle, operation)
-
-        again: list[object] = []
-        monkeypatch.setattr(fcntl, "flock", lock_late)
-        with copies.open("b", fetch_ten):
-            assert again and path.exists()
-
-
 def test_a_copy_in_use_is_not_replaced_by_one_that_another_makes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,18 +302,6 @@ def test_a_copy_in_use_is_not_replaced_by_one_that_another_makes(
         with BlobCopies(tmp_path).open("a", fetch_ten) as (path, _):
             assert path.stat().st_ino == used[0]
     assert [entry.name for entry in (tmp_path / "incoming").iterdir()] == []
-
-
-def test_a_copy_is_made_where_no_file_has_a_second_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "link", refuse)
-    for _ in range(2):
-        with BlobCopies(tmp_path).open("a", fetch_ten) as (path, _):
-            assert path.read_bytes() == b"0123456789"
 
 
 class _Metadata(BaseHTTPRequestHandler):
@@ -434,3 +349,279 @@ def test_credentials_that_the_machine_gives_to_everybody_are_told_from_the_opera
         assert store.has_credentials_of_machine() == (given != "by the operator")
         server.shutdown()
         thread.join()
+
+
+OBJECT = b'HTTP/1.1 206 Partial Content\r\nETag: "1"\r\nContent-Length: 1000\r\nContent-Range: bytes 0-999/1000\r\n\r\n'
+XHTML = b"<html><body>Please pay!</body></html>"
+
+
+def _closing(body: bytes, headers: bytes = b"") -> bytes:
+    described = headers + b"Content-Length: %d\r\nConnection: close\r\n" % len(body)
+    return b"HTTP/1.1 200 OK\r\n" + described + b"\r\n" + body
+
+
+PAGES = {
+    "nothing": _closing(b""),
+    "a page that is XML": _closing(XHTML, b"Content-Type: text/html\r\n"),
+    "a file of a web server": _closing(XHTML, b'Content-Type: text/html\r\nETag: "1"\r\n'),
+}
+Answer = Callable[[Callable[[bytes], None]], None]
+
+
+class Pretended:
+    """A store that answers every request in one way.
+
+    Attributes:
+        asked: how often it was.
+        ended: set when the answer to one was cut off by whoever asked.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self.asked = 0
+        self.ended = threading.Event()
+        outer = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                headers = dict[bytes, bytes]()
+                while line := self.rfile.readline().strip():
+                    name, _, value = line.partition(b": ")
+                    headers[name.lower()] = value
+                outer.asked += 1
+                if b"expect" in headers:
+                    self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                # Closed with bytes unread, a connection breaks off before its answer is heard.
+                self.rfile.read(int(headers.get(b"content-length", b"0")))
+                with suppress(OSError):
+                    answer(lambda words: (self.wfile.write(words), self.wfile.flush())[1])
+                    return
+                outer.ended.set()
+
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def answering(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Answer], tuple[Pretended, S3BlobStore]]]:
+    """Gives a store that answers so, and the platform's side of it."""
+    pytest.importorskip("boto3")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "osmosis-test-key-0001")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "osmosis-test-secret-0001")
+    pretended: list[Pretended] = []
+
+    def make(answer: Answer) -> tuple[Pretended, S3BlobStore]:
+        pretended.append(Pretended(answer))
+        address = parse_s3_address(f"s3://bucket?endpoint={pretended[-1].url}")
+        return pretended[-1], S3BlobStore(address, SystemClock(), BlobCopies(tmp_path), attempts=1)
+
+    yield make
+    for each in pretended:
+        each.close()
+
+
+def test_a_store_that_sends_a_byte_now_and_then_is_given_up_and_kept_from_others(
+    answering: Callable[[Answer], tuple[Pretended, S3BlobStore]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrying, "AT_LEAST_S", 0.2)
+    given_up = threading.Event()
+
+    def trickle(send: Callable[[bytes], None]) -> None:
+        send(OBJECT)
+        while not given_up.wait(0.02):
+            send(b"x")
+
+    server, store = answering(trickle)
+    try:
+        with pytest.raises(BlobStoreSilent, match=r"is too slow: of 1000 bytes \d+ came in"):
+            store.open("runs/a")
+        assert server.ended.wait(60), "it is not listened to any more"
+        with pytest.raises(BlobStoreSilent):
+            store.open("runs/a")
+        assert server.asked == 1
+    finally:
+        given_up.set()
+
+
+@pytest.mark.parametrize("page", list(PAGES))
+def test_nothing_is_taken_for_stored_read_or_listed_that_a_page_in_a_stores_place_says_is_well(
+    answering: Callable[[Answer], tuple[Pretended, S3BlobStore]], page: str
+) -> None:
+    _, store = answering(lambda send: send(PAGES[page]))
+    upload = BlobUpload("upload", "runs/a")
+    asked: dict[str, Callable[[], object]] = {
+        "put": lambda: store.put("runs/a", io.BytesIO(b"a journal that is deleted when it was stored")),
+        "put in parts": lambda: store.put("runs/a", io.BytesIO(bytes(17 << 20))),
+        "read": lambda: store.read("runs/a", 0, 1000),
+        "open": lambda: store.open("runs/a"),
+        "keys": lambda: list(store.keys("runs")),
+        "begin": lambda: store.begin_upload("runs/a"),
+        "parts": lambda: store.parts(upload),
+        "complete": lambda: store.complete_upload(upload, ["1"]),
+        "unfinished": lambda: list(store.unfinished_uploads()),
+        "delete": lambda: store.delete("runs/a"),
+        "delete below": lambda: store.delete_below("runs"),
+    }
+    for what, ask in asked.items():
+        with pytest.raises(BlobStoreBusy, match="is no store just now"):
+            raise AssertionError(f"{what}: {ask()}")
+
+
+THERE = b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 9\r\nConnection: close\r\n\r\n'
+GONE = b"<Error><Code>NoSuchKey</Code></Error>"
+NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+
+
+def test_a_deletion_that_is_not_said_as_stores_do_is_believed_when_nothing_is_there_any_more(
+    answering: Callable[[Answer], tuple[Pretended, S3BlobStore]],
+) -> None:
+    answers = [_closing(b""), NOT_FOUND % 0, NOT_FOUND % len(GONE) + GONE]
+    server, store = answering(lambda send: send(answers[server.asked - 1]))
+    store.delete("runs/a")
+    assert server.asked == 3
+
+    kept, other = answering(lambda send: send(_closing(b"") if kept.asked == 1 else THERE))
+    with pytest.raises(BlobStoreBusy, match="has deleted nothing just now; it is asked again later"):
+        other.delete("runs/a")
+
+    plain, real = answering(lambda send: send(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"))
+    real.delete("runs/a")
+    assert plain.asked == 1, "what a store says itself is not asked about"
+
+
+own_store = pytest.mark.skipif(bool(OTHER_STORE), reason="another one's store is not stopped")
+Opened = Callable[[S3Server, str], S3BlobStore]
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+    def make(server: S3Server, bucket: str = "osmosis-tests") -> S3BlobStore:
+        address = parse_s3_address(server.bucket_named(bucket))
+        return S3BlobStore(address, SystemClock(), BlobCopies(tmp_path / "copies"), attempts=1)
+
+    return make
+
+
+@pytest.fixture
+def serving() -> Iterator[Callable[..., S3Server]]:
+    """Starts stores that end with the test."""
+    servers: list[S3Server] = []
+
+    def start(*options: str, prepare: Callable[[S3Server], None] = lambda _: None) -> S3Server:
+        server = S3Server(*options)
+        servers.append(server)
+        prepare(server)
+        server.start()
+        return server
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def on_a_disk_of_its_own(server: S3Server, *, readable_only: bool = False) -> None:
+    """Give a server 4 MiB of disk with its bucket; skips where that can not be."""
+    place = server.data / "buckets"
+    words = f"mount -t tmpfs -o size=4m none {place} && mkdir {place}/osmosis-tests"
+    if readable_only:
+        words += f" && mount -o remount,ro {place}"
+    server.before = ("unshare", "-rm", "sh", "-c", f'{words} && exec "$@"', "sh")
+    if shutil.which("unshare") is None or subprocess.run([*server.before, "true"], check=False).returncode:
+        pytest.skip("no disk of a test's own: this machine lets nobody make user namespaces")
+
+
+@own_store
+def test_what_a_full_store_does_not_take_leaves_nothing_and_goes_when_there_is_room(
+    serving: Callable[..., S3Server], opened: Opened
+) -> None:
+    store = opened(serving(prepare=on_a_disk_of_its_own), "osmosis-tests")
+    store.put("runs/first", io.BytesIO(bytes(2 << 20)))
+    with pytest.raises(BlobStoreBusy, match="stored nothing: it fails, is full") as failed:
+        store.put("runs/second", io.BytesIO(bytes(3 << 20)))
+    assert failed.value.is_infrastructure and s3_server.SECRET not in failed.value.message
+    with pytest.raises(BlobNotFound):
+        store.size("runs/second")
+    assert store.size("runs/first") == 2 << 20
+    store.delete("runs/first")
+    assert store.put("runs/second", io.BytesIO(bytes(3 << 20))).size == 3 << 20
+
+
+@own_store
+def test_a_store_that_was_stopped_is_used_when_it_is_back_and_not_asked_by_everybody_meanwhile(
+    serving: Callable[..., S3Server], opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serving()
+    store = opened(server, "osmosis-tests")
+    store.put("runs/a", io.BytesIO(b"kept"))
+    monkeypatch.setattr(store_gate, "AGAIN_AFTER_S", 3600.0)
+    server.kill()
+    for _ in range(2):
+        with pytest.raises(BlobStoreSilent, match="cannot be reached"):
+            store.open("runs/a")
+    server.start()
+    with pytest.raises(BlobStoreSilent):
+        store.open("runs/a")  # nobody has found out yet
+    monkeypatch.setattr(store_gate, "AGAIN_AFTER_S", 0.0)
+    store._gate._ask_at_s = 0.0
+    with store.open("runs/a") as stored:
+        assert stored.read() == b"kept"
+
+
+# What somebody else does to the bucket
+
+
+def theirs(server: S3Server) -> S3BlobStore:
+    """The same bucket, as whoever else has its credentials uses it."""
+    copies = BlobCopies(server.data / "their-copies")
+    return S3BlobStore(parse_s3_address(server.bucket), SystemClock(), copies)
+
+
+def put(store: BlobStore, key: str, content: bytes) -> None:
+    store.put(key, io.BytesIO(content))
+
+
+@own_store
+def test_a_file_that_somebody_deleted_is_gone_and_its_copy_is_not_served_for_it(
+    serving: Callable[..., S3Server], opened: Opened
+) -> None:
+    server = serving()
+    store, other = opened(server, "osmosis-tests"), theirs(server)
+    put(store, "runs/a", b"kept")
+    with store.local_copy("runs/a") as path:
+        assert path.read_bytes() == b"kept"
+    other.delete("runs/a")
+    for asked in (
+        lambda: store.open("runs/a"),
+        lambda: store.size("runs/a"),
+        lambda: store.local_copy("runs/a").__enter__(),
+    ):
+        with pytest.raises(BlobNotFound, match="runs/a is gone"):
+            asked()
+
+
+@own_store
+@pytest.mark.parametrize("change", ["altered", "truncated", "emptied"])
+def test_a_conversation_in_a_shard_that_somebody_changed_is_not_served(
+    serving: Callable[..., S3Server], opened: Opened, tmp_path: Path, change: str
+) -> None:
+    server = serving()
+    store, other = opened(server, "osmosis-tests"), theirs(server)
+    writer = ShardWriter(tmp_path)
+    pieces = [writer.add(bytes([65 + n]) * 500 + os.urandom(500)) for n in range(3)]
+    content = writer.content().read()
+    put(store, "runs/shard", content)
+    assert len(read_piece(store, "runs/shard", pieces[2])) == 1000
+    changed = {"altered": content[:-40] + bytes(40), "truncated": content[:-40], "emptied": b""}
+    put(other, "runs/shard", changed[change])
+    with pytest.raises(BlobError, match=r"damaged|is gone|changed or cut off"):
+        read_piece(store, "runs/shard", pieces[2])

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import stat
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.blobs.incoming import make_directories
+from osmosis_ai.platform.blobs import store_gate
 from osmosis_ai.platform.blobs.local import LocalBlobStore
+from osmosis_ai.platform.blobs.shards import ShardPiece, ShardWriter, read_piece
 from osmosis_ai.platform.blobs.signing import DownloadGrant, PartGrant, UrlSigner, load_signing_key
 from osmosis_ai.platform.blobs.store import (
+    BlobError,
     BlobInfo,
     BlobNotFound,
+    BlobStoreBusy,
+    BlobStoreSilent,
     BlobUpload,
-    BodyTooLarge,
-    BodyTooSmall,
     UploadNotFound,
     UrlRefused,
 )
-from tests.platform.conftest import ManualClock
+from osmosis_ai.platform.blobs.store_gate import AGAIN_AFTER_S, AT_ONCE, StoreGate
+from osmosis_ai.platform.services import PlatformServices
+from tests.platform.conftest import ManualClock, assert_flat_error
 
 HOUR = timedelta(hours=1)
 
@@ -100,87 +107,6 @@ def test_an_upload_that_is_completed_twice_at_once_is_complete_for_both(
     assert [store.complete_upload(upload, etags)] == others
     assert others[0].size == 4 * parts
     assert store.complete_upload(upload, etags) == others[0]
-
-
-def test_an_upload_that_ends_while_it_is_completed_has_ended(
-    store: LocalBlobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    upload = store.begin_upload("a.csv")
-    etags = [send(store, upload, number, b"data") for number in (1, 2)]
-
-    def make_after_the_end(directory: Path) -> None:
-        make_directories(directory)
-        store.abort_upload(upload)
-
-    monkeypatch.setattr("osmosis_ai.platform.blobs.local.make_directories", make_after_the_end)
-    with pytest.raises(UploadNotFound):
-        store.complete_upload(upload, etags)
-    with pytest.raises(BlobNotFound):
-        store.size("a.csv")
-
-
-def test_parts_that_are_becoming_a_blob_are_no_parts_of_an_open_upload(
-    store: LocalBlobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    upload = store.begin_upload("a.csv")
-    etag = send(store, upload, 1, b"data")
-    seen: list[str] = []
-
-    def look(of: BlobUpload) -> None:
-        try:
-            seen.append(f"parts {sorted(store.parts(of))}")
-        except UploadNotFound:
-            seen.append("ended")
-
-    monkeypatch.setattr(store, "abort_upload", look)
-    store.complete_upload(upload, [etag])
-    assert seen == ["ended"]
-
-
-def test_two_who_delete_the_same_delete_all_of_it(
-    store: LocalBlobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for n in range(3):
-        store.put(f"runs/run_1/{n}/a", io.BytesIO(b"x"))
-    remove, walks = shutil.rmtree, list[Path]()
-
-    def find_one_gone(path: Path) -> None:
-        walks.append(path)
-        if len(walks) == 1:
-            raise FileNotFoundError
-        remove(path)
-
-    monkeypatch.setattr(shutil, "rmtree", find_one_gone)
-    store.delete_below("runs/run_1")
-    assert list(store.keys("runs")) == []
-    store.delete_below("runs/run_1")
-
-
-def test_a_blob_that_goes_while_it_is_measured_is_measured_or_not_there(
-    store: LocalBlobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class LookedAtOnce(type(Path())):  # type: ignore[misc]
-        def stat(self, **options: Any) -> os.stat_result:
-            found: os.stat_result = super().stat(**options)
-            os.unlink(self)
-            return found
-
-    store.put("a", io.BytesIO(b"x"))
-    path_of = store._path
-    monkeypatch.setattr(store, "_path", lambda key: LookedAtOnce(path_of(key)))
-    assert store.size("a") == 1
-    with pytest.raises(BlobNotFound):
-        store.size("a")
-
-
-def test_a_part_is_kept_only_with_its_exact_size(store: LocalBlobStore, tmp_path: Path) -> None:
-    upload = store.begin_upload("a.csv")
-    with pytest.raises(BodyTooLarge):
-        send(store, upload, 1, b"12345", size=4)
-    with pytest.raises(BodyTooSmall):
-        send(store, upload, 1, b"12345", size=6)
-    assert store.parts(upload) == {}
-    assert [name for name in files_of(tmp_path / "blobs") if not name.endswith("upload.json")] == []
 
 
 def test_an_aborted_upload_leaves_nothing_and_takes_nothing_more(
@@ -268,16 +194,6 @@ def test_a_url_names_the_public_address_and_gives_back_what_was_granted(
     assert signer.part(token_of(url)) == PartGrant(upload.id, 3, 17)
 
 
-def test_a_url_expires(signer: UrlSigner, clock: ManualClock) -> None:
-    token = token_of(signer.sign(DownloadGrant("a", "a"), ttl=HOUR))
-    clock.advance(3599)
-    signer.download(token)
-    clock.advance(1)
-    with pytest.raises(UrlRefused) as refused:
-        signer.download(token)
-    assert refused.value.expired
-
-
 def test_a_url_that_was_altered_in_any_place_is_refused(signer: UrlSigner) -> None:
     token = token_of(signer.sign(PartGrant("0" * 32, 1, 10), ttl=HOUR))
     for place in range(len(token)):
@@ -329,3 +245,146 @@ def test_a_signing_key_that_others_can_read_or_that_is_damaged_is_refused(tmp_pa
     path.write_text("zz")
     with pytest.raises(OsmosisError, match="damaged"):
         load_signing_key(path)
+
+
+SHARD = "runs/run_1/shards/one"
+FILES = [b"", b"first", b"second " * 1000, bytes(range(256))]
+
+
+@pytest.fixture
+def pieces(services: PlatformServices, tmp_path: Path) -> Iterator[list[ShardPiece]]:
+    writer = ShardWriter(tmp_path)
+    added = [writer.add(content) for content in FILES]
+    services.blobs.put(SHARD, writer.content())
+    yield added
+    writer.close()
+
+
+def test_each_file_is_read_alone(services: PlatformServices, pieces: list[ShardPiece]) -> None:
+    assert [read_piece(services.blobs, SHARD, piece) for piece in pieces] == FILES
+    assert services.blobs.size(SHARD) == sum(piece.length for piece in pieces) < sum(map(len, FILES))
+
+
+def test_a_write_that_failed_leaves_no_gap(services: PlatformServices, tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path)
+    writer.add(b"kept")
+    writer._file.write(b"half of a file that the disk did not take")
+    piece = writer.add(b"next")
+    services.blobs.put(SHARD, writer.content())
+    writer.close()
+    assert read_piece(services.blobs, SHARD, piece) == b"next"
+    assert services.blobs.size(SHARD) == piece.offset + piece.length
+
+
+@pytest.mark.parametrize(
+    "change", [{"offset": 1}, {"length": 3}, {"size": 4}, {"size": 6}, {"offset": 10**9}]
+)
+def test_a_piece_that_is_none_is_damaged(
+    services: PlatformServices, pieces: list[ShardPiece], change: dict[str, int]
+) -> None:
+    with pytest.raises(BlobError, match="damaged"):
+        read_piece(services.blobs, SHARD, pieces[1]._replace(**change))
+    with pytest.raises(BlobNotFound):
+        read_piece(services.blobs, "runs/run_1/shards/gone", pieces[1])
+
+
+def test_bytes_that_unpack_to_very_many_take_no_more_memory_than_the_file_said(
+    services: PlatformServices, tmp_path: Path
+) -> None:
+    writer = ShardWriter(tmp_path)
+    bomb = writer.add(bytes(50_000_000))
+    services.blobs.put(SHARD, writer.content())
+    writer.close()
+    with pytest.raises(BlobError, match="damaged"):
+        read_piece(services.blobs, SHARD, bomb._replace(size=10))
+
+
+def test_a_file_of_a_shard_is_fetched_by_its_url_from_any_byte_on(
+    client: TestClient, services: PlatformServices, pieces: list[ShardPiece]
+) -> None:
+    grant = DownloadGrant(SHARD, "row_2_run_0.json", pieces[2])
+    url = services.url_signer.sign(grant, ttl=timedelta(minutes=1))
+    whole = client.get(url)
+    assert whole.content == FILES[2] and whole.headers["content-length"] == str(len(FILES[2]))
+    assert 'filename="row_2_run_0.json"' in whole.headers["content-disposition"]
+    assert whole.headers["x-content-type-options"] == "nosniff"
+    rest = client.get(url, headers={"Range": "bytes=6990-", "If-Range": whole.headers["etag"]})
+    assert (rest.status_code, rest.content) == (206, FILES[2][6990:])
+    others = services.url_signer.sign(replace(grant, piece=pieces[1]), ttl=timedelta(minutes=1))
+    assert client.get(others).headers["etag"] != whole.headers["etag"]
+
+
+def test_a_damaged_shard_and_one_that_is_gone_are_said(
+    client: TestClient, services: PlatformServices, pieces: list[ShardPiece]
+) -> None:
+    url = services.url_signer.sign(DownloadGrant(SHARD, "x.json", pieces[1]), ttl=timedelta(minutes=1))
+    services.blobs.put(SHARD, io.BytesIO(b"something else"))
+    assert_flat_error(client.get(url), 500, "BLOB_DAMAGED")
+    services.blobs.delete(SHARD)
+    assert_flat_error(client.get(url), 404, "BLOB_NOT_FOUND")
+
+
+class Hand:
+    """A clock that is set."""
+
+    def __init__(self) -> None:
+        self.at_s = 100.0
+
+    def __call__(self) -> float:
+        return self.at_s
+
+
+def ask(gate: StoreGate, outcome: Exception | None = None) -> None:
+    with gate.passing():
+        if outcome is not None:
+            raise outcome
+
+
+def refusal_of_another(gate: StoreGate) -> BaseException | None:
+    """Return what another thread is told that asks."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(ask, gate).exception()
+
+
+def test_a_silent_store_is_left_alone_for_a_while_and_then_asked_by_one() -> None:
+    clock = Hand()
+    gate = StoreGate("the bucket", clock)
+    with pytest.raises(BlobStoreSilent):
+        ask(gate, BlobStoreSilent("no answer from the bucket"))
+    with pytest.raises(BlobStoreSilent, match="no answer from the bucket"):
+        ask(gate, AssertionError("it was asked"))
+    clock.at_s += AGAIN_AFTER_S
+    with gate.passing():
+        assert isinstance(refusal_of_another(gate), BlobStoreSilent)
+    ask(gate)
+
+
+def test_who_asks_within_its_turn_takes_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_gate, "_TURN_WITHIN_S", 0.01)
+    monkeypatch.setattr(store_gate, "AT_ONCE", 1)
+    gate = StoreGate("the bucket")
+    with gate.passing():
+        ask(gate)
+        assert isinstance(refusal_of_another(gate), BlobStoreBusy), "the turn is still taken"
+    ask(gate)
+
+
+def test_no_more_wait_for_a_store_than_leave_threads_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_gate, "_TURN_WITHIN_S", 0.01)
+    gate, answers, inside = StoreGate("the bucket"), threading.Event(), threading.Barrier(AT_ONCE + 1)
+
+    def wait() -> None:
+        with gate.passing():
+            inside.wait(60)
+            answers.wait(60)
+
+    threads = [threading.Thread(target=wait) for _ in range(AT_ONCE)]
+    for thread in threads:
+        thread.start()
+    inside.wait(60)
+    with pytest.raises(BlobStoreBusy, match="the bucket is slow to answer"):
+        ask(gate)
+    answers.set()
+    for thread in threads:
+        thread.join()
+    ask(gate)

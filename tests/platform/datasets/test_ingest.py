@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 from osmosis_ai.api.wire.datasets import CompletedPart
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.blobs.parted_upload import UPLOAD_TTL
-from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobUpload, Part, UploadNotFound
+from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobUpload
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets import DatasetLimits, find_dataset, open_dataset
 from osmosis_ai.platform.datasets import check as checking
@@ -301,44 +301,6 @@ def test_many_completes_at_once_check_the_file_once(shop: Shop) -> None:
     assert shop.messages(row).count("the dataset is ready: 10 rows") == 1
 
 
-def test_a_complete_that_is_overtaken_by_the_check_itself_is_a_repeated_one(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = shop.begin("multiply", rows())
-    parts = shop.send(row, rows())
-    shop.datasets.ingest.start()
-    match = PendingUpload.match
-
-    def overtaken(pending: PendingUpload, *arguments: Any) -> list[str]:
-        monkeypatch.setattr(PendingUpload, "match", match)
-        shop.datasets.complete(shop.workspace, row.id, "jsonl", parts)
-        assert shop.datasets.ingest.wait_idle(300)
-        return match(pending, *arguments)
-
-    monkeypatch.setattr(PendingUpload, "match", overtaken)
-    assert shop.datasets.complete(shop.workspace, row.id, "jsonl", parts).row.status == "uploaded"
-
-
-@pytest.mark.parametrize("left", [{}, None], ids=["its parts are leaving", "it is gone"])
-def test_a_complete_that_looks_while_the_check_takes_the_parts_is_a_repeated_one(
-    left: dict[int, Part] | None, shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = shop.begin("multiply", rows())
-    parts = shop.send(row, rows())
-    blobs = shop.services.blobs
-    look = blobs.parts
-
-    def overtaken(upload: BlobUpload) -> Mapping[int, Part]:
-        monkeypatch.setattr(blobs, "parts", look)
-        shop.datasets.complete(shop.workspace, row.id, "jsonl", parts)
-        if left is None:
-            raise UploadNotFound
-        return left
-
-    monkeypatch.setattr(blobs, "parts", overtaken)
-    assert shop.datasets.complete(shop.workspace, row.id, "jsonl", parts).row.status == "processing"
-
-
 # Reading files away from the platform
 
 
@@ -393,15 +355,6 @@ def test_a_run_gets_a_copy_whose_digest_was_verified(
     open_dataset(services.db, services.blobs, row.id, target)
     assert target.read_bytes() == rows()
     assert [path.name for path in target.parent.iterdir()] == ["dataset.jsonl"]
-
-
-def test_a_run_gets_the_old_bytes_while_new_ones_are_uploaded(
-    shop: Shop, services: PlatformServices, tmp_path: Path
-) -> None:
-    row = shop.upload("multiply", rows())
-    shop.received("multiply", rows(5), row.id)
-    open_dataset(services.db, services.blobs, row.id, tmp_path / "a.jsonl")
-    assert (tmp_path / "a.jsonl").read_bytes() == rows()
 
 
 def test_bytes_that_rotted_are_never_handed_to_a_run(

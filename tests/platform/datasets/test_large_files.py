@@ -180,15 +180,6 @@ def test_a_platform_killed_while_it_checks_goes_on_after_its_restart(tmp_path: P
         assert second.checked("large")["status"] == "uploaded"
 
 
-def test_a_body_much_larger_than_announced_is_refused_before_it_is_sent(tmp_path: Path, source: Path) -> None:
-    with Served(tmp_path / "platform", 64 * MIB) as served:
-        upload = served.announce("small", 1000).upload
-        assert upload is not None and upload.presigned_url is not None
-        with source.open("rb") as body:
-            reply = served.client.put(upload.presigned_url, content=body)
-        assert reply.status_code == 413 and reply.json()["code"] == "BODY_TOO_LARGE"
-
-
 def test_a_connection_that_breaks_half_way_leaves_nothing(tmp_path: Path) -> None:
     home = tmp_path / "platform"
     with Served(home, 64 * MIB) as served:

@@ -121,14 +121,6 @@ def test_a_file_that_is_deeper_than_programs_can_follow_is_refused(
     assert not (tmp_path / "bad").exists()
 
 
-def test_the_same_name_twice_is_refused(mirrors: MirrorStore, repository: Repository, tmp_path: Path) -> None:
-    sha = repository.commit_tree(("100644", b"a", b"1"), ("100644", b"a", b"2"))
-    mirrors.sync(repository.source)
-
-    with pytest.raises(GitError, match="the same file"):
-        mirrors.export(repository.source, sha, tmp_path / "out")
-
-
 def test_an_export_never_replaces_what_is_there(
     mirrors: MirrorStore, repository: Repository, tmp_path: Path
 ) -> None:
@@ -267,10 +259,3 @@ def test_rollouts_are_the_directories_under_rollouts_with_their_descriptions(
     found = {entry.name: entry.description for entry in mirrors.list_rollouts(repository.source, sha)}
 
     assert found == {"a": "Multipliesä.", "b": None, "damaged": None, "deeper": None, "odd": None}
-
-
-def test_a_repository_without_rollouts_has_none(mirrors: MirrorStore, repository: Repository) -> None:
-    sha = repository.commit("a")
-    mirrors.sync(repository.source)
-
-    assert mirrors.list_rollouts(repository.source, sha) == []

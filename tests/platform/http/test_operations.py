@@ -16,6 +16,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform import readiness
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.config import from_environment
+from osmosis_ai.platform.maintenance import Maintenance
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, application
 from tests.platform.one_hop_client import OneHopClient, running
@@ -70,16 +71,6 @@ def test_it_is_not_ready_while_files_can_not_be_kept_and_says_nothing_of_the_pla
     clock.advance(readiness.FRESH_S)
     assert client.get("/ready").status_code == 200
     assert "ready again: blobs" in caplog.text
-
-
-def test_a_disk_that_is_full_is_a_reason(
-    client: OneHopClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("osmosis_ai.platform.blobs.incoming.IncomingFile.write", full)
-    assert client.get("/ready").json()["checks"]["blobs"] == "they can not be kept"
 
 
 def test_a_schema_of_another_release_is_a_reason(client: OneHopClient, services: PlatformServices) -> None:
@@ -192,3 +183,29 @@ def test_a_token_that_is_none_is_refused_at_the_start(value: str) -> None:
     with pytest.raises(OsmosisError, match="OSMOSIS_METRICS_TOKEN must be 16 to 256") as refused:
         from_environment({"OSMOSIS_METRICS_TOKEN": value})
     assert value not in refused.value.message
+
+
+def test_a_chore_that_fails_keeps_no_other_from_its_turn(caplog: pytest.LogCaptureFixture) -> None:
+    done = threading.Event()
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    def broken() -> None:
+        raise ValueError("a bug")
+
+    def away() -> None:
+        raise BlobStoreBusy("the bucket 'models' answered 503; it is asked again later.")
+
+    maintenance = Maintenance({"blobs": full, "runs": away, "datasets": broken, "uploads": done.set})
+    with caplog.at_level(logging.ERROR, "osmosis_ai.platform.maintenance"):
+        maintenance.start()
+        assert done.wait(60)
+        maintenance.close()
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "blobs could not be tidied up now",
+        "runs could not be tidied up now",
+        "datasets could not be tidied up now",
+    ]
+    # What passes is a line; only a bug has a traceback.
+    assert [bool(record.exc_info) for record in caplog.records] == [False, False, True]

@@ -134,15 +134,6 @@ def test_what_can_be_no_agent_is_refused_and_nothing_is_asked(
     assert api.get(SERVERS).json()["rollout_servers"] == []
 
 
-@pytest.mark.integration
-def test_an_agent_that_cannot_be_reached_is_registered_with_a_warning(api: TestClient) -> None:
-    with LoopProcess(KEY) as gone:
-        unused = gone.port
-    told = api.post(REGISTER, json=registration(unused)).json()
-    assert told["status"] == "unhealthy"
-    assert "cannot connect" in told["health_check_result"]["error"]
-
-
 def test_agents_that_never_answer_take_a_few_threads_and_no_more(
     api: TestClient, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

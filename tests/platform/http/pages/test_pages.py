@@ -1,4 +1,4 @@
-"""What people see in a browser behind the links that commands print."""
+"""How people get to pages and out again: sessions, wrong words, keys that they make there."""
 
 from __future__ import annotations
 
@@ -6,22 +6,244 @@ import re
 from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun
+from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
 from osmosis_ai.platform.log_lines import LogLine
-from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.ui.policy import PAGE_POLICY
 from osmosis_ai.viewer.cursors import encode
 from tests.datasets.builders import write_rows
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
-from tests.platform.evaluations import add_dataset, end_with, submit_body, training_body
-from tests.platform.http.pages.browsing import HOSTILE, path_of, sign_in, submitted, text_of
-from tests.platform.viewer.runs_world import add_run, add_samples
+from tests.platform.evaluations import add_dataset, submit_body, training_body
+from tests.platform.http.pages.browsing import HOSTILE, csrf_of, path_of, sign_in, submitted, text_of
+from tests.platform.viewer.runs_world import add_run
+
+
+def test_a_printed_link_leads_to_its_page_after_signing_in(browser: TestClient, member: Member) -> None:
+    run = submitted(browser, "/api/cli/eval-runs", submit_body(), member)
+    path = path_of(run["platform_url"])
+    sent = browser.get(path)
+    assert (sent.status_code, sent.headers["location"]) == (303, f"/login?next={path.replace('/', '%2F')}")
+    signed_in = sign_in(browser, wanted=path)
+    assert (signed_in.status_code, signed_in.headers["location"]) == (303, path)
+    shown = text_of(browser.get(path))
+    assert run["name"] in shown and "pending" in shown and "osmosis/tiny" in shown
+    assert f"osmosis eval logs {run['name']}" in shown
+
+
+def test_a_session_ends_by_signing_out_and_by_itself(
+    browser: TestClient, member: Member, clock: ManualClock
+) -> None:
+    sign_in(browser)
+    page = browser.get("/fern/evals")
+    assert browser.post("/logout", data={"csrf": "x" * 43}).status_code == 403
+    assert browser.post("/logout", data={"csrf": csrf_of(page)}).headers["location"] == "/login"
+    assert browser.get("/fern/evals").status_code == 303
+    sign_in(browser)
+    assert browser.get("/fern/evals").status_code == 200
+    clock.advance(12 * 3600)
+    assert browser.get("/fern/evals").status_code == 303
+
+
+def test_a_session_is_good_for_pages_alone(
+    browser: TestClient, member: Member, services: PlatformServices
+) -> None:
+    sign_in(browser)
+    token = browser.cookies["osmosis_session"]
+    refused = browser.get("/api/cli/workspaces", headers={"Authorization": f"Bearer {token}"})
+    assert_flat_error(refused, 401, "TOKEN_INVALID")
+    browser.cookies.clear()
+    browser.cookies.set("osmosis_session", member.token)
+    assert browser.get("/fern/evals").status_code == 303
+    assert sorted(token.kind for token, _ in services.accounts.tokens()) == ["cli", "web"]
+
+
+def test_a_wrong_password_and_a_foreign_form_do_not_sign_in(browser: TestClient, member: Member) -> None:
+    for changes, words in (
+        ({"password": "wrong horse battery"}, "do not belong together"),
+        ({"email": "nobody@fern.example"}, "do not belong together"),
+        ({"csrf": "A" * 43}, "did not come from this page"),
+    ):
+        refused = sign_in(browser, **changes)
+        assert refused.status_code == 403 and words in refused.text
+    assert "osmosis_session" not in browser.cookies
+
+
+def test_guessing_passwords_is_slowed_down(browser: TestClient, member: Member) -> None:
+    answers = [sign_in(browser, password=f"wrong horse {n}").status_code for n in range(12)]
+    assert answers[0] == 403 and answers[-1] == 429
+    assert int(sign_in(browser).headers["retry-after"]) > 0
+
+
+@pytest.mark.parametrize(
+    "wanted", ["https://evil.example/", "//evil.example", "/\\evil.example", "evil", "", "/\n/x"]
+)
+def test_signing_in_never_leads_to_another_site(browser: TestClient, member: Member, wanted: str) -> None:
+    assert sign_in(browser, wanted=wanted).headers["location"] == "/"
+
+
+def test_programs_that_happen_upon_a_page_find_nothing(client: TestClient, member: Member) -> None:
+    for path in ("/", "/fern", "/fern/evals", "/fern/evals/x", "/cli-auth", "/favicon.ico"):
+        assert_flat_error(client.get(path), 404, "ROUTE_NOT_FOUND")
+
+
+def test_nothing_of_another_workspace_is_told_where_there_is_no_page(
+    browser: TestClient, member: Member, stranger: Member
+) -> None:
+    sign_in(browser)
+    theirs, none = (browser.get(f"/{name}/nosuch") for name in (stranger.workspace.name, "none"))
+    assert theirs.status_code == none.status_code == 404
+    assert "You are in no workspace" in theirs.text and "Datasets" not in theirs.text
+    for path in ("/api/nothing", "/api/cli/nothing", "/fern/nothing"):
+        program = browser.get(path, headers={"Accept": "text/html" if "api" in path else "*/*"})
+        assert_flat_error(program, 404, "ROUTE_NOT_FOUND")
+
+
+def test_an_api_key_is_made_shown_once_and_revoked(
+    browser: TestClient, member: Member, stranger: Member, services: PlatformServices
+) -> None:
+    sign_in(browser)
+    page = browser.get("/fern/api-keys")
+    made = browser.post("/fern/api-keys", data={"csrf": csrf_of(page), "action": "make", "name": HOSTILE})
+    (plain,) = re.findall(r"osm_[A-Za-z0-9_-]{43}", made.text)
+    assert HOSTILE not in made.text
+    principal = services.accounts.authenticate(plain, kinds=("api_key",))
+    assert principal.token.workspace_id == member.workspace.id
+    again = browser.get("/fern/api-keys")
+    assert plain not in again.text and principal.token.id in again.text
+
+    form = {"csrf": csrf_of(again), "action": "revoke"}
+    asked = text_of(
+        browser.post("/fern/api-keys", data={**form, "action": "ask", "token_id": principal.token.id})
+    )
+    assert "can not be undone" in asked
+    foreign = browser.post("/fern/api-keys", data={**form, "token_id": stranger.token_id})
+    assert foreign.status_code == 404 and "no such token" in foreign.text
+    assert browser.post("/fern/api-keys", data={**form, "csrf": "B" * 43, "token_id": principal.token.id})
+    assert services.accounts.find_token(principal.token.id).revoked_at is None
+    browser.post("/fern/api-keys", data={**form, "token_id": principal.token.id})
+    assert services.accounts.find_token(principal.token.id).revoked_at is not None
+    assert services.accounts.find_token(stranger.token_id).revoked_at is None
+
+
+def test_signing_out_everywhere_ends_every_browser_s_session_and_no_token(
+    browser: TestClient, member: Member, services: PlatformServices
+) -> None:
+    sign_in(browser)
+    elsewhere = browser.cookies["osmosis_session"]
+    browser.cookies.clear()
+    sign_in(browser)
+    page = browser.get("/fern/api-keys")
+    assert "this one" in page.text and page.text.count("<td>browser") == 2
+    browser.post("/fern/api-keys", data={"csrf": csrf_of(page), "action": "everywhere"})
+    assert browser.get("/fern/evals").status_code == 303
+    browser.cookies.set("osmosis_session", elsewhere)
+    assert browser.get("/fern/evals").status_code == 303
+    assert services.accounts.find_token(member.token_id).revoked_at is None
+
+
+ASKED = {"state": "s" * 43, "port": "8977", "device_name": "maras-laptop"}
+
+
+def consent(browser: TestClient, decision: str = "approve", **changes: str) -> Any:
+    page = browser.get("/cli-auth", params=ASKED)
+    form = {**ASKED, "csrf": csrf_of(page), "decision": decision}
+    chosen = re.search(r'<option value="([^"]+)">', page.text)
+    return browser.post("/cli-auth", data={**form, "workspace": chosen[1] if chosen else "", **changes})
+
+
+def callback(reply: Any) -> dict[str, str]:
+    assert reply.status_code == 303, reply.text
+    address = urlsplit(reply.headers["location"])
+    assert (address.scheme, address.netloc, address.path) == ("http", "localhost:8977", "/callback")
+    return {key: value for key, (value,) in parse_qs(address.query).items()}
+
+
+def test_a_client_of_the_0_2_line_gets_a_token_of_one_workspace(
+    browser: TestClient, member: Member, services: PlatformServices
+) -> None:
+    asked = {**ASKED, "redirect_uri": "http://localhost:8977/callback"}
+    assert (
+        browser.get("/cli-auth", params=asked)
+        .headers["location"]
+        .startswith("/login?next=%2Fcli-auth%3Fstate")
+    )
+    sign_in(browser)
+    page = browser.get("/cli-auth", params=asked)
+    assert "maras-laptop" in page.text and "fern" in page.text
+    # A browser follows the form's redirect only where the policy allows it to.
+    assert "form-action 'self' http://localhost:8977;" in page.headers["content-security-policy"]
+
+    told = callback(consent(browser))
+    assert told["state"] == ASKED["state"] and "revoked_count" not in told
+    verified = browser.get("/api/cli/verify", headers={"Authorization": f"Bearer {told['token']}"}).json()
+    assert verified["valid"] is True
+    assert verified["organization"] == {"id": member.workspace.id, "name": "fern", "role": "owner"}
+    assert services.accounts.authenticate(told["token"]).token.workspace_id == member.workspace.id
+
+    again = callback(consent(browser))
+    assert again["revoked_count"] == "1"
+    gone = browser.get("/api/cli/verify", headers={"Authorization": f"Bearer {told['token']}"})
+    assert_flat_error(gone, 401, "TOKEN_REVOKED")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"port": "22"},
+        {"port": "89760"},
+        {"port": "8977@evil.example"},
+        {"state": ""},
+        {"state": "<x>"},
+        {"redirect_uri": "http://evil.example/callback"},
+        {"redirect_uri": "http://localhost:8976/callback"},
+    ],
+)
+def test_a_link_that_no_client_made_gets_nowhere(
+    browser: TestClient, member: Member, changes: dict[str, str]
+) -> None:
+    sign_in(browser)
+    refused = browser.get("/cli-auth", params={**ASKED, **changes})
+    assert refused.status_code == 400 and "osmosis login" in refused.text
+
+
+def test_consent_needs_the_own_form_and_an_own_workspace(
+    browser: TestClient, member: Member, stranger: Member, services: PlatformServices
+) -> None:
+    sign_in(browser)
+    for changes in ({"csrf": "C" * 43}, {"workspace": stranger.workspace.id}, {"workspace": ""}):
+        refused = consent(browser, **changes)
+        assert refused.status_code == 403 and "location" not in refused.headers
+    assert {token.kind for token, _ in services.accounts.tokens(user_id=member.user.id)} == {"web", "cli"}
+
+
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "null"}, 303),
+        ({"Origin": "null"}, 303),
+        ({"Origin": "http://127.0.0.1:8733"}, 303),
+        ({"Sec-Fetch-Site": "same-site", "Origin": "http://127.0.0.1:3000"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:3000"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+    ],
+)
+def test_a_form_with_the_cookie_s_token_is_refused_where_the_browser_says_that_another_site_or_port_sent_it(
+    browser: TestClient, member: Member, told: dict[str, str], status: int
+) -> None:
+    """Cookies are shared by all ports of a host: what listens on another one can set them, and know the token."""
+    sign_in(browser)
+    browser.headers.update(told)
+    answered = consent(browser)
+    assert answered.status_code == status
+    assert ("token=" in answered.headers.get("location", "")) is (status == 303)
+
 
 PAGES = ("evals", "training", "datasets", "models", "secrets", "integrations/git", "api-keys", "members")
 
@@ -106,72 +328,6 @@ def test_a_run_shows_its_numbers_its_log_and_why_it_failed(
     assert run["name"] in listed and "25.0 %" in listed
     assert "importing" in shown
     assert HOSTILE not in page.text and "&lt;script&gt;" in page.text
-
-
-def test_a_run_and_its_retry_lead_to_each_other_and_show_what_they_have_come_to_together(
-    browser: TestClient, member: Member, services: PlatformServices
-) -> None:
-    runs = "/api/cli/eval-runs"
-    run = submitted(browser, runs, submit_body(), member)
-    passed: dict[str, Any] = {"status": "success", "reward": 1.0}
-    first = {(row, attempt): passed for row in range(3) for attempt in range(2)}
-    end_with(services, run["id"], {**first, (1, 1): {"status": "failed", "boundary": "provider"}})
-    retry = submitted(browser, f"{runs}/{run['id']}/retry", {}, member)
-    end_with(services, retry["id"], {(1, 1): passed})
-    sign_in(browser)
-    for name, other, label in (
-        (run["name"], retry["name"], "Retry"),
-        (retry["name"], run["name"], "Retry of"),
-    ):
-        page = browser.get(f"/fern/evals/{name}")
-        text = text_of(page)
-        assert f"{label} {other}" in text
-    together = text_of(browser.get(f"/fern/evals/{run['name']}"))
-    assert "100.0 %" in together and "6 of 6 planned" in together
-    for path in (f"{runs}/{run['id']}", "/api/cli/datasets/multiply"):
-        assert browser.delete(path, headers=member.headers).status_code == 200
-    page = browser.get(f"/fern/evals/{retry['name']}")
-    alone = text_of(page)
-    assert "Dataset multiply" in alone and f"Retry of {run['name']}" in alone
-
-
-def test_a_training_run_that_can_go_on_shows_the_command(
-    browser: TestClient, member: Member, services: PlatformServices
-) -> None:
-    needs("torch")  # without it no training run is accepted
-    run = submitted(browser, "/api/cli/training-runs", training_body(), member)
-    sign_in(browser)
-    again = f"osmosis train resume {run['name']}"
-    assert again not in text_of(browser.get(path_of(run["platform_url"])))
-    checkpoints = WorkingDirectory(services.config.runs_dir, run["id"]).training.checkpoints
-    (checkpoints / "step-00000004").mkdir(parents=True)
-    with services.db.transaction() as session:
-        row = session.get_one(DbRun, run["id"])
-        row.status, row.completed_at = "failed", services.clock.now()
-    assert again in text_of(browser.get(path_of(run["platform_url"])))
-
-
-def test_a_training_run_shows_what_its_newest_validation_stands_on(
-    browser: TestClient, member: Member, services: PlatformServices
-) -> None:
-    needs("torch")  # without it no training run is accepted
-    run = submitted(browser, "/api/cli/training-runs", training_body(), member)
-    newest = {"reward": 0.5, "reward_low": 0.25, "reward_high": 0.75, "scored": 17.0, "samples": 20.0}
-    with services.db.transaction() as session:
-        session.add_all(
-            DbMetricPoint(
-                run_id=run["id"],
-                key=f"eval/validation/{name}",
-                step=10,
-                value=value,
-                timestamp=services.clock.now(),
-            )
-            for name, value in newest.items()
-        )
-    sign_in(browser)
-    shown = text_of(browser.get(path_of(run["platform_url"])))
-    assert "Validation reward 0.500 (0.250 – 0.750) after step 10 Validation scored 17 of 20 planned" in shown
-    assert "Warning validation: only 17 of 20 finished attempts have a score (85.0 %)" in shown
 
 
 def test_long_lists_are_shown_in_pages(
@@ -286,32 +442,6 @@ def test_a_row_that_can_not_be_read_is_told_without_where_the_platform_keeps_it(
     assert str(services.config.home) not in page.text and "/ds_" not in page.text
 
 
-def test_a_name_that_is_not_there_is_told_with_the_three_nearest_and_leads_back(
-    browser: TestClient, member: Member, services: PlatformServices
-) -> None:
-    for name in ("multiply-2", "multiply-a/b", "multiply-4", "letters"):
-        add_dataset(services, member, name)
-    sign_in(browser)
-    reply = browser.get("/fern/datasets/multipl-a/b".replace("/b", "%2Fb"))
-    main = reply.text[reply.text.index("<main") :]
-    assert reply.status_code == 404 and "did you mean multiply-a/b?" in main
-    assert (
-        main.count("<li><a href") == 3 and '<a href="/fern/datasets/multiply-a%2Fb">multiply-a/b</a>' in main
-    )
-    assert '<a href="/fern/datasets">Back to the list</a>' in main and "letters" not in main
-    assert '<a href="/fern/datasets" aria-current="page">Datasets</a>' in reply.text, (
-        "the other pages are at hand"
-    )
-    assert "mara@fern.example" in reply.text and "<title>Not found · fern</title>" in reply.text
-    assert '<a href="/fern/models">Back to the list</a>' in browser.get("/fern/models/nothing").text
-    refused = browser.get("/fern/datasets/multiply", params={"rows": 9_999})
-    assert refused.status_code == 404 and '<a href="/fern/datasets">Back to the list</a>' in refused.text
-    nowhere = browser.get("/nowhere/datasets/multiply").text
-    assert '<a href="/">Back to your workspaces</a>' in nowhere and "/nowhere/evals" not in nowhere
-    program = browser.get("/api/cli/datasets/multipl", headers=member.headers)
-    assert "nearest" not in program.text and program.json()["suggestion"].startswith("multipl")
-
-
 def test_of_a_name_that_is_like_no_other_those_that_there_are_are_told_and_nobody_else_s(
     browser: TestClient, member: Member, stranger: Member, services: PlatformServices
 ) -> None:
@@ -331,46 +461,6 @@ def test_of_a_name_that_is_like_no_other_those_that_there_are_are_told_and_nobod
     program = browser.get("/api/cli/datasets/qqq", headers=member.headers)
     assert "amber" not in program.text and "did you mean" not in program.text
     assert "suggestion" not in program.json()
-
-
-def test_a_workspace_that_one_is_not_in_is_told_with_those_that_one_is_in(
-    browser: TestClient, member: Member, stranger: Member
-) -> None:
-    sign_in(browser)
-    for name in (stranger.workspace.name, "none"):
-        main = browser.get(f"/{name}/evals").text.partition("<main")[2]
-        assert '<li><a href="/fern">fern</a></li>' in main and main.count("<li><a href") == 1
-
-
-@pytest.mark.parametrize("rows", ["-1", "x", "1.5", "\u0665", "9" * 30])
-def test_what_is_no_number_of_a_row_is_told_in_a_sentence(
-    browser: TestClient, member: Member, rows: str
-) -> None:
-    sign_in(browser)
-    reply = browser.get("/fern/datasets/multiply", params={"rows": rows})
-    assert reply.status_code == 400 and reply.headers["content-type"].startswith("text/html")
-    assert "'rows' is the number of a row, from 0 on, and not" in unescape(reply.text)
-
-
-@pytest.mark.parametrize(
-    ("path", "strange", "known"),
-    [
-        ("datasets?page=1", "page", "it knows cursor."),
-        ("datasets/multiply?page=2", "page", "it knows rows."),
-        ("models?limit=5", "limit", "it knows cursor."),
-        ("members?page=1", "page", "it takes none."),
-        ("api-keys?page=1", "page", "it takes none."),
-        ("evals?page=2", "page", "it knows status"),
-    ],
-)
-def test_words_that_a_page_does_not_know_are_refused_on_a_page(
-    browser: TestClient, member: Member, path: str, strange: str, known: str
-) -> None:
-    sign_in(browser)
-    reply = browser.get(f"/fern/{path}")
-    assert reply.status_code == 400 and reply.headers["content-type"].startswith("text/html")
-    said = unescape(reply.text)
-    assert f"This page does not know the word '{strange}' in its address: {known}" in said
 
 
 def test_what_is_anothers_or_does_not_exist_is_not_found(
@@ -405,61 +495,3 @@ def test_pages_load_and_run_only_what_is_the_platform_s_own(browser: TestClient,
         sources = re.findall(r'(?:src|href)="([^"]*)"', page.text)
         assert all(source.startswith(("/", "?", "#", "data:,")) for source in sources), sources
         assert "http-equiv" not in page.text and " style=" not in page.text
-
-
-def test_a_page_that_a_newer_installation_does_not_fit_says_so(
-    browser: TestClient, member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unlike(*_: object, **__: object) -> None:
-        raise ImportError("cannot import name 'of_tomorrow'")
-
-    sign_in(browser)
-    monkeypatch.setattr("osmosis_ai.platform.viewer.source.PlatformSource.runs", unlike)
-    path = f"/{member.workspace.name}/evals"
-    before = browser.get(path)
-    assert before.status_code == 500 and "met an unexpected error" in before.text
-    monkeypatch.setattr("osmosis_ai.platform.http.errors.installed_state", lambda: (1, 2))
-    after = browser.get(path)
-    assert after.status_code == 500 and "of_tomorrow" not in after.text
-    assert "Osmosis was installed anew since this platform was started" in after.text
-
-
-def test_a_page_of_samples_from_before_a_retry_goes_on_behind_it(
-    browser: TestClient,
-    services: PlatformServices,
-    member: Member,
-    clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("osmosis_ai.viewer.pages.samples.SAMPLES_A_PAGE", 2)
-    failed = {"status": "failed", "boundary": "provider"}
-    run = add_run(services, member, "calm-fern-1")
-    add_samples(services, run, [{"row": row, "attempt": 0, **failed} for row in range(4)])
-    sign_in(browser)
-
-    def listed(page: Any) -> list[str]:
-        return re.findall(r'<th scope="row" class="nowrap"><a href="[^"]*">(\d+\.\d+)</a>', page.text)
-
-    first = browser.get(f"/{member.workspace.name}/evals/calm-fern-1/samples?sort=reward&dir=asc")
-    onward = unescape(re.findall(r'href="([^"]*cursor=[^"]*)"', first.text)[0])
-    clock.advance(60)
-    made = [[row, 0] for row in range(4)]
-    retry = add_run(services, member, "again", retry_of_id=run.id, retry_of_name=run.name, retried=made)
-    add_samples(services, retry, [{"row": row, "attempt": 0, "reward": 1.0} for row in range(4)])
-    # Those that were unscored have a score now, and stand before the place that the cursor names.
-    second = browser.get(onward)
-    assert listed(first) == ["0.0", "1.0"]
-    assert second.status_code == 200 and not set(listed(second)) & {"0.0", "1.0"}
-    asked = {"limit": 2}
-    rows = []
-    api = {"headers": member.headers}
-    early = browser.get(f"/api/cli/eval-runs/{run.id}/samples", params=asked, **api).json()
-    rows += [(each["row"], each["reward"]) for each in early["samples"]]
-    clock.advance(60)
-    newest = add_run(services, member, "third", retry_of_id=run.id, retry_of_name=run.name, retried=made[2:])
-    add_samples(services, newest, [{"row": row, "attempt": 0, "reward": 0.5} for row in (2, 3)])
-    late = browser.get(
-        f"/api/cli/eval-runs/{run.id}/samples", params={**asked, "cursor": early["next_cursor"]}, **api
-    ).json()
-    rows += [(each["row"], each["reward"]) for each in late["samples"]]
-    assert rows == [(0, 1.0), (1, 1.0), (2, 0.5), (3, 0.5)] and late.get("next_cursor") is None

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import pytest
-from anyio.from_thread import BlockingPortal
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
+from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.viewer.live import LiveHub
 from tests.lazily import needs
-from tests.platform.conftest import ManualClock, Member, World, application
-from tests.platform.evaluations import Code, add_dataset, end_with, submit_body
+from tests.platform.conftest import ManualClock, Member, World
+from tests.platform.evaluations import Code, add_dataset, end_with, submit_body, training_body
 from tests.platform.http.pages.browsing import PASSWORD, csrf_of, sign_in, submitted, text_of
 from tests.platform.viewer.runs_world import add_run, add_samples, source_of, statements_of
 
@@ -239,35 +236,6 @@ def test_a_form_that_is_not_the_page_s_own_changes_nothing(
     assert runs_of(services, member) == [run]
 
 
-def test_the_token_of_a_form_is_another_one_on_each_page_and_all_of_them_work(
-    browser: TestClient, run: str
-) -> None:
-    pages = [browser.get(f"/fern/evals/{run}/resubmit") for _ in range(3)]
-    tokens = [csrf_of(page) for page in pages]
-    assert len(set(tokens)) == 3
-    assert (
-        browser.post(f"/fern/evals/{run}/resubmit", data={"csrf": tokens[0], "once": "1"}).status_code == 303
-    )
-
-
-def test_buttons_of_another_workspace_s_runs_are_not_there(
-    browser: TestClient, services: PlatformServices, stranger: Member, run: str
-) -> None:
-    theirs = add_run(services, stranger, "theirs", status="pending")
-    form = form_of(browser.get(f"/fern/evals/{run}/resubmit"))
-    for path in ("/moss/evals/theirs/stop", "/fern/evals/theirs/stop", f"/fern/evals/{theirs.id}/stop"):
-        assert browser.get(path).status_code == 404
-        assert browser.post(path, data=form).status_code == 404
-    unknown, foreign = (browser.get(f"/{name}/evals") for name in ("nowhere", "moss"))
-    assert unknown.status_code == foreign.status_code == 404
-    assert text_without_token(unknown).replace("nowhere", "moss") == text_without_token(foreign)
-    assert services.eval_runs.get(stranger.workspace.id, "theirs").run.status == "pending"
-
-
-def text_without_token(page: Any) -> str:
-    return re.sub(r'name="csrf" value="[^"]+"', "", page.text)
-
-
 def test_a_model_is_deployed_and_taken_back_by_who_may(
     browser: TestClient,
     member: Member,
@@ -297,31 +265,6 @@ def test_a_model_is_deployed_and_taken_back_by_who_may(
     refused = browser.post("/fern/models/trained-5/undeploy", data=form)
     assert refused.status_code == 403 and "needs the role &#39;admin&#39;" in refused.text
     assert services.lora_models.get(member.workspace.id, "trained-5").model.deployment_status == "active"
-
-
-@pytest.mark.parametrize(
-    ("pressed", "leads_to"),
-    [
-        ("/fern/models/trained-5/deploy", "/fern/models/trained-5"),
-        ("/fern/models/trained-5/undeploy", "/fern/models/trained-5"),
-        ("/logout", "/"),
-    ],
-)
-def test_who_presses_a_button_in_a_session_that_ended_is_led_back_to_a_page(
-    browser: TestClient, member: Member, services: PlatformServices, pressed: str, leads_to: str
-) -> None:
-    run = add_run(services, member, "trained", kind="training", request=_training_request())
-    with services.db.transaction() as session:
-        known = {"workspace_id": member.workspace.id, "run_id": run.id, "created_at": services.clock.now()}
-        session.add(DbLoraModel(id="m1", name="trained-5", base_model="b", step=5, files={}, **known))
-    browser.cookies.delete("osmosis_session")
-    sent = browser.post(pressed, data={"csrf": "x"})
-    assert (sent.status_code, sent.headers["location"]) == (303, f"/login?next={quote(pressed, safe='')}")
-    assert sign_in(browser, wanted=pressed).headers["location"] == pressed
-    back = browser.get(pressed)
-    assert (back.status_code, back.headers["location"]) == (303, leads_to)
-    assert browser.get(leads_to).status_code in (200, 303)
-    assert services.lora_models.get(member.workspace.id, "trained-5").model.deployment_status is None
 
 
 def _training_request() -> dict[str, Any]:
@@ -366,34 +309,6 @@ def test_a_page_takes_at_most_12_statements_and_shows_no_secret(
         assert page.headers["cache-control"] == "private, no-cache"
 
 
-def test_twenty_who_watch_a_run_cost_the_database_what_one_does_but_for_who_they_are(
-    browser: TestClient,
-    member: Member,
-    services: PlatformServices,
-    portal: BlockingPortal,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hub = LiveHub(read_every_s=3600)
-    monkeypatch.setattr(application(services).state, "live_hub", hub)
-    made = add_run(services, member, "watched", status="running", completed_at=None)
-    add_samples(services, made, [{"row": row, "attempt": 0, "reward": 1.0} for row in range(3)])
-    path, parts = "/fern/evals/watched", {"x-live-part": "standing,numbers,failures,log"}
-
-    def cost(address: str, headers: Mapping[str, str]) -> int:
-        with statements_of(services.db) as noted:
-            assert browser.get(address, headers=headers).status_code == 200
-        return len(noted)
-
-    asked = {"accept": "application/json"}
-    cost(f"{path}/changes", asked)
-    # The reader stands: who asks now is looked up, and nothing else is.
-    who = cost(f"{path}/changes", asked)
-    first, *others = (cost(path, parts) for _ in range(20))
-    assert first > who and others == [who] * 19
-    assert browser.get(path, headers=parts).text.count("data-live=") == 4
-    portal.call(hub.close)
-
-
 def test_changes_have_an_etag_and_a_session_that_ended_is_told_to_a_live_page(
     browser: TestClient, run: str, clock: ManualClock
 ) -> None:
@@ -418,3 +333,87 @@ def test_assets_are_there_for_who_has_not_signed_in_and_kept_for_good(client: Te
         reply = client.get(source, headers={"accept": "*/*"})
         assert reply.status_code == 200 and "immutable" in reply.headers["cache-control"]
     assert client.get("/assets/nothing.css").status_code == 404
+
+
+def _statements(client: TestClient, services: PlatformServices, address: str, status: int = 200) -> int:
+    with statements_of(services.db) as noted:
+        shown = client.get(f"/fern{address}", follow_redirects=False)
+    assert shown.status_code == status, (address, shown.text)
+    return len(noted)
+
+
+def _compared(names: list[str]) -> str:
+    return f"/compare?{urlencode({'run': names, 'allow': 'same'}, doseq=True)}"
+
+
+def test_runs_are_compared_in_as_many_statements_however_many_they_are(
+    client: TestClient, member: Member, services: PlatformServices, clock: ManualClock
+) -> None:
+    client.headers["accept"] = "text/html,application/xhtml+xml"
+    sign_in(client)
+    evals, trainings = [f"try-{number}" for number in range(8)], [f"learned-{number}" for number in range(4)]
+    for number, name in enumerate(evals):
+        clock.advance(1)
+        run = add_run(services, member, name)
+        rewards = [(row * 5 + attempt * 3 + number) % 4 % 2 for row in range(3) for attempt in range(2)]
+        samples = [{"row": at // 2, "attempt": at % 2, "reward": reward} for at, reward in enumerate(rewards)]
+        add_samples(services, run, samples)
+        made = {"retry_of_id": run.id, "retry_of_name": name, "retried": [[1, 1]]}
+        add_samples(
+            services,
+            add_run(services, member, f"{name}-again", **made),
+            [{"row": 1, "attempt": 1, "reward": 1.0}],
+        )
+    for name in trainings:
+        _add_training(services, member, name)
+    # What is asked once in a platform's life is asked now.
+    for names in (evals, trainings):
+        _statements(client, services, _compared(names))
+    of_evals = [_statements(client, services, _compared(evals[:most])) for most in (2, 4, 8)]
+    of_trainings = [_statements(client, services, _compared(trainings[:most])) for most in (2, 4)]
+    assert len(set(of_evals)) == 1 and 0 < of_evals[0] <= 12
+    assert len(set(of_trainings)) == 1 and 0 < of_trainings[0] <= 12
+    refused = {"/compare?run=try-0&run=learned-0": 400, _compared([*evals, "gone"]): 404}
+    assert all(
+        0 < _statements(client, services, address, status) <= 12 for address, status in refused.items()
+    )
+    row = f"/compare/row?run=try-0&run=try-7&row={1:032x}"
+    assert 0 < _statements(client, services, row, 303) <= 12
+
+
+def _add_training(services: PlatformServices, member: Member, name: str) -> None:
+    run = add_run(services, member, name, kind="training", request=training_body())
+    of_run = {"run_id": run.id, "timestamp": services.clock.now()}
+    with services.db.transaction() as session:
+        for key in ("rollout/raw_reward", "eval/validation/reward"):
+            session.add_all(
+                DbMetricPoint(key=key, step=step, value=step / 9, **of_run) for step in range(1, 10)
+            )
+
+
+HOUR_S = 3600.0
+RUNS = "/api/cli/eval-runs"
+
+
+@pytest.mark.parametrize("jump_s", [-24 * HOUR_S, -HOUR_S, HOUR_S, 24 * HOUR_S])
+def test_runs_are_submitted_listed_and_stopped_whatever_the_clock_says(
+    api: TestClient, clock: ManualClock, jump_s: float
+) -> None:
+    before = api.post(RUNS, json=submit_body()).json()
+    clock.jump(jump_s)
+    after = api.post(RUNS, json=submit_body()).json()
+    assert {run["name"] for run in api.get(RUNS).json()["eval_runs"]} == {before["name"], after["name"]}
+    for run in (before, after):
+        assert api.get(f"{RUNS}/{run['name']}").json()["eval_run"]["status"] == "pending"
+        assert api.get(f"{RUNS}/{run['name']}/metrics").status_code == 200
+        assert api.post(f"{RUNS}/{run['name']}/stop").json()["status"] == "stopped"
+        assert api.get(f"{RUNS}/{run['id']}/logs").json()["logs"]
+
+
+def test_a_token_ends_when_the_clock_says_so_and_counts_again_when_it_was_wrong(
+    api: TestClient, clock: ManualClock
+) -> None:
+    clock.jump(91 * 24 * HOUR_S)
+    assert api.get("/api/cli/verify").json()["code"] == "TOKEN_EXPIRED"
+    clock.jump(-91 * 24 * HOUR_S)
+    assert api.get("/api/cli/verify").status_code == 200

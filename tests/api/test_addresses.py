@@ -17,24 +17,6 @@ CANARY = "ghp_canary123"
 
 
 @pytest.mark.parametrize(
-    "origin, shown",
-    [
-        ("git@github.com:Acme/Toy.git", "ssh://git@github.com/Acme/Toy.git"),
-        ("github.com:acme/toy", "ssh://github.com/acme/toy"),
-        ("ssh://git@GitHub.com:443/acme/toy.git", "ssh://git@GitHub.com:443/acme/toy.git"),
-        ("https://github.com/acme/toy", "https://github.com/acme/toy"),
-        (f"https://me:{CANARY}@github.com/ACME/toy.git/", "https://github.com/ACME/toy.git/"),
-        (f"https://{CANARY}@github.com:8443//acme/toy", "https://github.com:8443/acme/toy"),
-        ("git://github.com/acme/toy.git", "git://github.com/acme/toy.git"),
-        (" http://github.com/acme/toy.git\n", "http://github.com/acme/toy.git"),
-    ],
-)
-def test_a_github_origin_is_owner_and_repo_in_lower_case(origin: str, shown: str) -> None:
-    found = identify_origin(origin)
-    assert (found.identity, found.display_url) == ("acme/toy", shown)
-
-
-@pytest.mark.parametrize(
     "origin, message",
     [
         ("", "must not be empty"),
@@ -91,18 +73,11 @@ _NAMES = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,20}[a-z0-9]", fullmatch=True).fil
 def test_all_spellings_of_a_repository_have_one_identity(host: str, names: list[str]) -> None:
     path = "/".join(names)
     spellings = [
-        f"https://{host}/{path}.git",
-        f"https://{host}:443/{path}",
-        f"http://{host}:80/{path}/",
-        f"https://user:{CANARY}@{host}/{path}.git",
-        f"https://{host.upper()}/{path.upper()}",
+        *(f"https://{host}/{path}.git", f"https://{host}:443/{path}", f"http://{host}:80/{path}/"),
+        *(f"https://user:{CANARY}@{host}/{path}.git", f"https://{host.upper()}/{path.upper()}"),
         f"https://{host}//{names[0]}/./{path.partition('/')[2]}?private_token={CANARY}#x",
-        f"ssh://git@{host}/{path}.git",
-        f"ssh://git@{host}:22/{path}",
-        f"git+ssh://git@{host}/{path}",
-        f"git@{host}:{path}.git",
-        f"git@{host}:/{path}",
-        f"{host}:{path}/",
+        *(f"ssh://git@{host}/{path}.git", f"ssh://git@{host}:22/{path}", f"git+ssh://git@{host}/{path}"),
+        *(f"git@{host}:{path}.git", f"git@{host}:/{path}", f"{host}:{path}/"),
         f"git://{host}:9418/{path}",
         f"https://{host}/" + "".join(f"%{ord(c):02x}" if c == "-" else c for c in path),
     ]
@@ -163,12 +138,7 @@ def test_local_spellings_of_a_repository_have_one_identity(tmp_path: Path) -> No
 def test_a_typed_identity_is_checked_and_lower_cased() -> None:
     assert parse_identity(" Acme/My_Toy.v2 ") == "acme/my_toy.v2"
     for text in (
-        "acme",
-        "acme/toy/x",
-        "ac_me/toy",
-        "-a/b",
-        "a/..",
-        "a/b\nc",
+        *("acme", "acme/toy/x", "ac_me/toy", "-a/b", "a/..", "a/b\nc"),
         f"https://me:{CANARY}@github.com/a/b",
     ):
         with pytest.raises(OsmosisError, match="no repository identity") as caught:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
-import ssl
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -52,12 +49,6 @@ def test_a_request_carries_the_headers_of_the_contract_and_no_others(
     assert str(sent.url) == f"{BASE}/api/cli/datasets?limit=50&offset=0"
 
 
-def test_an_empty_mutation_sends_an_empty_object(client: PlatformClient, platform: respx.MockRouter) -> None:
-    route = platform.post("/api/cli/eval-runs/r/stop").respond(204)
-    client.eval_runs.stop("r")
-    assert route.calls.last.request.content == b"{}"
-
-
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_what_json_cannot_carry_is_refused_here(client: PlatformClient, number: float) -> None:
     with pytest.raises(OsmosisError, match="nan and inf"):
@@ -96,12 +87,6 @@ def test_a_proxy_setting_that_cannot_be_used_is_named(monkeypatch: pytest.Monkey
     assert caught.value.code == "NETWORK"
     assert "hunter2" not in caught.value.message
     PlatformClient("http://localhost:8000", TOKEN).close()
-
-
-def test_a_missing_certificate_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
-    with pytest.raises(OsmosisError, match="certificates cannot be loaded"):
-        PlatformClient(BASE, TOKEN)
 
 
 def test_neither_repr_nor_log_shows_the_token(
@@ -184,38 +169,6 @@ def test_a_platform_that_does_not_answer_is_named(
     assert error.message == f"{words} ({BASE})"
     assert (error.code, error.details, error.status) == ("PLATFORM_ERROR", {"platform_url": BASE}, None)
     assert error.hint and mend in error.hint
-
-
-def _hint(url: str, error: Exception, cause: Exception | None = None) -> str:
-    def fail(_: httpx.Request) -> httpx.Response:
-        raise error from cause
-
-    client = PlatformClient(url, TOKEN, GIT, transport=httpx.MockTransport(fail))
-    with client, pytest.raises(PlatformError) as caught:
-        client.post("/x", {}, model=WireModel)
-    return caught.value.hint or ""
-
-
-def test_a_name_nobody_knows_and_a_port_without_tls_are_told_apart() -> None:
-    unknown = httpx.ConnectError("[Errno -2] Name or service not known")
-    assert "name is unknown" in _hint(BASE, unknown, socket.gaierror(-2, "x"))
-    no_tls = httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number")
-    assert "does not speak HTTPS" in _hint("https://127.0.0.1:8642", no_tls, ssl.SSLError())
-
-
-def test_a_platform_on_this_machine_that_is_not_there_is_to_be_started(slept: list[float]) -> None:
-    client = PlatformClient("http://127.0.0.1:1", TOKEN, GIT)
-    with client, pytest.raises(PlatformError, match="refused") as caught:
-        client.datasets.list()
-    assert caught.value.hint and "osmosis platform start" in caught.value.hint
-
-
-def test_a_certificate_nobody_knows_is_explained(client: PlatformClient, platform: respx.MockRouter) -> None:
-    text = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:1006)"
-    platform.post("/x").mock(side_effect=httpx.ConnectError(text))
-    with pytest.raises(PlatformError, match="self-signed") as caught:
-        client.post("/x", {}, model=WireModel)
-    assert caught.value.hint and "SSL_CERT_FILE" in caught.value.hint
 
 
 # The version
@@ -301,26 +254,6 @@ def test_billing_and_subscription_have_codes_of_their_own(client: PlatformClient
     assert code({"error": "x", "code": "BILLING_REQUIRED"}, 402) == "PLATFORM_ERROR"
 
 
-def test_every_issue_is_a_line_with_its_correction(client: PlatformClient) -> None:
-    issues = [
-        {"key": "training.total_epoch", "message": "unknown key", "key_correction": "training.total_epochs"},
-        {"key": "n", "message": None},
-        {"message": "too many"},
-        "a plain sentence",
-        {},
-        None,
-        5,
-    ]
-    error = _failure(client, status_code=400, json={"error": "Rejected", "issues": issues})
-    assert error.message.splitlines() == [
-        "Rejected",
-        "  - training.total_epoch: unknown key (did you mean 'training.total_epochs'?)",
-        "  - n",
-        "  - too many",
-        "  - a plain sentence",
-    ]
-
-
 @pytest.mark.parametrize(
     "reply, excerpt",
     [
@@ -377,52 +310,6 @@ def test_a_401_says_what_is_wrong_with_which_token(
     assert error.hint
 
 
-def test_a_401_without_a_token_says_to_log_in() -> None:
-    with PlatformClient(BASE, None, GIT) as client:
-        error = _failure(client, status_code=401, json={"code": "AUTH_HEADER_MISSING"})
-    assert error.message == "Not logged in. Run 'osmosis auth login' first."
-
-
-@pytest.mark.parametrize(
-    "body, words",
-    [
-        ({"status": "unsupported", "message": "Version 0.3 is gone."}, "Version 0.3 is gone."),
-        ({"status": "other", "message": "x"}, f"({__version__})"),
-        ({"status": "unsupported", "message": None}, f"({__version__})"),
-        ({}, f"({__version__})"),
-    ],
-)
-def test_a_426_uses_the_platforms_words_only_in_the_agreed_form(
-    client: PlatformClient, body: dict[str, Any], words: str
-) -> None:
-    error = _failure(client, status_code=426, json=body)
-    assert error.code == "UPGRADE_REQUIRED"
-    assert words in error.message
-
-
-@pytest.mark.parametrize(
-    "platform_code, status, code, words",
-    [
-        ("GIT_SCOPE_REQUIRED", 400, "VALIDATION", "which repository"),
-        ("GIT_SCOPE_HEADER_REQUIRED", 400, "VALIDATION", "which repository"),
-        ("GIT_SCOPE_INVALID", 400, "VALIDATION", "does not accept 'fern/maze'"),
-        ("GIT_SCOPE_HEADER_INVALID", 400, "VALIDATION", "does not accept 'fern/maze'"),
-        ("GIT_REPOSITORY_NOT_CONNECTED", 404, "NOT_FOUND", "fern/maze is not connected"),
-        ("GIT_REPOSITORY_ACCESS_DENIED", 403, "PLATFORM_ERROR", "not a member of the workspace"),
-        ("GIT_SCOPE_HEADER_ACCESS_DENIED", 403, "PLATFORM_ERROR", "no workspace"),
-    ],
-)
-def test_a_refusal_of_the_repository_says_what_to_do(
-    client: PlatformClient, platform_code: str, status: int, code: str, words: str
-) -> None:
-    body = {"error": "subscription nonsense", "code": platform_code}
-    error = _failure(client, status_code=status, json=body)
-    assert error.code == code
-    assert words in error.message and "nonsense" not in error.message
-    assert error.hint and "{" not in error.hint
-    assert error.details["platform_code"] == platform_code
-
-
 def test_values_to_hide_are_in_no_error_however_the_platform_echoes_them(client: PlatformClient) -> None:
     client.hide(["s3cret", "s3cret-and-more"])
     body = {
@@ -454,19 +341,6 @@ def test_what_a_submit_provides_is_hidden_from_its_own_errors(
 _MODEL = {"id": "m", "model_name": "m"}
 
 # Trying again
-
-
-def test_reading_is_tried_three_times(
-    client: PlatformClient, platform: respx.MockRouter, slept: list[float]
-) -> None:
-    route = platform.get("/api/cli/datasets")
-    route.side_effect = [
-        httpx.ConnectError("refused"),
-        httpx.Response(503, headers={"Retry-After": "3"}),
-        httpx.Response(200, json={"datasets": []}),
-    ]
-    assert client.datasets.list().datasets == []
-    assert slept == [0.2, 3]
 
 
 @pytest.mark.parametrize(
@@ -606,39 +480,10 @@ def test_the_server_may_ask_for_a_longer_wait_but_not_for_a_coffee_break(slept: 
     assert slept == [7, 2]
 
 
-def test_waits_that_last_are_repeated_until_their_time_is_over(
-    slept: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = iter([0.0, 10.0, 20.0, 29.0, 31.0])
-    monkeypatch.setattr("osmosis_ai.api.retrying.time", SimpleNamespace(monotonic=lambda: next(now)))
-
-    def attempt() -> None:
-        raise Transient(OsmosisError("away"))
-
-    with pytest.raises(OsmosisError, match="away"):
-        Waits((1, 2)).lasting(30.0).run(attempt)
-    assert slept == [1, 2, 2, 2, 2]
-
-
 def test_a_value_is_found_as_json_and_urls_spell_it() -> None:
     hidden = ReplyRedactor(['pä"ss/word'])
     for spelt in ('pä"ss/word', 'pä\\"ss/word', 'p\\u00e4\\"ss/word', "p%C3%A4%22ss%2Fword"):
         assert hidden.text(f"<{spelt}>") == f"<{REDACTED}>"
-
-
-def test_a_tree_is_searched_everywhere_and_keys_that_name_a_secret_hide_what_they_hold() -> None:
-    tree = {
-        "error": "bad s3cret",
-        "value": "other",
-        "s3cret": [1, {"secret_value": 5, "note": None}],
-        "ok": True,
-    }
-    assert ReplyRedactor(["s3cret", ""]).tree(tree) == {
-        "error": f"bad {REDACTED}",
-        "value": REDACTED,
-        REDACTED: [1, {"secret_value": REDACTED, "note": None}],
-        "ok": True,
-    }
 
 
 @given(st.lists(st.text("abcXYZ", min_size=1), min_size=1, max_size=5), st.text("abcXYZ"))
@@ -688,24 +533,10 @@ def _all(pages: dict[int, DatasetList]) -> list[str]:
     return [dataset.id for page in found for dataset in page.datasets]
 
 
-def test_an_empty_page_is_the_last_whatever_it_says() -> None:
-    assert _all({0: _page("a", next_offset=1), 1: _page(next_offset=2)}) == ["a"]
-    assert _all({0: _page(next_offset=None)}) == []
-
-
 @pytest.mark.parametrize("back", [0, 5, -1])
 def test_a_server_that_goes_in_circles_is_stopped(back: int) -> None:
     with pytest.raises(PlatformError, match="does not end"):
         _all({0: _page("a", next_offset=5), 5: _page("b", next_offset=back)})
-
-
-def test_a_server_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("osmosis_ai.api.paging.MOST_ITEMS", 100)
-    pages = iterate_pages(
-        lambda limit, offset: _page("a", next_offset=offset + 1), lambda page: page.datasets
-    )
-    with pytest.raises(PlatformError, match="does not end"):
-        list(pages)
 
 
 def test_a_log_that_goes_in_circles_is_stopped() -> None:

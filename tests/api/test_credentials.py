@@ -162,12 +162,6 @@ def test_the_last_logout_leaves_neither_file_nor_token(home: Path, working: Memo
     assert working.kept == {}
 
 
-def test_a_second_login_takes_the_first_ones_token_out_of_the_keyring(working: MemoryKeyring) -> None:
-    CredentialStore().save(_login())
-    CredentialStore().save(_login(token="osm_new", token_id="ct_new"))
-    assert list(working.kept.values()) == ["osm_new"]
-
-
 @pytest.mark.parametrize("again", [True, False])
 def test_a_command_beside_a_login_or_logout_finds_what_is_saved_then(
     working: MemoryKeyring, again: bool, monkeypatch: pytest.MonkeyPatch
@@ -280,14 +274,6 @@ def test_a_file_that_cannot_be_read_is_named_and_kept_aside_by_the_next_login(
 def test_a_damaged_entry_is_said_to_be_damaged(home: Path, changes: dict[str, Any]) -> None:
     _write(home, {"version": 2, "platforms": {FERN: _entry(**changes)}})
     assert _code(lambda: CredentialStore().load(FERN)) == "CREDENTIALS_PARSE_FAILED"
-
-
-def test_a_token_that_has_gone_from_the_keyring_is_said_to_be_gone(
-    home: Path, working: MemoryKeyring
-) -> None:
-    CredentialStore().save(_login())
-    working.kept.clear()
-    assert _code(lambda: CredentialStore().load(FERN)) == "TOKEN_NOT_FOUND"
 
 
 def test_a_locked_keyring_is_an_error_at_load_and_a_warning_at_logout(home: Path, use_keyring: Use) -> None:

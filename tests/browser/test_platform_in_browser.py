@@ -81,27 +81,6 @@ def test_a_stranger_signs_in_and_stops_a_run_with_a_double_click(
     page.context.close()
 
 
-def test_what_failed_is_made_again_after_its_size_was_shown(browser: Browser, site: PlatformSite) -> None:
-    looking = visit(browser, site.base, site.session(site.mara))
-    page, done = looking.page, site.runs["done"]
-    for link, shown in (
-        ("Retry failed", ("1 of 6", "1 failed, 0 without a reward", "Cost, at most about")),
-        ("Submit again", ("experiment.rollout", "3 of", "6", "Cost, at most about")),
-    ):
-        looking.open(f"/fern/evals/{done}")
-        page.get_by_role("link", name=link).click()
-        asked = page.locator("main")
-        asked.get_by_role("button", name=link).wait_for()
-        assert all(words in asked.inner_text() for words in shown), asked.inner_text()
-        asked.get_by_role("button", name=link).click()
-        page.wait_for_url(lambda url: "/retry" not in url and "/resubmit" not in url and done not in url)
-        made = page.url.rpartition("/")[2]
-        assert "mara@fern.example submitted" in site.log_of(made)
-    assert "mara@fern.example submitted the retry" in site.log_of(done)
-    assert looking.wrong == []
-    page.context.close()
-
-
 def test_a_page_whose_session_ends_says_so_where_everybody_sees_it(
     browser: Browser, site: PlatformSite
 ) -> None:

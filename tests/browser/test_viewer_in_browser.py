@@ -17,15 +17,7 @@ from osmosis_ai.viewer.serving import server
 from osmosis_ai.viewer.source import RunDetail
 from tests.browser import visits
 from tests.browser.site import PAGES, a_site, served
-from tests.browser.visits import (
-    DRAWN_WORDS,
-    NARROW,
-    PATIENCE_MS,
-    STREAMS_NOTED,
-    WIDE,
-    Visit,
-    look_at_pages,
-)
+from tests.browser.visits import NARROW, PATIENCE_MS, STREAMS_NOTED, WIDE, Visit, look_at_pages
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.test_reports import comparison, judging, report, source, training
 
@@ -127,33 +119,6 @@ def test_the_theme_that_was_chosen_is_that_of_the_next_page(
     page.context.close()
 
 
-@pytest.mark.parametrize("width", [NARROW, WIDE])
-def test_the_words_of_every_drawing_are_large_enough_to_be_read(
-    browser: Browser, opened: tuple[str, Any], width: int
-) -> None:
-    looking = visit(browser, opened, viewport={"width": width, "height": 900})
-    for name in ("evaluation", "training", "comparison", "rubric", "conversation"):
-        looking.open(PAGES[name])
-        drawn = looking.page.evaluate(DRAWN_WORDS)
-        assert drawn["drawings"] and drawn["least"] >= 10, (name, drawn)
-        assert drawn["over"] == drawn["beyond"] == [], (name, drawn)
-        looking.seen(name)
-    assert looking.wrong == []
-    looking.page.context.close()
-
-
-def test_the_numbers_of_a_curve_are_told_where_the_pointer_is(
-    browser: Browser, opened: tuple[str, Any]
-) -> None:
-    looking = visit(browser, opened, viewport={"width": WIDE, "height": 900})
-    looking.open("/training/keen-owl-2")
-    looking.page.locator(".plot svg[data-x]").first.hover()
-    said = looking.page.locator(".hover").first
-    assert said.text_content()
-    assert looking.wrong == []
-    looking.page.context.close()
-
-
 # Live
 
 # Which streams a page has opened, and whether it is seen, as a test says.
@@ -205,10 +170,7 @@ def test_a_finished_sample_is_on_the_page_by_itself_and_the_focus_stays(
     page.context.close()
 
 
-@pytest.mark.parametrize(
-    "page",
-    ["", "/samples/0.0"],
-)
+@pytest.mark.parametrize("page", ["", "/samples/0.0"])
 def test_a_page_of_a_run_that_is_deleted_says_so_and_keeps_what_it_shows(
     browser: Browser, opened: tuple[str, Any], site: FakeSource, page: str
 ) -> None:
@@ -250,54 +212,6 @@ def test_a_page_whose_cookies_are_gone_says_that_it_is_not_updated_any_more(
     assert "This page is not updated any more. Sign in again or" in problem.inner_text()
     assert page.evaluate(OPEN_STREAMS) == 0
     page.context.close()
-
-
-@pytest.mark.parametrize("status", ["running", "stopped"])
-def test_a_page_of_a_run_that_has_ended_follows_it_again_once_it_goes_on_and_the_tab_is_seen(
-    browser: Browser, opened: tuple[str, Any], site: FakeSource, status: str
-) -> None:
-    going_on(site, "resumed")
-    site.details.pop("resumed", None)
-    running = site.entries
-    stopped = [replace(each, status="stopped") if each.name == "resumed" else each for each in running]
-    site.entries = stopped if status == "stopped" else running
-    looking = visit(browser, opened)
-    page = looking.page
-    page.add_init_script(STREAMS_NOTED)
-    looking.open("/evals/resumed")
-    if status == "running":
-        site.entries = stopped
-        page.get_by_text("The run has ended.").wait_for(state="attached")
-    assert page.evaluate(OPEN_STREAMS) == 0
-    site.entries = running
-    page.evaluate("window.seen(false)")
-    page.evaluate("window.seen(true)")
-    page.locator("main").get_by_text("running", exact=True).wait_for()
-    assert page.evaluate(OPEN_STREAMS) == 1
-    one_more_finished(site, "resumed")
-    page.get_by_text("1 of 40 planned scored").first.wait_for()
-    assert looking.wrong == []
-    page.context.close()
-
-
-@pytest.mark.nightly
-def test_twenty_tabs_of_one_browser_are_all_there_and_all_follow(
-    browser: Browser, opened: tuple[str, Any], site: FakeSource
-) -> None:
-    going_on(site, "growing")
-    base, state = opened
-    context = browser.new_context(storage_state=state)
-    context.set_default_timeout(PATIENCE_MS)
-    context.add_init_script(STREAMS_NOTED)
-    tabs = [context.new_page() for _ in range(20)]
-    for tab in tabs:
-        tab.goto(f"{base}/evals/growing", wait_until="load")
-    one_more_finished(site, "growing")
-    for tab in tabs:
-        tab.get_by_text("1 of 40 planned scored").first.wait_for()
-    # The others ask now and then: a browser has six connections to a server.
-    assert 1 <= sum(tab.evaluate(OPEN_STREAMS) for tab in tabs) <= 4
-    context.close()
 
 
 def look_at_reports(browser: Browser, directory: Path, **settings: Any) -> None:

@@ -22,28 +22,6 @@ OVERLAPPING = """
   return [...found.map((each) => each.innerText), ...(way && way.bottom > heading.top ? ["h1"] : [])];
 }
 """
-# Of all drawings: how small their words are on the screen, those that lie over others, and those beyond their drawing.
-DRAWN_WORDS = """
-() => {
-  const found = { drawings: 0, least: 99, over: [], beyond: [] };
-  for (const svg of document.querySelectorAll(".plot svg")) {
-    found.drawings += 1;
-    const plot = svg.closest(".plot");
-    if (plot.scrollWidth > plot.clientWidth) found.beyond.push(svg.ariaLabel);
-    const words = [...svg.querySelectorAll("text")].map((each) => [each.textContent, each.getBoundingClientRect(), each]);
-    const edge = plot.getBoundingClientRect();
-    words.forEach(([said, box, word], place) => {
-      found.least = Math.min(found.least, parseFloat(getComputedStyle(word).fontSize) * svg.getScreenCTM().a);
-      if (box.left < edge.left - 1 || box.right > edge.right + 1) found.beyond.push(said);
-      for (const [other, its] of words.slice(place + 1)) {
-        const meet = box.left < its.right && its.left < box.right && box.top < its.bottom - 1 && its.top < box.bottom - 1;
-        if (meet) found.over.push([said, other]);
-      }
-    });
-  }
-  return found;
-}
-"""
 # Every stream of a page, and whether the page is seen.
 STREAMS_NOTED = """
 window.streams = [];

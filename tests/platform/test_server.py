@@ -191,8 +191,3 @@ def test_an_insecure_public_url_needs_to_be_allowed(
         require_safe_address(exposed)
     monkeypatch.setenv("OSMOSIS_ALLOW_INSECURE_PLATFORM_URL", "1")
     require_safe_address(exposed)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
-def test_this_machine_needs_no_tls(config: PlatformConfig, host: str) -> None:
-    require_safe_address(replace(config, host=host))

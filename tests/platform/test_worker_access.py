@@ -132,14 +132,6 @@ def test_a_machine_without_a_sandbox_gets_no_runs_of_several_workspaces_without_
     assert refusal(access, of_both, offer(**unable)) == (403, "WORKER_ISOLATION")
 
 
-def test_the_process_that_works_on_a_run_is_no_machine_of_its_own(access: WorkerAccess) -> None:
-    _, plain = access.create_token("gpu")
-    machine = access.authorize_claim(plain, offer(pool="gpu", machine="basement", cpus=2)).worker_id
-    again = access.authorize_claim(plain, offer(run_id="run_first"))  # as its worker repeats the claim
-    assert again.worker_id is None
-    assert [(known.id, known.machine) for known, *_ in access.known.all()] == [(machine, "basement")]
-
-
 def test_a_worker_token_of_some_workspaces_is_good_for_no_run_of_another(
     services: PlatformServices, access: WorkerAccess, world: World, member: Member
 ) -> None:

@@ -78,13 +78,6 @@ def test_each_number_is_in_the_table_under_its_chart() -> None:
     assert all(len(row) == len(chart.head) for chart in drawn() for row in chart.rows)
 
 
-def test_a_bar_is_as_high_as_its_share() -> None:
-    chart = histograms([("a", np.array([0.0, 1.0, 1.0, 1.0]))], low=0, high=1, label="", axis="score")
-    bars = re.findall(r'class="fill-1" d="M\S+ ([\d.]+)V([\d.]+)H', chart.svg)
-    low, high = (float(bottom) - float(top) for bottom, top in bars)
-    assert high == pytest.approx(3 * low, abs=0.2)
-
-
 def test_a_score_on_the_edge_of_a_bar_lies_in_the_bar_that_begins_there() -> None:
     # Too many values for one bar each: twenty bars are drawn.
     scores = np.array([tenth / 10 for tenth in range(1, 10)] + [0.1234] * 3 + [0.777777])
@@ -100,13 +93,6 @@ def curve(name: str, points: int) -> ChartSeries:
     noise = np.random.default_rng(len(name)).normal(size=points)
     values = (np.cumsum(noise) / 50).tolist()
     return ChartSeries(name, [ChartPoint(x, y, y - 0.1, y + 0.1, 64) for x, y in enumerate(values)])
-
-
-def test_three_long_curves_are_a_small_drawing_with_a_short_table() -> None:
-    chart = line([curve(name, 1000) for name in ("a", "bb", "ccc")], label="", axis="step", smoothing=0.9)
-    assert len(chart.svg) < 40_000
-    assert len(chart.rows) == 100 and chart.rows[0][0] == "0" and chart.rows[-1][0] == "999"
-    assert chart.notes == ["The table has 100 of 1,000 places of step."]
 
 
 def drawn_points(chart: SvgChart, kind: str) -> list[tuple[float, float]]:
@@ -165,9 +151,3 @@ def test_what_is_not_finite_has_its_name_in_the_table() -> None:
     ]
     chart = line([ChartSeries("a", points)], label="", axis="step")
     assert [row[1] for row in chart.rows] == ["inf", "-inf", "nan", "2"]
-
-
-def test_a_waterfall_draws_two_hundred_and_lists_all() -> None:
-    chart = waterfall([TimeSpan(f"step {n}", "model", n * 10.0, 5.0) for n in range(250)], label="")
-    assert chart.svg.count("<title>") == 200 and len(chart.rows) == 250
-    assert chart.notes == ["The drawing has the first 200 of 250."]

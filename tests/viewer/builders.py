@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 
 from osmosis_ai.rubric.trust import trust_report
-from osmosis_ai.training.runs.curves import (
-    CurveMark,
-    CurveValue,
-    SavedAdapter,
-    TrainingCurves,
-    ViewedCurve,
-)
+from osmosis_ai.training.runs.curves import CurveMark, CurveValue, SavedAdapter, TrainingCurves, ViewedCurve
 from tests.evaluation.comparison.builders import run_of
 from tests.rubric.tables import simulated
 from tests.viewer.fake_source import FakeSource, a_run, a_sample

@@ -73,41 +73,14 @@ def shown(content: bytes, words: str = "") -> str:
 def test_messages_stand_in_order_each_with_its_permalink_tokens_and_cost() -> None:
     text = page_text(visitor(a_source()).get(HERE))
     assert text_by_class(text, "said") == [
-        "6",
-        "Use the tool.",
-        "2 * 3?",
-        "I multiply.",
-        "**See**.",
-        '{\n  "a": 2,\n  "b": 3\n}',
-        "6" + "1 terminal sequence removed",
-        "#### 6",
+        *("6", "Use the tool.", "2 * 3?", "I multiply.", "**See**.", '{\n  "a": 2,\n  "b": 3\n}'),
+        *("6" + "1 terminal sequence removed", "#### 6"),
     ]
     assert [text.index(f'id="step-{number}"') for number in (1, 2, 3, 4)]
     assert '<details class="reasoning"' in text
     assert "10 tokens read, 5 written · $0.25 · 200 ms" in text
     assert "1.5s, of it 250 ms in the model" in text
     assert "agent and tools" in text and "<svg" in text
-
-
-def test_an_error_says_where_it_came_from() -> None:
-    text = page_text(visitor(a_source()).get("/evals/one/samples/2.0"))
-    assert "<summary>Traceback</summary>" in text and "in main.py\n&lt;script&gt;" in text
-    assert "Traceback</summary>" not in page_text(visitor(a_source()).get(HERE))
-
-
-def test_messages_are_read_as_markdown_when_one_asks_for_it() -> None:
-    text = page_text(visitor(a_source()).get(f"{HERE}?text=markdown"))
-    assert "<strong>See</strong>" in text
-    assert "text=markdown" not in page_text(visitor(a_source()).get(HERE))
-
-
-def test_switches_are_words_of_the_address_and_stay_in_it() -> None:
-    text = page_text(visitor(a_source()).get(f"{HERE}?hide=system&hide=tools&outcome=passed"))
-    assert "without-system without-tools" in text
-    assert 'value="system" checked' in text and 'value="tools" checked' in text
-    assert 'value="reasoning" checked' not in text
-    assert '<input type="hidden" name="outcome" value="passed">' in text
-    assert 'rel="prev" href="/evals/one/samples/0.0?outcome=passed&amp;hide=system&amp;hide=tools"' in text
 
 
 def test_what_the_grader_and_its_judges_left_stands_with_the_reward() -> None:
@@ -144,14 +117,6 @@ def test_another_conversation_is_shown_beside_it(word: str) -> None:
     assert text.count('class="outcome"') == 2
     assert ("Elsewhere" in text) == (word == "two/1.0")
     assert 'id="step-1"' in text and (('id="other-1"' in text) == (word == "two/1.0"))
-
-
-def test_the_row_in_other_runs_is_looked_for_when_one_asks_on_this_machine() -> None:
-    pages = visitor(a_source())
-    assert "/evals/two/samples" not in page_text(pages.get(HERE))
-    text = page_text(pages.get(f"{HERE}?elsewhere=1"))
-    assert 'href="/evals/two/samples/1.0"' in text and "with=two%2F1.0" in text
-    assert "/fern/evals/two/samples/1.0" in page_text(visitor(a_source(), root="/fern").get(f"/fern{HERE}"))
 
 
 def test_steps_come_200_a_page_and_a_step_is_found_on_its_page() -> None:
@@ -218,14 +183,9 @@ def test_of_a_broken_file_what_can_be_read_is_shown_with_a_sentence(content: byt
 
 
 HOSTILE = [
-    "<script>alert(1)</script>",
-    "</script><img src=x onerror=alert(1)>",
-    "[click](javascript:alert(1))",
-    "![x](https://evil.example/x.png)",
-    "{{ 7*7 }}{% raw %}",
-    '"><svg onbegin=alert(1)>',
-    "<style>*{display:none}</style>",
-    "\u202egnp.exe\u200b\x00\x9b31m",
+    *("<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>"),
+    *("[click](javascript:alert(1))", "![x](https://evil.example/x.png)", "{{ 7*7 }}{% raw %}"),
+    *('"><svg onbegin=alert(1)>', "<style>*{display:none}</style>", "\u202egnp.exe\u200b\x00\x9b31m"),
     "x" * (1 << 20),
 ]
 
@@ -282,16 +242,6 @@ def test_terminal_sequences_are_removed_and_counted_wherever_somebody_wrote(word
     assert html.count('<span class="ansi-1">') == 1
     # What is taken away is what was said.
     assert pages.get(f"{HERE}/raw?as=messages").json()[0]["content"] == SEQUENCES
-
-
-def test_terminal_sequences_are_removed_and_counted_in_tables() -> None:
-    listed = {"one": [a_sample(0, input=SEQUENCES, output=SEQUENCES)]}
-    pages = visitor(RecordedSource([a_run("one")], listed=listed, conversations={}))
-    html = page_text(pages.get("/evals/one/samples"))
-    cells = [cell for cell in text_by_class(html, "text") if "removed" in cell]
-    assert cells == [AS_TERMINAL] * 2
-    line = pages.get("/evals/one/samples.jsonl").text
-    assert json.loads(line)["input"] == SEQUENCES
 
 
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=5), st.sampled_from(["user", "system", "agent"]))

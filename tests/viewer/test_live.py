@@ -5,26 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, closing
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.evaluation.comparison.run_samples import RunSamples
 from osmosis_ai.evaluation.run_places import RunKind
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.cursors import changes_cursor, encode
 from osmosis_ai.viewer.live import LiveHub, LiveNews, Watched
-from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import Changes
-from tests.cli.test_train_here import trained_here
 from tests.viewer.browsing import page_text, visitor
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.source_contract import sample_record
@@ -89,29 +83,6 @@ def test_twenty_who_ask_at_once_read_once_and_a_failure_is_read_again() -> None:
     with pytest.raises(ZeroDivisionError):
         reads.once("log", lambda: 1 // 0)
     assert reads.once("log", lambda: 1) == 1
-
-
-def test_a_part_of_a_page_reads_what_that_part_shows() -> None:
-    asked: list[str] = []
-
-    class Noting(FakeSource):
-        def log(self, *given: Any, **how: Any) -> LogPage:
-            asked.append("log")
-            return super().log(*given, **how)
-
-        def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]:
-            asked.append("samples")
-            return super().run_samples(runs)
-
-        def changes(self, *given: Any, **how: Any) -> Changes:
-            asked.append("changes")
-            return super().changes(*given, **how)
-
-    pages = visitor(Noting([a_run("calm-fern-1", status="running")]))
-    for parts, read in (("numbers,standing", []), ("log", ["log"])):
-        asked.clear()
-        reply = pages.get("/evals/calm-fern-1?slice=level", headers={"X-Live-Part": parts})
-        assert (reply.status_code, asked) == (200, read)
 
 
 async def test_who_comes_back_is_told_what_was_missed_and_a_strange_cursor_that_there_is_more() -> None:
@@ -280,30 +251,3 @@ def test_what_no_cursor_could_ever_be_is_refused_as_lists_refuse_it(cursor: str,
         replies.append(pages.get(here, headers={**headers, "Last-Event-ID": cursor}))
     told = {"message": "the cursor is none of a run's changes."}
     assert [(each.status_code, each.json()) for each in replies] == [(400, told)] * len(replies)
-
-
-def test_a_cursor_that_is_not_remembered_any_more_goes_on_with_how_the_run_stands() -> None:
-    source = FakeSource([a_run("calm-fern-1")], listed={"calm-fern-1": [a_sample(0)]})
-    before = visitor(source).get("/evals/calm-fern-1/changes").json()["cursor"]
-    source.listed["calm-fern-1"].append(a_sample(1))
-    with visitor(source) as restarted:
-        reply = restarted.get("/evals/calm-fern-1/changes", params={"since": before})
-        assert (reply.status_code, reply.json()["cursor"], reply.json()["more"]) == (200, cursor_of(2), True)
-        events = restarted.get(
-            "/evals/calm-fern-1/changes",
-            headers={"Accept": "text/event-stream", "Last-Event-ID": cursor_of(7, "running")},
-        )
-        assert events.text.startswith("event: change\n") and f"id: {cursor_of(2)}" in events.text
-
-
-def test_a_training_directory_is_followed_by_the_cursor_that_it_gave(tmp_path: Path) -> None:
-    history = trained_here(tmp_path / "walks") / "metrics.jsonl"
-    last = history.read_bytes().splitlines(keepends=True)[-1]
-    with closing(LocalSource(tmp_path, cache_dir=tmp_path / "cache")) as source, visitor(source) as pages:
-        here = "/training/walks/changes"
-        before = pages.get(here).json()["cursor"]
-        reply = pages.get(here, params={"since": before})
-        assert (reply.status_code, reply.json().get("cursor")) == (200, before), reply.text
-        with history.open("ab") as file:
-            file.write(last)
-        assert pages.get(here, params={"since": before}).json()["cursor"] != before

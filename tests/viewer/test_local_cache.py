@@ -6,9 +6,6 @@ import os
 import shutil
 import sqlite3
 import stat
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -16,9 +13,6 @@ import pytest
 
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.viewer.local import run_index
-from osmosis_ai.viewer.local.cache_file import CacheFile
-from osmosis_ai.viewer.local.run_index import RunIndex
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import RunQuery, SampleQuery
 from tests.viewer.local_place import LocalPlace
@@ -130,15 +124,6 @@ def test_what_stands_in_place_of_an_index_is_neither_written_nor_removed(
     }.get(what, stat.S_IFREG)
 
 
-def test_an_index_of_another_user_is_not_written(local: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    local.start("run", rows=2, n=1)
-    local.add("run", [sample_record(0, 0, 1.0)])
-    user = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
-    assert places_of(listed(local.source, "run", SampleQuery())) == [(0, 0)]
-    assert "belongs to another user" in local.source.run("eval", "run").problems[0]
-
-
 def test_a_cache_may_be_deleted_while_it_is_used(local: LocalPlace) -> None:
     local.start("run", rows=3, n=1)
     local.add("run", [sample_record(0, 0, 1.0)])
@@ -150,58 +135,6 @@ def test_a_cache_may_be_deleted_while_it_is_used(local: LocalPlace) -> None:
     assert places_of(listed(local.source, "run", SampleQuery())) == [(0, 0), (1, 0)]
     assert listed(local.source, "other", SampleQuery()) == []
     assert local.source.runs(RunQuery(), limit=5).counts["total"] == 2
-
-
-def test_two_viewers_may_index_a_run_at_once(local: LocalPlace) -> None:
-    local.start("run", rows=6_000, n=1)
-    local.add("run", [sample_record(row, 0, 1.0) for row in range(6_000)])
-    sources = [LocalSource(local.root, cache_dir=local.root / "cache") for _ in range(4)]
-    with ThreadPoolExecutor(4) as threads:
-        pages = list(threads.map(lambda source: source.samples("run", SampleQuery(), limit=1), sources))
-    assert [page.counts["total"] for page in pages] == [6_000] * 4
-    assert [source.run("eval", "run").problems for source in sources] == [[]] * 4
-    for source in sources:
-        source.close()
-
-
-@pytest.mark.parametrize("moment", ["BEGIN IMMEDIATE", "SELECT key, value FROM state"])
-def test_what_another_viewer_read_meanwhile_is_not_read_again(
-    local: LocalPlace, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    monkeypatch.setattr(run_index, "_BATCH", 1)
-    local.start("run", rows=8, n=2)
-    local.add("run", [sample_record(row, 0, 1.0) for row in range(8)])
-    slow, quick = (RunIndex(local.evals / "run", cache_dir=local.root / "cache") for _ in range(2))
-
-    def overtake(statement: str) -> None:
-        if statement == moment:
-            slow.connection.set_trace_callback(None)
-            local.add("run", [sample_record(row, 1, 0.0) for row in range(8)])
-            assert quick.refresh() is None
-
-    slow.connection.set_trace_callback(overtake)
-    slow.refresh(patience_s=0)
-    for index in (slow, quick):
-        assert index.find("SELECT count(*), sum(reward) FROM samples", {}) == [(16, 8.0)]
-        assert index.find("SELECT count(*) FROM selected_rows WHERE flaky", {}) == [(8,)]
-        index.close()
-
-
-def test_who_opens_an_index_takes_no_lock_from_who_has_it_open(tmp_path: Path) -> None:
-    def opened() -> CacheFile:
-        return CacheFile(tmp_path / "cache", "run", tmp_path, "CREATE TABLE a (b)")
-
-    def seen_by_another_process(path: Path) -> str:
-        asks = "import sqlite3, sys; print(*sqlite3.connect(sys.argv[1]).execute('SELECT count(*) FROM a').fetchone())"
-        return subprocess.run([sys.executable, "-c", asks, str(path)], capture_output=True, text=True).stdout
-
-    with closing(opened()) as first:
-        first.connection.execute("INSERT INTO a VALUES (1)")
-        opened().close()
-        # Who comes last and goes takes the log away, unless somebody's lock says that it is used.
-        assert seen_by_another_process(first.path) == "1\n"
-        first.connection.execute("INSERT INTO a VALUES (2)")
-        assert seen_by_another_process(first.path) == "2\n"
 
 
 def test_numbers_of_a_part_of_the_journal_are_not_taken_for_all_of_it(local: LocalPlace) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -11,14 +10,13 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from osmosis_ai.datasets import file_digest, iter_rows, row_digest
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.local_results import read_local_results
-from osmosis_ai.evaluation.log_pages import cursor_at, read_log
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.run_directory import MOST_OF_A_CONFIG, RunDirectory
 from osmosis_ai.evaluation.run_lock import RunLock
@@ -29,29 +27,16 @@ from osmosis_ai.viewer import conversation_search
 from osmosis_ai.viewer.conversation_search import search_conversations
 from osmosis_ai.viewer.cursors import encode
 from osmosis_ai.viewer.local.source import LocalSource
-from osmosis_ai.viewer.local.training_runs import read_training, training_detail
 from osmosis_ai.viewer.pages import conversation_files
 from osmosis_ai.viewer.report import RunReportOptions
-from osmosis_ai.viewer.source import (
-    Histogram,
-    ItemPage,
-    RunEntry,
-    RunQuery,
-    RunSort,
-    SampleQuery,
-)
+from osmosis_ai.viewer.source import Histogram, RunQuery, SampleQuery
 from tests.datasets.builders import jsonl, prompt_rows
 from tests.evaluation.comparison.builders import write_journalled_run
 from tests.evaluation.recorded_runs import chained, write_run
 from tests.viewer.browsing import page_text, visitor
 from tests.viewer.builders import a_document
 from tests.viewer.local_place import LocalPlace
-from tests.viewer.source_contract import (
-    SourceContract,
-    listed,
-    places_of,
-    sample_record,
-)
+from tests.viewer.source_contract import SourceContract, listed, places_of, sample_record
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient
@@ -62,147 +47,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPlace]:
     place = LocalPlace(tmp_path_factory.mktemp("runs"))
     yield place
     place.source.close()
-
-
-def a_result(many: int = 2, /, **changes: Any) -> dict[str, Any]:
-    """Return the result file of a finished `eval rubric` with one judge and one call for each of ``many`` records."""
-    return {
-        "generated_at": "2026-11-01T08:00:00+00:00",
-        "model": "openai/judge",
-        "rubric": "Be good and clear.",
-        "data_path": "answers.jsonl",
-        "number": 1,
-        "overall_statistics": {"average": 0.75},
-        "rubric_id": "clarity",
-        "rubric_source": "inline",
-        "config_path": None,
-        "models": ["openai/judge"],
-        "complete": True,
-        "stopped": None,
-        "score_min": 0.0,
-        "score_max": 1.0,
-        "seed": 0,
-        "inputs": {"data": "ab" * 32, "rubric": "cd" * 32},
-        "counts": {"calls": many, "scored": many, "failed": 0, "unscored": 0, "pending": 0},
-        "usage": {"cost_usd": 0.25, "elapsed_s": 12.5},
-        "trust": {},
-        "records": [
-            {
-                "index": number,
-                "label": f"r{number}",
-                "statistics": {"average": 0.75},
-                "judgements": [
-                    {"model": "openai/judge", "run": 1, "score": 0.75, "explanation": f"why {number}"}
-                ],
-            }
-            for number in range(1, many + 1)
-        ],
-        **changes,
-    }
-
-
-_numbers = itertools.count()
-
-
-class TestLocalResults:
-    """Result files of `osmosis eval rubric` among the runs; each test has results of its own."""
-
-    @pytest.fixture
-    def place(self, shared: LocalPlace) -> LocalPlace:
-        # Names of JSON files are looked for every second or more.
-        shared.source._places._walk_again = float("-inf")
-        return shared
-
-    @pytest.fixture
-    def stem(self, place: LocalPlace) -> str:
-        """What the names of four results begin with; each has a run of its name."""
-        stem = f"judged-{next(_numbers)}"
-        for number, average in enumerate((0.25, 0.75, 0.5, None)):
-            name = f"{stem}-{number}"
-            statistics = {} if average is None else {"average": average}
-            place.judge(
-                name,
-                a_result(
-                    number + 1,
-                    generated_at=f"2026-11-01T08:0{number}:00+00:00",
-                    overall_statistics=statistics,
-                    complete=number != 2,
-                    model=f"openai/judge-{number % 2}",
-                    data_path=f"/tmp/{stem}/{'odd' if number % 2 else 'even'}.jsonl",
-                ),
-            )
-            place.start(name, rows=1, n=1)
-        return stem
-
-    def test_a_result_is_what_its_document_says(self, place: LocalPlace, stem: str) -> None:
-        detail = place.source.run("rubric", f"{stem}-1")
-        entry = detail.summary
-        assert (entry.kind, entry.name, entry.status) == ("rubric", f"{stem}-1", "finished")
-        assert (entry.model, entry.dataset, entry.config) == ("openai/judge-1", "odd.jsonl", "clarity")
-        assert (entry.reward, entry.cost_usd, entry.duration_s, entry.pass_rate) == (0.75, 0.25, 12.5, None)
-        assert entry.started_at is not None and entry.started_at.isoformat() == "2026-11-01T08:01:00+00:00"
-        line = entry.headline
-        assert line is not None and (line.planned, line.scored, line.failed, line.pending) == (2, 2, 0, 0)
-        assert detail.summary_numbers["records"] == a_result(2)["records"]
-        assert detail.config_written == "Be good and clear." and not detail.problems
-        facts = dict(detail.facts)
-        assert (facts["Rubric"], facts["Judges"], facts["Records"]) == ("clarity", "openai/judge", "2")
-        assert place.source.run("rubric", f"{stem}-2").summary.status == "incomplete"
-
-    @pytest.mark.parametrize("sort", get_args(RunSort))
-    @pytest.mark.parametrize("descending", [True, False])
-    def test_every_result_is_in_the_lists_once(
-        self, place: LocalPlace, stem: str, sort: RunSort, descending: bool
-    ) -> None:
-        names = [f"{stem}-{number}" for number in range(4)]
-        alone = {("rubric", name) for name in names}
-        for kind, there in (("rubric", alone), (None, alone | {("eval", name) for name in names})):
-            query = RunQuery(kind=kind, text=stem, sort=sort, descending=descending)  # type: ignore[arg-type]
-            pages: list[ItemPage[RunEntry]] = [place.source.runs(query, limit=3)]
-            while (cursor := pages[-1].next) is not None:
-                pages.append(place.source.runs(query, limit=3, cursor=cursor))
-            found = [(entry.kind, entry.name) for page in pages for entry in page.items]
-            assert len(found) == len(there) and {*found} == there
-            assert pages[0].counts["total"] == len(there)
-            again = place.source.runs(query, limit=3, cursor=pages[1].previous)
-            assert [entry.id for entry in again.items] == [entry.id for entry in pages[0].items]
-
-    @pytest.mark.parametrize(
-        ("words", "numbers"),
-        [
-            ({"status": "finished"}, {0, 1, 3}),
-            ({"status": "incomplete"}, {2}),
-            ({"status": "running"}, set()),
-            ({"model": "openai/judge-1"}, {1, 3}),
-            ({"dataset": "even.jsonl"}, {0, 2}),
-            ({"rollout": "multiply"}, set()),
-            ({"commit": "c0ffee"}, set()),
-            ({"person": "nobody at all"}, set()),
-        ],
-    )
-    def test_results_are_filtered(
-        self, place: LocalPlace, stem: str, words: dict[str, str], numbers: set[int]
-    ) -> None:
-        found = place.source.runs(RunQuery(kind="rubric", text=stem, **words), limit=9)  # type: ignore[arg-type]
-        assert {entry.name for entry in found.items} == {f"{stem}-{number}" for number in numbers}
-        assert found.counts["total"] == len(numbers)
-
-    def test_a_name_is_known_of_both_kinds_and_what_is_not_there_is_not_found(
-        self, place: LocalPlace, stem: str
-    ) -> None:
-        place.judge(f"{stem}-alone", a_result())
-        kinds = place.source.kinds([f"{stem}-0", f"{stem}-alone", "nobody"])
-        assert {name: {*kinds[name]} for name in kinds} == {
-            f"{stem}-0": {"eval", "rubric"},
-            f"{stem}-alone": {"rubric"},
-            "nobody": set(),
-        }
-        with pytest.raises(NotFoundError) as missing:
-            place.source.run("rubric", f"{stem}-alon")
-        assert f"{stem}-alone" in missing.value.details["nearest"]
-        for name in ("../../etc/passwd", "x" * 4_000, "\0"):
-            with pytest.raises(NotFoundError):
-                place.source.run("rubric", name)
 
 
 class TestLocalSource(SourceContract):
@@ -242,14 +86,6 @@ def test_a_run_that_was_started_afresh_under_its_name_is_read_anew(local: LocalP
     assert [entry.name for entry in local.source.runs(RunQuery(), limit=9).items] == ["run"]
 
 
-def test_an_archived_run_is_listed_where_it_was_asked_for_by_its_directory(local: LocalPlace) -> None:
-    local.start("run", rows=2, n=1)
-    archived = (local.evals / "run").rename(local.evals / "run.archive-20260101T000000Z")
-    asked = LocalSource(archived, cache_dir=local.root / "cache")
-    assert [entry.name for entry in asked.runs(RunQuery(), limit=9).items] == [archived.name]
-    asked.close()
-
-
 def test_an_index_is_removed_with_its_run(local: LocalPlace) -> None:
     local.start("run", rows=2, n=1)
     local.source.runs(RunQuery(), limit=5)
@@ -262,21 +98,6 @@ def test_an_index_is_removed_with_its_run(local: LocalPlace) -> None:
     for look in (lambda: local.source.run("eval", "run"), lambda: local.source.changes("eval", "run")):
         with pytest.raises(NotFoundError):
             look()
-
-
-def test_a_journal_is_read_piece_by_piece_where_somebody_waits(local: LocalPlace) -> None:
-    local.start("run", rows=5_000, n=1)
-    local.add("run", [sample_record(row, 0, 1.0) for row in range(5_000)])
-    source = LocalSource(local.root, cache_dir=local.root / "cache", patience_s=0.0)
-    assert "so far" in source.run("eval", "run").problems[-1]
-    seen = []
-    while (page := source.samples("run", SampleQuery(), limit=1)).progress is not None:
-        seen.append(page.progress)
-    assert seen == sorted(seen)
-    assert 0 < seen[0] < 1
-    assert page.counts["total"] == 5_000
-    assert source.run("eval", "run").problems == []
-    source.close()
 
 
 def test_a_line_of_the_list_follows_its_run(local: LocalPlace) -> None:
@@ -344,20 +165,6 @@ def test_a_reward_on_the_edge_of_a_bar_lies_in_the_bar_that_begins_there() -> No
     assert weighted is not None and weighted.counts[14] == 7 and weighted.counts[13] == 0
 
 
-@pytest.mark.parametrize(
-    ("low", "high"), [(0.0, 1e-300), (1.0, 1.0 + 1e-13), (-1e300, 1e300), (-1.0, 1.0), (3.7, 1234.5)]
-)
-def test_bars_of_any_scale_hold_every_reward_once(low: float, high: float) -> None:
-    import numpy as np
-
-    rewards = np.concatenate((np.linspace(low, high, 1001), [low, high]))
-    found = Histogram.of(rewards)
-    assert found is not None and sum(found.counts) == len(rewards)
-    assert (found.edges[0], found.edges[-1]) == (low, high)
-    for edge, count in zip(found.edges, found.counts, strict=False):
-        assert (rewards >= edge).sum() >= count
-
-
 def test_a_run_is_gone_on_with_by_the_options_it_was_started_with(local: LocalPlace) -> None:
     config, begun = {"config": "configs/eval/math.toml"}, [[1.0, 0.0], [1.0]]
     options = ["--rows", "3,7", "--dataset-file", "my rows.jsonl", "--isolate"]
@@ -367,27 +174,6 @@ def test_a_run_is_gone_on_with_by_the_options_it_was_started_with(local: LocalPl
     told = f"{again} told --rows 3,7 --dataset-file 'my rows.jsonl' --isolate"
     assert local.source.run("eval", "told").commands == [told]
     assert local.source.run("eval", "odd").commands == [f"{again} odd"]
-
-
-def test_a_list_is_read_piece_by_piece_where_somebody_waits_the_newest_first(local: LocalPlace) -> None:
-    for number in range(5):
-        local.start(f"run-{number}", rows=1, n=1)
-        os.utime(local.evals / f"run-{number}", (number, number))
-    source = LocalSource(local.root, cache_dir=local.root / "cache", patience_s=0.0)
-    seen = []
-    while (page := source.runs(RunQuery(), limit=9)).progress is not None:
-        seen.append((page.progress, [entry.name for entry in page.items]))
-    assert seen[0] == (pytest.approx(0.2), ["run-4"])
-    assert seen == sorted(seen, key=lambda each: each[0])
-    assert len(page.items) == 5
-    waits = "of the runs are read so far"
-    source.close()
-    shutil.rmtree(local.root / "cache")
-    again = visitor(LocalSource(local.root, cache_dir=local.root / "cache", patience_s=0.0))
-    assert waits in page_text(again.get("/"))
-    while waits in (shown := page_text(again.get("/"))):
-        pass
-    assert "5 runs" in shown
 
 
 def test_a_run_is_measured_by_those_of_its_config_model_and_rows(local: LocalPlace) -> None:
@@ -418,22 +204,6 @@ def test_a_run_is_measured_by_those_of_its_config_model_and_rows(local: LocalPla
     assert found == {"run-6": "run-1", "run-7": "run-2", "run-8": "run-5"}
     for entry in local.source.runs(RunQuery(), limit=9).items:
         assert len(entry.trend) == (2 if entry.name in found else 1), entry.name
-
-
-def test_the_run_before_is_the_last_one_that_finished_and_has_scores(local: LocalPlace) -> None:
-    failed = [sample_record(row, 0, error="broken") for row in range(3)]
-    scored = [sample_record(row, 0, 1.0) for row in range(3)]
-    for day, records in enumerate((scored, [], scored[:2], failed, scored), start=1):
-        name = f"run-{day}"
-        local.start(name, rows=3, n=1)
-        manifest = json.loads((local.evals / name / "manifest.json").read_text("utf-8"))
-        manifest["created_at"] = f"2026-05-{day:02}T08:00:00Z"
-        (local.evals / name / "manifest.json").write_text(json.dumps(manifest), "utf-8")
-        local.add(name, records)
-    before = [local.source.run("eval", f"run-{day}").previous for day in range(1, 6)]
-    assert [each.name if each is not None else None for each in before] == [None, *["run-1"] * 4]
-    trends = {entry.name: entry.trend for entry in local.source.runs(RunQuery(), limit=9).items}
-    assert trends["run-5"] == (1.0, 1.0)
 
 
 def test_runs_that_were_put_aside_are_found_by_a_filter_and_from_the_run_of_their_name(
@@ -562,17 +332,6 @@ def test_a_config_is_shown_as_it_was_written_and_no_file_beside_the_run_is(local
     assert local.source.run("eval", "run").config_written is None
 
 
-def test_a_training_directory_tells_the_config_that_was_submitted(tmp_path: Path) -> None:
-    submitted = {
-        "experiment_config": {"model_path": "osmosis/tiny", "branch": None},
-        "env_config": {"A": "1"},
-    }
-    Manifest.new("owl", {}, {"config": submitted}).write(tmp_path / "manifest.json")
-    detail = training_detail(read_training(tmp_path, "owl"), tmp_path)
-    assert detail.config_written == '[experiment]\nmodel_path = "osmosis/tiny"\n\n[env]\nA = "1"\n'
-    assert "Config" not in dict(detail.facts)
-
-
 @pytest.mark.parametrize("by", ["row", "file"])
 def test_the_expected_answer_is_that_of_the_dataset_while_it_has_the_row(
     local: LocalPlace, by: str, monkeypatch: pytest.MonkeyPatch
@@ -624,23 +383,6 @@ def test_a_log_is_paged_from_its_end_and_followed(local: LocalPlace) -> None:
     assert following
     new = local.source.log("eval", "run", limit=5, cursor=end.next_cursor, direction="newer")
     assert [entry.message for entry in new.logs] == ["torn and whole"]
-
-
-def test_what_is_decided_about_a_config_is_known_of_its_runs_and_a_wrong_file_is_said(
-    local: LocalPlace,
-) -> None:
-    for name, config in (("mine", "configs/eval/math.toml"), ("strange", "../configs/eval/math.toml")):
-        write_journalled_run(local.evals / name, [[1.0]], provenance={"config": config})
-    decided = local.root / "configs" / "eval" / "math.decide.toml"
-    decided.parent.mkdir(parents=True)
-    decided.write_text('[decide]\nslices = ["level"]\nreward_range = [0, 2]\n')
-    found = local.source.run("eval", "mine").decided
-    assert found is not None and (found.slices, found.reward_range) == (("level",), (0.0, 2.0))
-    strange = local.source.run("eval", "strange").decided
-    assert strange is not None and strange.slices == ()
-    decided.write_text("[decide]\nslice = 1\n")
-    wrong = local.source.run("eval", "mine")
-    assert wrong.decided is None and any("math.decide.toml" in problem for problem in wrong.problems)
 
 
 PAGES = ("/", "/evals/run", "/evals/run/samples", "/evals/run/samples/0.0", "/evals/run/changes")
@@ -777,38 +519,6 @@ def test_a_cursor_beyond_every_float_is_refused(place: LocalPlace) -> None:
     assert "The cursor is none of this list in this order." in page
 
 
-@pytest.mark.parametrize("direction", ["older", "newer"])
-def test_a_line_of_a_log_without_end_is_begun_and_counted_and_hides_no_other(
-    tmp_path: Path, direction: str
-) -> None:
-    log = tmp_path / "logs.txt"
-    log.write_bytes(b"first\n" + b"x" * 3_000_000 + b"\nlast\nunfinished")
-    if direction == "newer":
-        page = read_log(log, limit=9, cursor=cursor_at(0), direction="newer")
-        messages = [entry.message or "" for entry in page.logs]
-        assert page.next_cursor == cursor_at(3_000_012)
-    else:
-        messages, cursor = [], None
-        while not messages or cursor is not None:
-            page = read_log(log, limit=1, cursor=cursor)
-            messages, cursor = [page.logs[0].message or "", *messages], page.next_cursor
-    assert (messages[0], messages[2]) == ("first", "last")
-    assert messages[1].startswith("xxx") and messages[1].endswith(
-        "… (2,934,465 more bytes, which the file has)"
-    )
-
-
-@pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_a_log_that_is_no_file_is_empty(tmp_path: Path, kind: str) -> None:
-    log = tmp_path / "logs.txt"
-    if kind == "pipe":
-        os.mkfifo(log)
-    else:
-        (tmp_path / "secret").write_text("secret\n")
-        log.symlink_to(tmp_path / "secret")
-    assert read_log(log, limit=9).logs == []
-
-
 def leave_conversation(local: LocalPlace, row: int, text: str) -> bytes:
     folder = local.evals / "run" / "trajectories"
     folder.mkdir(exist_ok=True)
@@ -877,9 +587,6 @@ def test_a_line_of_a_journal_may_hold_megabytes_and_the_table_does_not(local: Lo
     assert index.stat().st_size < 1_000_000
 
 
-NOT_KEPT = "The conversation was not kept"
-
-
 @pytest.fixture
 def evals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "cache"))
@@ -904,28 +611,6 @@ def reported(run: Path, file: Path) -> str:
     """Return the report of a run."""
     report_run(str(run), ReportFile(file), RunReportOptions())
     return file.read_text()
-
-
-def test_a_run_without_previews_is_shown(evals: Path, lacking: TestClient, tmp_path: Path) -> None:
-    runs = page_text(lacking.get("/evals"))
-    assert "/evals/finished" in runs and "/evals/partial" in runs
-    assert "of 2 scored samples pass" in page_text(lacking.get("/evals/finished"))
-    samples = page_text(lacking.get("/evals/finished/samples"))
-    assert "4 samples." in samples and "not recorded" in samples, "it kept no previews"
-    conversation = page_text(lacking.get("/evals/finished/samples/0.0"))
-    assert "write a note" in conversation and NOT_KEPT not in conversation
-    assert "1 of 4 planned" in page_text(lacking.get("/evals/partial"))
-    assert "write a note" in reported(evals / "finished", tmp_path / "report.html")
-
-
-def test_a_run_without_trajectories_keeps_its_numbers_and_says_what_is_not_there(
-    evals: Path, lacking: TestClient, tmp_path: Path
-) -> None:
-    shutil.rmtree(evals / "finished" / "trajectories")
-    assert "of 2 scored samples pass" in page_text(lacking.get("/evals/finished"))
-    sample = page_text(lacking.get("/evals/finished/samples/0.0"))
-    assert NOT_KEPT in sample and "write a note" not in sample
-    assert "4 samples." in reported(evals / "finished", tmp_path / "report.html")
 
 
 def test_a_run_whose_samples_all_failed_tells_of_no_rate_but_of_what_failed(

@@ -7,7 +7,6 @@ import io
 import json
 import re
 from dataclasses import replace
-from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +17,7 @@ from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.evaluation.comparison.engine import CompareOptions, compare_runs
 from osmosis_ai.evaluation.headline import Headline
 from osmosis_ai.evaluation.metrics import MetricsAccumulator
-from osmosis_ai.rubric.trust import TrustReport, trust_report
-from osmosis_ai.training.runs.curves import (
-    CurveValue,
-    TrainingCurves,
-    ViewedCurve,
-    viewed_curves,
-)
-from osmosis_ai.training.runs.metrics import StepRecord
+from osmosis_ai.training.runs.curves import CurveValue, TrainingCurves, ViewedCurve, viewed_curves
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.validation_samples import ValidationSamples
 from osmosis_ai.viewer.cursors import changes_cursor
@@ -34,9 +26,8 @@ from osmosis_ai.viewer.source import FailureCount, Histogram, RunDetail
 from tests.datasets.builders import jsonl
 from tests.evaluation.comparison.builders import run_of
 from tests.evaluation.recorded_runs import record
-from tests.rubric.tables import simulated
 from tests.viewer.browsing import gzipped, page_text, visitor
-from tests.viewer.builders import ROWS, SCRIPT, a_document, learned, two_runs
+from tests.viewer.builders import SCRIPT, a_document, learned, two_runs
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.page_content import text_by_class
 from tests.viewer.source_contract import sample_record
@@ -102,54 +93,11 @@ def test_words_that_make_no_sense_are_refused(words: str) -> None:
     page_text(visitor(FakeSource([a_run("one")])).get(f"/evals?{words}"), status=400)
 
 
-@pytest.mark.parametrize(
-    ("address", "known"),
-    [
-        ("/evals?page=2", "status, model, dataset"),
-        ("/training?limit=5", "q, archived, sort, dir, cursor."),
-        ("/evals/one?slice=topic&row=", "it knows slice."),
-        ("/evals/one/samples?limit=5", "min_reward, max_reward"),
-        ("/evals/one/samples.csv?cursor=x", "min_cost, max_cost, in."),
-        ("/evals/one/samples/0.0?page=2", "with, text, hide, elsewhere."),
-        ("/evals/one/samples/0.0/raw?page=2", "it knows as, step."),
-        ("/evals/one/log?level=ERROR", "it knows cursor."),
-        ("/training/one?cursor=x", "it knows smooth."),
-        ("/rubrics/one?page=2", "it knows cursor."),
-        ("/compare?runs=one", "run, kind, metric, slice, allow."),
-        ("/evals/one/samples/0.0/artifacts/a.txt?as=file", "it takes none."),
-    ],
-)
-def test_words_that_a_page_does_not_know_are_refused_by_their_name_with_those_it_knows(
-    address: str, known: str
-) -> None:
-    source = FakeSource([a_run("one")], listed={"one": [a_sample(0)]})
-    text = unescape(page_text(visitor(source).get(address), status=400))
-    strange = address.rpartition("&")[2].rpartition("?")[2].partition("=")[0]
-    assert f"This page does not know the word '{strange}' in its address" in text and known in text
-
-
 def test_what_a_name_holds_is_text() -> None:
     name = "<script>alert(1)</script>{{ 7*7 }}\u202ex\x1b[31m' onerror=\"x"
     text = page_text(visitor(FakeSource([a_run(name, error=name, model=name)])).get("/"))
     assert "<script>" not in text and "{{ 7*7 }}" in text and "\u202e" not in text and "\x1b" not in text
     assert "&lt;script&gt;" in text
-
-
-def test_of_a_preview_that_is_lost_a_table_says_so_and_of_none_it_shows_a_dash() -> None:
-    source = FakeSource(
-        [a_run("one")],
-        listed={
-            "one": [
-                a_sample(0),
-                a_sample(1, input="what?", output=""),
-                a_sample(2, status="failed", passed=None, reward=None, error="no such model"),
-            ]
-        },
-    )
-    text = page_text(visitor(source).get("/evals/one/samples"))
-    cells = [" ".join(each.split()) for each in text_by_class(text, "text")]
-    assert cells[0:4] == ["not recorded", "not recorded", "what?", "–"]
-    assert cells[4] == "–" and "no such model" in cells[5]
 
 
 HOSTILE = "<script>alert(1)</script>{{ 7*7 }}<img src=x onerror=alert(1)>\u202e\x1b]8;;http://evil\x07"
@@ -241,12 +189,6 @@ def test_what_others_wrote_does_nothing(pages: TestClient, path: str) -> None:
     assert gzipped(text) < 100_000
 
 
-def test_a_name_that_is_not_there_leads_to_the_three_nearest(pages: TestClient) -> None:
-    text = page_text(pages.get("/evals/calm-fern-2/samples"), status=404)
-    assert text.count('href="/evals/calm-fern-') == 2 and 'href="/evals"' in text
-    page_text(pages.get("/evals/other"), status=404)
-
-
 def test_samples_are_filtered_by_outcome_and_keep_it_in_their_links(pages: TestClient) -> None:
     text = page_text(pages.get("/evals/calm-fern-1/samples?outcome=unscored"))
     assert "/samples/1.1?outcome=unscored" in text and "/samples/0.0" not in text
@@ -272,46 +214,16 @@ def test_text_is_found_in_conversations_though_it_is_escaped_there(pages: TestCl
 @pytest.mark.parametrize(
     "words",
     [
-        "outcome=good",
-        "outcome=passed&outcome=failed",
-        "sort=reward&sort=row",
-        "row=1&row=2",
-        "category=zz",
-        "finish=stop",
-        "row=-1",
-        "row=1e3",
-        f"row={10**24}",
-        "boundary=zz",
-        "group=colour",
-        "in=dreams",
-        "min_reward=nan",
-        "min_reward=2&max_reward=1",
-        "max_cost=much",
-        "sort=name",
-        "cursor=x",
-        "dir=1",
+        *("outcome=good", "outcome=passed&outcome=failed", "sort=reward&sort=row", "row=1&row=2"),
+        *("category=zz", "finish=stop", "row=-1", "row=1e3", f"row={10**24}", "boundary=zz"),
+        *("group=colour", "in=dreams", "min_reward=nan", "min_reward=2&max_reward=1", "max_cost=much"),
+        *("sort=name", "cursor=x", "dir=1"),
     ],
 )
 def test_filters_that_make_no_sense_are_refused(pages: TestClient, words: str) -> None:
     page_text(pages.get(f"/evals/calm-fern-1/samples?{words}"), status=400)
     if words != "cursor=x":
         page_text(pages.get(f"/evals/calm-fern-1/samples.csv?{words}"), status=400)
-
-
-def test_samples_are_listed_by_how_their_replies_ended() -> None:
-    samples = [
-        a_sample(0),
-        a_sample(1, finish_reasons={"length": 1}),
-        a_sample(2, finish_reasons={"refusal": 2}),
-    ]
-    pages = visitor(FakeSource([a_run("fern")], listed={"fern": samples}))
-    text = page_text(pages.get("/evals/fern/samples"))
-    assert (text.count(">truncated</span>"), text.count(">refused</span>")) == (1, 1)
-    found = page_text(pages.get("/evals/fern/samples?finish=length"))
-    assert ">1.0</a>" in found and ">2.0</a>" not in found
-    assert '<option value="length" selected>truncated</option>' in found
-    lines = pages.get("/evals/fern/samples.csv?finish=refusal").text.splitlines()
-    assert len(lines) == 2 and '"{""refusal"": 2}"' in lines[1]
 
 
 def test_what_is_filtered_is_a_file_whose_cells_no_spreadsheet_computes(pages: TestClient) -> None:
@@ -365,12 +277,6 @@ def test_the_log_begins_with_its_end_and_goes_back(pages: TestClient) -> None:
     text = page_text(pages.get("/evals/calm-fern-1/log"))
     assert "line 299 " in text and "line 99 " not in text and "cursor=100" in text
     assert "line 99 " in page_text(pages.get("/evals/calm-fern-1/log?cursor=100"))
-
-
-def test_a_live_page_gets_the_part_that_it_asks_for(pages: TestClient) -> None:
-    part = pages.get("/evals/calm-fern-1", headers={"X-Live-Part": "numbers"}).text
-    assert "8 scored samples of 5 rows" in part and "<html" not in part
-    assert pages.get("/evals/calm-fern-1", headers={"X-Live-Part": "../run"}).status_code == 404
 
 
 def test_a_run_without_anything_has_a_page() -> None:
@@ -466,36 +372,6 @@ def test_what_can_not_be_compared_is_no_error_of_the_server(words: str, status: 
     page_text(visitor(source).get(f"/compare?{words}"), status=status)
 
 
-@pytest.mark.parametrize(
-    ("words", "said", "status"),
-    [
-        ("metric=colour", "There is no metric &#39;colour&#39;", 400),
-        ("slice=colour", "has no column &#39;colour&#39;", 400),
-        ("slice=level", None, 200),
-    ],
-)
-def test_a_metric_or_column_that_there_is_not_is_named_beside_the_form(
-    words: str, said: str | None, status: int, tmp_path: Path
-) -> None:
-    dataset = tmp_path / "rows.jsonl"
-    dataset.write_text(jsonl([{"user_prompt": "x", "level": "hard"} for _ in range(ROWS)]))
-    source = two_runs()
-    for name, samples in source.samples_of.items():
-        source.samples_of[name] = replace(samples, open_dataset=lambda: dataset)
-    text = page_text(visitor(source).get(f"/compare?run=old&run=new&{words}"), status=status)
-    assert ('role="alert"' in text) is (said is not None) and (said or "hard") in text
-    assert "Compare otherwise" in text
-
-
-def test_names_are_text() -> None:
-    source = two_runs()
-    name = "<script>alert(1)</script>"
-    source.entries.append(a_run(name))
-    source.samples_of[name] = replace(source.samples_of["new"], name=name, run_id="other")
-    text = page_text(visitor(source).get("/compare", params={"run": ["old", name]}))
-    assert "<script>alert" not in text and "&lt;script&gt;alert" in text
-
-
 def compared_run(name: str, gain: float, batch: int) -> tuple[RunDetail, TrainingCurves]:
     """Return a training run that gains so much a step."""
     rewards = [CurveValue(step, 0.2 + gain * step + 0.01 * (step % 3)) for step in range(1, 13)]
@@ -570,21 +446,6 @@ def test_the_page_begins_with_what_the_newest_validation_came_to() -> None:
         assert f"<h3>{heading}</h3>" in text
 
 
-def test_a_validation_with_few_scores_is_hollow_and_the_page_says_so() -> None:
-    text = page_text(visitor(a_source(learned())).get("/training/keen-owl-2"))
-    assert "Of the validation after step 0, under 90 % of the samples have a score" in text
-    assert "under 90 % scored" in text and "0.200 (0.100 to 0.300) over 4, under 90 % scored" in text
-
-
-def test_smoothing_leaves_the_raw_line_to_be_seen_and_stands_in_the_address() -> None:
-    pages = visitor(a_source(learned()))
-    assert ' raw"' not in page_text(pages.get("/training/keen-owl-2"))
-    text = page_text(pages.get("/training/keen-owl-2?smooth=0.9"))
-    assert ' raw"' in text and '<option value="0.9" selected>' in text
-    for nonsense in ("1", "-0.1", "nan", "inf", "much"):
-        page_text(pages.get(f"/training/keen-owl-2?smooth={nonsense}"), status=400)
-
-
 def test_checkpoints_have_their_numbers_and_the_commands_that_use_them() -> None:
     text = page_text(visitor(a_source(learned()), root="/fern").get("/fern/training/keen-owl-2"))
     assert "osmosis model undeploy keen-owl-2-step-3" in text and "20.0 KB" in text
@@ -598,11 +459,6 @@ def test_a_run_without_a_step_has_a_page(curves: TrainingCurves) -> None:
     assert "No step has ended yet." in text and 'data-live-source="/training/keen-owl-2/changes"' in text
 
 
-def test_what_the_run_says_is_text() -> None:
-    text = page_text(visitor(a_source(learned(), error=SCRIPT)).get("/training/keen-owl-2"))
-    assert "<script>alert" not in text and text.count("&lt;script&gt;alert") >= 2
-
-
 def test_the_parts_of_a_live_page_come_alone_and_in_one_reply() -> None:
     pages = visitor(a_source(learned(), status="running"))
     asked = {"X-Live-Part": "standing,curves,validation,adapters,log"}
@@ -610,20 +466,6 @@ def test_the_parts_of_a_live_page_come_alone_and_in_one_reply() -> None:
     assert re.findall(r'data-live="(\w+)"', text) == ["standing", "curves", "validation", "adapters", "log"]
     assert "<html" not in text and "<h3>Training reward</h3>" in text
     page_text(pages.get("/training/keen-owl-2", headers={"X-Live-Part": "standing,nothing"}), status=404)
-
-
-def test_a_training_directory_of_this_machine_has_its_curves_on_its_page(tmp_path: Path) -> None:
-    place = tmp_path / "keen-owl-2"
-    (place / "checkpoints").mkdir(parents=True)
-    directory = TrainingDirectory(place)
-    directory.claim({"model": "osmosis/tiny"}, {})
-    reward = {"rollout/raw_reward": 0.5, "eval/validation/reward": 0.25}
-    few = {"eval/validation/scored": 1, "eval/validation/samples": 4}
-    directory.metrics.write_bytes(StepRecord(1, 1_760_000_000_000, reward | few).to_line())
-    source = LocalSource(tmp_path, cache_dir=tmp_path / "cache")
-    text = page_text(visitor(source).get("/training/keen-owl-2"))
-    assert "Validation reward 0.250 after step 1; scored 1 of 4 planned." in text
-    assert "under 90 % of the samples have a score" in text and "<h3>Training reward</h3>" in text
 
 
 def validated_source(count: int = 4, step: int = 12) -> FakeSource:
@@ -714,11 +556,6 @@ def document() -> dict[str, Any]:
     return a_document()
 
 
-def test_what_was_measured_is_read_again_as_it_was() -> None:
-    trust = trust_report(simulated(records=30))
-    assert TrustReport.from_json(json.loads(json.dumps(trust.to_json()))) == trust
-
-
 def test_the_page_has_what_the_report_has_and_the_records_by_page(document: dict[str, Any]) -> None:
     pages = pages_of(document)
     text = page_text(pages.get("/rubrics/answers"))
@@ -734,11 +571,6 @@ def test_the_page_has_what_the_report_has_and_the_records_by_page(document: dict
     assert 'id="record-51"' in page_text(pages.get("/rubrics/answers?cursor=50"))
     for cursor in ("60", "-1", "x", "9" * 20):
         page_text(pages.get(f"/rubrics/answers?cursor={cursor}"), status=400)
-
-
-def test_what_judges_and_records_say_is_text(document: dict[str, Any]) -> None:
-    text = page_text(pages_of(document).get("/rubrics/answers"))
-    assert "<script>alert" not in text and "&lt;script&gt;alert" in text and "{{ 7*7 }}" in text
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,7 @@ from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.viewing import open_viewer, report_run
 from osmosis_ai.viewer.local.source import LocalSource
-from osmosis_ai.viewer.one_file import (
-    write_comparison_report,
-    write_judging_report,
-    write_training_report,
-)
-from osmosis_ai.viewer.pages import conversation as page_module
+from osmosis_ai.viewer.one_file import write_comparison_report, write_judging_report, write_training_report
 from osmosis_ai.viewer.report import RunReportOptions, write_run_report
 from osmosis_ai.viewer.source import FailureCount, RunDetail, SampleQuery
 from tests.cli.test_train_here import trained_here
@@ -75,16 +70,6 @@ def report(of: FakeSource, **options: object) -> str:
     return written.getvalue().decode()
 
 
-def test_it_needs_nothing_else_and_does_nothing() -> None:
-    page = report(source())
-    assert "<script" not in page and "<img" not in page and "\u202e" not in page and "style=" not in page
-    assert re.search(r"content=\"default-src &#39;none&#39;; style-src &#39;sha256-", page)
-    linked = re.findall(r'(?:href|src|action)="([^"]*)"', page)
-    assert linked and all(address.startswith("#") for address in linked)
-    places = set(re.findall(r'id="([^"]*)"', page))
-    assert {address[1:] for address in linked} <= places
-
-
 def test_conversations_without_a_score_come_first_and_what_is_left_out_is_counted() -> None:
     page = report(source())
     order = re.findall(r'<details class="more" id="(\d+\.\d+)"', page)
@@ -94,17 +79,6 @@ def test_conversations_without_a_score_come_first_and_what_is_left_out_is_counte
     assert report(source(), most_bytes=0, everything=True).count('<details class="more" id=') == 4
     one = report(source(rows=1))
     assert "1 conversation is here." in one and "1 sample." in one
-
-
-def test_a_conversation_that_is_too_large_to_be_read_is_none_of_those_that_are_here(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    of = source()
-    large = said("word " * 1_000)
-    of.conversations = {**of.conversations, ("calm-fern-1", 0, 0): large}
-    monkeypatch.setattr(page_module, "LARGEST_CONVERSATION_BYTES", len(large) - 1)
-    page = report(of, everything=True)
-    assert "it is not read" in page and "3 conversations are here; 1 is left out for its size" in page
 
 
 def test_without_text_it_holds_nothing_that_anybody_said() -> None:
@@ -253,26 +227,20 @@ def judging(*, text: bool = True, everything: bool = False) -> str:
 
 
 @pytest.mark.parametrize(
-    "made", [lambda: comparison(TITLE), training, judging], ids=["compare", "train", "rubric"]
+    "made",
+    [lambda: report(source()), lambda: comparison(TITLE), training, judging],
+    ids=["eval", "compare", "train", "rubric"],
 )
 def test_each_needs_nothing_else_and_does_nothing(made: Callable[[], str]) -> None:
     page = made()
-    assert "<script" not in page and "<img" not in page and "<form" not in page and "style=" not in page
+    for lacking in ("<script", "<img", "<form", "style=", "\u202e"):
+        assert lacking not in page
     assert re.search(r"content=\"default-src &#39;none&#39;; style-src &#39;sha256-", page)
     assert "&lt;script&gt;alert(1)" in page
     linked = re.findall(r'(?:href|src|action)="([^"]*)"', page)
     places = set(re.findall(r'id="([^"]*)"', page))
     assert linked and all(address.startswith("#") and address[1:] in places for address in linked)
     assert page.count("<h1>") == 1 and page.rstrip().endswith("</html>")
-
-
-def test_a_comparison_has_the_sentence_and_the_numbers_of_the_command() -> None:
-    runs = two_runs().samples_of
-    found = compare_runs(runs["old"], [runs["new"]], CompareOptions(rows_shown=50))
-    page = comparison()
-    assert f'<p class="lead">{found.sentence}</p>' in page and "<h1>new against old</h1>" in page
-    assert "Pass rate by row: 20 higher, 1 lower, 9 equal." in page and "leads to both" not in page
-    assert "+63.3 points" in page and "<svg" in page
 
 
 def test_a_training_run_has_its_curves_and_nothing_of_the_machine_it_was_on() -> None:
@@ -288,14 +256,6 @@ def test_without_text_there_are_numbers_and_nothing_that_anybody_said() -> None:
         assert "canary" not in page and "alert(1)" not in page
     assert "0.625 (0.430 – 0.810)" in bare[0] and "Mean score 0.500" in bare[1]
     assert bare[1].count('<details class="more" id="record-') == 30
-
-
-def test_records_that_are_left_out_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("osmosis_ai.viewer.one_file.MOST_RECORDS", 20)
-    page = judging()
-    assert "10 are left out: --all has them" in page
-    assert page.count('<details class="more" id="record-') == 20
-    assert "left out: --all" not in judging(everything=True)
 
 
 def test_view_writes_a_training_directory_and_a_judging_result_and_names_what_it_can_not(

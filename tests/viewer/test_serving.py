@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError
-from osmosis_ai.services.viewing import open_viewer, viewed_place
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.services.viewing import viewed_place
 from osmosis_ai.viewer.serving.entry import MOST_KEYS, ViewerKeys, proof_of
 from osmosis_ai.viewer.serving.meeting import (
     OpenViewer,
@@ -93,19 +92,6 @@ def test_nobody_sees_anything_without_a_key(app: FastAPI, path: str) -> None:
     ):
         reply = browser(app).get(path, headers=cookie)  # type: ignore[arg-type]
         assert reply.status_code == 403 and "calm-fern" not in reply.text
-
-
-def test_a_browser_that_keeps_no_cookie_is_told_so_once_and_not_sent_round_and_round(
-    app: FastAPI, keys: ViewerKeys
-) -> None:
-    forgetful = browser(app)
-    opening = forgetful.get(opening_path(keys, "/evals/calm-fern-1"))
-    assert 'content="0;url=/evals/calm-fern-1"' in opening.text
-    forgetful.cookies.clear()
-    told = forgetful.get("/evals/calm-fern-1")
-    assert told.status_code == 403 and "or it keeps no cookies" in told.text
-    assert told.headers["content-type"].startswith("text/plain")
-    assert not {"location", "refresh", "set-cookie"} & set(told.headers)
 
 
 @pytest.mark.parametrize("host", ["evil.example:4321", "127.0.0.1:80", "localhost.evil.example", ""])
@@ -230,13 +216,6 @@ def test_it_listens_on_this_machine_alone_and_says_when_a_port_is_taken(tmp_path
         port = taken.getsockname()[1]
         with pytest.raises(OsmosisError, match=f"cannot listen on 127.0.0.1:{port}"):
             prepare_viewer(FakeSource(), tmp_path, cache_dir=tmp_path, port=port)
-
-
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(MissingExtraError, match="`eval` extra") as refused:
-        open_viewer(None, host="127.0.0.1", port=0)
-    assert "[eval]" in (refused.value.hint or "")
 
 
 def test_a_run_is_shown_among_those_of_its_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

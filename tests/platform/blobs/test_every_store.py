@@ -155,14 +155,6 @@ def test_a_put_that_fails_half_way_leaves_the_former_blob(store: BlobStore) -> N
     assert list(store.keys("runs")) == ["runs/a"] and list(store.unfinished_uploads()) == []
 
 
-def test_a_blob_that_is_replaced_is_read_as_it_is_now(store: BlobStore) -> None:
-    for data in (b"a" * 3000, b"b" * 3000):
-        store.put("runs/a", io.BytesIO(data))
-        with store.local_copy("runs/a") as path:
-            assert path.read_bytes() == data
-        assert content_of(store, "runs/a") == data
-
-
 def test_parts_become_a_blob_in_their_order(place: Place) -> None:
     upload = place.store.begin_upload("runs/x.csv")
     head = b"hello " * (LEAST_PART // 6 + 1)

@@ -6,12 +6,10 @@ import io
 import json
 import logging
 import os
-import shutil
 import socketserver
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,28 +17,20 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.api import retrying
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.blobs import s3, store_gate
+from osmosis_ai.platform.blobs import s3
 from osmosis_ai.platform.blobs.copies import BlobCopies
 from osmosis_ai.platform.blobs.incoming import IncomingFile
 from osmosis_ai.platform.blobs.s3 import S3BlobStore
-from osmosis_ai.platform.blobs.shards import ShardWriter, read_piece
 from osmosis_ai.platform.blobs.store import (
-    BlobError,
-    BlobNotFound,
-    BlobStore,
     BlobStoreBusy,
     BlobStoreError,
-    BlobStoreSilent,
     BlobUpload,
 )
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import from_environment
 from osmosis_ai.platform.runs.execute.worker_process import worker_environment
 from osmosis_ai.platform.s3_address import S3Address, parse_s3_address
-from tests.platform import s3_server
-from tests.platform.s3_server import CREDENTIALS, OTHER_STORE, S3Server
 
 pytestmark = pytest.mark.integration
 KEY, SECRET = "AKIAPLANTED00000001", "planted-secret-0001"
@@ -173,15 +163,6 @@ def test_a_body_that_breaks_off_is_asked_for_again_and_not_for_ever(
     assert len(scripted.seen) == 3
 
 
-def test_a_store_that_serves_no_parts_is_refused_before_everything_is_in_memory(
-    store: S3BlobStore, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(s3, "RANGE_BYTES", 5)
-    scripted.headers, scripted.body = {"ETag": '"e"'}, b"1234567890"
-    with pytest.raises(BlobStoreError, match="does not serve parts"):
-        store.open("runs/a")
-
-
 def test_nobody_there_and_no_credentials_are_sentences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,29 +262,6 @@ def test_copies_take_no_more_room_than_they_may_and_those_in_use_stay(tmp_path: 
     assert kept == {"a", "d"}
 
 
-def fetch_ten(incoming: IncomingFile) -> None:
-    incoming.write(b"0123456789")
-
-
-def test_a_copy_in_use_is_not_replaced_by_one_that_another_makes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    move, used = IncomingFile.move_to_free, list[int]()
-    with ExitStack() as users:
-
-        def be_late(incoming: IncomingFile, target: Path) -> None:
-            if not used:
-                used.append(0)
-                path, _ = users.enter_context(BlobCopies(tmp_path).open("a", fetch_ten))
-                used[0] = path.stat().st_ino
-            move(incoming, target)
-
-        monkeypatch.setattr(IncomingFile, "move_to_free", be_late)
-        with BlobCopies(tmp_path).open("a", fetch_ten) as (path, _):
-            assert path.stat().st_ino == used[0]
-    assert [entry.name for entry in (tmp_path / "incoming").iterdir()] == []
-
-
 class _Metadata(BaseHTTPRequestHandler):
     """A cloud's metadata address, as far as boto3 asks it for a role's credentials."""
 
@@ -351,7 +309,6 @@ def test_credentials_that_the_machine_gives_to_everybody_are_told_from_the_opera
         thread.join()
 
 
-OBJECT = b'HTTP/1.1 206 Partial Content\r\nETag: "1"\r\nContent-Length: 1000\r\nContent-Range: bytes 0-999/1000\r\n\r\n'
 XHTML = b"<html><body>Please pay!</body></html>"
 
 
@@ -427,29 +384,6 @@ def answering(
         each.close()
 
 
-def test_a_store_that_sends_a_byte_now_and_then_is_given_up_and_kept_from_others(
-    answering: Callable[[Answer], tuple[Pretended, S3BlobStore]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retrying, "AT_LEAST_S", 0.2)
-    given_up = threading.Event()
-
-    def trickle(send: Callable[[bytes], None]) -> None:
-        send(OBJECT)
-        while not given_up.wait(0.02):
-            send(b"x")
-
-    server, store = answering(trickle)
-    try:
-        with pytest.raises(BlobStoreSilent, match=r"is too slow: of 1000 bytes \d+ came in"):
-            store.open("runs/a")
-        assert server.ended.wait(60), "it is not listened to any more"
-        with pytest.raises(BlobStoreSilent):
-            store.open("runs/a")
-        assert server.asked == 1
-    finally:
-        given_up.set()
-
-
 @pytest.mark.parametrize("page", list(PAGES))
 def test_nothing_is_taken_for_stored_read_or_listed_that_a_page_in_a_stores_place_says_is_well(
     answering: Callable[[Answer], tuple[Pretended, S3BlobStore]], page: str
@@ -474,154 +408,4 @@ def test_nothing_is_taken_for_stored_read_or_listed_that_a_page_in_a_stores_plac
             raise AssertionError(f"{what}: {ask()}")
 
 
-THERE = b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 9\r\nConnection: close\r\n\r\n'
-GONE = b"<Error><Code>NoSuchKey</Code></Error>"
-NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
-
-
-def test_a_deletion_that_is_not_said_as_stores_do_is_believed_when_nothing_is_there_any_more(
-    answering: Callable[[Answer], tuple[Pretended, S3BlobStore]],
-) -> None:
-    answers = [_closing(b""), NOT_FOUND % 0, NOT_FOUND % len(GONE) + GONE]
-    server, store = answering(lambda send: send(answers[server.asked - 1]))
-    store.delete("runs/a")
-    assert server.asked == 3
-
-    kept, other = answering(lambda send: send(_closing(b"") if kept.asked == 1 else THERE))
-    with pytest.raises(BlobStoreBusy, match="has deleted nothing just now; it is asked again later"):
-        other.delete("runs/a")
-
-    plain, real = answering(lambda send: send(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"))
-    real.delete("runs/a")
-    assert plain.asked == 1, "what a store says itself is not asked about"
-
-
-own_store = pytest.mark.skipif(bool(OTHER_STORE), reason="another one's store is not stopped")
-Opened = Callable[[S3Server, str], S3BlobStore]
-
-
-@pytest.fixture
-def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
-
-    def make(server: S3Server, bucket: str = "osmosis-tests") -> S3BlobStore:
-        address = parse_s3_address(server.bucket_named(bucket))
-        return S3BlobStore(address, SystemClock(), BlobCopies(tmp_path / "copies"), attempts=1)
-
-    return make
-
-
-@pytest.fixture
-def serving() -> Iterator[Callable[..., S3Server]]:
-    """Starts stores that end with the test."""
-    servers: list[S3Server] = []
-
-    def start(*options: str, prepare: Callable[[S3Server], None] = lambda _: None) -> S3Server:
-        server = S3Server(*options)
-        servers.append(server)
-        prepare(server)
-        server.start()
-        return server
-
-    yield start
-    for server in servers:
-        server.close()
-
-
-def on_a_disk_of_its_own(server: S3Server, *, readable_only: bool = False) -> None:
-    """Give a server 4 MiB of disk with its bucket; skips where that can not be."""
-    place = server.data / "buckets"
-    words = f"mount -t tmpfs -o size=4m none {place} && mkdir {place}/osmosis-tests"
-    if readable_only:
-        words += f" && mount -o remount,ro {place}"
-    server.before = ("unshare", "-rm", "sh", "-c", f'{words} && exec "$@"', "sh")
-    if shutil.which("unshare") is None or subprocess.run([*server.before, "true"], check=False).returncode:
-        pytest.skip("no disk of a test's own: this machine lets nobody make user namespaces")
-
-
-@own_store
-def test_what_a_full_store_does_not_take_leaves_nothing_and_goes_when_there_is_room(
-    serving: Callable[..., S3Server], opened: Opened
-) -> None:
-    store = opened(serving(prepare=on_a_disk_of_its_own), "osmosis-tests")
-    store.put("runs/first", io.BytesIO(bytes(2 << 20)))
-    with pytest.raises(BlobStoreBusy, match="stored nothing: it fails, is full") as failed:
-        store.put("runs/second", io.BytesIO(bytes(3 << 20)))
-    assert failed.value.is_infrastructure and s3_server.SECRET not in failed.value.message
-    with pytest.raises(BlobNotFound):
-        store.size("runs/second")
-    assert store.size("runs/first") == 2 << 20
-    store.delete("runs/first")
-    assert store.put("runs/second", io.BytesIO(bytes(3 << 20))).size == 3 << 20
-
-
-@own_store
-def test_a_store_that_was_stopped_is_used_when_it_is_back_and_not_asked_by_everybody_meanwhile(
-    serving: Callable[..., S3Server], opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = serving()
-    store = opened(server, "osmosis-tests")
-    store.put("runs/a", io.BytesIO(b"kept"))
-    monkeypatch.setattr(store_gate, "AGAIN_AFTER_S", 3600.0)
-    server.kill()
-    for _ in range(2):
-        with pytest.raises(BlobStoreSilent, match="cannot be reached"):
-            store.open("runs/a")
-    server.start()
-    with pytest.raises(BlobStoreSilent):
-        store.open("runs/a")  # nobody has found out yet
-    monkeypatch.setattr(store_gate, "AGAIN_AFTER_S", 0.0)
-    store._gate._ask_at_s = 0.0
-    with store.open("runs/a") as stored:
-        assert stored.read() == b"kept"
-
-
 # What somebody else does to the bucket
-
-
-def theirs(server: S3Server) -> S3BlobStore:
-    """The same bucket, as whoever else has its credentials uses it."""
-    copies = BlobCopies(server.data / "their-copies")
-    return S3BlobStore(parse_s3_address(server.bucket), SystemClock(), copies)
-
-
-def put(store: BlobStore, key: str, content: bytes) -> None:
-    store.put(key, io.BytesIO(content))
-
-
-@own_store
-def test_a_file_that_somebody_deleted_is_gone_and_its_copy_is_not_served_for_it(
-    serving: Callable[..., S3Server], opened: Opened
-) -> None:
-    server = serving()
-    store, other = opened(server, "osmosis-tests"), theirs(server)
-    put(store, "runs/a", b"kept")
-    with store.local_copy("runs/a") as path:
-        assert path.read_bytes() == b"kept"
-    other.delete("runs/a")
-    for asked in (
-        lambda: store.open("runs/a"),
-        lambda: store.size("runs/a"),
-        lambda: store.local_copy("runs/a").__enter__(),
-    ):
-        with pytest.raises(BlobNotFound, match="runs/a is gone"):
-            asked()
-
-
-@own_store
-@pytest.mark.parametrize("change", ["altered", "truncated", "emptied"])
-def test_a_conversation_in_a_shard_that_somebody_changed_is_not_served(
-    serving: Callable[..., S3Server], opened: Opened, tmp_path: Path, change: str
-) -> None:
-    server = serving()
-    store, other = opened(server, "osmosis-tests"), theirs(server)
-    writer = ShardWriter(tmp_path)
-    pieces = [writer.add(bytes([65 + n]) * 500 + os.urandom(500)) for n in range(3)]
-    content = writer.content().read()
-    put(store, "runs/shard", content)
-    assert len(read_piece(store, "runs/shard", pieces[2])) == 1000
-    changed = {"altered": content[:-40] + bytes(40), "truncated": content[:-40], "emptied": b""}
-    put(other, "runs/shard", changed[change])
-    with pytest.raises(BlobError, match=r"damaged|is gone|changed or cut off"):
-        read_piece(store, "runs/shard", pieces[2])

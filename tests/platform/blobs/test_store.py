@@ -7,31 +7,22 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.blobs import store_gate
 from osmosis_ai.platform.blobs.local import LocalBlobStore
 from osmosis_ai.platform.blobs.shards import ShardPiece, ShardWriter, read_piece
 from osmosis_ai.platform.blobs.signing import DownloadGrant, PartGrant, UrlSigner, load_signing_key
 from osmosis_ai.platform.blobs.store import (
     BlobError,
-    BlobInfo,
     BlobNotFound,
-    BlobStoreBusy,
-    BlobStoreSilent,
-    BlobUpload,
-    UploadNotFound,
     UrlRefused,
 )
-from osmosis_ai.platform.blobs.store_gate import AGAIN_AFTER_S, AT_ONCE, StoreGate
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, assert_flat_error
 
@@ -54,81 +45,10 @@ def files_of(root: Path) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
 
 
-def send(store: LocalBlobStore, upload: BlobUpload, number: int, data: bytes, size: int | None = None) -> str:
-    grant = PartGrant(upload.id, number, len(data) if size is None else size)
-    with store.receive_part(grant) as incoming:
-        incoming.write(data)
-        return store.keep_part(grant, incoming).etag
-
-
 def test_only_the_platforms_user_can_read_a_blob(store: LocalBlobStore, tmp_path: Path) -> None:
     store.put("a/b", io.BytesIO(b"x"))
     for path in (tmp_path / "blobs").rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
-
-
-def test_a_part_sent_by_two_at_once_is_one_of_the_two(store: LocalBlobStore) -> None:
-    upload = store.begin_upload("a.csv")
-    barrier = threading.Barrier(6)
-    etags: list[str] = []
-
-    def race(data: bytes) -> None:
-        barrier.wait()
-        etags.append(send(store, upload, 1, data))
-
-    threads = [threading.Thread(target=race, args=(bytes([65 + n]) * 1000,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert len(etags) == 6
-    kept = store.parts(upload)[1]
-    assert kept.etag in etags
-    assert store.complete_upload(upload, [kept.etag]).size == 1000
-
-
-@pytest.mark.parametrize("parts", [1, 3])
-def test_an_upload_that_is_completed_twice_at_once_is_complete_for_both(
-    store: LocalBlobStore, parts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other has found no blob either, and is first."""
-    upload = store.begin_upload("a.csv")
-    etags = [send(store, upload, number, b"data") for number in range(1, parts + 1)]
-    assemble, others = store._assemble, list[BlobInfo]()
-
-    def be_second(*arguments: Any) -> BlobInfo:
-        if not others:
-            others.append(assemble(*arguments))
-            store.abort_upload(upload)
-        return assemble(*arguments)
-
-    monkeypatch.setattr(store, "_assemble", be_second)
-    assert [store.complete_upload(upload, etags)] == others
-    assert others[0].size == 4 * parts
-    assert store.complete_upload(upload, etags) == others[0]
-
-
-def test_an_aborted_upload_leaves_nothing_and_takes_nothing_more(
-    store: LocalBlobStore, tmp_path: Path
-) -> None:
-    upload = store.begin_upload("a.csv")
-    etag = send(store, upload, 1, b"data")
-    grant = PartGrant(upload.id, 2, 4)
-    with store.receive_part(grant) as late:
-        late.write(b"late")
-        store.abort_upload(upload)
-        store.abort_upload(upload)
-        with pytest.raises(UploadNotFound):
-            store.keep_part(grant, late)
-
-    with pytest.raises(UploadNotFound):
-        store.receive_part(grant)
-    with pytest.raises(UploadNotFound):
-        store.parts(upload)
-    with pytest.raises(UploadNotFound):
-        store.complete_upload(upload, [etag])
-    assert files_of(tmp_path / "blobs") == []
 
 
 def test_what_a_killed_process_left_is_swept_and_what_is_being_written_is_not(
@@ -260,22 +180,6 @@ def pieces(services: PlatformServices, tmp_path: Path) -> Iterator[list[ShardPie
     writer.close()
 
 
-def test_each_file_is_read_alone(services: PlatformServices, pieces: list[ShardPiece]) -> None:
-    assert [read_piece(services.blobs, SHARD, piece) for piece in pieces] == FILES
-    assert services.blobs.size(SHARD) == sum(piece.length for piece in pieces) < sum(map(len, FILES))
-
-
-def test_a_write_that_failed_leaves_no_gap(services: PlatformServices, tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path)
-    writer.add(b"kept")
-    writer._file.write(b"half of a file that the disk did not take")
-    piece = writer.add(b"next")
-    services.blobs.put(SHARD, writer.content())
-    writer.close()
-    assert read_piece(services.blobs, SHARD, piece) == b"next"
-    assert services.blobs.size(SHARD) == piece.offset + piece.length
-
-
 @pytest.mark.parametrize(
     "change", [{"offset": 1}, {"length": 3}, {"size": 4}, {"size": 6}, {"offset": 10**9}]
 )
@@ -322,69 +226,3 @@ def test_a_damaged_shard_and_one_that_is_gone_are_said(
     assert_flat_error(client.get(url), 500, "BLOB_DAMAGED")
     services.blobs.delete(SHARD)
     assert_flat_error(client.get(url), 404, "BLOB_NOT_FOUND")
-
-
-class Hand:
-    """A clock that is set."""
-
-    def __init__(self) -> None:
-        self.at_s = 100.0
-
-    def __call__(self) -> float:
-        return self.at_s
-
-
-def ask(gate: StoreGate, outcome: Exception | None = None) -> None:
-    with gate.passing():
-        if outcome is not None:
-            raise outcome
-
-
-def refusal_of_another(gate: StoreGate) -> BaseException | None:
-    """Return what another thread is told that asks."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(ask, gate).exception()
-
-
-def test_a_silent_store_is_left_alone_for_a_while_and_then_asked_by_one() -> None:
-    clock = Hand()
-    gate = StoreGate("the bucket", clock)
-    with pytest.raises(BlobStoreSilent):
-        ask(gate, BlobStoreSilent("no answer from the bucket"))
-    with pytest.raises(BlobStoreSilent, match="no answer from the bucket"):
-        ask(gate, AssertionError("it was asked"))
-    clock.at_s += AGAIN_AFTER_S
-    with gate.passing():
-        assert isinstance(refusal_of_another(gate), BlobStoreSilent)
-    ask(gate)
-
-
-def test_who_asks_within_its_turn_takes_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_gate, "_TURN_WITHIN_S", 0.01)
-    monkeypatch.setattr(store_gate, "AT_ONCE", 1)
-    gate = StoreGate("the bucket")
-    with gate.passing():
-        ask(gate)
-        assert isinstance(refusal_of_another(gate), BlobStoreBusy), "the turn is still taken"
-    ask(gate)
-
-
-def test_no_more_wait_for_a_store_than_leave_threads_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_gate, "_TURN_WITHIN_S", 0.01)
-    gate, answers, inside = StoreGate("the bucket"), threading.Event(), threading.Barrier(AT_ONCE + 1)
-
-    def wait() -> None:
-        with gate.passing():
-            inside.wait(60)
-            answers.wait(60)
-
-    threads = [threading.Thread(target=wait) for _ in range(AT_ONCE)]
-    for thread in threads:
-        thread.start()
-    inside.wait(60)
-    with pytest.raises(BlobStoreBusy, match="the bucket is slow to answer"):
-        ask(gate)
-    answers.set()
-    for thread in threads:
-        thread.join()
-    ask(gate)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,12 @@ from sqlalchemy import create_engine, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db import engine
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.db.migrations import newest_revision
-from osmosis_ai.platform.db.run_numbers import numbers_of
-from osmosis_ai.platform.db.tables import Base, DbLogLine, DbRun, DbSample, DbToken, DbWorkspace, new_id
-from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.db.tables import Base, DbLogLine, DbSample, DbToken, DbWorkspace, new_id
 from tests.full_disk import files_of_at_most
-from tests.platform.conftest import Member
 from tests.platform.databases import postgres_database
 
 
@@ -141,45 +136,6 @@ def test_a_read_sees_one_snapshot_while_others_write(any_db: Database) -> None:
     assert names(any_db) == ["fern"]
 
 
-def test_a_transaction_inside_a_transaction_is_refused_instead_of_waiting_for_itself(db: Database) -> None:
-    with db.transaction(), pytest.raises(RuntimeError, match="inside a transaction"), db.transaction():
-        pass
-    with db.transaction() as session:
-        session.add(workspace("fern"))
-
-
-def test_many_threads_write_without_an_error(db: Database) -> None:
-    failures: list[BaseException] = []
-
-    def write(writer: int) -> None:
-        try:
-            for number in range(20):
-                with db.transaction() as session:
-                    count = len(list(session.scalars(select(DbLogLine.id))))
-                    session.add(
-                        DbLogLine(
-                            subject_id="run_1",
-                            timestamp=SystemClock().now(),
-                            level="info",
-                            step=f"{writer}",
-                            message=f"{number}: {count} lines before",
-                        )
-                    )
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    with db.session() as session:
-        messages = list(session.scalars(select(DbLogLine.message).order_by(DbLogLine.id)))
-    # Each transaction saw all that were committed before it: none ran beside another.
-    assert [int(message.split(": ")[1].split()[0]) for message in messages] == list(range(160))
-
-
 HOLDER = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
@@ -226,17 +182,6 @@ def test_a_lock_held_by_another_process_delays_a_write_and_no_read(
     writer.join(60)
     assert done.is_set()
     assert names(db) == ["fern"]
-
-
-@pytest.mark.integration
-def test_a_token_is_checked_while_another_process_writes(
-    db: Database, request: pytest.FixtureRequest
-) -> None:
-    accounts = AccountStore(db, SystemClock())
-    user = accounts.create_user("mara@fern.example")
-    _, plain = accounts.create_token(user.id)
-    request.getfixturevalue("holder")
-    assert accounts.authenticate(plain).user.id == user.id
 
 
 @pytest.mark.integration
@@ -330,43 +275,3 @@ def test_who_gets_no_connection_because_all_are_in_use_is_told_so(
     with db.session() as session:
         assert session.scalar(text("SELECT 1")) == 1
     db.dispose()
-
-
-BEGUN = datetime(2026, 11, 2, 9, 0, tzinfo=timezone.utc)
-
-
-def test_a_run_s_row_has_the_numbers_of_its_results_and_metrics(
-    services: PlatformServices, member: Member
-) -> None:
-    with services.db.transaction() as session:
-        session.add(
-            DbRun(
-                id="run_1",
-                workspace_id=member.workspace.id,
-                kind="eval",
-                name="first",
-                status="running",
-                created_at=BEGUN,
-                started_at=BEGUN,
-                request={},
-                rollout_name="multiply",
-                dataset_name="multiply",
-                model_path="osmosis/tiny",
-                results={"score": 0.25, "graded": 4, "passed": 1},
-            )
-        )
-    with services.db.transaction() as session:
-        run = session.get_one(DbRun, "run_1")
-        assert (run.reward, run.pass_rate, run.cost_usd, run.duration_ms) == (0.25, 0.25, None, None)
-        run.results = {**(run.results or {}), "headline": {"pass_rate": 0.5}}
-        run.metrics = {"estimates": {"cost_usd": {"total": 1.5}}}
-        run.completed_at = BEGUN + timedelta(seconds=3)
-    with services.db.session() as session:
-        run = session.get_one(DbRun, "run_1")
-        assert (run.reward, run.pass_rate, run.cost_usd, run.duration_ms) == (0.25, 0.5, 1.5, 3000.0)
-
-
-def test_what_is_no_number_is_not_known() -> None:
-    assert set(numbers_of(None, None, None, None).values()) == {None}
-    unknown = numbers_of({"score": float("nan"), "reward": True}, {"duration_ms": None}, BEGUN, None)
-    assert set(unknown.values()) == {None}

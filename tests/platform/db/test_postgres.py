@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack
 from urllib.parse import quote
 
 import pytest
-from sqlalchemy import String, create_engine, make_url, select, text
+from sqlalchemy import make_url, select, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
-from sqlalchemy.pool import NullPool
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.blobs.store import BlobStore
-from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db.engine import Database, DatabaseUnreachableError
-from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, read_page, reversed_place
 from osmosis_ai.platform.db.tables import DbWorkspace
-from osmosis_ai.platform.readiness import Readiness
-from osmosis_ai.platform.services import PlatformServices
 from tests.platform.databases import postgres_database
 from tests.platform.db.test_database import names, workspace
-from tests.platform.postgres_server import PostgresCluster
 
 
 @pytest.mark.integration
@@ -111,98 +101,3 @@ def test_what_waits_longer_for_a_lock_than_the_server_lets_it_may_be_tried_again
     finally:
         db.dispose()
         holder.dispose()
-
-
-def test_a_standby_is_read_and_no_platform_is_ready_on_it(services: PlatformServices) -> None:
-    cluster = PostgresCluster()
-    try:
-        cluster.start()
-        db = Database(cluster.url)
-        db.migrate()
-        with db.transaction() as session:
-            session.add(workspace("fern"))
-        assert names(db) == ["fern"]
-        cluster.kill()
-        standby = cluster.data / "standby.signal"
-        standby.touch()
-        os.chown(standby, cluster.data.stat().st_uid, cluster.data.stat().st_gid)
-        cluster.start()
-        db.dispose()
-        for read_first in (False, True):
-            if read_first:
-                assert names(db) == ["fern"]  # the server is told otherwise by a connection that has read
-            with (
-                pytest.raises(DatabaseUnreachableError, match="takes no writes"),
-                db.transaction() as session,
-            ):
-                session.add(workspace("moss"))
-        assert problem_of(db, services.blobs) == "it takes no writes"
-        cluster.kill()
-        standby.unlink()
-        cluster.start()
-        db.dispose()
-        with db.transaction() as session:
-            session.add(workspace("moss"))
-        assert problem_of(db, services.blobs) == ""
-        db.dispose()
-    finally:
-        cluster.close()
-
-
-def problem_of(db: Database, blobs: BlobStore) -> str:
-    """Return what is wrong with a database, as far as a platform is concerned."""
-    return Readiness(db, blobs, SystemClock()).problems(within_s=120)["database"]
-
-
-NAMES = ("a-b", "ab", "a_c", "B", "b-1", "b1", "Zoe", "zoe-2", "zoë", "eval-9", "evala", "éval")
-"""Of two kinds in turn: where one goes by bytes and the other by language, pages skip some of them."""
-_BY_LANGUAGE = "TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE 'en-US'"
-
-
-class _Base(DeclarativeBase):
-    pass
-
-
-class _Named(_Base):
-    __tablename__ = "named"
-
-    name: Mapped[str] = mapped_column(String(20), primary_key=True)
-    kind: Mapped[int]
-
-
-@pytest.fixture
-def session() -> Iterator[Session]:
-    with ExitStack() as stack:
-        try:
-            url = stack.enter_context(postgres_database(_BY_LANGUAGE))
-        except DBAPIError as error:
-            pytest.skip(
-                f"this PostgreSQL knows no languages (OSMOSIS_TEST_POSTGRES_URL names another): {error.orig}"
-            )
-        engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"), poolclass=NullPool)
-        _Base.metadata.create_all(engine)
-        session = stack.enter_context(Session(engine))
-        session.add_all(_Named(name=name, kind=number % 2) for number, name in enumerate(NAMES))
-        session.flush()
-        yield session
-
-
-@pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize("limit", [1, 2, 5])
-def test_pages_of_several_ranges_show_each_name_once_in_the_order_of_the_database(
-    session: Session, limit: int, descending: bool
-) -> None:
-    order = KeysetOrder(None, (_Named.name,), descending)
-    ranges = [select(_Named.name).where(_Named.kind == kind) for kind in (0, 1)]
-    direction = _Named.name.desc() if descending else _Named.name
-    names = list(session.scalars(select(_Named.name).order_by(direction)))
-    assert names != sorted(names, reverse=descending), "the language has an order of its own"
-    place: KeysetPlace | None = None
-    seen: list[str] = []
-    while page := [row.name for row in read_page(session, ranges, order, place, limit=limit)]:
-        seen += page
-        place = KeysetPlace(None, (page[-1],))
-    assert seen == names
-    assert place is not None
-    back = read_page(session, ranges, order, reversed_place(place), limit=limit)
-    assert [row.name for row in back] == names[-2 : -2 - limit : -1]

@@ -3,11 +3,9 @@ from __future__ import annotations
 import http.server
 import os
 import select
-import stat
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +13,11 @@ import pytest
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
-from osmosis_ai.platform.gitsync.git import Git, GitError, GitResult
+from osmosis_ai.platform.gitsync.git import GitError
 from osmosis_ai.platform.gitsync.mirror import MirrorStore, RevisionError
 from osmosis_ai.platform.gitsync.mirror_lock import exclusive_fetch
 from osmosis_ai.platform.gitsync.remote import SyncError
 from tests.platform.gitsync.repositories import Repository, Source
-
-
-def test_a_first_sync_knows_the_default_branch_and_its_commit(mirrors: MirrorStore, tmp_path: Path) -> None:
-    repository = Repository(tmp_path / "trunk-based", branch="trunk")
-    sha = repository.commit("a")
-
-    head = mirrors.sync(repository.source)
-
-    assert (head.branch, head.sha) == ("trunk", sha)
-    assert mirrors.head(repository.source) == head
-    assert stat.S_IMODE(mirrors.root.stat().st_mode) == 0o700
 
 
 def test_a_later_sync_sees_new_commits_branches_tags_and_a_changed_default(
@@ -45,32 +32,6 @@ def test_a_later_sync_sees_new_commits_branches_tags_and_a_changed_default(
     assert mirrors.sync(repository.source).branch == "next"
     assert mirrors.resolve(repository.source) == sha
     assert set(mirrors.branches(repository.source)) == {"main", "next"}
-
-
-@pytest.mark.parametrize("renamed", ["trunk", "main/next"])
-def test_a_renamed_default_branch_is_followed_and_whoever_reads_meanwhile_finds_one(
-    mirrors: MirrorStore, repository: Repository, monkeypatch: pytest.MonkeyPatch, renamed: str
-) -> None:
-    sha = repository.commit("a")
-    mirrors.sync(repository.source)
-    repository.git("branch", "--move", renamed)
-    found: list[str | None] = []
-    run = Git.run
-
-    def read_after(git: Git, arguments: Sequence[str], **options: Any) -> GitResult:
-        done = run(git, arguments, **options)
-        if "fetch" in arguments or "symbolic-ref" in arguments:
-            with monkeypatch.context() as patch:
-                patch.setattr(Git, "run", run)
-                found.append(mirrors.head(repository.source).sha)
-        return done
-
-    monkeypatch.setattr(Git, "run", read_after)
-    head = mirrors.sync(repository.source)
-    assert (head.branch, head.sha) == (renamed, sha)
-    assert set(mirrors.branches(repository.source)) == {renamed}
-    if renamed == "trunk":  # the other can not be there beside the former
-        assert found == [sha] * 5
 
 
 def test_a_rewritten_branch_is_followed_and_the_commit_a_run_named_stays(
@@ -105,18 +66,6 @@ def test_a_recent_sync_is_not_repeated_when_that_is_enough(
     assert mirrors.sync(repository.source).sha == new
 
 
-def test_a_branch_that_was_chosen_when_connecting_is_the_default_one(
-    mirrors: MirrorStore, repository: Repository
-) -> None:
-    sha = repository.commit("a")
-    repository.git("checkout", "--quiet", "-b", "next")
-    repository.commit("b")
-
-    assert mirrors.sync(replace(repository.source, default_branch="main")).sha == sha
-    with pytest.raises(RevisionError, match="there is no branch 'mian' in acme/agents; did you mean main"):
-        mirrors.resolve(replace(repository.source, default_branch="mian"))
-
-
 @pytest.mark.parametrize("spelling", [lambda sha: sha, lambda sha: sha[:7], lambda sha: sha[:12].upper()])
 def test_a_commit_is_found_by_its_id_or_the_beginning_of_it(
     mirrors: MirrorStore, repository: Repository, spelling: object
@@ -131,16 +80,7 @@ def test_a_commit_is_found_by_its_id_or_the_beginning_of_it(
 @pytest.mark.parametrize(
     "commit",
     [
-        "",
-        "abc",
-        "main",
-        "HEAD",
-        "zzzzzzz",
-        "HEAD~1",
-        "--all",
-        "../../etc",
-        "a" * 41,
-        "abcdef1\n",
+        *("", "abc", "main", "HEAD", "zzzzzzz", "HEAD~1", "--all", "../../etc", "a" * 41, "abcdef1\n"),
         "ＡＢＣ１２３４",
     ],
 )
@@ -168,34 +108,6 @@ def test_a_commit_that_was_not_pushed_is_unknown_and_the_error_says_push(
         mirrors.resolve(repository.source, commit=unpushed[:9])
     assert caught.value.code == "NOT_FOUND"
     assert "git push" in str(caught.value.hint)
-
-
-def test_the_beginning_of_several_commits_is_ambiguous(mirrors: MirrorStore, repository: Repository) -> None:
-    # Two commits whose ids agree in 7 digits, found by counting up their messages.
-    tree = repository.store("tree", b"")
-    who = "A <a@example.test> 0 +0000"
-    prefix = f"tree {tree}\nauthor {who}\ncommitter {who}\n\n"
-    pair = []
-    for number in (4693, 32198):
-        pair.append(repository.store("commit", f"{prefix}{number}\n".encode()))
-    assert pair[0][:7] == pair[1][:7]
-    for number, sha in enumerate(pair):
-        repository.git("update-ref", f"refs/heads/b{number}", sha)
-    mirrors.sync(repository.source)
-
-    with pytest.raises(RevisionError, match="the beginning of 2 commits") as caught:
-        mirrors.resolve(repository.source, commit=pair[0][:7])
-    assert caught.value.hint == "write more digits"
-    assert mirrors.resolve(repository.source, commit=pair[1]) == pair[1]
-
-
-def test_a_file_is_no_commit(mirrors: MirrorStore, repository: Repository) -> None:
-    repository.commit("a")
-    mirrors.sync(repository.source)
-    blob = repository.git("rev-parse", "HEAD:a")
-
-    with pytest.raises(RevisionError, match="something else has that id"):
-        mirrors.resolve(repository.source, commit=blob)
 
 
 def test_a_branch_named_like_a_commit_is_not_taken_for_it(
@@ -354,15 +266,6 @@ def test_credentials_reach_the_host_and_nothing_else(
     assert not [path for path in mirrors.root.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
 
 
-def test_without_credentials_nobody_is_asked(mirrors: MirrorStore, git_host: tuple[str, list[str]]) -> None:
-    host, seen = git_host
-
-    with pytest.raises(SyncError, match="could not read Username") as caught:
-        mirrors.sync(Source(f"http://{host}/a.git"))
-    assert seen == [""]
-    assert "credential.helper" in str(caught.value.hint)
-
-
 def test_settings_an_administrator_wrote_for_the_mirrors_are_used(
     mirrors: MirrorStore, git_host: tuple[str, list[str]]
 ) -> None:
@@ -404,13 +307,6 @@ def test_a_host_that_stays_silent_is_given_up_with_all_its_processes(
         mirrors.sync(Source("git@silent.example:a.git"))
     with os.fdopen(lifeline, "rb") as output:
         assert int(output.read()) > 0  # returns only once nobody holds the other end
-
-
-def test_a_closed_store_starts_nothing(mirrors: MirrorStore, repository: Repository) -> None:
-    mirrors.close()
-
-    with pytest.raises(SyncError, match="the platform is stopping"):
-        mirrors.sync(repository.source)
 
 
 def test_locks_that_a_killed_git_has_left_do_not_stop_the_next_sync(
@@ -476,33 +372,12 @@ def test_credentials_are_kept_apart_for_their_own_host() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "/srv/caf\udce9.git",
-        "",
-        "ext::sh -c 'touch /tmp/owned'",
-        "ext::https://x",
-        "::evil",
-        "transport::address",
-        "--upload-pack=touch /tmp/owned",
-        "-oProxyCommand=id",
-        "ssh://-oProxyCommand=id/a",
-        "ssh://-u@host/a",
-        "-host:path",
-        "user@-host:path",
-        "host:--upload-pack=id",
-        "relative/path",
-        "..",
-        "C:",
-        "ftp://host/a.git",
-        "rsync://host/a.git",
-        "fd::17",
-        "https:///no-host",
-        "https://host:99999/a",
-        "https://[::1/a",
-        "https://host/a b",
-        "https://host/a\nb",
-        "https://u:p%0aq@host/a",
-        "file://host/srv/a.git",
-        "file://relative",
+        *("/srv/caf\udce9.git", "", "ext::sh -c 'touch /tmp/owned'", "ext::https://x", "::evil"),
+        *("transport::address", "--upload-pack=touch /tmp/owned", "-oProxyCommand=id"),
+        *("ssh://-oProxyCommand=id/a", "ssh://-u@host/a", "-host:path", "user@-host:path"),
+        *("host:--upload-pack=id", "relative/path", "..", "C:", "ftp://host/a.git", "rsync://host/a.git"),
+        *("fd::17", "https:///no-host", "https://host:99999/a", "https://[::1/a", "https://host/a b"),
+        *("https://host/a\nb", "https://u:p%0aq@host/a", "file://host/srv/a.git", "file://relative"),
         "file:///a%00b",
     ],
 )

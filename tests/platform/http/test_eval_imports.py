@@ -88,12 +88,8 @@ def test_an_imported_run_is_listed_described_and_downloaded_with_numbers_of_our_
     manifest = api.get(f"{where}/manifest", params={"types": "trajectories,artifacts,metrics", "rows": "1,5"})
     paths = [file["path"] for file in manifest.json()["files"]]
     assert paths == [
-        "artifacts/row_1_run_0/empty",
-        "artifacts/row_1_run_0/maps/path.txt",
-        "metrics.json",
-        "summary.jsonl",
-        "trajectories/row_1_run_0.json",
-        "trajectories/row_1_run_1.json",
+        *("artifacts/row_1_run_0/empty", "artifacts/row_1_run_0/maps/path.txt", "metrics.json"),
+        *("summary.jsonl", "trajectories/row_1_run_0.json", "trajectories/row_1_run_1.json"),
         "trajectories/row_2_run_1.json",
     ]
     items = [{"path": "trajectories/row_2_run_1.json"}, {"path": "summary.jsonl"}]
@@ -429,10 +425,7 @@ FIRST = f"rollout_trials/{rollout_id(0)}/trajectory.json"
 INCONSISTENT: list[tuple[LocalRun, str]] = [
     (_spoilt(rollout_id=rollout_id(0)), "two samples have the rollout id"),
     (_spoilt(trajectory_filename=None), "the index names another trajectory"),
-    (
-        _having("progress.json", {"total_runs": 7, "sampled_rows": 3, "total_dataset_rows": 9}),
-        "7 samples",
-    ),
+    (_having("progress.json", {"total_runs": 7, "sampled_rows": 3, "total_dataset_rows": 9}), "7 samples"),
     (
         _having("progress.json", {"total_runs": 6, "sampled_rows": 3, "total_dataset_rows": 5}),
         "row 5 was used",

@@ -87,16 +87,8 @@ def _add_probe(app: FastAPI) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "multiply",
-        "a/b",
-        "..",
-        "../../etc/passwd",
-        "two words",
-        "größe/名前",
-        "a%2Fb",
-        "a+b",
-        "x" * 300,
-        "?#&=",
+        *("multiply", "a/b", "..", "../../etc/passwd", "two words", "größe/名前", "a%2Fb", "a+b"),
+        *("x" * 300, "?#&="),
     ],
 )
 def test_a_name_is_one_segment_of_the_path_whatever_it_holds(probe: TestClient, name: str) -> None:

@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 from aiohttp import web
 from fastapi.testclient import TestClient
 
 from osmosis_ai.platform import model_serving as served_module
-from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
+from osmosis_ai.platform.db.tables import DbLoraModel
 from osmosis_ai.platform.model_serving import (
     ModelServerPool,
     ModelUnavailableError,
@@ -25,6 +24,7 @@ from osmosis_ai.platform.model_serving import (
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, application, assert_openai_error
 from tests.platform.model_servers import CHAT, TINY, StandIn, Starts, echo
+from tests.platform.viewer.runs_world import add_run
 
 # -- through the real model --------------------------------------------------------------------
 
@@ -131,18 +131,7 @@ def test_other_routes_are_refused_in_the_shape_clients_read(v1: TestClient, meth
 
 def _add_adapter(services: PlatformServices, member: Member, step: int, status: str | None) -> str:
     """Add an adapter whose stored files are damaged, so that no process can serve it; return its name."""
-    run = DbRun(
-        id=f"run_{step}",
-        workspace_id=member.workspace.id,
-        kind="training",
-        name=f"finch-{step}",
-        status="finished",
-        created_at=services.clock.now(),
-        request={},
-        rollout_name="multiply",
-        dataset_name="multiply",
-        model_path="osmosis/tiny",
-    )
+    run = add_run(services, member, f"finch-{step}", id=f"run_{step}", kind="training")
     services.blobs.put(f"adapters/{step}", io.BytesIO(b"damaged"))
     model = DbLoraModel(
         id=f"lora_{step}",
@@ -157,8 +146,6 @@ def _add_adapter(services: PlatformServices, member: Member, step: int, status: 
         created_at=services.clock.now(),
     )
     with services.db.transaction() as session:
-        session.add(run)
-        session.flush()
         session.add(model)
     return f"osmosis/tiny:{model.name}"
 
@@ -302,23 +289,6 @@ async def test_a_model_that_dies_in_the_middle_of_a_stream_is_an_event(
     assert "ended before its answer was complete" in error["message"]
 
 
-async def test_a_full_house_is_told_to_come_again(
-    platform: PlatformServices, api_key: str, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(served_module, "MAX_REQUESTS", 1)
-    first = _Client(platform, api_key).post(CHAT)
-    await upstream.asked.wait()
-
-    transport = httpx.ASGITransport(application(platform))
-    async with httpx.AsyncClient(transport=transport, base_url="http://platform") as client:
-        headers = {"Authorization": f"Bearer {api_key}"}
-        refused = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
-    assert_openai_error(refused, 429, "rate_limit_exceeded")
-    assert refused.headers["Retry-After"] == "1"
-    upstream.more.set()
-    await first
-
-
 async def _asked(served: ModelServerPool, body: bytes = b"{}") -> Any:
     async with await served.post(TINY, "/chat/completions", body) as reply:
         return await reply.json()
@@ -382,26 +352,6 @@ async def test_a_server_that_does_not_start_is_left_alone_for_a_while(
     monkeypatch.undo()
     again[0]()
     assert (await _asked(served))["echo"] == {}
-    await served.close()
-
-
-async def test_who_asked_first_may_go_away_while_the_server_starts() -> None:
-    gate = asyncio.Event()
-
-    class Slow(StandIn):
-        async def start(self) -> None:
-            await gate.wait()
-            await super().start()
-
-    server = Slow(echo)
-    served = ModelServerPool(Starts(server))
-    first, second = asyncio.ensure_future(_asked(served)), asyncio.ensure_future(_asked(served))
-    await asyncio.wait({first}, timeout=0)
-    first.cancel()
-    gate.set()
-
-    assert (await second)["echo"] == {}
-    assert server.started == 1
     await served.close()
 
 

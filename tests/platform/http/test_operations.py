@@ -97,24 +97,6 @@ def test_a_database_that_is_gone_is_a_reason(
     }
 
 
-def test_a_store_that_gives_no_answer_holds_up_nobody_and_is_asked_once(
-    services: PlatformServices, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers, asked = threading.Event(), []
-
-    def silent() -> None:
-        asked.append(1)
-        answers.wait(300)
-
-    monkeypatch.setattr(services.blobs, "check", silent)
-    looking = services.readiness
-    assert looking.problems(within_s=0)["blobs"] == "it does not answer"
-    assert looking.problems(within_s=0)["blobs"] == "it does not answer"
-    answers.set()
-    assert set(looking.problems(within_s=300).values()) == {""}
-    assert len(asked) == 1
-
-
 def test_numbers_are_for_whoever_has_the_operators_token(
     client: OneHopClient, services: PlatformServices, portal: BlockingPortal, member: Member
 ) -> None:

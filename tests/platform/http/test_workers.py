@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ from osmosis_ai.api.wire.workers import (
 from osmosis_ai.platform import known_workers
 from osmosis_ai.platform.http.worker_limits import COME_AGAIN_S
 from osmosis_ai.platform.http.worker_waits import WorkerWaits, worker_waits
-from osmosis_ai.platform.known_workers import KEPT
 from osmosis_ai.platform.runs import own_machine
 from osmosis_ai.platform.runs.desk.run_shards import MERGED_FOLDER
 from osmosis_ai.platform.runs.desk.uploads import MOST_OPEN
@@ -42,9 +40,7 @@ from osmosis_ai.platform.runs.fitting import Machine
 from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER
 from osmosis_ai.platform.runs.stored_journal import JOURNAL_NAME
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.sandbox import SandboxCapability
-from osmosis_ai.viewer.source import RunQuery
 from tests.platform.conftest import ManualClock, Member, application, assert_flat_error
 from tests.platform.evaluations import Submits, submit_body, wait_until
 from tests.platform.runs.conftest import code, rows  # noqa: F401 - fixtures of `member`
@@ -114,8 +110,7 @@ def test_a_run_is_claimed_heard_of_and_ended(machine: Spoken, services: Platform
     reply = SyncReply.model_validate(machine.post(route, packed, **{"Content-Encoding": "gzip"}).json())
     assert (reply.journal_bytes, reply.stop) == (len(lines), False)
     ended = machine.post(
-        run_route(given.run.id, "end"),
-        {"lease": given.lease.token.get_secret_value(), "outcome": "finished"},
+        run_route(given.run.id, "end"), {"lease": given.lease.token.get_secret_value(), "outcome": "finished"}
     )
     assert ended.json() == {"status": "finished"}
     assert_flat_error(machine.sync(given), 409, LEASE_LOST)
@@ -247,82 +242,6 @@ def test_a_claim_waits_for_a_run(machine: Spoken, services: PlatformServices, la
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_run_is_not_given_to_a_worker_that_left_while_it_waited(
-    machine: Spoken, services: PlatformServices, portal: BlockingPortal
-) -> None:
-    taken = machine.claimed()
-    said = [{"type": "http.request", "body": orjson.dumps(offer(wait_s=25).to_wire()), "more_body": False}]
-    has_left = asyncio.Event()
-    replied: list[Any] = []
-
-    async def receive() -> Any:
-        if said:
-            return said.pop()
-        await has_left.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        replied.append(message)
-
-    scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-        "path": CLAIM, "raw_path": CLAIM.encode(), "query_string": b"", "root_path": "",
-        "headers": [(b"host", b"testserver"), (b"authorization", machine.headers["Authorization"].encode())],
-        "client": ("127.0.0.1", 5000), "server": ("testserver", 80),
-    }  # fmt: skip
-    answer = portal.start_task_soon(application(services), scope, receive, send)
-    held(machine, services)
-    portal.call(has_left.set)
-    SUBMITS.taken(machine.api, advanced_config=GPU)
-    answer.result(300)
-    assert replied[0]["status"] == 204
-    assert machine.claimed().run.id != taken.run.id, "it is there for the next worker at once"
-
-
-def waits_of(machine: Spoken, services: PlatformServices, given: Assignment) -> tuple[Any, Any, str]:
-    """Return what the one run waits for, as the list and its detail say, and how far whoever looks at its page has heard."""
-    [row] = machine.api.get("/api/cli/eval-runs").json()["eval_runs"]
-    detail = machine.api.get(f"/api/cli/eval-runs/{given.run.id}").json()
-    source = PlatformSource(services, given.run.workspace_id, services.sample_counts)
-    assert row["status"] == detail["eval_run"]["status"] == "running", "the hosted words stay"
-    [entry] = source.runs(RunQuery(), limit=10).items
-    assert entry.waits == row.get("waits")
-    return row.get("waits"), detail.get("waits"), source.changes("eval", given.run.name).cursor
-
-
-def test_a_run_whose_worker_is_silent_says_so_and_when_another_one_may_take_it(
-    machine: Spoken, services: PlatformServices, clock: ManualClock
-) -> None:
-    given = machine.claimed()
-    heard: list[str] = []
-
-    def since() -> Any:
-        return machine.api.get(f"/api/cli/eval-runs/{given.run.id}").json().get("silent_since")
-
-    def told_after(seconds: float) -> str | None:
-        clock.advance(seconds)
-        listed, shown, cursor = waits_of(machine, services, given)
-        assert listed == shown
-        heard.append(cursor)
-        return listed
-
-    assert told_after(10) is None, "a worker is heard three times in a lease"
-    assert since() is None
-    another = "another one of the pool 'gpu'"
-    assert told_after(6) == f"its worker has not been heard for 15 s; in 15 s {another} may take it."
-    last_heard = since()
-    assert datetime.fromisoformat(last_heard.replace("Z", "+00:00")) == clock.now() - timedelta(seconds=16)
-    assert told_after(10) == f"its worker has not been heard for 25 s; in 4 s {another} may take it."
-    assert told_after(4) == f"its worker has not been heard for 30 s: it waits for {another}."
-    assert told_after(600) == f"its worker has not been heard for 10 min: it waits for {another}."
-    assert since() == last_heard, "one silence is one, however long it is told to be"
-    assert len(set(heard)) == len(heard), "who looks at its page is told"
-    assert machine.sync(given).status_code == 200
-    assert told_after(0) is None, "it was slow, and nobody has taken the run"
-    assert since() is None
-
-
-@pytest.mark.usefixtures("patient")
 def test_a_claim_that_waits_hears_that_its_token_was_revoked(
     machine: Spoken, services: PlatformServices, later: Later
 ) -> None:
@@ -332,20 +251,6 @@ def test_a_claim_that_waits_hears_that_its_token_was_revoked(
     [known] = services.worker_access.tokens()
     services.worker_access.revoke_token(known.id)
     assert_flat_error(answer.result(300), 401, "TOKEN_REVOKED")
-
-
-@pytest.mark.usefixtures("patient")
-def test_a_worker_with_nothing_new_hears_that_its_ticket_was_withdrawn(
-    api: TestClient, services: PlatformServices, later: Later
-) -> None:
-    SUBMITS.taken(api)
-    [run] = api.get("/api/cli/eval-runs").json()["eval_runs"]
-    worker = Spoken(api, services.worker_access.issue_ticket(run["id"]))
-    given = worker.claimed()
-    answer = later(worker.sync, given, may_wait=True)
-    held(worker, services)
-    services.worker_access.withdraw(run["id"])
-    assert_flat_error(answer.result(300), 401, "TICKET_VOID")
 
 
 @pytest.mark.usefixtures("patient")
@@ -464,9 +369,7 @@ def liar(machine: Spoken, services: PlatformServices) -> DeskWorker:
 
 
 def test_lies_are_refused_and_nothing_of_them_is_kept(
-    machine: Spoken,
-    liar: DeskWorker,
-    services: PlatformServices,
+    machine: Spoken, liar: DeskWorker, services: PlatformServices
 ) -> None:
     for lie, news in LIES.items():
         reply = machine.sync(liar.assignment, **news)
@@ -476,16 +379,12 @@ def test_lies_are_refused_and_nothing_of_them_is_kept(
     assert (liar.run.journal_bytes, liar.run.metrics, liar.samples()) == (0, None, [])
     assert list(services.blobs.unfinished_uploads()) == [], "nothing that was begun for a lie stays open"
     ended = machine.post(
-        run_route(liar.run_id, "end"),
-        {"lease": liar.token.get_secret_value(), "outcome": "finished"},
+        run_route(liar.run_id, "end"), {"lease": liar.token.get_secret_value(), "outcome": "finished"}
     )
     assert ended.json() == {"status": "finished"}
 
 
-def test_words_of_a_rollout_are_kept_as_the_columns_take_them(
-    machine: Spoken,
-    liar: DeskWorker,
-) -> None:
+def test_words_of_a_rollout_are_kept_as_the_columns_take_them(machine: Spoken, liar: DeskWorker) -> None:
     news = _journal_line(error="\0\x1b[31m", category="c" * 500, error_type="\0", parts={"\0": 1e308})
     assert machine.sync(liar.assignment, **news).status_code == 200
     (sample,) = liar.samples()
@@ -494,33 +393,16 @@ def test_words_of_a_rollout_are_kept_as_the_columns_take_them(
 
 @pytest.mark.parametrize("levels", [300, 900])
 def test_facts_within_facts_leave_a_log_that_can_be_read(
-    machine: Spoken,
-    liar: DeskWorker,
-    levels: int,
+    machine: Spoken, liar: DeskWorker, levels: int
 ) -> None:
     body = orjson.dumps(
-        {
-            "lease": liar.token.get_secret_value(),
-            "log": {"first": 0, "lines": [{**LINE, "details": "FACTS"}]},
-        }
+        {"lease": liar.token.get_secret_value(), "log": {"first": 0, "lines": [{**LINE, "details": "FACTS"}]}}
     )
     facts = b'{"a":' * levels + b"1" + b"}" * levels
     assert machine.post(run_route(liar.run_id, "sync"), body.replace(b'"FACTS"', facts)).status_code == 200
     shown = machine.api.get(f"/api/cli/eval-runs/{liar.run_id}/logs")
     assert shown.status_code == 200
     assert shown.json()["logs"][-1]["details"] == {"truncated": "facts within facts, more than 64 levels"}
-
-
-def test_last_words_are_as_long_as_a_line_of_a_log(machine: Spoken, liar: DeskWorker) -> None:
-    last = {"lease": liar.token.get_secret_value(), "outcome": "failed"}
-    said = {**last, "error": "e" * 400_000, "ending": "n" * 400_000}
-    assert machine.post(run_route(liar.run_id, "end"), said).json() == {"status": "failed"}
-    assert len(machine.api.get("/api/cli/eval-runs").content) < 100_000, "whoever lists runs reads all of it"
-
-
-def test_claims_name_what_an_engine_can_look_for(machine: Spoken) -> None:
-    for named in ("run_id", "pool"):
-        assert_flat_error(machine.post(CLAIM, {**offer().to_wire(), named: "a\0b"}), 400, "VALIDATION_FAILED")
 
 
 def _wanted(first: int, count: int, **changes: Any) -> dict[str, Any]:
@@ -534,9 +416,7 @@ def _of_the_limit(liar: DeskWorker) -> list[str]:
 
 
 def test_who_asks_for_uploads_and_sends_none_is_stopped_and_its_run_says_so_once(
-    machine: Spoken,
-    liar: DeskWorker,
-    services: PlatformServices,
+    machine: Spoken, liar: DeskWorker, services: PlatformServices
 ) -> None:
     for first in range(0, MOST_OPEN, MOST_WANTED):
         assert machine.sync(liar.assignment, **_wanted(first, MOST_WANTED)).status_code == 200
@@ -555,9 +435,7 @@ def test_who_asks_for_uploads_and_sends_none_is_stopped_and_its_run_says_so_once
 
 
 def test_a_run_sends_no_more_than_it_may_whatever_its_worker_asks_for(
-    machine: Spoken,
-    liar: DeskWorker,
-    services: PlatformServices,
+    machine: Spoken, liar: DeskWorker, services: PlatformServices
 ) -> None:
     most = services.config.run_upload_bytes
     assert most == 10**12
@@ -601,8 +479,7 @@ def test_an_exchange_says_so_much_and_no_more(machine: Spoken, news: dict[str, A
 
 
 def test_what_is_said_of_other_work_items_is_refused_and_noted_on_the_run_once(
-    machine: Spoken,
-    services: PlatformServices,
+    machine: Spoken, services: PlatformServices
 ) -> None:
     worker = DeskWorker(services, machine.claimed())  # 3 rows, 2 attempts on each
     for lie, sentence in (
@@ -627,9 +504,7 @@ def test_what_is_said_of_other_work_items_is_refused_and_noted_on_the_run_once(
 
 
 def test_a_token_that_claims_too_often_is_told_when_to_come_again(
-    machine: Spoken,
-    services: PlatformServices,
-    clock: ManualClock,
+    machine: Spoken, services: PlatformServices, clock: ManualClock
 ) -> None:
     limits = worker_waits(application(services)).limits
     limits.claims_at_once, limits.claims_per_s = 3, 0.5
@@ -647,10 +522,7 @@ def test_a_token_that_claims_too_often_is_told_when_to_come_again(
 
 
 def test_so_many_claims_of_a_token_wait_and_the_next_is_told_to_come_again(
-    machine: Spoken,
-    services: PlatformServices,
-    later: Later,
-    portal: BlockingPortal,
+    machine: Spoken, services: PlatformServices, later: Later, portal: BlockingPortal
 ) -> None:
     waits = worker_waits(application(services))
     waits.limits.most_of_token = 1
@@ -704,11 +576,7 @@ def test_a_run_goes_to_a_worker_that_has_all_of_its_labels(api: TestClient, box:
         ({"cpus": 8}, {"cpus": 4}, "8 cpus (has 4)"),
         ({"gpus": 1}, {}, "1 gpus (has 0)"),
         ({"memory_gb": 64}, {"memory_gb": 16}, "64 GiB of memory (has 16)"),
-        (
-            {"isolation": "required"},
-            {"sandbox": False, "sandbox_problem": PROBLEM},
-            f"a sandbox ({PROBLEM})",
-        ),
+        ({"isolation": "required"}, {"sandbox": False, "sandbox_problem": PROBLEM}, f"a sandbox ({PROBLEM})"),
         ({"network": "none"}, {"sandbox": False, "sandbox_problem": PROBLEM}, f"a sandbox ({PROBLEM})"),
     ],
 )
@@ -723,29 +591,6 @@ def test_a_run_that_asks_for_more_than_a_worker_has_waits_and_says_why(
     enough = {"cpus": 8, "gpus": 1, "memory_gb": 64, "sandbox": True}
     assert box.claimed(machine="box-2", **enough).run.name == name
     assert waits(api, name) is None
-
-
-def test_a_pool_without_a_token_or_a_worker_is_told_so_and_who_is_long_gone_is_forgotten(
-    api: TestClient,
-    services: PlatformServices,
-    clock: ManualClock,
-    member: Member,
-) -> None:
-    name = submitted(api)
-    assert "osmosis platform worker-token create --pool gpu" in (waits(api, name) or "")
-    granted, plain = services.worker_access.create_token("gpu", workspace_ids=["wsp_of_others"])
-    assert "no worker token is good for" in (waits(api, name) or "")
-    granted, plain = services.worker_access.create_token("gpu", workspace_ids=[member.workspace.id])
-    assert waits(api, name) == "no worker of the pool 'gpu' has asked for a run in the last 7 days."
-    small = Spoken(api, plain)
-    other = submitted(api, cpus=64)
-    assert small.claimed(cpus=2, machine="box-1").run.name == name
-    assert "box-1 lacks 64 cpus (has 2)" in (waits(api, other) or "")
-    clock.advance(KEPT.total_seconds() + 60)
-    services.worker_access.known.forget_old()
-    assert "has asked for a run" in (waits(api, other) or "")
-    services.worker_access.revoke_token(granted.id)
-    assert "no worker token is good for" in (waits(api, other) or "")
 
 
 def test_a_token_that_is_another_machine_with_each_claim_is_known_for_so_many(
@@ -769,38 +614,12 @@ def test_a_token_that_is_another_machine_with_each_claim_is_known_for_so_many(
     assert len(known()) == 4 and "honest" in known()
 
 
-def test_a_machine_that_has_left_is_not_listed_and_known_for_what_it_has(
-    api: TestClient, box: Spoken, services: PlatformServices, clock: ManualClock
-) -> None:
-    def there() -> list[tuple[str | None, int]]:
-        return [(row.machine, runs) for row, runs, _ in services.worker_access.known.all()]
-
-    described = {"machine": "box-1", "cpus": 4}
-    assert box.claim(**described).status_code == 204
-    name = submitted(api, cpus=8)
-    assert box.post(CLAIM, offer(**described, leaves=True).to_wire()).status_code == 204
-    assert box.post(CLAIM, offer(machine="never-there", leaves=True).to_wire()).status_code == 204
-    assert there() == []
-    assert "box-1 lacks 8 cpus (has 4)" in (waits(api, name) or "")
-    clock.advance(10)
-    assert box.claim(**described).status_code == 204  # started again
-    assert there() == [("box-1", 0)]
-
-
 def test_who_may_not_ask_can_not_leave(api: TestClient, box: Spoken, services: PlatformServices) -> None:
     box.claim(machine="box-1")
     for bearer in ("nobody", "osmosis_ticket_of-nobody", services.worker_access.create_token("other")[1]):
         Spoken(api, bearer).post(CLAIM, offer(machine="box-1", leaves=True).to_wire())
     assert Spoken(api, "nobody").post(CLAIM, offer(leaves=True).to_wire()).status_code == 401
     assert [row.machine for row, *_ in services.worker_access.known.all()] == ["box-1"]
-
-
-@pytest.mark.parametrize(
-    "said", [{"cpus": "nan"}, {"memory_gb": "inf"}, {"gpus": "9" * 4000}, {"gpus": -1}, {"cpus": -1}]
-)
-def test_a_machine_has_numbers_of_what_it_has(box: Spoken, said: dict[str, Any]) -> None:
-    reply = box.post(CLAIM, {**offer().to_wire(), **said})
-    assert (reply.status_code, reply.json()["code"]) == (400, "VALIDATION_FAILED")
 
 
 def test_runs_for_a_machine_that_there_is_not_hold_up_none_of_their_workspace(
@@ -841,9 +660,7 @@ def test_what_the_platforms_own_machine_can_not_hold_back_is_refused_at_submit(
 
 
 def test_what_the_platforms_own_machine_does_not_have_is_refused_at_submit_and_goes_to_a_pool(
-    api: TestClient,
-    monkeypatch: pytest.MonkeyPatch,
-    member: Member,
+    api: TestClient, monkeypatch: pytest.MonkeyPatch, member: Member
 ) -> None:
     monkeypatch.setattr(own_machine, "own_machine", lambda: Machine(gpus=1, memory_gb=16))
     asks = {"gpus": 2, "memory_gb": 64}

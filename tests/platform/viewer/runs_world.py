@@ -10,7 +10,7 @@ from datetime import timedelta
 from itertools import count
 from typing import Any
 
-from sqlalchemy import Connection, event, insert, select
+from sqlalchemy import event, insert, select
 
 from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.evaluation.record import TerminalRecord
@@ -187,27 +187,6 @@ def every_page(
         cursor = page.previous
     assert back == found
     return found
-
-
-SORTING = ("TEMP B-TREE", "Sort Key", "Materialize")
-"""What stands in a plan that looks at more than a page."""
-
-
-@contextmanager
-def plans_of_pages(db: Database) -> Iterator[list[str]]:
-    """Note how the database goes about each statement that reads a page, with what was said to it before."""
-    plans: list[str] = []
-    explain = "EXPLAIN QUERY PLAN " if db.is_sqlite else "EXPLAIN "
-
-    def note(connection: Connection, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
-        if "AS part" in statement and not statement.startswith("EXPLAIN"):
-            plans.append(str(connection.exec_driver_sql(explain + statement, parameters).all()))
-
-    event.listen(db._engine, "before_cursor_execute", note)
-    try:
-        yield plans
-    finally:
-        event.remove(db._engine, "before_cursor_execute", note)
 
 
 class PlatformPlace:

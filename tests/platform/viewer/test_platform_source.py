@@ -9,25 +9,19 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from sqlalchemy import insert, text
 
-from osmosis_ai.api.wire.workers import JournalPart
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.comparison.run_slices import run_slices
-from osmosis_ai.evaluation.journal_chain import BEFORE_THE_FIRST, sealed
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.tables import DbRun, DbSample
-from osmosis_ai.platform.runs.desk.journal_intake import as_next, take_lines
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.services import PlatformServices, build_services
-from osmosis_ai.platform.viewer import sample_lists
 from osmosis_ai.platform.viewer.source import PlatformSource
-from osmosis_ai.viewer.source import RunQuery, RunSort, SampleQuery, SampleSort
+from osmosis_ai.viewer.source import RunQuery, SampleQuery, SampleSort
 from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock, Member, World
-from tests.platform.databases import platform_database, postgres_database, put_migrated_database
+from tests.platform.databases import platform_database, postgres_database
 from tests.platform.evaluations import add_dataset
 from tests.platform.viewer.runs_world import (
-    SORTING,
     PlatformPlace,
     add_file,
     add_run,
@@ -35,11 +29,8 @@ from tests.platform.viewer.runs_world import (
     every_page,
     keep_journal,
     places,
-    plans_of_pages,
     run_row,
-    sample_row,
     source_of,
-    statements_of,
 )
 from tests.viewer.source_contract import SourceContract
 
@@ -290,48 +281,6 @@ def test_a_run_is_measured_by_those_of_its_model_rows_and_bar(
         assert list(entry.trend) == [*expected, place[entry.name]], entry.name
 
 
-def test_the_run_before_is_the_last_one_that_finished_and_has_scores(
-    services: PlatformServices, member: Member, source: PlatformSource, clock: ManualClock
-) -> None:
-    scored = {"results": {"score": 0.5, "graded": 4, "passed": 2}}
-    runs: dict[str, dict[str, Any]] = {
-        "silver-bloom-25": scored,
-        "cedar-bay-74": {"status": "stopped", "results": {"sampled_rows": 3, "total_runs": 0}},
-        "part": {"status": "failed", **scored},
-        "all-failed": {"results": {"graded": 0, "passed": 0, "failed": 4}},
-        "waiting": {"status": "pending", "results": {"sampled_rows": 3}},
-        "going-on": {"status": "running", "results": {"score": 0.25, "graded": 4, "passed": 1}},
-    }
-    for name, changes in runs.items():
-        add_run(services, member, name, **changes)
-        clock.advance(60)
-    before = {name: source.run("eval", name).previous for name in runs}
-    assert [each.name if each is not None else None for each in before.values()] == [
-        None, *["silver-bloom-25"] * 5,
-    ]  # fmt: skip
-    trends = {run.name: list(run.trend) for run in source.runs(RunQuery(kind="eval"), limit=9).items}
-    assert trends["going-on"] == [0.5, 0.25] and trends["waiting"] == [0.5, None]
-
-
-def test_what_is_flaky_follows_each_line_that_is_accepted(
-    source: PlatformSource, services: PlatformServices, run: DbRun
-) -> None:
-    flaky = SampleQuery(outcome="flaky")
-    assert places(source.samples(run.name, flaky, limit=9).items) == [(0, 0), (0, 1)]
-    lines, last = "", BEFORE_THE_FIRST
-    for attempt, (reward, found) in enumerate(
-        [(0.0, [(0, 0), (0, 1)]), (1.0, [(0, 0), (0, 1), (2, 0), (2, 1)])]
-    ):
-        line, last = sealed(record(2, attempt, reward=reward).to_line(), last)
-        with services.db.transaction() as session:
-            row = session.get_one(DbRun, run.id)
-            part = JournalPart(generation=0, offset=len(lines), lines=line.decode())
-            assert take_lines(session, row, as_next(run.id, part))
-        lines += line.decode()
-        page = source.samples(run.name, flaky, limit=9)
-        assert places(page.items) == found and page.counts["flaky"] == len(found)
-
-
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformPlace]:
     home = tmp_path_factory.mktemp("contract") / "platform"
@@ -369,35 +318,6 @@ def test_text_is_found_whatever_its_case_on_postgresql(tmp_path: Path) -> None:
         services.db.dispose()
 
 
-@pytest.fixture
-def worked_run(services: PlatformServices, member: Member) -> DbRun:
-    made = add_run(services, member, "first")
-    scored = [{"row": 0, "attempt": 0, "reward": 1.0}, {"row": 0, "attempt": 1, "reward": 0.0}]
-    failed = [{"row": 1, "attempt": 1, "status": "failed"}, {"row": 2, "attempt": 0, "status": "failed"}]
-    add_samples(services, made, [*scored, {"row": 1, "attempt": 0, "reward": 0.5}, *failed])
-    return made
-
-
-def test_a_row_is_found_in_the_runs_that_are_compared_whatever_was_done_on_it_since(
-    source: PlatformSource, services: PlatformServices, member: Member, worked_run: DbRun
-) -> None:
-    retry = add_run(services, member, "again", retry_of_id=worked_run.id, retried=[[1, 1], [2, 1]])
-    made_again = [{"row": row, "attempt": 1, "reward": 1.0} for row in (1, 2)]
-    add_samples(services, retry, made_again)
-    other = add_run(services, member, "other")
-    add_samples(services, other, [{"row": 1, "attempt": 0, "reward": 0.0}])
-    since = add_run(services, member, "since")
-    add_samples(services, since, [{"row": 1, "attempt": attempt} for attempt in range(20)])
-    theirs, mine = source.samples_of_row(f"{1:032x}", ["other", "first"], limit=9)
-    assert [(each.row, each.attempt, each.passed) for each in theirs] == [(1, 0, False)]
-    assert [(each.row, each.attempt, each.passed) for each in mine] == [(1, 0, False), (1, 1, True)]
-    assert places(source.samples_of_row(f"{2:032x}", ["first"], limit=9)[0]) == [(2, 0), (2, 1)]
-    assert source.samples_of_row(f"{9:032x}", ["first", "other"], limit=9) == [[], []]
-    assert places(source.samples_of_row(f"{1:032x}", ["again"], limit=9)[0]) == [(1, 1)]
-    with pytest.raises(NotFoundError, match="'gone'"):
-        source.samples_of_row(f"{1:032x}", ["first", "gone"], limit=9)
-
-
 def test_a_run_is_cut_by_a_column_of_its_dataset_while_that_is_the_one_it_used(
     source: PlatformSource,
     services: PlatformServices,
@@ -428,118 +348,3 @@ def test_a_run_is_cut_by_a_column_of_its_dataset_while_that_is_the_one_it_used(
         session.merge(used).sha256 = "ab" * 32
     with pytest.raises(OsmosisError, match="not there any more, or another one by now"):
         by_level()
-
-
-_INDEXES = {
-    "row": ("pk_samples", "sqlite_autoindex_samples_1"),
-    "reward": ("ix_samples_run_reward",),
-    "duration": ("ix_samples_run_duration",),
-    "tokens": ("ix_samples_run_tokens",),
-    "cost": ("ix_samples_run_cost",),
-}
-_FILTERS: dict[str, dict[str, Any]] = {
-    "all": {},
-    "passed": {"outcome": "passed"},
-    "failed": {"outcome": "failed"},
-    "unscored": {"outcome": "unscored"},
-    "flaky": {"outcome": "flaky"},
-    "of a category": {"category": "timeout"},
-    "of a finish reason": {"finish": "length"},
-    "in ranges": {"reward": (0.5, None), "tokens": (None, 2.0), "duration_ms": (1.0, None)},
-    "with a text": {"text": "times"},
-}
-
-
-@pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformSource]:
-    """A workspace of 2,000 runs, the last of 4,000 samples with two retries."""
-    home = tmp_path_factory.mktemp("crowded") / "many"
-    put_migrated_database(home)
-    yield from _crowded(PlatformConfig(home=home, database_url="", port=8734), ManualClock())
-
-
-def _reward(row: int, attempt: int) -> int | None:
-    """Return a row's reward: every third is flaky, every fifth has none."""
-    return (row + (attempt if row % 3 == 0 else 0)) % 2 if row % 5 else None
-
-
-def _crowded(config: PlatformConfig, clock: ManualClock) -> Iterator[PlatformSource]:
-    services = build_services(config, clock=clock)
-    member = World(services).member()
-    runs = []
-    for number in range(2_000):
-        clock.advance(1)
-        reward = number % 7 / 7 if number % 5 else None
-        numbers = {"reward": reward, "pass_rate": reward, "cost_usd": reward, "duration_ms": reward}
-        kind = "training" if number % 4 == 0 else "eval"
-        runs.append(run_row(services, member, f"run-{number}", kind=kind, **numbers))
-    of_run = runs[-1]["id"]
-    samples = [
-        sample_row(
-            of_run,
-            row,
-            attempt,
-            reward=_reward(row, attempt),
-            tokens=row % 3,
-            finish_reasons={"length" if attempt else "stop": 1},
-        )
-        for row, attempt in product(range(2_000), range(2))
-    ]
-    for part in range(2):
-        clock.advance(1)
-        runs.append(run_row(services, member, f"retry-{part}", retry_of_id=of_run, retry_of_name="run-1999"))
-        made_again = range(0, 2_000, 5 * (part + 1))
-        samples += [
-            sample_row(runs[-1]["id"], row, 0, status="failed", category="timeout") for row in made_again
-        ]
-    with services.db.transaction() as session:
-        session.execute(insert(DbRun), runs)
-        session.execute(insert(DbSample), samples)
-    yield source_of(services, member)
-    services.db.dispose()
-
-
-@pytest.mark.parametrize("is_known", [False, True], ids=["whatever is known", "analyzed"])
-def test_samples_of_a_run_and_its_retries_are_never_sorted_for_a_page(
-    many: PlatformSource, monkeypatch: pytest.MonkeyPatch, is_known: bool
-) -> None:
-    monkeypatch.setattr(sample_lists, "_FEW_ROWS", 0)
-    many.counts._known.clear()
-    db = many.services.db
-    if is_known:
-        with db.transaction() as session:
-            session.execute(text("ANALYZE"))
-    orders = list(product(get_args(SampleSort), (False, True)))
-    asked = list(product(orders, ("all", "flaky")))
-    asked += product(
-        [("row", False), ("reward", True), ("tokens", False)], _FILTERS.keys() - {"all", "flaky"}
-    )
-    for (sort, descending), shown in asked:
-        query = SampleQuery(sort=sort, descending=descending, **_FILTERS[shown])
-        with plans_of_pages(db) as plans:
-            page = many.samples("run-1999", query, limit=20)
-            many.samples("run-1999", query, limit=20, cursor=page.next)
-            first = page.items[0]
-            many.sample("run-1999", first.row, first.attempt, query)
-        assert len(plans) == 4
-        for plan in plans[:2]:
-            assert any(index in plan for index in _INDEXES[sort]), (query, plan)
-        # The third finds the attempts of one row, which are few; the fourth the next one, of all samples as is cheapest.
-        for plan in plans[:2] if shown == "all" else (*plans[:2], plans[3]):
-            assert not any(word in plan for word in SORTING), (query, plan)
-
-
-def test_lists_of_runs_are_read_by_an_index_and_in_few_statements(many: PlatformSource) -> None:
-    db = many.services.db
-    asked = 0
-    with statements_of(db) as noted, plans_of_pages(db) as plans:
-        for sort, descending, kind in product(get_args(RunSort), (False, True), (None, "eval")):
-            query = RunQuery(kind=kind, sort=sort, descending=descending)
-            page = many.runs(query, limit=50)
-            assert len(page.items) == 50
-            many.runs(query, limit=50, cursor=page.next)
-            asked += 2
-    statements = [each for each, _ in noted if not each.startswith("EXPLAIN")]
-    assert len(statements) / asked <= 8 and len(plans) == asked
-    for plan in plans:
-        assert not any(word in plan for word in SORTING), plan

@@ -17,7 +17,7 @@ from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.evaluations import Code, add_dataset, end_with, submit_body, training_body
 from tests.platform.http.pages.browsing import PASSWORD, csrf_of, sign_in, submitted, text_of
-from tests.platform.viewer.runs_world import add_run, add_samples, source_of, statements_of
+from tests.platform.viewer.runs_world import add_run, add_samples, statements_of
 
 RUNS, TRAININGS = "/api/cli/eval-runs", "/api/cli/training-runs"
 PASSED: dict[str, Any] = {"status": "success", "reward": 1.0}
@@ -87,39 +87,6 @@ def test_a_run_that_goes_on_is_stopped_after_asking_and_a_second_click_is_harmle
     assert "it has ended: stopped" in text_of(browser.get(f"/fern/evals/{name}"))
     again = browser.get(f"/fern/evals/{name}/stop")
     assert again.status_code == 409 and "has ended already" in again.text
-
-
-@pytest.mark.parametrize("kind", ["eval", "training"])
-def test_a_run_that_was_asked_to_stop_says_so_until_it_has_and_its_button_is_disabled(
-    browser: TestClient, member: Member, services: PlatformServices, kind: str
-) -> None:
-    begun = services.clock.now()
-    made = add_run(services, member, "busy", kind=kind, status="running", completed_at=None, started_at=begun)
-    lease = services.desk.leases.claim(made.id, "a worker")
-    assert lease is not None
-    section = {"eval": "evals", "training": "training"}[kind]
-    page, source = f"/fern/{section}/busy", source_of(services, member)
-    assert f'href="{page}/stop"' in browser.get(page).text and "stopping" not in browser.get(page).text
-    before = source.changes(kind, "busy").cursor
-    browser.post(f"{page}/stop", data=form_of(browser.get(f"{page}/stop")))
-    standing = browser.get(page, headers={"x-live-part": "standing"})
-    for shown in (browser.get(page), standing):
-        assert f'href="{page}/stop"' not in shown.text
-        assert "Stop it is stopping" in text_of(shown)
-        assert "a stop was asked for, and the run ends when its worker has sent the rest." in text_of(shown)
-    assert "it is stopping: a stop was asked for" in text_of(browser.get(f"/fern/{section}"))
-    # Who follows the page is told, and programs are told what they were.
-    after = source.changes(kind, "busy", since=before)
-    assert after.cursor.partition("-")[0] != before.partition("-")[0] and after.status == "running"
-    reply = browser.get(
-        f"/api/cli/{'eval' if kind == 'eval' else 'training'}-runs/busy", headers=member.headers
-    )
-    told = reply.json()["eval_run" if kind == "eval" else "training_run"]
-    assert told["status"] == "running" and "waits" not in reply.json()
-    services.desk.leases.release(made.id, "a worker")
-    with services.db.transaction() as session:
-        services.desk.leases.end(session.get_one(DbRun, made.id), "stopped")
-    assert "it is stopping" not in text_of(browser.get(page))
 
 
 def test_failed_samples_are_made_again_by_one_run_however_often_it_is_clicked(

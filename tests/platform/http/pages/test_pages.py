@@ -14,8 +14,6 @@ from fastapi.testclient import TestClient
 from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.ui.policy import PAGE_POLICY
-from osmosis_ai.viewer.cursors import encode
 from tests.datasets.builders import write_rows
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
@@ -81,7 +79,11 @@ def test_guessing_passwords_is_slowed_down(browser: TestClient, member: Member) 
 
 
 @pytest.mark.parametrize(
-    "wanted", ["https://evil.example/", "//evil.example", "/\\evil.example", "evil", "", "/\n/x"]
+    "wanted",
+    [
+        *("https://evil.example/", "//evil.example", "///evil.example", "/\\evil.example"),
+        *("/\t/evil.example", "javascript:alert(1)", "evil", "", "/\n/x"),
+    ],
 )
 def test_signing_in_never_leads_to_another_site(browser: TestClient, member: Member, wanted: str) -> None:
     assert sign_in(browser, wanted=wanted).headers["location"] == "/"
@@ -179,10 +181,16 @@ def test_a_client_of_the_0_2_line_gets_a_token_of_one_workspace(
     # A browser follows the form's redirect only where the policy allows it to.
     assert "form-action 'self' http://localhost:8977;" in page.headers["content-security-policy"]
 
-    told = callback(consent(browser))
+    denied = callback(consent(browser, "deny"))
+    assert denied["error"] == "access_denied" and "token" not in denied
+    granted = consent(browser)
+    assert (
+        granted.headers["referrer-policy"] == "no-referrer" and granted.headers["cache-control"] == "no-store"
+    )
+    told = callback(granted)
     assert told["state"] == ASKED["state"] and "revoked_count" not in told
     verified = browser.get("/api/cli/verify", headers={"Authorization": f"Bearer {told['token']}"}).json()
-    assert verified["valid"] is True
+    assert verified["valid"] is True and verified["token_id"] and verified["expires_at"]
     assert verified["organization"] == {"id": member.workspace.id, "name": "fern", "role": "owner"}
     assert services.accounts.authenticate(told["token"]).token.workspace_id == member.workspace.id
 
@@ -273,9 +281,7 @@ def test_every_list_shows_what_the_workspace_has(
 def test_replies_name_the_pages_of_what_they_are_about(browser: TestClient, member: Member) -> None:
     run = submitted(browser, "/api/cli/eval-runs", submit_body(), member)
     missing = browser.post(
-        "/api/cli/eval-runs",
-        json=submit_body(secrets={"required": ["NO_KEY"]}),
-        headers=member.headers,
+        "/api/cli/eval-runs", json=submit_body(secrets={"required": ["NO_KEY"]}), headers=member.headers
     )
     announced = browser.post(
         "/api/cli/datasets",
@@ -328,38 +334,6 @@ def test_a_run_shows_its_numbers_its_log_and_why_it_failed(
     assert run["name"] in listed and "25.0 %" in listed
     assert "importing" in shown
     assert HOSTILE not in page.text and "&lt;script&gt;" in page.text
-
-
-def test_long_lists_are_shown_in_pages(
-    browser: TestClient, member: Member, services: PlatformServices, clock: ManualClock
-) -> None:
-    for number in range(31):
-        clock.advance(seconds=1)
-        add_dataset(services, member, f"rows-{number:02}", rows=[{"user_prompt": HOSTILE}])
-    sign_in(browser)
-    first = browser.get("/fern/datasets")
-    assert 'rel="next"' in first.text and 'rel="prev"' not in first.text
-    # What is added and deleted before it moves nothing from one page to another.
-    clock.advance(seconds=1)
-    add_dataset(services, member, "later")
-    assert browser.delete("/api/cli/datasets/rows-30", headers=member.headers).status_code == 200
-    second = browser.get(f"/fern/datasets{leads_to(first, 'next')}")
-    assert 'rel="prev"' in second.text and 'rel="next"' not in second.text
-    assert names_on(second) == ["rows-00", "multiply"]
-    back = browser.get(f"/fern/datasets{leads_to(second, 'prev')}")
-    assert names_on(back) == ["later", *(f"rows-{number:02}" for number in range(29, 0, -1))]
-    rows = text_of(browser.get("/fern/datasets/multiply", params={"rows": 25}))
-    assert "Rows Row" in rows and " 25 " in rows and "Before" in rows and "After" in rows
-    moment = services.clock.now().replace(year=2000).isoformat()
-    behind_all = {
-        "datasets": encode("datasets:created_at:id", [moment, "ds"]),
-        "models": encode("lora_models:created_at:id", [moment, "model"]),
-        "secrets": encode("secrets:name:scope", ["ZZ", "user"]),
-    }
-    for section, cursor in behind_all.items():
-        beyond = browser.get(f"/fern/{section}", params={"cursor": cursor})
-        assert beyond.status_code == 404 and "Nothing stands in the list any more" in beyond.text, section
-        assert f'<a href="/fern/{section}">Back to the list</a>' in beyond.text
 
 
 def test_secrets_and_models_are_paged_through_each_once(
@@ -442,56 +416,17 @@ def test_a_row_that_can_not_be_read_is_told_without_where_the_platform_keeps_it(
     assert str(services.config.home) not in page.text and "/ds_" not in page.text
 
 
-def test_of_a_name_that_is_like_no_other_those_that_there_are_are_told_and_nobody_else_s(
-    browser: TestClient, member: Member, stranger: Member, services: PlatformServices
-) -> None:
-    for name in ("amber-owl-2", "keen-fox-9"):
-        add_dataset(services, member, name)
-        add_run(services, member, name)
-    add_dataset(services, stranger, "qqq-plans")
-    add_run(services, stranger, "qqq-run")
-    sign_in(browser)
-    for section, there_are in (("datasets", 3), ("evals", 2)):  # of datasets the workspace has one more
-        theirs, nobodys = (browser.get(f"/fern/{section}/{name}") for name in ("qqq-plans", "qqq-cards"))
-        for reply in (theirs, nobodys):
-            main = reply.text[reply.text.index("<main") :]
-            assert reply.status_code == 404 and main.count("<li><a href") == there_are
-            assert f'<a href="/fern/{section}/amber-owl-2">' in main and "did you mean" not in main
-            assert f'<a href="/fern/{section}">Back to the list</a>' in main and "qqq-run" not in main
-    program = browser.get("/api/cli/datasets/qqq", headers=member.headers)
-    assert "amber" not in program.text and "did you mean" not in program.text
-    assert "suggestion" not in program.json()
-
-
 def test_what_is_anothers_or_does_not_exist_is_not_found(
     browser: TestClient, member: Member, stranger: Member, services: PlatformServices
 ) -> None:
     theirs = add_dataset(services, stranger, "secret-plans")
     sign_in(browser)
     for path in (
-        "/moss",
-        "/moss/evals",
-        f"/moss/datasets/{theirs.name}",
-        f"/fern/datasets/{theirs.id}",
-        "/fern/evals/nothing",
-        "/fern/training/nothing",
-        "/fern/models/nothing",
-        f"/{stranger.workspace.id}/evals",
-        "/%3Cscript%3Ealert(1)%3C%2Fscript%3E",
+        *("/moss", "/moss/evals", f"/moss/datasets/{theirs.name}", f"/fern/datasets/{theirs.id}"),
+        *("/fern/evals/nothing", "/fern/training/nothing", "/fern/models/nothing"),
+        *(f"/{stranger.workspace.id}/evals", "/%3Cscript%3Ealert(1)%3C%2Fscript%3E"),
     ):
         page = browser.get(path)
         assert page.status_code == 404 and page.headers["content-type"].startswith("text/html"), path
         assert "secret-plans" not in page.text or theirs.name in path
         assert HOSTILE not in page.text
-
-
-def test_pages_load_and_run_only_what_is_the_platform_s_own(browser: TestClient, member: Member) -> None:
-    sign_in(browser)
-    for path in ("/login", "/fern/evals", "/fern/api-keys", "/fern/datasets/multiply"):
-        page = browser.get(path)
-        policy = page.headers["content-security-policy"]
-        assert policy == PAGE_POLICY and "unsafe" not in policy
-        assert page.headers["cache-control"] == "private, no-cache"
-        sources = re.findall(r'(?:src|href)="([^"]*)"', page.text)
-        assert all(source.startswith(("/", "?", "#", "data:,")) for source in sources), sources
-        assert "http-equiv" not in page.text and " style=" not in page.text

@@ -47,6 +47,9 @@ def test_a_request_carries_the_headers_of_the_contract_and_no_others(
         "connection": "keep-alive",
     }
     assert str(sent.url) == f"{BASE}/api/cli/datasets?limit=50&offset=0"
+    bare = platform.get("/x").respond(json={})
+    client.request("GET", "/x", model=WireModel, git="never", anonymous=True)
+    assert not {"authorization", "x-osmosis-git"} & set(bare.calls.last.request.headers)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
@@ -142,33 +145,23 @@ def test_a_reply_that_drips_is_given_up_when_the_time_is_over(platform: respx.Mo
 
 
 @pytest.mark.parametrize(
-    "failure, words, mend",
+    "failure, words",
     [
-        (
-            httpx.ConnectError("[Errno 111] Connection refused"),
-            "Connection error: Connection refused",
-            "no server listens on that port",
-        ),
-        (httpx.ReadTimeout("x"), "Connection error: timed out", "slow to answer: try again"),
-        (httpx.ConnectTimeout("x"), "Connection error: timed out", "check the network"),
-        (
-            httpx.RemoteProtocolError("Server disconnected"),
-            "Connection error: Server disconnected",
-            "check the network",
-        ),
-        (httpx.ReadError(""), "Connection error: ReadError", "check the network"),
+        (httpx.ConnectError("[Errno 111] Connection refused"), "Connection refused"),
+        (httpx.ReadTimeout("x"), "timed out"),
+        (httpx.RemoteProtocolError("Server disconnected"), "Server disconnected"),
+        (httpx.ReadError(""), "ReadError"),
     ],
 )
 def test_a_platform_that_does_not_answer_is_named(
-    client: PlatformClient, platform: respx.MockRouter, failure: Exception, words: str, mend: str
+    client: PlatformClient, platform: respx.MockRouter, failure: Exception, words: str
 ) -> None:
     platform.post("/x").mock(side_effect=failure)
     with pytest.raises(PlatformError) as caught:
         client.post("/x", {}, model=WireModel)
     error = caught.value
-    assert error.message == f"{words} ({BASE})"
+    assert error.message == f"Connection error: {words} ({BASE})" and error.hint
     assert (error.code, error.details, error.status) == ("PLATFORM_ERROR", {"platform_url": BASE}, None)
-    assert error.hint and mend in error.hint
 
 
 # The version
@@ -227,20 +220,9 @@ def _failure(client: PlatformClient, **reply: Any) -> PlatformError:
     ],
 )
 def test_a_status_is_a_code_and_the_body_is_kept(client: PlatformClient, status: int, code: str) -> None:
-    body = {
-        "error": "No.",
-        "code": "SOME_CODE",
-        "field": "name",
-        "existing_dataset_id": "ds_31",
-        "extra": [1],
-    }
+    body = {"error": "No.", "code": "SOME_CODE", "field": "name", "extra": [1]}
     error = _failure(client, status_code=status, json=body)
-    assert (error.message, error.code, error.status, error.platform_code) == (
-        "No.",
-        code,
-        status,
-        "SOME_CODE",
-    )
+    assert (error.message, error.code, error.status) == ("No.", code, status)
     assert error.details == {"platform_code": "SOME_CODE", **body, "status_code": status}
 
 
@@ -265,10 +247,8 @@ def test_billing_and_subscription_have_codes_of_their_own(client: PlatformClient
             },
             "502 Bad Gateway nginx & co",
         ),
-        ({"text": "Traceback:\n  File 1\n\tFile 2\r\nOops\n"}, "Traceback: File 1 File 2 Oops"),
         ({"text": f"<html>{TOKEN[:4]}&#{ord(TOKEN[4])};{TOKEN[5:]}</html>"}, "[REDACTED]"),
         ({"json": {"error": {"message": "nested"}}}, '{"error":{"message":"nested"}}'),
-        ({"json": {"detail": "Not Found"}}, '{"detail":"Not Found"}'),
         ({"content": b"bad \xff \x1b[31mred"}, "bad \ufffd [31mred"),
     ],
 )
@@ -289,15 +269,11 @@ def test_escape_sequences_do_not_reach_the_terminal(client: PlatformClient) -> N
     "origin, platform_code, words",
     [
         ("environment", "TOKEN_EXPIRED", "OSMOSIS_TOKEN has expired."),
-        ("environment", "TOKEN_REVOKED", "OSMOSIS_TOKEN has been revoked."),
         ("environment", "TOKEN_INVALID", f"OSMOSIS_TOKEN is not valid on {BASE}."),
-        ("environment", None, f"OSMOSIS_TOKEN is not valid on {BASE}."),
         ("given", "TOKEN_INVALID", f"This token is not valid on {BASE}."),
-        ("given", "UNKNOWN_AUTH_ERROR", f"This token is not valid on {BASE}."),
         ("saved", "TOKEN_EXPIRED", f"Your session on {BASE} has expired."),
         ("saved", "TOKEN_REVOKED", f"Your session on {BASE} has been revoked."),
         ("saved", None, f"Your session on {BASE} has expired or is no longer valid."),
-        ("saved", "AUTH_HEADER_MISSING", f"The token did not reach {BASE}."),
         ("saved", "TOKEN_MISSING", f"The token did not reach {BASE}."),
     ],
 )

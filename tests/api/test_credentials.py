@@ -1,3 +1,5 @@
+"""Saved logins and the token of the environment: where a token lies, and to whom it goes."""
+
 from __future__ import annotations
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Guessing passwords is slowed down, and locks nobody out but the guesser."""
+"""Users and tokens: guessed at, logged in from devices, disabled, removed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select, text, update
 
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform import sign_in
@@ -423,10 +423,16 @@ def test_a_log_in_that_was_approved_by_somebody_who_is_disabled_gives_no_token(
 ) -> None:
     started = client.post("/api/cli/device/authorize", json={"deviceName": "laptop"}).json()
     assert services.device_logins.decide(started["user_code"], member.user.id, approve=True)
+    disabled = update(DbUser).where(DbUser.id == member.user.id)
+    with services.db.transaction() as session:  # as if it came between the two
+        session.execute(disabled.values(disabled_at=services.clock.now()))
+    asked = {"device_code": started["device_code"]}
+    assert_flat_error(client.post("/api/cli/device/token", json=asked), 400, "ACCESS_DENIED")
+    with services.db.transaction() as session:
+        session.execute(disabled.values(disabled_at=None))
     offboarding.disable(MARA)
     offboarding.enable(MARA)
-    reply = client.post("/api/cli/device/token", json={"device_code": started["device_code"]})
-    assert_flat_error(reply, 400, "EXPIRED_TOKEN")
+    assert_flat_error(client.post("/api/cli/device/token", json=asked), 400, "EXPIRED_TOKEN")
 
 
 def test_runs_of_a_disabled_user_go_on_unless_they_are_to_stop(

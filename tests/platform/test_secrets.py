@@ -1,4 +1,4 @@
-"""The secret key is rotated while the platform runs, and whatever interrupts it."""
+"""Secrets as members and runs have them, the vault that they lie in, and the rotation of its key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select, text
 
 from osmosis_ai.errors import ConflictError
-from osmosis_ai.platform import vault as vault_module
 from osmosis_ai.platform.db.tables import DbRun, DbSecret
 from osmosis_ai.platform.key_rotation import rotate_secret_key
 from osmosis_ai.platform.secrets import MissingSecretsError, resolve_scopes, resolve_secrets
@@ -370,31 +369,6 @@ def test_processes_that_start_together_agree_on_one_key(key_file: Path) -> None:
 
     assert [Vault(key_file).open(value, context="c") for value in sealed] == [SEALED] * len(vaults)
     assert len(json.loads(key_file.read_text())["keys"]) == 1
-
-
-@pytest.mark.parametrize("rotated_meanwhile", [False, True])
-def test_threads_that_read_the_keys_at_once_seal_with_none_that_was_replaced(
-    key_file: Path, rotated_meanwhile: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One thread is between looking at the file and knowing what is in it, while another seals."""
-    vault, other_process = Vault(key_file), Vault(key_file)
-    vault.seal(b"", context="c")
-    other_process.rotate(NOW)
-    parse, meanwhile = vault_module._from_json, list[bytes]()
-
-    def be_slow(document: dict[str, Any]) -> Any:
-        ring = parse(document)
-        if not meanwhile:
-            meanwhile.append(b"")
-            if rotated_meanwhile:
-                other_process.rotate(NOW)
-            meanwhile[0] = vault.seal(SEALED, context="c")
-        return ring
-
-    monkeypatch.setattr(vault_module, "_from_json", be_slow)
-    vault.seal(SEALED, context="c")
-    assert not other_process.is_stale(meanwhile[0])
-    assert not other_process.is_stale(vault.seal(SEALED, context="c"))
 
 
 NAMES = [f"KEY_{number}" for number in range(8)]

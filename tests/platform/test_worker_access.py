@@ -1,3 +1,5 @@
+"""Worker tokens and tickets: what each is good for, and until when."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker_access import CLAIM_WITHIN, WorkerAccess, WorkerRefused
 from osmosis_ai.platform.worker_admissions import TRUSTED_S
 from tests.platform.conftest import ManualClock, Member, World
+from tests.platform.viewer import runs_world
 
 FIRST, SECOND = "a" * 32, "b" * 32
 
@@ -30,22 +33,8 @@ def run_id(services: PlatformServices, member: Member) -> str:
 
 
 def add_run(services: PlatformServices, member: Member, name: str = "first", pool: str | None = None) -> str:
-    with services.db.transaction() as session:
-        run = DbRun(
-            id=f"run_{name}",
-            workspace_id=member.workspace.id,
-            kind="eval",
-            name=name,
-            status="pending",
-            created_at=services.clock.now(),
-            request={},
-            rollout_name="multiply",
-            dataset_name="rows",
-            model_path="osmosis/tiny",
-            pool=pool,
-        )
-        session.add(run)
-    return run.id
+    known = {"id": f"run_{name}", "status": "pending", "request": {}, "pool": pool}
+    return runs_world.add_run(services, member, name, **known).id
 
 
 def set_run(services: PlatformServices, run_id: str, **values: Any) -> None:

@@ -117,31 +117,6 @@ def test_a_thinned_curve_keeps_its_ends_and_its_single_outlier() -> None:
     assert sum(y < 200 for _, y in places) == 1
 
 
-def test_smoothing_leaves_the_raw_line_and_starts_where_it_starts() -> None:
-    points = [ChartPoint(x, float(x % 2)) for x in range(30)]
-    chart = line([ChartSeries("a", points)], label="", axis="step", smoothing=0.9)
-    raw, smooth = drawn_points(chart, "line-1 raw"), drawn_points(chart, "line-1")
-    assert [x for x, _ in raw] == [x for x, _ in smooth] and raw[0] == smooth[0]
-    spread = [max(y for _, y in each[10:]) - min(y for _, y in each[10:]) for each in (raw, smooth)]
-    assert spread[1] < spread[0] / 5
-
-
-def test_what_is_not_there_is_a_gap_and_a_lonely_point_is_seen() -> None:
-    values = [0.0, 1.0, NAN, 0.5, NAN, float("inf"), 0.2, 0.3]
-    chart = line([ChartSeries("a", [ChartPoint(x, y) for x, y in enumerate(values)])], label="", axis="step")
-    (path,) = re.findall(r'class="line-1" d="([^"]*)"', chart.svg)
-    assert path.count("M") == 3 and path.count("h0") == 1
-    assert "nan" not in chart.svg and "inf" not in chart.svg
-
-
-def test_a_point_that_stands_on_too_little_is_hollow_and_says_so() -> None:
-    points = [ChartPoint(0, 0.1), ChartPoint(1, 0.2, hollow=True)]
-    chart = line([ChartSeries("a", points)], label="", axis="step", hollow="under 90 % scored")
-    assert chart.svg.count("hollow") == 1
-    assert [name for name, _ in chart.legend] == ["a", "under 90 % scored"]
-    assert chart.rows[1][1] == "0.200, under 90 % scored"
-
-
 def test_what_is_not_finite_has_its_name_in_the_table() -> None:
     points = [
         ChartPoint(0, float("inf")),

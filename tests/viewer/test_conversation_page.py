@@ -213,37 +213,6 @@ def test_whatever_somebody_wrote_is_text(text: str, words: str) -> None:
     assert not any(mark in html for mark in ("\u202e", "\u200b", "\x00", "\x9b"))
 
 
-SEQUENCES = "\x1b[31mred\x1b[0m\x1b]0;owned\x07\x1b[2J"
-AS_TERMINAL = "red2 terminal sequences removed"
-
-
-@pytest.mark.parametrize("words", ["", "?text=markdown"])
-def test_terminal_sequences_are_removed_and_counted_wherever_somebody_wrote(words: str) -> None:
-    call = {"tool_call_id": "c", "function_name": SEQUENCES, "arguments": SEQUENCES}
-    step = {
-        "source": "agent",
-        "message": SEQUENCES,
-        "reasoning_content": SEQUENCES,
-        "tool_calls": [call],
-        "observation": {"results": [{"source_call_id": "c", "content": SEQUENCES}]},
-    }
-    said = [{"source": role, "message": SEQUENCES} for role in ("system", "user")]
-    content = trajectory(*said, step, label=SEQUENCES)
-    judged = [{"model": SEQUENCES, "score": 1.0, "explanation": SEQUENCES}]
-    source = a_source(
-        content, record={"notes": SEQUENCES, "parts": {SEQUENCES: SEQUENCES}, "judgements": judged}
-    )
-    pages = visitor(source)
-    html = page_text(pages.get(HERE + words))
-    # Notes, a judgement and the ground truth; then two messages, reasoning, a message, arguments and what came back.
-    assert [told.replace("\n", "") for told in text_by_class(html, "said")] == [AS_TERMINAL] * 9
-    assert html.count("2 terminal sequences removed") == 9 + 4
-    assert not any(left in html.partition('id="away"')[0] for left in ("\u241b", "owned", "[2J", "[31m"))
-    assert html.count('<span class="ansi-1">') == 1
-    # What is taken away is what was said.
-    assert pages.get(f"{HERE}/raw?as=messages").json()[0]["content"] == SEQUENCES
-
-
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=5), st.sampled_from(["user", "system", "agent"]))
 @example(["a\x1b[1mb\x1b]8;;x\x1b\\c", "\x1b[2J", "\x1b[31m"], "user")
 def test_any_conversation_renders_to_html_whose_text_is_that_conversation(

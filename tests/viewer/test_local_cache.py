@@ -86,8 +86,11 @@ def put_in_place_of(index: Path, what: str) -> Path:
     other = index.parents[2] / "other.db"
     for beside in ("", "-wal", "-shm"):
         index.with_name(index.name + beside).unlink(missing_ok=True)
-    a_foreign_database(other)
-    if what == "symbolic link":
+    if what == "link to an empty file":
+        other.touch()
+    else:
+        a_foreign_database(other)
+    if what in ("symbolic link", "link to an empty file"):
         index.symlink_to(other)
     elif what == "hard link":
         index.hardlink_to(other)
@@ -101,7 +104,9 @@ def put_in_place_of(index: Path, what: str) -> Path:
     return other
 
 
-@pytest.mark.parametrize("what", ["symbolic link", "hard link", "foreign database", "directory", "pipe"])
+@pytest.mark.parametrize(
+    "what", ["symbolic link", "link to an empty file", "hard link", "foreign database", "directory", "pipe"]
+)
 def test_what_stands_in_place_of_an_index_is_neither_written_nor_removed(
     local: LocalPlace, what: str
 ) -> None:
@@ -119,6 +124,7 @@ def test_what_stands_in_place_of_an_index_is_neither_written_nor_removed(
     assert other.read_bytes() == before
     assert stat.S_IFMT(index.lstat().st_mode) == {
         "symbolic link": stat.S_IFLNK,
+        "link to an empty file": stat.S_IFLNK,
         "directory": stat.S_IFDIR,
         "pipe": stat.S_IFIFO,
     }.get(what, stat.S_IFREG)

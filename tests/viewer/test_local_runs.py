@@ -31,7 +31,6 @@ from osmosis_ai.viewer.pages import conversation_files
 from osmosis_ai.viewer.report import RunReportOptions
 from osmosis_ai.viewer.source import Histogram, RunQuery, SampleQuery
 from tests.datasets.builders import jsonl, prompt_rows
-from tests.evaluation.comparison.builders import write_journalled_run
 from tests.evaluation.recorded_runs import chained, write_run
 from tests.viewer.browsing import page_text, visitor
 from tests.viewer.builders import a_document
@@ -144,16 +143,6 @@ def test_a_run_may_have_any_name_that_a_directory_has(local: LocalPlace, name: s
     assert page.next is None
 
 
-def test_two_runs_of_one_name_have_names_of_their_own(local: LocalPlace) -> None:
-    other = LocalPlace(local.root / "below")
-    for place in (local, other):
-        place.start("run", rows=1, n=1)
-    names = [entry.name for entry in local.source.runs(RunQuery(sort="name"), limit=5).items]
-    assert len(set(names)) == 2
-    assert all(local.source.run("eval", name).summary.name == name for name in names)
-    other.source.close()
-
-
 def test_a_reward_on_the_edge_of_a_bar_lies_in_the_bar_that_begins_there() -> None:
     import numpy as np
 
@@ -163,17 +152,6 @@ def test_a_reward_on_the_edge_of_a_bar_lies_in_the_bar_that_begins_there() -> No
     assert found.counts == [*[1, 0] * 9, 1, 1]
     weighted = Histogram.of(np.array(tenths), np.arange(11.0))
     assert weighted is not None and weighted.counts[14] == 7 and weighted.counts[13] == 0
-
-
-def test_a_run_is_gone_on_with_by_the_options_it_was_started_with(local: LocalPlace) -> None:
-    config, begun = {"config": "configs/eval/math.toml"}, [[1.0, 0.0], [1.0]]
-    options = ["--rows", "3,7", "--dataset-file", "my rows.jsonl", "--isolate"]
-    write_journalled_run(local.evals / "told", begun, provenance={**config, "options": options})
-    write_journalled_run(local.evals / "odd", begun, provenance={**config, "options": 5})
-    again = "osmosis eval run configs/eval/math.toml --name"
-    told = f"{again} told --rows 3,7 --dataset-file 'my rows.jsonl' --isolate"
-    assert local.source.run("eval", "told").commands == [told]
-    assert local.source.run("eval", "odd").commands == [f"{again} odd"]
 
 
 def test_a_run_is_measured_by_those_of_its_config_model_and_rows(local: LocalPlace) -> None:
@@ -252,18 +230,6 @@ def test_a_run_whose_manifest_can_not_be_read_stays_in_the_list_and_says_so(
     assert says in (entry.error or "")
     assert says in local.source.run("eval", "run").problems[0]
     with pytest.raises(OsmosisError):
-        local.source.samples("run", SampleQuery(), limit=1)
-
-
-def test_a_run_of_a_newer_release_says_to_upgrade(local: LocalPlace) -> None:
-    local.start("run", rows=1, n=1)
-    path = local.evals / "run" / "manifest.json"
-    path.write_bytes(path.read_bytes().replace(b'"schema_version": 1', b'"schema_version": 9'))
-    assert "upgrade Osmosis" in local.source.run("eval", "run").problems[0]
-    # Its keys may be others by then.
-    path.write_text(json.dumps({"schema_version": 2, "run": {"id": "a" * 32}}))
-    assert "upgrade Osmosis" in local.source.run("eval", "run").problems[0]
-    with pytest.raises(OsmosisError, match="has schema version 2; this release knows 1"):
         local.source.samples("run", SampleQuery(), limit=1)
 
 
@@ -465,6 +431,19 @@ def test_a_line_of_a_journal_may_hold_what_no_record_does(place: LocalPlace, odd
     line = {**json.loads(sample_record(0, 0, 1.0).to_line()), **odd}
     journal.write_bytes(chained([json.dumps(line).encode() + b"\n"]))
     look(place, *PAGES)
+
+
+def test_a_sample_that_failed_has_no_reward_whatever_its_line_says(place: LocalPlace) -> None:
+    line = {**json.loads(sample_record(0, 0, 1.0).to_line()), "status": "failed"}
+    (place.evals / "run" / "events.jsonl").write_bytes(chained([json.dumps(line).encode() + b"\n"]))
+    (entry,) = listed(place.source, "run", SampleQuery())
+    assert (entry.status, entry.reward, entry.passed) == ("failed", None, None)
+
+
+def test_a_sample_that_a_run_does_not_have_is_damage_of_its_journal(place: LocalPlace) -> None:
+    place.add("run", [sample_record(2, 0, 1.0)])
+    assert places_of(listed(place.source, "run", SampleQuery())) == [(0, 0), (1, 0)]
+    assert "which is not part of the run" in look(place, "/evals/run/samples")[0]
 
 
 def test_a_directory_whose_name_is_no_text_has_a_page_all_the_same(place: LocalPlace) -> None:

@@ -281,13 +281,6 @@ def test_view_writes_a_training_directory_and_a_judging_result_and_names_what_it
         name, content = report_run(reference, ReportFile(file), RunReportOptions())
         assert (name, content) == ("walks" if number < 2 else "answers", None)
         assert said in file.read_text()
-    limited = RunReportOptions(most_bytes=0, is_limited=True)
-    for reference, kind in (("runs", "training run"), ("judged/answers.json", "rubric result")):
-        with pytest.raises(
-            OsmosisError, match=f"--max-mb limits .* is a {kind}: its report has none"
-        ) as refused:
-            report_run(reference, ReportFile(tmp_path / "out" / "no.html"), limited)
-        assert "leave out --max-mb" in str(refused.value.hint)
     for reference, why in (
         (".", "one run"),
         ("odd.json", "odd.json is JSON, and no result of a judging session"),

@@ -163,23 +163,6 @@ def test_a_body_that_breaks_off_is_asked_for_again_and_not_for_ever(
     assert len(scripted.seen) == 3
 
 
-def test_nobody_there_and_no_credentials_are_sentences(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copies = BlobCopies(tmp_path)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    address = S3Address("models", "", "http://127.0.0.1:9", path_style=True)
-    with pytest.raises(BlobStoreError, match="no credentials"):
-        S3BlobStore(address, SystemClock(), copies, attempts=1).size("a")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    with pytest.raises(BlobStoreBusy, match="cannot be reached"):
-        S3BlobStore(address, SystemClock(), copies, attempts=1).size("a")
-
-
 def test_urls_of_clients_name_the_address_that_clients_reach(
     scripted: Scripted, store: S3BlobStore, tmp_path: Path
 ) -> None:

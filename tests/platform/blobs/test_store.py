@@ -41,10 +41,6 @@ def store(tmp_path: Path, signer: UrlSigner, clock: ManualClock) -> LocalBlobSto
     return LocalBlobStore(tmp_path / "blobs", signer, clock)
 
 
-def files_of(root: Path) -> list[str]:
-    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-
-
 def test_only_the_platforms_user_can_read_a_blob(store: LocalBlobStore, tmp_path: Path) -> None:
     store.put("a/b", io.BytesIO(b"x"))
     for path in (tmp_path / "blobs").rglob("*"):
@@ -72,27 +68,6 @@ def test_what_a_killed_process_left_is_swept_and_what_is_being_written_is_not(
         assert (incoming / "fresh").exists()
         writing.write(b"data")
         assert store.keep_part(PartGrant(upload.id, 1, 4), writing).size == 4
-
-
-def test_an_upload_that_was_killed_as_it_began_is_swept(
-    store: LocalBlobStore, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(path: Path, *_: object, **__: object) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_name(f".{path.name}.1.tmp").write_bytes(b"half")
-        raise SystemExit
-
-    with monkeypatch.context() as patch:
-        patch.setattr("osmosis_ai.platform.blobs.local.write_json", killed)
-        with pytest.raises(SystemExit):
-            store.begin_upload("a.csv")
-    assert list(store.unfinished_uploads()) == []
-    (half,) = files_of(tmp_path / "blobs")
-    old = clock.now().timestamp() - 7200
-    os.utime((tmp_path / "blobs" / half).parent, (old, old))
-    store.sweep()
-    assert files_of(tmp_path / "blobs") == []
-    assert list((tmp_path / "blobs" / "uploads").iterdir()) == []
 
 
 # Signed URLs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -185,9 +184,9 @@ def test_refused_bytes_are_not_kept(shop: Shop) -> None:
     assert shop.blob_keys() == set() and shop.sessions() == []
 
 
-def test_a_check_that_a_newer_upload_overtakes_changes_nothing(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Set when a check has begun, and to be set for it to go on."""
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(path: Path, *, stopping: threading.Event) -> Check:
@@ -196,6 +195,13 @@ def test_a_check_that_a_newer_upload_overtakes_changes_nothing(
         return check_in_process(path)
 
     monkeypatch.setattr("osmosis_ai.platform.datasets.ingest.check_dataset", slow)
+    return begun, go_on
+
+
+def test_a_check_that_a_newer_upload_overtakes_changes_nothing(
+    shop: Shop, held: tuple[threading.Event, threading.Event]
+) -> None:
+    begun, go_on = held
     before = shop.received("multiply", rows(10))
     shop.datasets.ingest.start()
     shop.datasets.ingest.recover()
@@ -209,15 +215,8 @@ def test_a_check_that_a_newer_upload_overtakes_changes_nothing(
     assert newer.id == before.id and shop.blob_keys() == {after.blob_key} and shop.sessions() == []
 
 
-def test_an_abort_during_the_check_wins(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow(path: Path, *, stopping: threading.Event) -> Check:
-        begun.set()
-        assert go_on.wait(300)
-        return check_in_process(path)
-
-    monkeypatch.setattr("osmosis_ai.platform.datasets.ingest.check_dataset", slow)
+def test_an_abort_during_the_check_wins(shop: Shop, held: tuple[threading.Event, threading.Event]) -> None:
+    begun, go_on = held
     row = shop.received("multiply", rows())
     shop.datasets.ingest.start()
     shop.datasets.ingest.recover()
@@ -227,18 +226,6 @@ def test_an_abort_during_the_check_wins(shop: Shop, monkeypatch: pytest.MonkeyPa
     assert shop.datasets.ingest.wait_idle(300)
     assert shop.get(row.id).status == "cancelled"
     assert shop.blob_keys() == set()
-
-
-def test_a_disk_that_fails_during_the_check_ends_in_a_sentence(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, *, stopping: threading.Event) -> Check:
-        raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr("osmosis_ai.platform.datasets.ingest.check_dataset", full)
-    row = shop.upload("multiply", rows())
-    assert row.status == "error" and "No space left" in (row.error or "")
-    assert shop.blob_keys() == set() and shop.sessions() == []
 
 
 # Two at once

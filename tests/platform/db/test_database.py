@@ -1,4 +1,4 @@
-"""What runs are sorted by follows from what is known of them, whoever writes it."""
+"""The platform's database: revisions, transactions, locks, indexes, a full disk."""
 
 from __future__ import annotations
 

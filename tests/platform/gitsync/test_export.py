@@ -1,3 +1,5 @@
+"""A commit as a directory: its files, and nothing that leads out of it."""
+
 from __future__ import annotations
 
 import stat

@@ -1,3 +1,5 @@
+"""Mirrors of repositories: what a sync follows, what it never runs, and where credentials go."""
+
 from __future__ import annotations
 
 import http.server
@@ -13,7 +15,7 @@ import pytest
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
-from osmosis_ai.platform.gitsync.git import GitError
+from osmosis_ai.platform.gitsync.git import GitError, GitResult
 from osmosis_ai.platform.gitsync.mirror import MirrorStore, RevisionError
 from osmosis_ai.platform.gitsync.mirror_lock import exclusive_fetch
 from osmosis_ai.platform.gitsync.remote import SyncError
@@ -361,6 +363,13 @@ def test_what_git_is_given_and_people_see_holds_no_credentials(
 
     assert (url.address, url.transport) == (address, transport)
     assert "s3cret" not in repr(url)
+
+
+def test_what_git_says_of_a_url_with_a_password_is_told_without_it() -> None:
+    said = "warning: redirecting\nfatal: unable to access 'https://bob:s3cret@git.example/a.git/': no route\n"
+    assert GitResult(128, b"", said).reason == (
+        "unable to access 'https://[REDACTED]@git.example/a.git/': no route"
+    )
 
 
 def test_credentials_are_kept_apart_for_their_own_host() -> None:

@@ -45,17 +45,6 @@ def in_pieces(data: bytes, size: int = 1000) -> Iterator[bytes]:
         yield data[start : start + size]
 
 
-def test_a_body_is_kept_and_its_etag_completes_the_upload(
-    client: TestClient, blobs: BlobStore, upload: BlobUpload, url: str
-) -> None:
-    reply = client.put(url, content=DATA)
-
-    assert reply.status_code == 200
-    assert reply.headers["ETag"] == f'"{sha256(DATA).hexdigest()}"'
-    blobs.complete_upload(upload, [reply.headers["ETag"].strip('"')])
-    assert blobs.open("datasets/x.csv").read() == DATA
-
-
 @pytest.mark.parametrize(("failure", "is_away"), [(BlobStoreBusy, True), (BlobStoreError, None)])
 def test_a_store_that_is_away_is_no_damaged_file(
     failure: type[BlobStoreError],
@@ -123,14 +112,6 @@ def test_a_url_that_has_expired_or_was_altered_is_refused(
     assert_flat_error(client.get(url), 403, "BLOB_URL_INVALID")
     clock.advance(3600)
     assert_flat_error(client.put(url, content=DATA), 403, "BLOB_URL_EXPIRED")
-
-
-def test_an_upload_that_was_aborted_takes_nothing(
-    client: TestClient, blobs: BlobStore, upload: BlobUpload, url: str, config: PlatformConfig
-) -> None:
-    blobs.abort_upload(upload)
-    assert_flat_error(client.put(url, content=DATA), 404, "UPLOAD_NOT_FOUND")
-    assert left_over(config) == []
 
 
 # Fetching

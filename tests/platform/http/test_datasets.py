@@ -1,4 +1,4 @@
-"""Datasets over HTTP, once they are there: overwritten, listed, read, and by whom."""
+"""Datasets over HTTP: announced, sent in parts, checked, overwritten, read, and by whom."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import pytest
 from fastapi.testclient import TestClient
@@ -127,7 +127,7 @@ def test_a_training_that_ended_early_is_resumed_after_asking_and_one_that_finish
     browser: TestClient, member: Member, services: PlatformServices
 ) -> None:
     needs("torch")  # without it no training run is accepted
-    run = submitted(browser, TRAININGS, _training_request(), member)
+    run = submitted(browser, TRAININGS, training_body(), member)
     page = f"/fern/training/{run['name']}"
     assert "from its last checkpoint, if it has stored one by then." in text_of(browser.get(f"{page}/stop"))
 
@@ -167,40 +167,13 @@ def test_submitting_a_training_again_shows_its_steps_and_samples(
     browser: TestClient, member: Member, services: PlatformServices
 ) -> None:
     needs("torch")  # without it no training run is accepted
-    request = _training_request()
+    request = training_body()
     request["training_config"] |= {"total_epochs": 2, "rollout_batch_size": 32, "n_samples_per_prompt": 4}
     name = submitted(browser, TRAININGS, request, member)["name"]
     shown = text_of(browser.get(f"/fern/training/{name}/resubmit"))
     assert "Rows 200 of 200" in shown
     assert "Steps, at most 14" in shown and "Samples to train on, at most 1,792" in shown
     assert "Cost not known" in shown
-
-
-@pytest.mark.parametrize("action", ["stop", "retry", "resubmit"])
-@pytest.mark.parametrize(
-    ("changes", "headers"),
-    [
-        ({"csrf": ""}, {}),
-        ({"csrf": "A" * 86}, {}),
-        ({"csrf": "é"}, {}),
-        ({"once": ""}, {}),
-        ({}, {"Origin": "http://evil.example"}),
-        ({}, {"Sec-Fetch-Site": "cross-site", "Origin": "null"}),
-    ],
-)
-def test_a_form_that_is_not_the_page_s_own_changes_nothing(
-    browser: TestClient,
-    member: Member,
-    services: PlatformServices,
-    run: str,
-    action: str,
-    changes: dict[str, str],
-    headers: dict[str, str],
-) -> None:
-    form = {"csrf": csrf_of(browser.get(f"/fern/evals/{run}")), "once": "1", **changes}
-    refused = browser.post(f"/fern/evals/{run}/{action}", data=form, headers=headers)
-    assert refused.status_code == 403 and "did not come from this page" in refused.text
-    assert runs_of(services, member) == [run]
 
 
 def test_a_model_is_deployed_and_taken_back_by_who_may(
@@ -211,7 +184,7 @@ def test_a_model_is_deployed_and_taken_back_by_who_may(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("osmosis_ai.platform.http.models.is_servable", lambda _model: True)
-    run = add_run(services, member, "trained", kind="training", request=_training_request())
+    run = add_run(services, member, "trained", kind="training", request=training_body())
     with services.db.transaction() as session:
         known = {"workspace_id": member.workspace.id, "run_id": run.id, "created_at": services.clock.now()}
         session.add(DbLoraModel(id="m1", name="trained-5", base_model="b", step=5, files={}, **known))
@@ -232,12 +205,6 @@ def test_a_model_is_deployed_and_taken_back_by_who_may(
     refused = browser.post("/fern/models/trained-5/undeploy", data=form)
     assert refused.status_code == 403 and "needs the role &#39;admin&#39;" in refused.text
     assert services.lora_models.get(member.workspace.id, "trained-5").model.deployment_status == "active"
-
-
-def _training_request() -> dict[str, Any]:
-    from tests.platform.evaluations import training_body
-
-    return training_body()
 
 
 # Pages of runs
@@ -263,6 +230,10 @@ def test_a_page_takes_at_most_12_statements_and_shows_no_secret(
     paths = ["/fern", "/fern/evals", "/fern/training", below, f"{below}/samples"]
     paths += [f"{below}/samples/3.1", f"{below}/log", f"/fern/evals/{run}", f"{below}/samples.csv"]
     paths += ["/fern/datasets", "/fern/models", "/fern/secrets", "/fern/members", "/fern/api-keys"]
+    add_run(services, member, "other")
+    for name in ("learned-0", "learned-1"):
+        _add_training(services, member, name)
+    paths += [f"/fern/compare?run={run}&run=other&allow=same", "/fern/compare?run=learned-0&run=learned-1"]
     for path in paths:
         with statements_of(services.db) as noted:
             page = browser.get(path)
@@ -302,52 +273,6 @@ def test_assets_are_there_for_who_has_not_signed_in_and_kept_for_good(client: Te
     assert client.get("/assets/nothing.css").status_code == 404
 
 
-def _statements(client: TestClient, services: PlatformServices, address: str, status: int = 200) -> int:
-    with statements_of(services.db) as noted:
-        shown = client.get(f"/fern{address}", follow_redirects=False)
-    assert shown.status_code == status, (address, shown.text)
-    return len(noted)
-
-
-def _compared(names: list[str]) -> str:
-    return f"/compare?{urlencode({'run': names, 'allow': 'same'}, doseq=True)}"
-
-
-def test_runs_are_compared_in_as_many_statements_however_many_they_are(
-    client: TestClient, member: Member, services: PlatformServices, clock: ManualClock
-) -> None:
-    client.headers["accept"] = "text/html,application/xhtml+xml"
-    sign_in(client)
-    evals, trainings = [f"try-{number}" for number in range(8)], [f"learned-{number}" for number in range(4)]
-    for number, name in enumerate(evals):
-        clock.advance(1)
-        run = add_run(services, member, name)
-        rewards = [(row * 5 + attempt * 3 + number) % 4 % 2 for row in range(3) for attempt in range(2)]
-        samples = [{"row": at // 2, "attempt": at % 2, "reward": reward} for at, reward in enumerate(rewards)]
-        add_samples(services, run, samples)
-        made = {"retry_of_id": run.id, "retry_of_name": name, "retried": [[1, 1]]}
-        add_samples(
-            services,
-            add_run(services, member, f"{name}-again", **made),
-            [{"row": 1, "attempt": 1, "reward": 1.0}],
-        )
-    for name in trainings:
-        _add_training(services, member, name)
-    # What is asked once in a platform's life is asked now.
-    for names in (evals, trainings):
-        _statements(client, services, _compared(names))
-    of_evals = [_statements(client, services, _compared(evals[:most])) for most in (2, 4, 8)]
-    of_trainings = [_statements(client, services, _compared(trainings[:most])) for most in (2, 4)]
-    assert len(set(of_evals)) == 1 and 0 < of_evals[0] <= 12
-    assert len(set(of_trainings)) == 1 and 0 < of_trainings[0] <= 12
-    refused = {"/compare?run=try-0&run=learned-0": 400, _compared([*evals, "gone"]): 404}
-    assert all(
-        0 < _statements(client, services, address, status) <= 12 for address, status in refused.items()
-    )
-    row = f"/compare/row?run=try-0&run=try-7&row={1:032x}"
-    assert 0 < _statements(client, services, row, 303) <= 12
-
-
 def _add_training(services: PlatformServices, member: Member, name: str) -> None:
     run = add_run(services, member, name, kind="training", request=training_body())
     of_run = {"run_id": run.id, "timestamp": services.clock.now()}
@@ -359,7 +284,6 @@ def _add_training(services: PlatformServices, member: Member, name: str) -> None
 
 
 HOUR_S = 3600.0
-RUNS = "/api/cli/eval-runs"
 
 
 @pytest.mark.parametrize("jump_s", [-24 * HOUR_S, -HOUR_S, HOUR_S, 24 * HOUR_S])

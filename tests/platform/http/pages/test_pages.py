@@ -1,4 +1,4 @@
-"""How people get to pages and out again: sessions, wrong words, keys that they make there."""
+"""The platform's pages: sessions, consent to clients of the 0.2 line, keys, lists, rows of a dataset."""
 
 from __future__ import annotations
 
